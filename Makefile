@@ -1,0 +1,64 @@
+# `make quickstart` runs the main job, `make test` the tests; both set up .venv first. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+KERNELS := $(shell find kernels CMakeLists.txt -type f 2>/dev/null)
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-all lint format typecheck sanitize docs bench-solve clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP)  ## Make the virtual environment, install pinned dependencies, build the kernels
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "PEARL needs Python 3.10 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+
+# Rebuilt when a kernel or the dependencies change; Python files are used in place.
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS)
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt scikit-build-core pybind11 ninja
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is solved
+	$(BIN)/python examples/dqn_cartpole.py
+
+test: setup  ## Run all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: setup  ## Run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## ruff check and ruff format --check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup  ## Let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: setup  ## mypy --strict
+	$(BIN)/mypy --strict
+
+sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
+	$(BIN)/cmake --version > /dev/null 2>&1 || cmake --version > /dev/null
+	cmake -S . -B build/asan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE="address;undefined" -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/asan --parallel 2
+	ctest --test-dir build/asan --output-on-failure
+	cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/tsan --parallel 2
+	ctest --test-dir build/tsan --output-on-failure
+
+docs: setup  ## API reference from the docstrings, into docs/api
+	$(BIN)/pdoc --docformat google --output-directory docs/api pearl composer
+
+bench-solve: setup  ## The learning results of docs/benchmarks.md: three examples, three seeds each
+	$(BIN)/python -m benchmarks.solve
+
+clean:  ## Remove the environment and everything built
+	rm -rf $(VENV) build docs/api

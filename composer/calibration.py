@@ -1,0 +1,209 @@
+"""The calibration store: measurements kept between runs, so that a second composition is instant.
+
+One versioned JSON file. Writers take a lock file, merge with what is there and replace the file in one step, so
+readers need no lock and never see half a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from composer.matrix import Measurement, decode, parse_document
+from pearl.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+FORMAT = "pearl-calibration"
+VERSION = 1
+LOCK_TIMEOUT_S = 10.0
+
+Scalar: TypeAlias = "bool | int | float | str"
+
+
+@dataclass(frozen=True)
+class CalibrationKey:
+    """Everything a measurement depends on; `shapes` is a signature such as `NetworkSpec.signature`."""
+
+    primitive: str
+    device_fingerprint: str
+    parameters: tuple[tuple[str, Scalar], ...]
+    shapes: str
+    dtype: str
+    pearl_version: str
+    torch_version: str
+    kernel_hash: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(sorted((str(k), v) for k, v in self.parameters)))
+
+    @property
+    def digest(self) -> str:
+        """The name of the entry: equal for equal keys, in every process and version of Python."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: CalibrationKey
+    measurements: tuple[tuple[str, Measurement], ...]
+
+    @property
+    def imported(self) -> bool:
+        return any(measurement.source == "imported" for _, measurement in self.measurements)
+
+
+_Entries: TypeAlias = "dict[str, _Entry]"
+
+
+def default_path() -> Path:
+    """`calibration.json` in $PEARL_CACHE_DIR, else in `pearl` of $XDG_CACHE_HOME, else in `~/.cache/pearl`."""
+    if folder := os.environ.get("PEARL_CACHE_DIR"):
+        return Path(folder) / "calibration.json"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "pearl" / "calibration.json"
+
+
+class CalibrationStore:
+    """Measurements by CalibrationKey, in `path` (default: `default_path()`).
+
+    Safe for several processes; one store object belongs to one thread. Where the file cannot be written the store
+    keeps its measurements in memory and says so once.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path) if path is not None else default_path()
+        self._warned = False
+        self._entries: _Entries = self._load()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: CalibrationKey) -> dict[str, Measurement] | None:
+        """The measurements of `key` by name, or None."""
+        entry = self._entries.get(key.digest)
+        return dict(entry.measurements) if entry else None
+
+    def put(self, key: CalibrationKey, measurements: Mapping[str, Measurement]) -> None:
+        """Keep `measurements`, over any of the same key, and write the file."""
+        self._write({key.digest: _Entry(key, tuple(measurements.items()))})
+
+    def import_file(self, path: Path | str) -> int:
+        """Take over another machine's calibration file; returns how many entries were new here.
+
+        Every value becomes `imported`. What was measured here stays. ConfigurationError if the file is not one.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"The calibration file {path} cannot be read: {error}") from error
+        new: _Entries = {}
+        for digest, entry in _decode_entries(text).items():
+            mine = self._entries.get(digest)
+            if mine is None or mine.imported:
+                taken = tuple((n, dataclasses.replace(m, source="imported")) for n, m in entry.measurements)
+                new[digest] = _Entry(entry.key, taken)
+        self._write(new)
+        return len(new)
+
+    def _load(self) -> _Entries:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        except UnicodeDecodeError as error:
+            return self._set_aside(str(error))
+        except OSError as error:
+            self._warn_once(f"cannot be read ({error.strerror or error})")
+            return {}
+        try:
+            return _decode_entries(text)
+        except ConfigurationError as error:
+            return self._set_aside(str(error))
+
+    def _set_aside(self, reason: str) -> _Entries:
+        aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns()}")
+        try:
+            self.path.replace(aside)
+        except FileNotFoundError:
+            return {}  # another process has just set it aside
+        except OSError as error:
+            self._warn_once(f"is corrupt ({reason}) and cannot be renamed ({error.strerror or error})")
+            return {}
+        log.warning("The calibration file %s is corrupt and was renamed to %s: %s", self.path, aside, reason)
+        return {}
+
+    def _write(self, new: _Entries) -> None:
+        self._entries = self._entries | new
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock():
+                self._entries = self._entries | self._load() | new
+                _replace_file(self.path, _encode_entries(self._entries))
+        except OSError as error:
+            self._warn_once(f"cannot be written ({error.strerror or error}); measurements stay in memory")
+
+    def _warn_once(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("The calibration file %s %s. Set PEARL_CACHE_DIR to a writable folder.", self.path, what)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock file, or raise TimeoutError after LOCK_TIMEOUT_S. The file stays: removing it would race."""
+        descriptor = os.open(
+            self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        try:
+            deadline = time.monotonic() + LOCK_TIMEOUT_S
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"its lock was not free within {LOCK_TIMEOUT_S:g} s") from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(descriptor)  # releases the lock
+
+
+def _encode_entries(entries: _Entries) -> str:
+    listed = [
+        {
+            "key": dataclasses.asdict(entry.key),
+            "measurements": [[n, dataclasses.asdict(m)] for n, m in entry.measurements],
+        }
+        for _, entry in sorted(entries.items())
+    ]
+    return json.dumps({"format": FORMAT, "version": VERSION, "entries": listed}, allow_nan=False)
+
+
+def _decode_entries(text: str) -> _Entries:
+    document = parse_document(text, FORMAT, VERSION)
+    entries: tuple[_Entry, ...] = decode(tuple[_Entry, ...], document.get("entries"), "entries")
+    return {entry.key.digest: entry for entry in entries}
+
+
+def _replace_file(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

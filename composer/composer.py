@@ -1,0 +1,258 @@
+"""The Composer (paper, Listing 1): a dozen lines in, a runtime program for this machine out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer.calibration import CalibrationStore
+from composer.codegen import ProgramSource, generate
+from composer.matrix import AssignmentMatrix
+from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig, parse_metric, place
+from composer.platform import Platform
+from composer.profiling import Problem, Profiler
+from pearl.actors.environment import make_vector_env, reward_threshold
+from pearl.algorithms.trainer import check_trainer_class, make_trainer
+from pearl.errors import ConfigurationError, PlacementError
+from pearl.learner.extract import extract_networks
+from pearl.spec import ActorSpec, NetworkSpec, ReplayMode, ReplaySpec, Scalar, TrainSpec, TransitionSpec, check_batch_fits
+
+_TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
+
+
+class Composer:
+    """Describe the machine and the problem with `set_*`, then `run` and `runtime_gen`.
+
+    `progress` prints what is being profiled; `calibration` is where measurements are kept between runs (default:
+    the user's cache folder).
+    """
+
+    def __init__(self, *, progress: bool = True, calibration: str | Path | None = None) -> None:
+        self._progress = progress
+        self._store_path = calibration
+        self._device_file: Path | None = None
+        self._connection_file: Path | None = None
+        self._metric: Metric = "throughput"
+        self._actors: ActorSpec | None = None
+        self._trainer_class: type | None = None
+        self._settings: dict[str, Any] = {}
+        self._replay: ReplaySpec | None = None
+        self._training: dict[str, Any] = {}
+        self._platform: Platform | None = None
+        self._matrix: AssignmentMatrix | None = None
+        self._placement: Placement | None = None
+        self._problem: Problem | None = None
+        self._networks: tuple[NetworkSpec, ...] = ()
+
+    # --- what the user says -----------------------------------------------------------------------------------------
+
+    def set_device_file(self, path: str | Path) -> None:
+        """The device CSV (docs/csv_reference.md). Without one, `run` discovers this machine's devices."""
+        self._device_file = Path(path)
+
+    def set_connection_file(self, path: str | Path) -> None:
+        """The connection CSV."""
+        self._connection_file = Path(path)
+
+    def set_opt_metric(self, metric: str) -> None:
+        """What to optimise: "throughput" (EPS) or "power_efficiency" (EPS per watt)."""
+        self._metric = parse_metric(metric)
+
+    def set_actors(
+        self,
+        num_actors: int,
+        env: str,
+        *,
+        envs_per_actor: int = 8,
+        env_kwargs: Mapping[str, Scalar] | None = None,
+        vectorization: str = "sync",
+    ) -> None:
+        """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`."""
+        self._actors = ActorSpec(env, num_actors, envs_per_actor, dict(env_kwargs or {}), vectorization)  # type: ignore[arg-type]
+
+    def set_train_function(self, learner: type, **settings: Any) -> None:
+        """The trainer class; keyword arguments set its class-level settings or go to its constructor."""
+        self._trainer_class = check_trainer_class(learner)
+        self._settings = settings
+
+    def set_replay(
+        self,
+        size: int,
+        mode: ReplayMode = "prioritized",
+        fanout: int | str = 16,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        beta_final: float = 1.0,
+    ) -> None:
+        """A replay buffer of `size` transitions; `fanout` of its sum tree is a power of two or "auto"."""
+        self._replay = ReplaySpec(size, mode, fanout, alpha, beta, beta_final)  # type: ignore[arg-type]
+
+    def set_training(self, **schedule: Any) -> None:
+        """Override fields of `TrainSpec`: batch_size, replay_ratio, learning_starts, priority_update_delay, ...
+
+        What is not said here comes from the trainer class where it says something, else from `TrainSpec`.
+        """
+        unknown = set(schedule) - set(inspect.signature(TrainSpec).parameters)
+        if unknown:
+            raise ConfigurationError(
+                f"set_training knows {', '.join(inspect.signature(TrainSpec).parameters)}; found {', '.join(sorted(unknown))}."
+            )
+        TrainSpec(**schedule)
+        self._training = schedule
+
+    # --- what it does -----------------------------------------------------------------------------------------------
+
+    def run(self) -> tuple[ReplayConfig, LearnerConfig]:
+        """Read the machine, check the problem, profile, place. Returns the two primitives' configurations.
+
+        `matrix`, `placement` and `networks` are there afterwards. Raises a ConfigurationError that names what is
+        missing or wrong.
+        """
+        self._platform = self._read_platform()
+        self._problem = self._check_problem()
+        profiler = Profiler(self._platform, self._problem, CalibrationStore(self._store_path), self._reporter())
+        self._matrix = profiler.matrix()
+        self._collection = profiler.collection_us()
+        if not self._matrix.rows:
+            reasons = "; ".join(f"{d.device}: {d.reason}" for d in self._matrix.unavailable)
+            raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
+        self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
+        self._placement = place(
+            self._matrix,
+            self._platform,
+            metric=self._metric,
+            batch_size=self._problem.train.batch_size,
+            transition_bytes=self._problem.transition.nbytes,
+            actor_count=self._problem.actors.count,
+            envs_per_actor=self._problem.actors.envs_per_actor,
+        )
+        return self._placement.replay_config, self._placement.learner_config
+
+    def runtime_gen(
+        self,
+        replay: ReplayConfig | None = None,
+        learner: LearnerConfig | None = None,
+        path: str | Path = "runtime_program.py",
+        *,
+        timesteps: int = 100_000,
+        run_dir: str | Path | None = None,
+        until_return: float | None = None,
+    ) -> Path:
+        """Write the runtime program to `path`; returns it.
+
+        `replay` and `learner` are what `run` returned, edited or not; another pair of devices is taken from the
+        placement's alternatives. `timesteps`, `run_dir` and `until_return` become the program's defaults (the
+        latter: the environment's registered reward threshold).
+        """
+        placement = self.placement
+        assert self._problem is not None
+        if replay is not None and learner is not None and (replay.device, learner.device) != placement.chosen.pair:
+            placement = placement.with_choice(replay_manager=replay.device, learner=learner.device)
+        problem = self._problem
+        goal = reward_threshold(problem.actors.env) if until_return is None else until_return
+        path = Path(path)
+        return generate(
+            path,
+            ProgramSource(
+                placement=placement,
+                replay=replay or placement.replay_config,
+                learner=learner or placement.learner_config,
+                problem=problem,
+                device_file=self._device_file,
+                connection_file=self._connection_file,
+                timesteps=timesteps,
+                run_dir=Path(run_dir) if run_dir is not None else Path("runs") / path.stem,
+                until_return=goal,
+            ),
+            {device.name: device for device in self.platform.devices},
+        )
+
+    RuntimeGen = runtime_gen  # the paper's spelling
+
+    @property
+    def platform(self) -> Platform:
+        """Devices and connections."""
+        return _made(self._platform, "platform")
+
+    @property
+    def matrix(self) -> AssignmentMatrix:
+        """The primitive-device assignment matrix."""
+        return _made(self._matrix, "matrix")
+
+    @property
+    def placement(self) -> Placement:
+        """The placement, with every alternative and its cost."""
+        return _made(self._placement, "placement")
+
+    @property
+    def networks(self) -> tuple[NetworkSpec, ...]:
+        """The networks read from the trainer."""
+        return self._networks
+
+    # --- steps of run -----------------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if self._progress:
+            print(f"  {text}", flush=True)
+
+    def _reporter(self) -> Callable[[str], None]:
+        return self._say
+
+    def _read_platform(self) -> Platform:
+        if self._device_file is None and self._connection_file is None:
+            from pearl.devices.discovery import discover
+
+            self._say("no device file given: discovering this machine")
+            devices, connections = discover(progress=self._say)
+            return Platform(tuple(devices), tuple(connections))
+        if self._device_file is None or self._connection_file is None:
+            given, missing = ("device", "connection") if self._connection_file is None else ("connection", "device")
+            raise ConfigurationError(
+                f"A {given} file is set but no {missing} file: call set_{missing}_file too. "
+                "`pearl devices` writes both for this machine."
+            )
+        return Platform.from_files(self._device_file, self._connection_file)
+
+    def _check_problem(self) -> Problem:
+        missing = [
+            call
+            for call, value in (
+                ("set_actors(num_actors, env=...)", self._actors),
+                ("set_train_function(learner=...)", self._trainer_class),
+                ("set_replay(size)", self._replay),
+            )
+            if value is None
+        ]
+        if missing:
+            raise ConfigurationError(f"Composer.run() needs {' and '.join(missing)} to be called first.")
+        assert self._actors is not None
+        assert self._trainer_class is not None
+        assert self._replay is not None
+        envs = make_vector_env(self._actors, 1)
+        observation_space, action_space = envs.single_observation_space, envs.single_action_space
+        envs.close()
+        transition = TransitionSpec.from_spaces(observation_space, action_space)
+        trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
+        schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
+        train = TrainSpec(**{**schedule, **self._training})
+        check_batch_fits(self._replay, train)
+        self._networks = extract_networks(trainer)
+        return Problem(
+            self._trainer_class,
+            self._settings,
+            observation_space,
+            action_space,
+            transition,
+            self._replay,
+            train,
+            self._actors,
+        )
+
+
+def _made(value: Any, name: str) -> Any:
+    if value is None:
+        raise ConfigurationError(f"Composer.{name} exists after Composer.run(); call that first.")
+    return value

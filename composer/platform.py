@@ -1,0 +1,462 @@
+"""The platform: the devices and connections that two CSV files describe, and what a transfer between two costs.
+
+The files are data: a cell is compared, matched or converted to a number, never executed. Everything wrong with a
+file is reported at once as one DeviceFileError, with the line and the column of each fault. `docs/csv_reference.md`
+is the user's view of this module.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import re
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from pearl.devices.description import (
+    BACKENDS,
+    BACKENDS_OF_KIND,
+    CONNECTION_COLUMNS,
+    DEVICE_COLUMNS,
+    KINDS,
+    MAY_BE_ZERO,
+    NAME_PATTERN,
+    NAME_RULE,
+    Connection,
+    Device,
+    DeviceKind,
+    check_selector,
+)
+from pearl.errors import ConfigurationError, DeviceFileError, PlacementError
+
+# A device's own memory where neither a connection row nor memory_bandwidth_gbps states it (gigabytes per second).
+OWN_MEMORY_GBPS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 20.0, "gpu": 300.0, "fpga": 15.0})
+OWN_MEMORY_LATENCY_US = 0.1
+
+_ERRORS_SHOWN = 10
+_LARGEST_FILE = 1 << 20
+_MOST_CELLS = 256  # of a line
+_SMALLEST, _LARGEST = 1e-12, 1e15  # of any quantity: beyond, sums of transfer times lose their meaning
+_BYTES_PER_US_PER_GBPS = 1e3  # 1 GB/s moves 10^9 bytes in 10^6 us
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,12}", re.ASCII)
+_TEXT_COLUMNS = ("name", "kind", "backend", "selector", "source", "target")
+_WHOLE_COLUMNS = ("cores", "dsp", "luts")
+
+
+def _spellings(quantity: str, **factors: float) -> dict[str, tuple[str, float]]:
+    canonical = f"{quantity}_{next(unit for unit, factor in factors.items() if factor == 1.0)}"
+    return {f"{quantity}_{unit}": (canonical, factor) for unit, factor in factors.items()}
+
+
+# Accepted header -> (the column it fills, factor to that column's unit). All prefixes are decimal.
+_SPELLINGS: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {column: (column, 1.0) for column in (*DEVICE_COLUMNS, *CONNECTION_COLUMNS)}
+    | _spellings("latency", us=1.0, ms=1e3, ns=1e-3, s=1e6)
+    | _spellings("bandwidth", gbps=1.0, mbps=1e-3)
+    | _spellings("memory_bandwidth", gbps=1.0, mbps=1e-3)
+    | _spellings("memory", gb=1.0, mb=1e-3)
+    | _spellings("sram", kb=1.0, mb=1e3)
+    | _spellings("clock", mhz=1.0, ghz=1e3)
+)
+
+
+def _spellings_of(column: str) -> tuple[str, ...]:
+    return tuple(header for header, (canonical, _) in _SPELLINGS.items() if canonical == column)
+
+
+def _closest(word: str, known: Collection[str]) -> str:
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{match[0]}'?" if match else ""
+
+
+@dataclass
+class _Faults:
+    """All that is wrong with one file, raised together."""
+
+    path: Path
+    messages: list[tuple[int, str]] = field(default_factory=list)  # with their lines
+
+    def add(self, line: int, column: str, expected: str, found: str, advice: str = "") -> None:
+        shown = found if len(found) <= 60 else f"{found[:57]}..."
+        place = f"line {line}, column '{column}'" if column else f"line {line}"
+        self.messages.append((line, f"{place}: expected {expected}; found {shown!r}.{advice}"))
+
+    def raise_if_any(self) -> None:
+        if not self.messages:
+            return
+        count = len(self.messages)
+        in_order = sorted(self.messages, key=lambda numbered: numbered[0])
+        shown = "\n".join(f"  {message}" for _, message in in_order[:_ERRORS_SHOWN])
+        rest = f"\n  and {count - _ERRORS_SHOWN} more" if count > _ERRORS_SHOWN else ""
+        errors = "1 error" if count == 1 else f"{count} errors"
+        raise DeviceFileError(f"{self.path}: {errors}.\n{shown}{rest}")
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    cells: Mapping[str, str]  # header as the file spells it (lower case) -> stripped text
+
+
+@dataclass(frozen=True)
+class _Table:
+    header_line: int
+    headers: Mapping[str, str]  # column -> the spelling this file uses
+    rows: tuple[_Row, ...]
+
+
+def _text_of(path: Path) -> str:
+    """The file's text with comment lines blanked, so that lines keep their numbers."""
+    try:
+        data = path.read_bytes()
+    except IsADirectoryError as error:
+        raise DeviceFileError(f"{path} is a folder; expected a CSV file. Name the file inside it.") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise DeviceFileError(
+            f"{path} cannot be read: {reason}. `pearl devices` writes both CSV files for the machine it runs on."
+        ) from error
+    if len(data) > _LARGEST_FILE:
+        raise DeviceFileError(
+            f"{path} holds {len(data):,} bytes; expected one row per device, {_LARGEST_FILE:,} bytes at most."
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise DeviceFileError(
+            f"{path}, line {line}: expected UTF-8 text; found byte 0x{data[error.start]:02x}. "
+            "Save the file as UTF-8 (in a spreadsheet: 'CSV UTF-8')."
+        ) from error
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise DeviceFileError(f"{path}, line {line}: expected text; found a zero byte. Save the file as UTF-8 CSV.")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join("" if line.lstrip().startswith("#") else line for line in lines)
+
+
+def _cells_of(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    """Line number and stripped cells of each line that is not blank."""
+    if not text.strip():
+        raise DeviceFileError(f"{path} is empty; expected a header line and one row per entry.")
+    counts = [line.count(",") + 1 for line in text.split("\n")]
+    width = max(counts)
+    if width > _MOST_CELLS:
+        line = counts.index(width) + 1
+        raise DeviceFileError(f"{path}, line {line}: expected {_MOST_CELLS} cells at most; found {width:,}.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                io.StringIO(text),
+                header=None,
+                names=list(range(width)),
+                index_col=False,
+                dtype=str,
+                keep_default_na=False,
+                na_filter=False,
+                skip_blank_lines=False,
+                skipinitialspace=True,
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, ValueError) as error:
+        raise DeviceFileError(
+            f'{path} is not a CSV file: {error}. Check for a quote (") that is not closed.'
+        ) from error
+    rows = [["" if not isinstance(cell, str) else cell for cell in row] for row in frame.to_numpy().tolist()]
+    for line, row in enumerate(rows, start=1):
+        if any("\n" in cell for cell in row):
+            raise DeviceFileError(f"{path}, line {line}: a quoted cell runs over several lines. Close its quote.")
+    stripped = [[cell.strip() for cell in row] for row in rows]
+    numbered = [(line, row) for line, row in enumerate(stripped, start=1) if any(row)]
+    if not numbered:
+        raise DeviceFileError(f"{path} is empty; expected a header line and one row per entry.")
+    return numbered
+
+
+def _read_table(path: Path, columns: Sequence[str], required: Sequence[str], faults: _Faults) -> _Table:
+    numbered = _cells_of(path, _text_of(path))
+    header_line, header = numbered[0]
+    while header and not header[-1]:
+        header.pop()
+    spelled = [name.lower() for name in header]
+    if len(spelled) == 1 and (";" in spelled[0] or "\t" in spelled[0]):
+        faults.add(header_line, "", "cells separated by commas", header[0], " Export the file with commas.")
+        faults.raise_if_any()
+    headers = _check_header(header_line, spelled, columns, required, faults)
+    faults.raise_if_any()
+    rows = []
+    for line, cells in numbered[1:]:
+        extra = [cell for cell in cells[len(spelled) :] if cell]
+        if extra:
+            expected = f"{len(spelled)} cells, as in the header"
+            faults.add(line, "", expected, extra[0], " Remove the surplus cell, or quote a cell that holds a comma.")
+        rows.append(_Row(line, dict(zip(spelled, cells, strict=False))))
+    return _Table(header_line, headers, tuple(rows))
+
+
+def _check_header(
+    line: int, spelled: Sequence[str], columns: Sequence[str], required: Sequence[str], faults: _Faults
+) -> dict[str, str]:
+    """The spelling that the file uses for each of its columns."""
+    accepted = {header: canonical for header, (canonical, _) in _SPELLINGS.items() if canonical in columns}
+    units = {header.rpartition("_")[0]: canonical for header, canonical in accepted.items() if header != canonical}
+    headers: dict[str, str] = {}
+    stated: set[str] = set()
+    for name in spelled:
+        canonical = accepted.get(name)
+        if canonical is None and name in units:
+            stated.add(units[name])
+            faults.add(line, name, f"a header with its unit, one of {', '.join(_spellings_of(units[name]))}", name)
+        elif canonical is None:
+            known = ", ".join(columns)
+            advice = _closest(name, accepted) or " Remove the column, or correct its name."
+            faults.add(line, name, f"one of {known}", name, advice)
+        elif canonical in headers:
+            both = f"{headers[canonical]}, {name}"
+            faults.add(line, name, f"{canonical} to be given once", both, " Keep one of the columns.")
+        else:
+            headers[canonical] = name
+    for column in required:
+        if column not in headers and column not in stated:
+            choices = " or ".join(_spellings_of(column))
+            faults.add(line, column, f"a column {choices}", ", ".join(spelled), " Add it to the header.")
+    return headers
+
+
+def _number(text: str, header: str, *, zero_allowed: bool) -> tuple[float | None, str]:
+    """The number in its column's unit and "", or None and what was expected."""
+    canonical, factor = _SPELLINGS[header]
+    bound = "of at least 0" if zero_allowed else "above 0"
+    if canonical in _WHOLE_COLUMNS:
+        whole = int(text) if _WHOLE.fullmatch(text) else -1
+        if whole < 0 or (whole == 0 and not zero_allowed):
+            return None, f"a whole number {bound}, below 10^12"
+        return whole, ""
+    if not _NUMBER.fullmatch(text):
+        if re.match(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?\s*[A-Za-z]", text):
+            return None, f"a plain number (the unit stands in the header '{header}')"
+        if re.fullmatch(r"[0-9]+,[0-9]+", text):
+            return None, "a number with a decimal point, not a comma"
+        return None, f"a number {bound}"
+    value = float(text) * factor
+    if value < 0 or (value == 0 and not zero_allowed):
+        return None, f"a number {bound}"
+    if value and not _SMALLEST <= value <= _LARGEST:
+        return None, f"a number from {_SMALLEST:g} to {_LARGEST:g} {canonical.rpartition('_')[2]}"
+    return value, ""
+
+
+class _RowReader:
+    """Takes the cells of one row out of its table and notes what is wrong with them."""
+
+    def __init__(self, table: _Table, row: _Row, faults: _Faults) -> None:
+        self.table, self.row, self.faults = table, row, faults
+
+    def fault(self, column: str, expected: str, advice: str = "") -> None:
+        header = self.table.headers.get(column, column)
+        self.faults.add(self.row.line, header, expected, self.text(column), advice)
+
+    def text(self, column: str) -> str:
+        return self.row.cells.get(self.table.headers.get(column, ""), "")
+
+    def one_of(self, column: str, accepted: Sequence[str]) -> str:
+        value = self.text(column).lower()
+        if value not in accepted:
+            self.fault(column, f"one of {', '.join(accepted)}", _closest(value, accepted))
+            return ""
+        return value
+
+    def number(self, column: str, *, required: bool = False, zero_allowed: bool = False) -> float | None:
+        text = self.text(column)
+        if not text:
+            if required:
+                self.fault(column, "a number")
+            return None
+        value, expected = _number(text, self.table.headers[column], zero_allowed=zero_allowed)
+        if value is None:
+            self.fault(column, expected)
+        return value
+
+
+def read_devices(path: str | Path) -> tuple[Device, ...]:
+    """Read the device CSV; raises DeviceFileError with every fault of the file."""
+    faults = _Faults(Path(path))
+    table = _read_table(Path(path), DEVICE_COLUMNS, ("name", "kind", "backend"), faults)
+    if not table.rows:
+        faults.add(table.header_line + 1, "", "one row per device", "the header alone", " Add the devices.")
+    devices: list[Device] = []
+    lines: dict[str, int] = {}
+    for row in table.rows:
+        reader = _RowReader(table, row, faults)
+        before = len(faults.messages)
+        values = _device_values(reader)
+        name = values["name"]
+        if name in lines:
+            reader.fault("name", "each name once", f" Line {lines[name]} already has this name: rename one of them.")
+        lines.setdefault(name, row.line)
+        if len(faults.messages) == before:
+            devices.append(Device(**values))
+    faults.raise_if_any()
+    return tuple(devices)
+
+
+def _device_values(reader: _RowReader) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": reader.text("name"), "selector": reader.text("selector")}
+    if not NAME_PATTERN.fullmatch(values["name"]):
+        reader.fault("name", NAME_RULE)
+    kind = values["kind"] = reader.one_of("kind", KINDS)
+    backend = values["backend"] = reader.one_of("backend", BACKENDS)
+    if kind and backend:
+        fitting = BACKENDS_OF_KIND[kind]  # type: ignore[index]  # one_of returned one of KINDS
+        if backend not in fitting:
+            reader.fault("backend", f"a backend of a {kind}: {', '.join(fitting)}")
+    if backend:
+        try:
+            check_selector(backend, values["selector"])  # type: ignore[arg-type]  # one of BACKENDS
+        except ConfigurationError as error:
+            reader.fault("selector", f"a selector of the {backend} backend", f" {error}")
+    for column in DEVICE_COLUMNS:
+        if column not in _TEXT_COLUMNS:
+            values[column] = reader.number(column, zero_allowed=column in MAY_BE_ZERO)
+    return values
+
+
+def read_connections(path: str | Path, devices: Sequence[Device]) -> tuple[Connection, ...]:
+    """Read the connection CSV of `devices`; raises DeviceFileError with every fault of the file.
+
+    A header without rows is a machine without links. A row that repeats an earlier one is dropped.
+    """
+    faults = _Faults(Path(path))
+    table = _read_table(Path(path), CONNECTION_COLUMNS, CONNECTION_COLUMNS, faults)
+    names = [device.name for device in devices]
+    found: dict[tuple[str, str], tuple[int, Connection]] = {}
+    for row in table.rows:
+        reader = _RowReader(table, row, faults)
+        ends = {}
+        for column in ("source", "target"):
+            ends[column] = reader.text(column)
+            if ends[column] not in names:
+                advice = _closest(ends[column], names) or " Add the device to the device CSV, or correct the name."
+                reader.fault(column, f"a device of the device CSV ({_listed(names)})", advice)
+        latency = reader.number("latency_us", required=True, zero_allowed=True)
+        bandwidth = reader.number("bandwidth_gbps", required=True)
+        if latency is None or bandwidth is None:
+            continue
+        link = Connection(ends["source"], ends["target"], latency, bandwidth)
+        line, earlier = found.setdefault((link.source, link.target), (row.line, link))
+        if earlier != link:
+            advice = f" Line {line} states other values for {link.source} -> {link.target}: keep one of the rows."
+            reader.fault("source", "each connection once", advice)
+    faults.raise_if_any()
+    return tuple(link for _, link in found.values())
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A route from one device to another: `hops` names every device on it, the two ends included.
+
+    Latencies of the hops add, and so do their transfer times: `bandwidth_gbps` is the one bandwidth that gives the
+    same sum.
+    """
+
+    latency_us: float
+    bandwidth_gbps: float
+    hops: tuple[str, ...]
+
+    def transfer_us(self, nbytes: float) -> float:
+        """Microseconds for `nbytes` bytes: latency + size / bandwidth (T_comm of PEARL's section VI), hop by hop."""
+        return self.latency_us + nbytes / (self.bandwidth_gbps * _BYTES_PER_US_PER_GBPS)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """The devices of a machine, in the order of the file, and their connections."""
+
+    devices: tuple[Device, ...]
+    connections: tuple[Connection, ...] = ()
+
+    @classmethod
+    def from_files(cls, device_path: str | Path, connection_path: str | Path) -> Platform:
+        """Read both CSV files; raises DeviceFileError."""
+        devices = read_devices(device_path)
+        return cls(devices, read_connections(connection_path, devices))
+
+    def device(self, name: str) -> Device:
+        """The device called `name`; PlacementError lists the names there are."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        names = [device.name for device in self.devices]
+        raise PlacementError(f"There is no device {name!r}; the platform has {_listed(names)}.{_closest(name, names)}")
+
+    @property
+    def host(self) -> Device:
+        """The CPU that runs the Actors and the Host Runtime: the first of the cpu backend, else the first CPU."""
+        cpus = [device for device in self.devices if device.kind == "cpu"]
+        if not cpus:
+            raise PlacementError(
+                f"No CPU among the devices ({_listed([d.name for d in self.devices])}): Actors run on one. "
+                "Add a row of kind cpu to the device CSV, such as 'cpu0,cpu,cpu'."
+            )
+        return next((device for device in cpus if device.backend == "cpu"), cpus[0])
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str], Connection]:
+        return {(link.source, link.target): link for link in self.connections}
+
+    def link(self, source: str, target: str) -> Link:
+        """The route from `source` to `target`.
+
+        A row counts for both directions unless the other direction has its own. A device to itself is its own
+        memory. Without a row the route leads through the host, both hops paid. PlacementError names the row that is
+        missing where there is none.
+        """
+        start, end = self.device(source), self.device(target)
+        direct = self._hop(start, end)
+        if direct is not None:
+            return Link(direct.latency_us, direct.bandwidth_gbps, (source,) if source == target else (source, target))
+        host = self.host
+        first, second = self._hop(start, host), self._hop(host, end)
+        if host.name in (source, target) or first is None or second is None:
+            pairs = [(source, target)]
+            if host.name not in (source, target):
+                pairs = [(d.name, host.name) for d, hop in ((start, first), (end, second)) if hop is None]
+            rows = " and ".join(f"'{a},{b},<latency_us>,<bandwidth_gbps>'" for a, b in pairs)
+            raise PlacementError(
+                f"No route from {source!r} to {target!r}. Add to the connection CSV the row "
+                f"{rows} (columns source,target,latency_us,bandwidth_gbps)."
+            )
+        bandwidth = 1.0 / (1.0 / first.bandwidth_gbps + 1.0 / second.bandwidth_gbps)
+        return Link(first.latency_us + second.latency_us, bandwidth, (source, host.name, target))
+
+    def _hop(self, start: Device, end: Device) -> Connection | None:
+        row = self._rows.get((start.name, end.name)) or self._rows.get((end.name, start.name))
+        if row is None and start.name == end.name:
+            bandwidth = start.memory_bandwidth_gbps or OWN_MEMORY_GBPS[start.kind]
+            return Connection(start.name, start.name, OWN_MEMORY_LATENCY_US, bandwidth)
+        return row
+
+
+def usable(platform: Platform) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:
+    """The devices whose backend and hardware are here, and the others with the reason."""
+    ready: list[Device] = []
+    unavailable: list[tuple[Device, str]] = []
+    for device in platform.devices:
+        availability = device.availability()
+        if availability.ok:
+            ready.append(device)
+        else:
+            unavailable.append((device, availability.reason))
+    return tuple(ready), tuple(unavailable)

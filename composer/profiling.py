@@ -1,0 +1,401 @@
+"""Measures every primitive on every device, at the user's shapes and batch size, and fills the assignment matrix."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+
+from composer.calibration import CalibrationKey, CalibrationStore
+from composer.matrix import (
+    AssignmentMatrix,
+    LearnerCell,
+    MatrixRow,
+    Measurement,
+    MissingCell,
+    PairCell,
+    ReplayCell,
+    UnavailableDevice,
+)
+from composer.platform import Platform, usable
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.algorithms.trainer import Trainer, make_trainer
+from pearl.devices.description import Device
+from pearl.devices.null import NullTimes
+from pearl.learner.extract import extract_networks
+from pearl.learner.torch_learner import TorchLearner
+from pearl.replay import DataStorage, make_replay_manager
+from pearl.replay.protocol import ReplayManager, Sample
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.spec import ACTION, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+_T = TypeVar("_T")
+
+_WARM_UP = 5
+_LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
+_SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
+_FANOUTS = (4, 8, 16, 32, 64)
+_MOST_STREAMS = 16
+
+
+def measure(work: Callable[[], object], budget_s: float) -> list[float]:
+    """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent."""
+    for _ in range(_WARM_UP):
+        work()
+    samples: list[float] = []
+    deadline = time.perf_counter() + budget_s
+    while len(samples) < _MOST_SAMPLES:
+        start = time.perf_counter_ns()
+        work()
+        samples.append((time.perf_counter_ns() - start) / 1e3)
+        if len(samples) >= _LEAST_SAMPLES and (time.perf_counter() > deadline or _settled(samples)):
+            break
+    return samples
+
+
+def _settled(samples: list[float]) -> bool:
+    if len(samples) < 200 or len(samples) % 100:
+        return False
+    half = len(samples) // 2
+    first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
+    return abs(first - second) <= _SETTLED * max(first, second)
+
+
+def on_own_thread(work: Callable[[], _T]) -> _T:
+    """Run `work` in a thread of its own, so that its core count setting stays there."""
+    result: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="profiler")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return result[0]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be profiled: the user's trainer, spaces, replay, actors and schedule."""
+
+    trainer_class: type
+    settings: Mapping[str, Any]
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    transition: TransitionSpec
+    replay: ReplaySpec
+    train: TrainSpec
+    actors: ActorSpec
+
+    def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Synthetic transitions: valid actions, everything else noise."""
+        columns = self.transition.empty(rows)
+        self.action_space.seed(int(rng.integers(1 << 30)))
+        for name, column in columns.items():
+            if name == ACTION:
+                column[:] = np.stack([np.asarray(self.action_space.sample()) for _ in range(rows)])
+            elif column.dtype == np.uint8:
+                column[:] = rng.integers(0, 256, column.shape, np.uint8)
+            else:
+                column[:] = rng.standard_normal(column.shape)
+        if hasattr(self.action_space, "start"):
+            columns[ACTION] -= self.action_space.start
+        return columns
+
+
+@functools.lru_cache(maxsize=1)
+def kernel_hash() -> str:
+    """Changes when the compiled kernels do."""
+    from pearl import _native
+
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]
+
+
+@dataclass
+class Profiler:
+    """Fills the matrix; `report` is told what is being measured. Known results come from `store`."""
+
+    platform: Platform
+    problem: Problem
+    store: CalibrationStore
+    report: Callable[[str], None] = print
+    budget_s: float = 1.0
+    hits: int = field(default=0, init=False)
+    misses: int = field(default=0, init=False)
+
+    def matrix(self) -> AssignmentMatrix:
+        """Profile every usable device."""
+        devices, unavailable = usable(self.platform)
+        rows = tuple(self._row(device) for device in devices)
+        return AssignmentMatrix(rows, tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable))
+
+    def collection_us(self) -> Measurement:
+        """Microseconds in which all actors together produce one transition."""
+        actors = self.problem.actors
+        key = self._key("actor", self.platform.host, {"env": actors.env, "envs": actors.envs_per_actor})
+        one = self._known(key, ("transition",), self._measure_actor)["transition"]
+        parallel = min(actors.count, self.platform.host.cores or 1)
+        return Measurement.from_samples([s / parallel for s in one.samples or (one.value_us,)], one.source)
+
+    # --- one device -------------------------------------------------------------------------------------------------
+
+    def _row(self, device: Device) -> MatrixRow:
+        if device.backend == "null":
+            return self._null_row(device)
+        self.report(f"profiling {device.name}")
+        replay = self._replay_cell(device)
+        learner = self._learner_cell(device)
+        return MatrixRow(device.name, replay, learner, self._pair_cell(device, replay, learner))
+
+    def _null_row(self, device: Device) -> MatrixRow:
+        times = NullTimes.parse(device.selector)
+
+        def cells(factor: float) -> tuple[ReplayCell, LearnerCell]:
+            values = [Measurement.modelled(v * factor) for v in (times.sample_us, times.insert_us, times.update_us)]
+            return ReplayCell(*values, fanout=self._fanouts()[0]), LearnerCell(
+                Measurement.modelled(times.learner_us * factor)
+            )
+
+        replay, learner = cells(1.0)
+        return MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing)))
+
+    def _fanouts(self) -> tuple[int, ...]:
+        fanout = self.problem.replay.fanout
+        if self.problem.replay.mode == "uniform":
+            return (16,)
+        return _FANOUTS if fanout == "auto" else (int(fanout),)
+
+    def _replay_cell(self, device: Device) -> ReplayCell | MissingCell:
+        if device.backend != "cpu":
+            return MissingCell(f"no Replay Manager for {device.backend} in this version")
+        cells = []
+        for fanout in self._fanouts():
+            self.report(f"{device.name}: Replay Manager, fanout {fanout}")
+            key = self._key("replay", device, self._replay_parameters(fanout))
+            found = self._known(
+                key, ("sample", "insert", "update"), functools.partial(self._measure_replay, fanout=fanout)
+            )
+            cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout))
+        return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
+
+    def _learner_cell(self, device: Device) -> LearnerCell | MissingCell:
+        if device.backend == "cpu":
+            candidates = [(threads, 1) for threads in _powers_of_two(device.cores or 1)]
+        else:
+            most = min(self.problem.train.batch_size, _MOST_STREAMS) if self._splits() else 1
+            candidates = [(1, parts) for parts in _powers_of_two(most)]
+        cells = []
+        for threads, parts in candidates:
+            self.report(f"{device.name}: Learner, {threads} thread(s), {parts} sub-batch(es)")
+            key = self._key("learner", device, {"threads": threads, "sub_batches": parts})
+            found = self._known(
+                key,
+                ("step",),
+                functools.partial(self._measure_learner, device=torch_device(device), threads=threads, parts=parts),
+            )
+            cells.append(LearnerCell(found["step"], threads, parts, parts if device.backend == "cuda" else 1))
+        if device.backend == "cpu":
+            # The paper's rule: as few threads as keep up with the Actors; all of them together if none does.
+            collect_us = self.collection_us().value_us * self.problem.train.batch_size
+            for cell in cells:
+                if cell.step.value_us <= collect_us:
+                    return cell
+        return min(cells, key=lambda c: c.step.value_us)
+
+    def _pair_cell(
+        self, device: Device, replay: ReplayCell | MissingCell, learner: LearnerCell | MissingCell
+    ) -> PairCell | MissingCell:
+        for cell in (replay, learner):
+            if isinstance(cell, MissingCell):
+                return cell
+        assert isinstance(replay, ReplayCell)
+        assert isinstance(learner, LearnerCell)
+        self.report(f"{device.name}: Replay Manager and Learner together")
+        parameters = {**self._replay_parameters(replay.fanout), "threads": learner.threads}
+        found = self._known(
+            self._key("pair", device, parameters),
+            ("sample", "insert", "update", "step"),
+            functools.partial(
+                self._measure_pair, device=torch_device(device), fanout=replay.fanout, threads=learner.threads
+            ),
+        )
+        return PairCell(
+            ReplayCell(found["sample"], found["insert"], found["update"], replay.fanout),
+            LearnerCell(found["step"], learner.threads),
+        )
+
+    def _splits(self) -> bool:
+        return issubclass(self.problem.trainer_class, Trainer)
+
+    # --- calibration ------------------------------------------------------------------------------------------------
+
+    def _replay_parameters(self, fanout: int) -> dict[str, Any]:
+        spec = self.problem.replay
+        return {"capacity": spec.capacity, "mode": spec.mode, "fanout": fanout, "alpha": spec.alpha}
+
+    def _key(self, primitive: str, device: Device, parameters: Mapping[str, Any]) -> CalibrationKey:
+        import torch
+
+        from pearl import __version__
+
+        shapes = " ".join(f"{f.name}{list(f.shape)}{f.dtype}" for f in self.problem.transition.fields)
+        everything = {**parameters, "batch_size": self.problem.train.batch_size}
+        if primitive != "replay":
+            everything |= {"trainer": self.problem.trainer_class.__qualname__, "networks": self._networks}
+        return CalibrationKey(
+            primitive,
+            device.fingerprint(),
+            tuple(everything.items()),
+            shapes,
+            "float32",
+            __version__,
+            torch.__version__,
+            kernel_hash(),
+        )
+
+    @functools.cached_property
+    def _networks(self) -> str:
+        return " ".join(spec.signature for spec in extract_networks(self._trainer("cpu")))
+
+    def _known(
+        self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]]
+    ) -> dict[str, Measurement]:
+        found = self.store.get(key)
+        if found is not None and set(names) <= set(found):
+            self.hits += 1
+            return found
+        self.misses += 1
+        measured = {name: Measurement.from_samples(samples) for name, samples in on_own_thread(work).items()}
+        self.store.put(key, measured)
+        return measured
+
+    # --- the measurements -------------------------------------------------------------------------------------------
+
+    def _trainer(self, device: str) -> Any:
+        p = self.problem
+        return make_trainer(
+            p.trainer_class, p.observation_space, p.action_space, device=device, settings=dict(p.settings)
+        )
+
+    def _full_replay(self, fanout: int) -> tuple[ReplayManager, DataStorage, np.random.Generator]:
+        """A replay whose every slot is written, as it is for most of a run."""
+        spec = self.problem.replay
+        rng = np.random.default_rng(0)
+        storage = DataStorage(self.problem.transition, spec.capacity)
+        replay = make_replay_manager(ReplaySpec(spec.capacity, spec.mode, fanout, spec.alpha), seed=0)
+        rows = min(spec.capacity, 4096)
+        columns = self.problem.random_columns(rows, rng)
+        for start in range(0, spec.capacity, rows):
+            count = min(rows, spec.capacity - start)
+            slots = storage.insert(columns, count)
+            replay.insert(slots, rng.random(count, np.float32) + 0.01)
+        return replay, storage, rng
+
+    def _measure_replay(self, fanout: int) -> dict[str, list[float]]:
+        replay, storage, rng = self._full_replay(fanout)
+        batch = self.problem.train.batch_size
+        out = self.problem.transition.empty(batch)
+        priorities = rng.random(batch, np.float32) + 0.01
+        sample: Sample = replay.sample(batch, 0.4)
+
+        def sampling() -> None:
+            nonlocal sample
+            sample = replay.sample(batch, 0.4)
+            storage.gather(sample.indices, out)
+
+        return {
+            "sample": measure(sampling, self.budget_s / 3),
+            "update": measure(
+                lambda: replay.update(sample.indices, priorities, sample.generations), self.budget_s / 3
+            ),
+            "insert": measure(self._insertion(replay, storage, rng), self.budget_s / 3),
+        }
+
+    def _insertion(
+        self, replay: ReplayManager, storage: DataStorage, rng: np.random.Generator
+    ) -> Callable[[], None]:
+        """Insert what all actors bring in one iteration: one transition per environment."""
+        count = min(self.problem.actors.env_count, self.problem.replay.capacity)
+        columns = self.problem.random_columns(count, rng)
+
+        def insert() -> None:
+            replay.insert(storage.insert(columns, count))
+
+        return insert
+
+    def _measure_learner(self, device: str, threads: int, parts: int) -> dict[str, list[float]]:
+        learner = TorchLearner(self._trainer(device), device=device, threads=threads, sub_batches=parts)
+        learner.prepare()
+        batch = self.problem.train.batch_size
+        columns = self.problem.random_columns(batch, np.random.default_rng(0))
+        weights = np.ones(batch, np.float32)
+        return {"step": measure(lambda: learner.step(columns, weights), self.budget_s)}
+
+    def _measure_pair(self, device: str, fanout: int, threads: int) -> dict[str, list[float]]:
+        """Whole iterations of setting 2, each part timed on its own, so that they disturb each other's caches."""
+        replay, storage, rng = self._full_replay(fanout)
+        learner = TorchLearner(self._trainer(device), device=device, threads=threads)
+        learner.prepare()
+        batch = self.problem.train.batch_size
+        out = self.problem.transition.empty(batch)
+        insertion = self._insertion(replay, storage, rng)
+        parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
+
+        def iteration() -> None:
+            times = [time.perf_counter_ns()]
+            sample = replay.sample(batch, 0.4)
+            storage.gather(sample.indices, out)
+            times.append(time.perf_counter_ns())
+            result = learner.step(out, sample.weights)
+            times.append(time.perf_counter_ns())
+            replay.update(sample.indices, result.priorities, sample.generations)
+            times.append(time.perf_counter_ns())
+            insertion()
+            times.append(time.perf_counter_ns())
+            for name, start, end in zip(parts, times[:-1], times[1:], strict=True):
+                parts[name].append((end - start) / 1e3)
+
+        measure(iteration, self.budget_s)
+        return {name: samples[_WARM_UP:] for name, samples in parts.items()}
+
+    def _measure_actor(self) -> dict[str, list[float]]:
+        p = self.problem
+        setup = ActorSetup(p.trainer_class, p.settings, p.actors, p.train, seed=0)
+        actor = Actor(setup)
+        import torch
+
+        torch.set_num_threads(1)
+        queue = DataCollectionQueue(p.transition, setup.message_rows(), slots=1)
+        message = queue.reserve()
+        assert message is not None
+        steps = p.actors.envs_per_actor * setup.steps_per_message
+        samples = measure(lambda: actor.collect(message), self.budget_s / 2)
+        actor.close()
+        return {"transition": [s / steps for s in samples]}
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
+
+
+def torch_device(device: Device) -> str:
+    """torch's name of a device."""
+    if device.backend == "cuda":
+        from pearl.devices.description import cuda_index
+
+        return f"cuda:{cuda_index(device.selector)}"
+    return "cpu"

@@ -1,0 +1,47 @@
+"""Compose and train a double DQN on CartPole-v1.
+
+To train on another environment with discrete actions, change the line that names it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pearl import Composer
+from pearl.actors.exploration import EpsilonGreedy
+from pearl.algorithms import DQN
+
+ENV = "CartPole-v1"
+
+
+class DQNTrainer(DQN):
+    """Double DQN; what is not set here keeps the defaults of `pearl.algorithms.DQN`."""
+
+    hidden_sizes = (256, 256)
+    learning_rate = 2.3e-3
+    batch_size = 64
+    replay_ratio = 32.0
+    learning_starts = 1000
+    target_update_interval = 80
+    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=8_000)
+
+
+def main() -> None:
+    """Compose, show why, generate, run."""
+    folder = Path("runs/dqn_cartpole")
+    composer = Composer()
+    composer.set_opt_metric("throughput")
+    composer.set_actors(1, env=ENV)
+    composer.set_train_function(learner=DQNTrainer)
+    composer.set_replay(100_000, mode="prioritized", fanout=16)
+    replay, learner = composer.run()
+    print(composer.matrix)
+    print(composer.placement)
+    program = composer.runtime_gen(replay=replay, learner=learner, path=folder / "program.py", timesteps=50_000, run_dir=folder)
+    sys.exit(subprocess.run([sys.executable, program, *sys.argv[1:]]).returncode)
+
+
+if __name__ == "__main__":
+    main()

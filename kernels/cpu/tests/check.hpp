@@ -1,0 +1,23 @@
+// The least a C++ test needs: these run under sanitizers, where Python would be in the way.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                                 \
+    }                                                                               \
+  } while (false)
+
+template <class Error, class Call>
+bool throws(Call call) {
+  try {
+    call();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}

@@ -1,0 +1,86 @@
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include "check.hpp"
+#include "pearl/errors.hpp"
+#include "pearl/replay_autorun.hpp"
+
+namespace {
+
+using namespace pearl;
+
+constexpr std::size_t kCapacity = 500;
+constexpr std::size_t kBatch = 32;
+
+std::vector<std::int64_t> all_slots() {
+  std::vector<std::int64_t> slots(kCapacity);
+  std::iota(slots.begin(), slots.end(), 0);
+  return slots;
+}
+
+struct Batch {
+  std::vector<std::int64_t> indices = std::vector<std::int64_t>(kBatch);
+  std::vector<float> weights = std::vector<float>(kBatch);
+  std::vector<std::uint32_t> generations = std::vector<std::uint32_t>(kBatch);
+};
+
+void the_thread_gives_what_direct_calls_give() {
+  SumTreeReplay direct(kCapacity, 16, true, 0.6, 3);
+  SumTreeReplay served(kCapacity, 16, true, 0.6, 3);
+  ReplayAutorun autorun(served, kBatch, 4);
+  alignas(64) char memory[64] = {};
+  Doorbell bell(memory, sizeof memory);
+  autorun.attach_bell(&bell);
+  const auto slots = all_slots();
+  direct.insert(slots.data(), nullptr, kCapacity);
+  CHECK(autorun.write_insert(slots.data(), nullptr, kCapacity, 1.0));
+  Batch expected;
+  Batch found;
+  for (int i = 0; i < 500; ++i) {
+    direct.sample(kBatch, 0.4, expected.indices.data(), expected.weights.data(), expected.generations.data());
+    std::uint32_t seen = bell.value();
+    CHECK(autorun.write_sample(kBatch, 0.4, 1.0));
+    std::size_t size = 0;
+    while ((size = autorun.response_size()) == 0) {
+      CHECK(bell.wait(seen, 10.0));
+      seen = bell.value();
+    }
+    CHECK(size == kBatch);
+    autorun.take_response(found.indices.data(), found.weights.data(), found.generations.data());
+    CHECK(found.indices == expected.indices && found.weights == expected.weights);
+    for (std::size_t k = 0; k < kBatch; ++k) found.weights[k] += static_cast<float>(k);
+    direct.update(found.indices.data(), found.weights.data(), found.generations.data(), kBatch);
+    CHECK(autorun.write_update(found.indices.data(), found.weights.data(), found.generations.data(), kBatch, 1.0));
+  }
+  CHECK(autorun.drain(10.0));
+  CHECK(autorun.pending() == 0);
+  CHECK(served.state().total == direct.state().total);
+  autorun.stop();
+  CHECK(throws<QueueClosedError>([&] { autorun.write_sample(kBatch, 0.4, 0.0); }));
+}
+
+void errors_come_back_and_bounds_hold() {
+  SumTreeReplay replay(kCapacity, 16, true, 0.6, 3);
+  ReplayAutorun autorun(replay, kBatch, 2);
+  CHECK(autorun.write_sample(kBatch, 0.4, 1.0));  // empty
+  CHECK(autorun.drain(10.0));
+  CHECK(throws<ReplayError>([&] { autorun.response_size(); }));
+  CHECK(autorun.response_size() == 0);
+  const auto slots = all_slots();
+  CHECK(autorun.write_insert(slots.data(), nullptr, kCapacity, 1.0));
+  CHECK(autorun.write_sample(kBatch, 0.4, 1.0));
+  CHECK(autorun.write_sample(kBatch, 0.4, 1.0));
+  CHECK(throws<QueueTimeoutError>([&] { autorun.write_sample(kBatch, 0.4, 0.0); }));
+  const float negative[] = {-1.0f};
+  CHECK(throws<PriorityError>([&] { autorun.write_update(slots.data(), negative, nullptr, 1, 0.0); }));
+  const std::int64_t outside[] = {static_cast<std::int64_t>(kCapacity)};
+  CHECK(throws<ReplayError>([&] { autorun.write_insert(outside, nullptr, 1, 0.0); }));
+}
+
+}  // namespace
+
+int main() {
+  the_thread_gives_what_direct_calls_give();
+  errors_come_back_and_bounds_hold();
+}

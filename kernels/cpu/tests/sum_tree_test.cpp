@@ -1,0 +1,150 @@
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "pearl/column_store.hpp"
+#include "pearl/errors.hpp"
+#include "pearl/philox.hpp"
+#include "pearl/quantise.hpp"
+#include "pearl/sum_tree_replay.hpp"
+
+namespace {
+
+using namespace pearl;
+
+void philox_gives_the_published_words() {
+  // Known answers of the Random123 distribution (kat_vectors).
+  CHECK((philox4x32({0, 0, 0, 0}, 0) == PhiloxWords{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
+  CHECK((philox4x32({~0u, ~0u, ~0u, ~0u}, ~0ull) == PhiloxWords{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}));
+}
+
+void quantised_powers_are_accurate() {
+  for (const double alpha : {0.0, 0.3, 0.6, 1.0, 2.0}) {
+    for (float priority = 1e-3f; priority < 200.0f; priority *= 1.0137f) {
+      const double exact = std::pow(static_cast<double>(priority), alpha) * 1048576.0;
+      if (exact > kLeafMax) break;
+      const double leaf = quantise(priority, exponent_q28(alpha), kDefaultScale);
+      CHECK(std::abs(leaf - exact) <= 0.5 + 1e-7 * exact || (exact < 1.0 && leaf == 1.0));
+    }
+  }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  CHECK(quantise(0.0f, exponent_q28(0.6), kDefaultScale) == 0);
+  CHECK(quantise(kInfinity, exponent_q28(0.6), kDefaultScale) == kLeafMax);
+  for (const float priority : {std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::max(), 255.99999f})
+    for (const double alpha : {0.0, 0.6, 1.0, 4.0})
+      for (const int scale : {20, 0, -400}) {
+        const int excess = excess_bits(priority, exponent_q28(alpha), scale);
+        CHECK(round_scaled(power_q32(log2_q32(priority), exponent_q28(alpha)), scale - excess) <= kLeafMax);
+        CHECK(quantise(priority, exponent_q28(alpha), scale - excess) >= 1);
+      }
+}
+
+void trees_of_every_fanout_find_the_same_leaves() {
+  std::mt19937_64 random(1);
+  for (const std::size_t capacity : {1, 2, 15, 16, 17, 255, 256, 257, 1000, 4097}) {
+    std::vector<std::uint32_t> leaves(capacity);
+    for (auto& leaf : leaves) leaf = random() % 3 == 0 ? 0 : static_cast<std::uint32_t>(random() % kLeafMax) + 1;
+    leaves[random() % capacity] = kLeafMax;
+    std::vector<std::int64_t> slots(capacity);
+    std::iota(slots.begin(), slots.end(), 0);
+    const std::uint64_t total = std::accumulate(leaves.begin(), leaves.end(), std::uint64_t{0});
+    std::vector<std::uint64_t> targets = {0, total - 1};
+    for (int i = 0; i < 35; ++i) targets.push_back(random() % total);
+    for (unsigned fanout = 2; fanout <= 256; fanout *= 2) {
+      const auto tree = make_sum_tree(capacity, fanout);
+      tree->assign(slots.data(), leaves.data(), capacity);
+      CHECK(tree->total() == total);
+      std::vector<std::int64_t> found(targets.size());
+      std::vector<std::uint32_t> values(targets.size());
+      tree->find(targets.data(), targets.size(), found.data(), values.data());
+      for (std::size_t i = 0; i < targets.size(); ++i) {
+        std::uint64_t prefix = 0;
+        std::size_t expected = 0;
+        while ((prefix += leaves[expected]) <= targets[i]) ++expected;
+        CHECK(found[i] == static_cast<std::int64_t>(expected));
+        CHECK(values[i] == leaves[expected]);
+      }
+      tree->rebuild();
+      CHECK(tree->total() == total);
+    }
+  }
+  CHECK(throws<ReplayError>([] { make_sum_tree(4, 3); }));
+}
+
+void threads_leave_an_exact_total() {
+  constexpr std::size_t kCapacity = 777;
+  SumTreeReplay replay(kCapacity, 16, true, 0.6, 5);
+  std::vector<std::int64_t> all(kCapacity);
+  std::iota(all.begin(), all.end(), 0);
+  replay.insert(all.data(), nullptr, kCapacity);
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&replay, t] {
+      std::mt19937 random(t);
+      std::vector<std::int64_t> indices(64);
+      std::vector<float> values(64);
+      std::vector<std::uint32_t> generations(64);
+      for (int i = 0; i < 300; ++i) {
+        replay.sample(64, 0.4, indices.data(), values.data(), generations.data());
+        for (auto& value : values) value = static_cast<float>(random() % 100000) * 0.01f;
+        replay.update(indices.data(), values.data(), generations.data(), 64);
+        if (i % 10 == 0) replay.insert(indices.data(), values.data(), 8);
+        if (i % 100 == 50) replay.set_alpha(0.5 + 0.01 * t);
+        replay.state();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::vector<float> priorities(kCapacity);
+  std::vector<std::uint32_t> generations(kCapacity);
+  std::vector<std::uint32_t> leaves(kCapacity);
+  const ReplayState state = replay.save(priorities.data(), generations.data(), leaves.data());
+  CHECK(state.total == std::accumulate(leaves.begin(), leaves.end(), std::uint64_t{0}));
+  CHECK(state.filled == kCapacity);
+}
+
+void wrong_arguments_change_nothing() {
+  SumTreeReplay replay(10, 4, true, 0.6, 0);
+  const std::int64_t indices[] = {0, 1, 2};
+  const float bad[] = {1.0f, std::nanf(""), -1.0f};
+  const std::int64_t outside[] = {0, 10, -1};
+  const float good[] = {1.0f, 2.0f, 3.0f};
+  CHECK(throws<PriorityError>([&] { replay.insert(indices, bad, 3); }));
+  CHECK(throws<ReplayError>([&] { replay.insert(outside, good, 3); }));
+  CHECK(throws<ReplayError>([&] { replay.update(indices, good, nullptr, 3); }));
+  CHECK(replay.state().filled == 0 && replay.state().total == 0);
+  replay.close();
+  CHECK(throws<ReplayError>([&] { replay.insert(indices, good, 3); }));
+}
+
+void columns_wrap_around() {
+  std::vector<std::int32_t> narrow(7);
+  std::vector<char> wide(7 * 33);
+  ColumnStore store(7, {{reinterpret_cast<char*>(narrow.data()), 4}, {wide.data(), 33}});
+  std::vector<std::int32_t> rows = {1, 2, 3, 4, 5};
+  std::vector<char> wide_rows(5 * 33);
+  for (std::size_t i = 0; i < wide_rows.size(); ++i) wide_rows[i] = static_cast<char>(i);
+  store.insert(4, 5, {rows.data(), wide_rows.data()});
+  const std::int64_t indices[] = {4, 6, 0, 1};
+  std::int32_t out[4];
+  char wide_out[4 * 33];
+  store.gather(indices, 4, 7, {out, wide_out});
+  CHECK(out[0] == 1 && out[1] == 3 && out[2] == 4 && out[3] == 5);
+  CHECK(wide_out[2 * 33] == static_cast<char>(3 * 33));
+  CHECK(throws<ReplayError>([&] { store.gather(indices, 4, 6, {out, wide_out}); }));
+}
+
+}  // namespace
+
+int main() {
+  philox_gives_the_published_words();
+  quantised_powers_are_accurate();
+  trees_of_every_fanout_find_the_same_leaves();
+  threads_leave_an_exact_total();
+  wrong_arguments_change_nothing();
+  columns_wrap_around();
+}

@@ -1,0 +1,75 @@
+// A zeroed array aligned to cache lines; large ones are committed by the system only when touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace pearl {
+
+inline constexpr std::size_t kCacheLine = 64;
+
+inline std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+template <class T>
+class AlignedArray {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  AlignedArray() = default;
+  explicit AlignedArray(std::size_t size) : size_(size) {
+    const std::size_t nbytes = round_up(size * sizeof(T), kCacheLine);
+    if (nbytes == 0) return;
+#if defined(__linux__)
+    if (nbytes >= kHuge) {
+      // Random access over megabytes is bound by page walks: huge pages where the system grants them.
+      void* mapped = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (mapped == MAP_FAILED) throw std::bad_alloc();
+      ::madvise(mapped, nbytes, MADV_HUGEPAGE);
+      data_ = Pointer(static_cast<T*>(mapped), Release{nbytes});
+      return;
+    }
+#endif
+    void* allocated = std::aligned_alloc(kCacheLine, nbytes);
+    if (allocated == nullptr) throw std::bad_alloc();
+    std::memset(allocated, 0, nbytes);
+    data_ = Pointer(static_cast<T*>(allocated), Release{0});
+  }
+
+  T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
+  std::size_t size() const { return size_; }
+  T& operator[](std::size_t i) { return data_.get()[i]; }
+  const T& operator[](std::size_t i) const { return data_.get()[i]; }
+
+ private:
+  static constexpr std::size_t kHuge = std::size_t{1} << 21;
+
+  struct Release {
+    std::size_t mapped = 0;
+    void operator()(T* pointer) const {
+#if defined(__linux__)
+      if (mapped != 0) {
+        ::munmap(pointer, mapped);
+        return;
+      }
+#endif
+      std::free(pointer);
+    }
+  };
+  using Pointer = std::unique_ptr<T[], Release>;
+
+  Pointer data_{nullptr, Release{}};
+  std::size_t size_ = 0;
+};
+
+}  // namespace pearl

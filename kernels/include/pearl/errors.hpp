@@ -1,0 +1,36 @@
+// Exceptions of the kernels; the bindings translate each to its namesake in pearl.errors.
+#pragma once
+
+#include <stdexcept>
+
+namespace pearl {
+
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct ReplayError : Error {
+  using Error::Error;
+};
+
+struct PriorityError : ReplayError {
+  using ReplayError::ReplayError;
+};
+
+struct CheckpointError : Error {
+  using Error::Error;
+};
+
+struct QueueError : Error {
+  using Error::Error;
+};
+
+struct QueueClosedError : QueueError {
+  using QueueError::QueueError;
+};
+
+struct QueueTimeoutError : QueueError {
+  using QueueError::QueueError;
+};
+
+}  // namespace pearl

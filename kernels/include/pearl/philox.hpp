@@ -1,0 +1,58 @@
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): a counter-based generator, so
+// that lane k of call c is the same number on every device, in whatever order lanes are computed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace pearl {
+
+using PhiloxWords = std::array<std::uint32_t, 4>;
+
+inline PhiloxWords philox4x32(PhiloxWords counter, std::uint64_t seed) {
+  std::uint32_t key0 = static_cast<std::uint32_t>(seed);
+  std::uint32_t key1 = static_cast<std::uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t product0 = std::uint64_t{0xD2511F53u} * counter[0];
+    const std::uint64_t product1 = std::uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {static_cast<std::uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<std::uint32_t>(product1),
+               static_cast<std::uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<std::uint32_t>(product0)};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// The four words shared by lanes 2 * pair and 2 * pair + 1 of one call.
+inline PhiloxWords philox_lane_pair(std::uint64_t seed, std::uint64_t call, std::uint64_t pair) {
+  return philox4x32({static_cast<std::uint32_t>(pair), static_cast<std::uint32_t>(pair >> 32),
+                     static_cast<std::uint32_t>(call), static_cast<std::uint32_t>(call >> 32)},
+                    seed);
+}
+
+// High half of the 128-bit product.
+inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
+  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+
+// floor(2^64 / parts), for parts >= 2.
+inline std::uint64_t stratum_width(std::uint64_t parts) { return (0 - parts) / parts + 1; }
+
+// Calls visit(lane, x) for lanes 0..lanes-1, x uniform in the lane-th of `lanes` equal slices of [0, 2^64).
+template <class Visit>
+void for_each_stratified(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, Visit visit) {
+  if (lanes == 1) {
+    const PhiloxWords words = philox_lane_pair(seed, call, 0);
+    visit(std::uint64_t{0}, words[0] | std::uint64_t{words[1]} << 32);
+    return;
+  }
+  const std::uint64_t width = stratum_width(lanes);
+  for (std::uint64_t lane = 0; lane < lanes; lane += 2) {
+    const PhiloxWords words = philox_lane_pair(seed, call, lane / 2);
+    visit(lane, lane * width + mulhi64(words[0] | std::uint64_t{words[1]} << 32, width));
+    if (lane + 1 < lanes)
+      visit(lane + 1, (lane + 1) * width + mulhi64(words[2] | std::uint64_t{words[3]} << 32, width));
+  }
+}
+
+}  // namespace pearl

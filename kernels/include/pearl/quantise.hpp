@@ -1,0 +1,108 @@
+// Priorities to integers: q = clip(round(p^alpha * 2^scale), 1, 2^28 - 1), computed with integer add, multiply and
+// shift alone, so that every device (and NumPy: pearl/replay/reference.py) gives the same bits.
+//
+// Accuracy: log2 is within 5e-9 (absolute), 2^x within 7e-9 (relative), and alpha and beta are rounded to 2^-28; so
+// p^alpha is within 5e-7 (relative) over all positive float32 and alpha <= 4, and within 1e-7 for 2^-20 < p < 2^20.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace pearl {
+
+inline constexpr std::uint32_t kLeafMax = (1u << 28) - 1;  // 28 significant bits
+inline constexpr int kDefaultScale = 20;                   // range 256, resolution 1e-6
+inline constexpr double kExponentMax = 4.0;                // of alpha and beta
+
+// log2(1 + f) / f on [0, 1) at Chebyshev nodes, lowest power first, Q35.
+inline constexpr std::int64_t kLog2Coefficients[10] = {49570623885, -24785258860, 16521745522, -12368671917,
+                                                       9747207777,  -7569269272,  5226540119,  -2794475170,
+                                                       968735272,   -157439128};
+// (2^x - 1) / x on [0, 1) at Chebyshev nodes, lowest power first, Q31.
+inline constexpr std::uint64_t kExp2Coefficients[6] = {1488522215, 515883993, 119176803, 20727931, 2725622, 447061};
+
+// log2 of (1 + fraction / 2^27) * 2^exponent, Q32.
+inline std::int64_t log2_q32(std::int64_t fraction, int exponent) {
+  std::int64_t acc = kLog2Coefficients[9];
+  for (int i = 8; i >= 0; --i) acc = kLog2Coefficients[i] + ((acc * fraction) >> 27);
+  return (static_cast<std::int64_t>(exponent) * (std::int64_t{1} << 32)) + (((acc * fraction) >> 27) >> 3);
+}
+
+// log2 of a positive finite float, Q32; subnormals included.
+inline std::int64_t log2_q32(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  std::uint32_t mantissa = bits & 0x7FFFFFu;
+  int exponent = static_cast<int>(bits >> 23) - 127;
+  if (exponent == -127) {
+    const int shift = std::countl_zero(mantissa) - 8;
+    mantissa = (mantissa << shift) & 0x7FFFFFu;
+    exponent = -126 - shift;
+  }
+  return log2_q32(static_cast<std::int64_t>(mantissa) << 4, exponent);
+}
+
+// log2 of a leaf in [1, 2^28), Q32.
+inline std::int64_t log2_q32(std::uint32_t leaf) {
+  const int exponent = 31 - std::countl_zero(leaf);
+  return log2_q32((static_cast<std::int64_t>(leaf) << (27 - exponent)) & ((std::int64_t{1} << 27) - 1), exponent);
+}
+
+// 2^(fraction / 2^32), Q31: in [2^31, 2^32).
+inline std::uint64_t exp2_q31(std::uint64_t fraction) {
+  std::uint64_t acc = kExp2Coefficients[5];
+  for (int i = 4; i >= 0; --i) acc = kExp2Coefficients[i] + ((acc * fraction) >> 32);
+  return (std::uint64_t{1} << 31) + ((acc * fraction) >> 32);
+}
+
+// alpha or beta as Q28.
+inline std::int64_t exponent_q28(double exponent) {
+  return static_cast<std::int64_t>(std::floor(exponent * 268435456.0 + 0.5));
+}
+
+// log2(p^alpha) from log2(p), both Q32.
+inline std::int64_t power_q32(std::int64_t log2, std::int64_t exponent_q28) { return ((log2 >> 8) * exponent_q28) >> 20; }
+
+// round(2^y * 2^scale), half up, y Q32; anything beyond 28 bits is returned as 2^28.
+inline std::uint32_t round_scaled(std::int64_t y, int scale) {
+  const std::int64_t shift = 31 - (y >> 32) - scale;
+  if (shift <= 2) return kLeafMax + 1;
+  if (shift > 33) return 0;
+  const std::uint64_t value = exp2_q31(static_cast<std::uint64_t>(y) & 0xFFFFFFFFu);
+  const std::uint64_t rounded = (value + (std::uint64_t{1} << (shift - 1))) >> shift;
+  return static_cast<std::uint32_t>(rounded > kLeafMax ? kLeafMax + 1 : rounded);
+}
+
+// The leaf for a priority that is neither NaN nor negative.
+inline std::uint32_t quantise(float priority, std::int64_t alpha_q28, int scale) {
+  if (!(priority > 0.0f)) return 0;
+  if (priority > std::numeric_limits<float>::max()) return kLeafMax;
+  const std::uint32_t leaf = round_scaled(power_q32(log2_q32(priority), alpha_q28), scale);
+  return leaf < 1 ? 1 : (leaf > kLeafMax ? kLeafMax : leaf);
+}
+
+// The smallest s >= 0 for which a finite positive priority fits at scale - s.
+inline int excess_bits(float priority, std::int64_t alpha_q28, int scale) {
+  const std::int64_t y = power_q32(log2_q32(priority), alpha_q28);
+  const std::int64_t above = (y >> 32) + scale - 27;
+  int excess = above > 0 ? static_cast<int>(above) : 0;
+  if (round_scaled(y, scale - excess) > kLeafMax) ++excess;
+  return excess;
+}
+
+// A nonzero leaf after the tree's scale fell by `bits`: never 0.
+inline std::uint32_t rescaled(std::uint32_t leaf, int bits) {
+  if (leaf == 0) return 0;
+  const std::uint32_t shifted = bits > 31 ? 0 : leaf >> bits;
+  return shifted < 1 ? 1 : shifted;
+}
+
+// (leaf_min / leaf)^beta from the two logarithms; in (0, 1].
+inline float importance_weight(std::int64_t log2_min, std::int64_t log2_leaf, std::int64_t beta_q28) {
+  const std::int64_t y = power_q32(log2_min - log2_leaf, beta_q28);
+  const float value = static_cast<float>(exp2_q31(static_cast<std::uint64_t>(y) & 0xFFFFFFFFu)) * 0x1p-31f;
+  return value * std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<int>(y >> 32) + 127) << 23);
+}
+
+}  // namespace pearl

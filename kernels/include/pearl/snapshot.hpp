@@ -1,0 +1,104 @@
+// A versioned payload (weights) in shared memory: one writer, any number of readers, nobody ever waits for another.
+//
+// Two halves alternate, so a reader of the newest version is disturbed only if the writer laps it. Each half carries a
+// sequence number, odd while it is written. Payload words are stored with release and loaded with acquire order, which
+// keeps them between the two reads of the sequence number and costs nothing on x86.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "pearl/aligned.hpp"
+#include "pearl/shared_memory.hpp"
+
+namespace pearl {
+
+class Snapshot {
+  using Word = std::atomic<std::uint64_t>;
+  struct alignas(kCacheLine) Layout {
+    SharedHeader header;  // shape: payload_bytes, 0, 0
+    alignas(kCacheLine) std::atomic<std::uint64_t> version;
+    std::atomic<std::uint64_t> sequence[2];
+  };
+  static constexpr std::uint64_t kMagic = 0x3154'4F48'5353'5250;  // "PRSSHOT1"
+
+ public:
+  static std::size_t nbytes(std::size_t payload_bytes) { return sizeof(Layout) + 2 * half_bytes(payload_bytes); }
+
+  Snapshot(void* memory, std::size_t size, std::size_t payload_bytes, bool create) : payload_bytes_(payload_bytes) {
+    layout_ = static_cast<Layout*>(check_region("A Snapshot", memory, size, nbytes(payload_bytes)));
+    const std::uint64_t shape[3] = {payload_bytes, 0, 0};
+    if (!create) {
+      check_header("A Snapshot", layout_->header, kMagic, shape);
+      return;
+    }
+    layout_->header.magic.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < 3; ++i) layout_->header.shape[i] = shape[i];
+    layout_->version.store(0, std::memory_order_relaxed);
+    for (auto& sequence : layout_->sequence) sequence.store(0, std::memory_order_relaxed);
+    layout_->header.magic.store(kMagic, std::memory_order_release);
+  }
+
+  std::size_t payload_bytes() const { return payload_bytes_; }
+  // 0 before the first write. Any process, any thread.
+  std::uint64_t version() const { return layout_->version.load(std::memory_order_acquire); }
+
+  // Called by the one writer only. A writer killed here leaves the version before in place.
+  std::uint64_t write(const void* payload) {
+    const std::uint64_t version = layout_->version.load(std::memory_order_relaxed) + 1;
+    std::atomic<std::uint64_t>& sequence = layout_->sequence[version & 1];
+    sequence.store(2 * version - 1, std::memory_order_relaxed);
+    Word* words = half(version);
+    const char* bytes = static_cast<const char*>(payload);
+    std::size_t at = 0;
+    for (; at + 8 <= payload_bytes_; at += 8) {
+      std::uint64_t word;
+      std::memcpy(&word, bytes + at, 8);
+      words[at / 8].store(word, std::memory_order_release);
+    }
+    if (at < payload_bytes_) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + at, payload_bytes_ - at);
+      words[at / 8].store(word, std::memory_order_release);
+    }
+    sequence.store(2 * version, std::memory_order_release);
+    layout_->version.store(version, std::memory_order_release);
+    return version;
+  }
+
+  // Copies the newest payload out and returns its version; copies nothing and returns `seen_version` if it is the
+  // newest. Any process, any thread.
+  std::uint64_t read(void* payload, std::uint64_t seen_version) const {
+    for (;;) {
+      const std::uint64_t version = layout_->version.load(std::memory_order_acquire);
+      if (version == seen_version || version == 0) return seen_version;
+      const std::atomic<std::uint64_t>& sequence = layout_->sequence[version & 1];
+      if (sequence.load(std::memory_order_acquire) != 2 * version) continue;  // lapped: a newer version is complete
+      const Word* words = half(version);
+      char* bytes = static_cast<char*>(payload);
+      std::size_t at = 0;
+      for (; at + 8 <= payload_bytes_; at += 8) {
+        const std::uint64_t word = words[at / 8].load(std::memory_order_acquire);
+        std::memcpy(bytes + at, &word, 8);
+      }
+      if (at < payload_bytes_) {
+        const std::uint64_t word = words[at / 8].load(std::memory_order_acquire);
+        std::memcpy(bytes + at, &word, payload_bytes_ - at);
+      }
+      if (sequence.load(std::memory_order_relaxed) == 2 * version) return version;
+    }
+  }
+
+ private:
+  static std::size_t half_bytes(std::size_t payload_bytes) { return round_up(payload_bytes, kCacheLine); }
+  Word* half(std::uint64_t version) const {
+    char* payload = reinterpret_cast<char*>(layout_ + 1);
+    return reinterpret_cast<Word*>(payload + (version & 1) * half_bytes(payload_bytes_));
+  }
+
+  std::size_t payload_bytes_;
+  Layout* layout_ = nullptr;
+};
+
+}  // namespace pearl

@@ -1,0 +1,20 @@
+"""PEARL: compose deep reinforcement learning for the heterogeneous machine at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer import Composer as Composer
+
+__version__ = "0.1.0"
+__all__ = ["Composer", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    # Composer brings torch and pandas: loaded only when asked for.
+    if name == "Composer":
+        from composer import Composer
+
+        return Composer
+    raise AttributeError(f"module 'pearl' has no attribute {name!r}")

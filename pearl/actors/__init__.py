@@ -1,0 +1,1 @@
+"""Actors: environments and policy inference, producing transitions."""

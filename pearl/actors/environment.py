@@ -1,0 +1,64 @@
+"""Vectors of Gymnasium environments, made by name only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from pearl.errors import EnvError
+from pearl.spec import ActorSpec
+
+
+def _check_name(env: str) -> None:
+    # "module:Name-v0" makes Gymnasium import a module: that is code the user wrote as a program, not as a value here.
+    try:
+        gym.envs.registration.parse_env_id(env)
+    except gym.error.Error as error:
+        raise EnvError(f"{env!r} is not the name of an environment, such as 'CartPole-v1': {error}") from error
+    if ":" in env:
+        raise EnvError(
+            f"{env!r} names a module to import. Import the module that registers the environment in your own program "
+            "(or next to your trainer class), and give the bare name."
+        )
+
+
+def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Make `envs` (default: `spec.envs_per_actor`) copies; each transition of the vector is a real one where possible.
+
+    Raises EnvError for an unknown name (with near matches), a missing dependency or a constructor that fails.
+    """
+    _check_name(spec.env)
+    count = spec.envs_per_actor if envs is None else envs
+    vector_kwargs: dict[str, Any] = {}
+    if spec.vectorization == "sync":
+        vector_kwargs["autoreset_mode"] = AutoresetMode.SAME_STEP
+    try:
+        return gym.make_vec(
+            spec.env,
+            num_envs=count,
+            vectorization_mode=spec.vectorization,
+            vector_kwargs=vector_kwargs,
+            **dict(spec.env_kwargs),
+        )
+    except gym.error.DependencyNotInstalled as error:
+        raise EnvError(f"Environment {spec.env!r} needs a package that is not installed: {error}") from error
+    except gym.error.Error as error:
+        raise EnvError(
+            f"Environment {spec.env!r} cannot be made: {error} Known names: python -c "
+            '"import gymnasium; gymnasium.pprint_registry()".'
+        ) from error
+    except Exception as error:
+        raise EnvError(f"Environment {spec.env!r} failed in its constructor: {type(error).__name__}: {error}") from error
+
+
+def autoreset_mode(envs: gym.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """How the vector resets environments whose episode ended."""
+    mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    return AutoresetMode(mode)
+
+
+def reward_threshold(env: str) -> float | None:
+    """The mean return at which Gymnasium's registry calls the environment solved, if it says one."""
+    return gym.spec(env).reward_threshold

@@ -1,0 +1,139 @@
+"""Exploration noise on top of a greedy policy, for a vector of environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from pearl.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """Random discrete actions with probability falling linearly from `start` to `end` over `steps` environment steps."""
+
+    start: float = 1.0
+    end: float = 0.05
+    steps: int = 10_000
+
+    def epsilon(self, env_steps: int) -> float:
+        """Probability of a random action after `env_steps` steps of all environments together."""
+        fraction = min(1.0, env_steps / max(1, self.steps))
+        return self.start + fraction * (self.end - self.start)
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Independent normal noise of `sigma` (in units of half the action range); uniform actions for `random_steps`."""
+
+    sigma: float = 0.1
+    random_steps: int = 1000
+
+
+@dataclass(frozen=True)
+class OrnsteinUhlenbeck:
+    """Correlated noise (Lillicrap et al. 2016): `x += theta * -x * dt + sigma * sqrt(dt) * normal`, reset per episode.
+
+    `sigma` is in units of half the action range; actions are uniform for the first `random_steps` steps.
+    """
+
+    sigma: float = 0.2
+    theta: float = 0.15
+    dt: float = 1.0
+    random_steps: int = 0
+
+
+Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck"
+
+
+class Explorer(Protocol):
+    """Exploration of one vector of environments."""
+
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        """Return explored actions `(envs, *action)` for greedy ones, after `env_steps` steps of all environments."""
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        """Told which environments `(envs,)` bool ended an episode."""
+
+
+class _Greedy:
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        return actions
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        return
+
+
+class _EpsilonGreedy(_Greedy):
+    def __init__(self, setting: EpsilonGreedy, actions: int, rng: np.random.Generator) -> None:
+        self._setting, self._actions, self._rng = setting, actions, rng
+
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        draw = self._rng.random(len(actions)) < self._setting.epsilon(env_steps)
+        return np.where(draw, self._rng.integers(self._actions, size=len(actions)), actions)
+
+
+class _BoxNoise(_Greedy):
+    def __init__(self, box: spaces.Box, random_steps: int, rng: np.random.Generator) -> None:
+        self._low, self._high, self._random_steps, self._rng = box.low, box.high, random_steps, rng
+        self._half = (box.high - box.low) / 2
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        raise NotImplementedError
+
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        noise = self._noise(actions.shape)
+        if env_steps < self._random_steps:
+            explored = self._rng.uniform(self._low, self._high, actions.shape)
+        else:
+            explored = np.clip(actions + self._half * noise, self._low, self._high)
+        return explored.astype(np.float32)
+
+
+class _Gaussian(_BoxNoise):
+    def __init__(self, setting: GaussianNoise, box: spaces.Box, rng: np.random.Generator) -> None:
+        super().__init__(box, setting.random_steps, rng)
+        self._sigma = setting.sigma
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        return self._rng.normal(0.0, self._sigma, shape)
+
+
+class _OrnsteinUhlenbeck(_BoxNoise):
+    def __init__(self, setting: OrnsteinUhlenbeck, box: spaces.Box, envs: int, rng: np.random.Generator) -> None:
+        super().__init__(box, setting.random_steps, rng)
+        self._decay = setting.theta * setting.dt
+        self._scale = setting.sigma * setting.dt**0.5
+        self._state = np.zeros((envs, *box.shape))
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        self._state += -self._decay * self._state + self._scale * self._rng.normal(size=shape)
+        return self._state
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        self._state[done] = 0.0
+
+
+def make_explorer(
+    setting: Exploration | None, action_space: spaces.Space[Any], envs: int, rng: np.random.Generator
+) -> Explorer:
+    """The explorer of `setting` for `envs` environments; ConfigurationError if it does not suit the action space."""
+    if setting is None:
+        return _Greedy()
+    if isinstance(setting, EpsilonGreedy):
+        if isinstance(action_space, spaces.Discrete):
+            return _EpsilonGreedy(setting, int(action_space.n), rng)
+        wanted = "a Discrete"
+    else:
+        if isinstance(action_space, spaces.Box):
+            if isinstance(setting, GaussianNoise):
+                return _Gaussian(setting, action_space, rng)
+            return _OrnsteinUhlenbeck(setting, action_space, envs, rng)
+        wanted = "a Box"
+    raise ConfigurationError(
+        f"{type(setting).__name__} exploration needs {wanted} action space; the environment has {action_space}. "
+        "Set the trainer's `exploration` to one that fits, or to None if get_action explores by itself."
+    )

@@ -1,0 +1,141 @@
+"""Actor processes: started, watched, restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.errors import ActorError, QueueClosedError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+
+logger = logging.getLogger("pearl.actors")
+
+_CHECK_INTERVAL_S = 0.1
+
+
+def run_actor(setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue, report: Connection) -> None:
+    """Main function of an actor process: until its queue closes or its parent is gone."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle
+    parent = os.getppid()
+    torch.set_num_threads(1)
+    try:
+        actor = Actor(setup)
+        with contextlib.suppress(QueueClosedError):
+            while os.getppid() == parent:
+                if (weights := wsq.poll()) is not None:
+                    actor.load_weights(weights)
+                message = dcq.reserve(timeout_s=0.5)
+                if message is not None:
+                    dcq.publish(actor.collect(message))
+        actor.close()
+    except BaseException:
+        report.send_bytes(traceback.format_exc(limit=-8).encode())
+        raise SystemExit(1) from None
+
+
+@dataclass
+class _Running:
+    process: BaseProcess
+    report: Connection
+    setup: ActorSetup
+
+
+class ActorGroup:
+    """The running actors. `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`."""
+
+    def __init__(
+        self,
+        setups: Sequence[ActorSetup],
+        dcqs: Sequence[DataCollectionQueue],
+        wsq: WeightSyncQueue,
+        *,
+        most_deaths: int = 3,
+        window_s: float = 60.0,
+    ) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._dcqs, self._wsq = list(dcqs), wsq
+        self._most_deaths, self._window_s = most_deaths, window_s
+        self._deaths: deque[float] = deque()
+        self._next_check = 0.0
+        self.restarts = 0
+        self._running = [self._start(setup, dcq) for setup, dcq in zip(setups, self._dcqs, strict=True)]
+
+    def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
+        receive, send = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=run_actor, args=(setup, dcq, self._wsq, send), name=f"actor-{setup.index}", daemon=True
+        )
+        process.start()
+        send.close()
+        return _Running(process, receive, setup)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by actor index."""
+        return [r.process.pid or 0 for r in self._running]
+
+    def check(self, env_steps: int) -> None:
+        """Restart dead actors (at most ten looks a second). ActorError when they die too often."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK_INTERVAL_S
+        dead = set(multiprocessing.connection.wait([r.process.sentinel for r in self._running], timeout=0))
+        for index, running in enumerate(self._running):
+            if running.process.sentinel in dead:
+                self._replace(index, running, env_steps, now)
+
+    def _replace(self, index: int, running: _Running, env_steps: int, now: float) -> None:
+        running.process.join()
+        code = running.process.exitcode or 0
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        detail = ""
+        with contextlib.suppress(EOFError, OSError):
+            if running.report.poll():
+                detail = "\n" + running.report.recv_bytes().decode(errors="replace").rstrip()
+        running.report.close()
+        self._deaths.append(now)
+        while self._deaths and now - self._deaths[0] > self._window_s:
+            self._deaths.popleft()
+        name = running.process.name
+        if len(self._deaths) >= self._most_deaths:
+            raise ActorError(
+                f"Actors died {len(self._deaths)} times within {self._window_s:.0f} s; the last was {name} ({cause}). "
+                f"The run stops here; its checkpoint can be resumed with --resume once the cause is mended.{detail}"
+            )
+        logger.warning("%s died (%s) and is restarted.%s", name, cause, detail)
+        self.restarts += 1
+        setup = dataclasses.replace(running.setup, env_steps=env_steps, restarts=running.setup.restarts + 1)
+        self._running[index] = self._start(setup, self._dcqs[index])
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Close the queues, wait for the processes, and end those that do not stop."""
+        for dcq in self._dcqs:
+            dcq.close()
+        deadline = time.monotonic() + timeout_s
+        for running in self._running:
+            running.process.join(max(0.0, deadline - time.monotonic()))
+            if running.process.is_alive():
+                logger.warning("%s did not stop in %.0f s and is killed.", running.process.name, timeout_s)
+                running.process.kill()
+                running.process.join()
+            running.report.close()

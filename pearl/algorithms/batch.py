@@ -1,0 +1,31 @@
+"""The batch a Learner trains on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Batch(NamedTuple):
+    """Transitions as tensors on the Learner's device.
+
+    `obs` and `next_obs` `(batch, *obs)` float32 or uint8, `action` `(batch, *action)` int64 or float32,
+    `reward` and `discount` `(batch,)` float32. Targets are `reward + discount * value(next_obs)`: `discount` is
+    `gamma**m` after m steps and 0 where the episode terminated.
+    """
+
+    obs: torch.Tensor
+    action: torch.Tensor
+    reward: torch.Tensor
+    next_obs: torch.Tensor
+    discount: torch.Tensor
+
+    @property
+    def terminated(self) -> torch.Tensor:
+        """`(batch,)` bool: the episode ended by the task, not by its time limit."""
+        return self.discount == 0
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """A view of the transitions `start` to `stop`."""
+        return Batch(*(column[start:stop] for column in self))

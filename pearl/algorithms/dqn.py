@@ -1,0 +1,98 @@
+"""Deep Q-learning: Mnih et al. 2015, with double (van Hasselt 2016) and dueling (Wang 2016) variants."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.nn import functional
+
+from pearl.actors.exploration import EpsilonGreedy, Exploration
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.networks import q_network
+from pearl.algorithms.trainer import Phase, Trainer
+from pearl.errors import EnvError
+from pearl.learner.flat import FlatParameters
+
+
+class DQN(Trainer):
+    """DQN for discrete actions. `tau` is the Polyak rate, or 1.0 for a hard copy every `target_update_interval` steps.
+
+    Override `build_q_network` to bring a network of your own: any module from `(batch, *obs)` to `(batch, actions)`.
+    """
+
+    double: bool = True
+    dueling: bool = False
+    tau: float = 1.0
+    target_update_interval: int = 250
+    max_grad_norm: float = 10.0
+    exploration: Exploration | None = EpsilonGreedy()
+
+    def check_spaces(self) -> None:
+        """Discrete actions and array observations."""
+        if not isinstance(self.action_space, spaces.Discrete):
+            raise EnvError(
+                f"{type(self).__name__} is a DQN and needs a Discrete action space; the environment has "
+                f"{self.action_space}. For continuous actions derive from pearl.algorithms.DDPG."
+            )
+        if not isinstance(self.observation_space, spaces.Box):
+            raise EnvError(
+                f"{type(self).__name__} needs Box observations; the environment has {self.observation_space}. "
+                "Wrap it, for example with gymnasium.wrappers.FlattenObservation."
+            )
+
+    def build_q_network(self) -> nn.Module:
+        """The action-value network; Nature CNN for images, else an MLP of `hidden_sizes`."""
+        assert isinstance(self.action_space, spaces.Discrete)
+        return q_network(self.input_shape, int(self.action_space.n), self.hidden_sizes, dueling=self.dueling)
+
+    def build(self) -> None:
+        """Online and target networks, and Adam over the flat parameters."""
+        self.q = self.build_q_network().to(self.device)
+        self.target_q = self.build_q_network().to(self.device)
+        self.target_q.load_state_dict(self.q.state_dict())
+        self._q_flat = FlatParameters(self.q)
+        self._target_flat = FlatParameters(self.target_q, gradients=False)
+        self.optimizer = torch.optim.Adam([self._q_flat.parameter], lr=self.learning_rate, fused=True)
+
+    @property
+    def policy(self) -> nn.Module:
+        """The online network."""
+        return self.q
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One: the TD loss."""
+        return (Phase("q", self._compute, self._apply),)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions of the largest value, `(envs,)` int64, counted from 0."""
+        return self.q(obs).argmax(dim=1)
+
+    def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
+        with torch.no_grad():
+            next_values = self.target_q(batch.next_obs)
+            if self.double:
+                best = self.q(batch.next_obs).argmax(dim=1, keepdim=True)
+                next_value = next_values.gather(1, best).squeeze(1)
+            else:
+                next_value = next_values.amax(dim=1)
+            target = torch.addcmul(batch.reward, batch.discount, next_value)
+        value = self.q(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+        losses = functional.smooth_l1_loss(value, target, reduction="none")
+        loss = torch.dot(losses, weights) / batch_size
+        torch.autograd.backward(loss)
+        return (value.detach() - target).abs_()
+
+    def _apply(self) -> None:
+        if self.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_([self._q_flat.parameter], self.max_grad_norm)
+        self.optimizer.step()
+        self._q_flat.zero_grad()
+
+    def finish_step(self) -> None:
+        """Hard or Polyak target update."""
+        if self.tau < 1.0:
+            self._target_flat.move_toward(self._q_flat, self.tau)
+        elif self.gradient_steps % self.target_update_interval == 0:
+            self._target_flat.copy_from(self._q_flat)

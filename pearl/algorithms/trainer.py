@@ -1,0 +1,271 @@
+"""What the built-in algorithms share, and how any trainer class, the user's own too, is made and checked."""
+
+from __future__ import annotations
+
+import abc
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from pearl.actors.exploration import Exploration
+from pearl.algorithms.batch import Batch
+from pearl.errors import EnvError, TrainerError
+
+
+@runtime_checkable
+class TrainerLike(Protocol):
+    """The two members every trainer must have (paper, Sec. III-B)."""
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        """Greedy actions `(envs, *action)` for observations `(envs, *obs)`."""
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """One SGD step on `batch` with importance weights `(batch,)`; returns new priorities `(batch,)`."""
+
+
+class Phase(NamedTuple):
+    """One backward pass and weight update of an algorithm; sub-batches run `compute` each, then `apply` runs once.
+
+    `compute(batch, weights, batch_size)` adds the gradients of a sub-batch of a batch of `batch_size` and returns
+    priorities `(sub_batch,)` or None.
+    """
+
+    name: str
+    compute: Callable[[Batch, torch.Tensor, int], torch.Tensor | None]
+    apply: Callable[[], None]
+
+
+class Trainer(abc.ABC):
+    """Base of the built-in algorithms.
+
+    Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
+    Training defaults (`batch_size`, `replay_ratio`, ...) are what `TrainSpec` takes when the user says nothing.
+    """
+
+    batch_size: int = 64
+    replay_ratio: float = 8.0
+    learning_starts: int = 1000
+    gamma: float = 0.99
+    n_step: int = 1
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    learning_rate: float = 1e-3
+    exploration: Exploration | None = None
+
+    _reserved: ClassVar[frozenset[str]] = frozenset({"observation_space", "action_space", "seed", "device"})
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        **settings: Any,
+    ) -> None:
+        apply_settings(self, settings)
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.seed = seed
+        self.device = torch.device(device)
+        self.gradient_steps = 0
+        self.input_shape = tuple(observation_space.shape or ())
+        self.check_spaces()
+        # A local generator state: building networks must not disturb the program's own random numbers.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.build()
+
+    @abc.abstractmethod
+    def check_spaces(self) -> None:
+        """Raise EnvError if the algorithm cannot handle the spaces."""
+
+    @abc.abstractmethod
+    def build(self) -> None:
+        """Make the networks and optimizers on `self.device`."""
+
+    @property
+    @abc.abstractmethod
+    def policy(self) -> nn.Module:
+        """The network that actors need."""
+
+    @property
+    @abc.abstractmethod
+    def phases(self) -> tuple[Phase, ...]:
+        """Backward passes of one step, in order."""
+
+    @abc.abstractmethod
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        """Greedy actions `(envs, *action)` for observations `(envs, *obs)`."""
+
+    def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
+        """Update target networks after a step."""
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """One step on the whole batch; returns new priorities `(batch,)`, the absolute TD errors."""
+        priorities: torch.Tensor | None = None
+        for phase in self.phases:
+            computed = phase.compute(batch, weights, len(batch.reward))
+            priorities = computed if computed is not None else priorities
+            phase.apply()
+        self.end_of_step()
+        assert priorities is not None
+        return priorities
+
+    def end_of_step(self) -> None:
+        """Count the step, then `finish_step`."""
+        self.gradient_steps += 1
+        self.finish_step()
+
+
+def _settings_of(trainer_class: type) -> set[str]:
+    names: set[str] = set()
+    for base in trainer_class.__mro__:
+        if base in (object, abc.ABC):
+            continue
+        for name, value in vars(base).items():
+            if not name.startswith("_") and not callable(value) and not isinstance(value, (property, classmethod)):
+                names.add(name)
+    return names
+
+
+def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
+    """Set class-level settings on one trainer; TrainerError names an unknown one and its nearest match."""
+    known = _settings_of(type(trainer))
+    for name, value in settings.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise TrainerError(
+                f"{type(trainer).__name__} has no setting {name!r}.{hint} Its settings are: {', '.join(sorted(known))}."
+            )
+        setattr(trainer, name, value)
+
+
+def check_trainer_class(trainer_class: object) -> type:
+    """Return the class, or raise TrainerError saying which required member is missing."""
+    if not inspect.isclass(trainer_class):
+        raise TrainerError(
+            f"set_train_function needs a trainer class, not {trainer_class!r}. "
+            "Pass the class itself, for example learner=DQNTrainer, without parentheses."
+        )
+    missing = [name for name in ("get_action", "update_policy") if not callable(getattr(trainer_class, name, None))]
+    if missing:
+        raise TrainerError(
+            f"Trainer class {trainer_class.__name__} lacks {' and '.join(f'{m}()' for m in missing)}. "
+            "It needs get_action(obs) -> actions and update_policy(batch, weights) -> priorities; "
+            "deriving from pearl.algorithms.DQN or DDPG gives both."
+        )
+    return trainer_class
+
+
+def make_trainer(
+    trainer_class: type,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    settings: dict[str, Any] | None = None,
+) -> TrainerLike:
+    """Construct a trainer, passing those of the known arguments that its constructor takes, and check it.
+
+    Raises TrainerError for missing members, networks whose input disagrees with the environment, or a constructor
+    that fails; EnvError for spaces that the algorithm cannot handle.
+    """
+    check_trainer_class(trainer_class)
+    offered: dict[str, Any] = {
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "seed": seed,
+        "device": device,
+        **(settings or {}),
+    }
+    signature = inspect.signature(trainer_class)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    accepted = {k: v for k, v in offered.items() if takes_any or k in signature.parameters}
+    needed = [
+        name
+        for name, p in signature.parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name not in accepted
+    ]
+    if needed:
+        raise TrainerError(
+            f"{trainer_class.__name__}() requires {', '.join(needed)}, which PEARL does not supply. It supplies "
+            "observation_space, action_space, seed, device and the keyword arguments given to set_train_function: "
+            "give the parameter a default or pass it there."
+        )
+    lost = sorted(set(settings or {}) - set(accepted))
+    if lost:
+        raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
+    try:
+        trainer = trainer_class(**accepted)
+    except (EnvError, TrainerError):
+        raise
+    except Exception as error:
+        raise TrainerError(f"{trainer_class.__name__}() failed: {type(error).__name__}: {error}") from error
+    assert isinstance(trainer, TrainerLike)
+    check_trainer(trainer, observation_space, action_space)
+    return trainer
+
+
+def modules_of(trainer: object) -> dict[str, nn.Module]:
+    """The trainer's torch modules by attribute name."""
+    return {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
+
+
+def policy_tensors(trainer: object) -> list[torch.Tensor]:
+    """Parameters and floating buffers that actors need: of `trainer.policy` if it has one, else of all its modules."""
+    policy = getattr(trainer, "policy", None)
+    modules: Iterator[nn.Module] = iter([policy]) if isinstance(policy, nn.Module) else iter(modules_of(trainer).values())
+    tensors: list[torch.Tensor] = []
+    for module in modules:
+        tensors += [p.data for p in module.parameters()]
+        tensors += [b for b in module.buffers() if b.is_floating_point()]
+    return tensors
+
+
+def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+    """Raise TrainerError unless the trainer has modules and its get_action fits the environment's spaces."""
+    name = type(trainer).__name__
+    if not policy_tensors(trainer):
+        raise TrainerError(
+            f"{name} holds no torch module with parameters. Assign the policy network to an attribute in __init__ "
+            "(self.policy = nn.Sequential(...)), so that its layers can be read and its weights synchronised."
+        )
+    expected = tuple(observation_space.shape or ())
+    stated = getattr(trainer, "input_shape", None)
+    if stated is not None and tuple(stated) != expected:
+        raise TrainerError(
+            f"{name}.input_shape is {tuple(stated)}, but the environment's observations have shape {expected}. "
+            "Build the network for the environment's observation_space, or wrap the environment."
+        )
+    observation_space.seed(0)
+    sample = np.stack([np.asarray(observation_space.sample()) for _ in range(2)])
+    obs = torch.as_tensor(sample if sample.dtype == np.uint8 else sample.astype(np.float32))
+    obs = obs.to(getattr(trainer, "device", "cpu"))
+    try:
+        with torch.no_grad():
+            action = trainer.get_action(obs)
+    except Exception as error:
+        raise TrainerError(
+            f"{name}.get_action() failed on a batch of 2 observations of shape {expected} from the environment: "
+            f"{type(error).__name__}: {error}. If it names shapes, the network's input disagrees with the environment."
+        ) from error
+    wanted = (2, *(action_space.shape or ()))
+    found = tuple(getattr(action, "shape", ()))
+    if found != wanted:
+        raise TrainerError(
+            f"{name}.get_action() returned shape {found} for 2 observations; actions of {action_space} need {wanted}."
+        )
+
+
+def observation_size(space: gym.Space[Any]) -> int:
+    """Scalars of one observation."""
+    return math.prod(space.shape or ())

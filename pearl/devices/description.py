@@ -1,0 +1,172 @@
+"""What a device and a connection are: the rows of the device CSV and of the connection CSV."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
+
+from pearl.errors import ConfigurationError
+
+DeviceKind: TypeAlias = Literal["cpu", "gpu", "fpga"]
+Backend: TypeAlias = Literal["cpu", "cuda", "sycl", "null"]
+
+KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+# Which backends drive which kind. The null backend pretends to be any of them.
+BACKENDS_OF_KIND: dict[DeviceKind, tuple[Backend, ...]] = {
+    "cpu": ("cpu", "sycl", "null"),
+    "gpu": ("cuda", "sycl", "null"),
+    "fpga": ("sycl", "null"),
+}
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+NAME_RULE = "1 to 64 letters, digits, or any of _ . : -"
+SELECTOR_LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a device can be used here, and if not (`ok` is False) why."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One row of the device CSV; a value that is not known is None.
+
+    Frequencies are in MHz, memory in GB (10^9 bytes), bandwidth in gigabytes per second, `sram_kb` in KB (10^3
+    bytes), power in watts. `cores` are logical cores of a CPU, multiprocessors of a GPU.
+    """
+
+    name: str
+    kind: DeviceKind
+    backend: Backend
+    selector: str = ""
+    cores: int | None = None
+    clock_mhz: float | None = None
+    memory_gb: float | None = None
+    memory_bandwidth_gbps: float | None = None
+    dsp: int | None = None
+    sram_kb: float | None = None
+    luts: int | None = None
+    idle_watts: float | None = None
+    active_watts: float | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME_PATTERN.fullmatch(self.name):
+            raise ConfigurationError(f"A device's name must be {NAME_RULE}; found {self.name!r}.")
+        for column, accepted in (("kind", KINDS), ("backend", BACKENDS)):
+            value = getattr(self, column)
+            if value not in accepted:
+                raise ConfigurationError(
+                    f"Device {self.name!r}: {column} must be one of {', '.join(accepted)}; found {value!r}."
+                )
+        if self.backend not in BACKENDS_OF_KIND[self.kind]:
+            raise ConfigurationError(
+                f"Device {self.name!r}: a {self.kind} is driven by {' or '.join(BACKENDS_OF_KIND[self.kind])}; "
+                f"found backend {self.backend!r}."
+            )
+        check_selector(self.backend, self.selector)
+        for column in DEVICE_COLUMNS[4:]:
+            value = getattr(self, column)
+            if value is None:
+                continue
+            zero_allowed = column in MAY_BE_ZERO
+            if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
+                raise ConfigurationError(
+                    f"Device {self.name!r}: {column} must be a finite number "
+                    f"{'of at least 0' if zero_allowed else 'above 0'}; found {value!r}."
+                )
+
+    def availability(self) -> Availability:
+        """Say whether the device can be used on this machine; a cuda device imports torch to find out."""
+        if self.backend == "null":
+            return Availability(True)
+        if self.backend == "sycl":
+            return Availability(False, "the sycl backend is not installed in this version")
+        if self.backend == "cuda":
+            from pearl.devices.cuda import cuda_availability
+
+            return cuda_availability(cuda_index(self.selector))
+        return Availability(True)
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the hardware, its driver, or what the CSV declares about it.
+
+        The name is left out: a renamed device keeps its measurements.
+        """
+        facts: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
+        if self.backend == "cpu":
+            from pearl.devices.cpu import describe_cpu
+
+            # Only what the machine says: editing the watts of a CPU must not throw its measurements away.
+            facts = {"kind": self.kind, "backend": self.backend, "hardware": describe_cpu().identity()}
+        elif self.backend == "cuda":
+            from pearl.devices.cuda import cuda_identity
+
+            index = cuda_index(self.selector)
+            facts = {"kind": self.kind, "backend": self.backend, "hardware": cuda_identity(index)}
+        text = json.dumps(facts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+DEVICE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Device))
+MAY_BE_ZERO: frozenset[str] = frozenset({"dsp", "sram_kb", "luts", "idle_watts"})
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One row of the connection CSV: `bandwidth_gbps` in gigabytes per second; source may equal target."""
+
+    source: str
+    target: str
+    latency_us: float
+    bandwidth_gbps: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency_us) and self.latency_us >= 0):
+            raise ConfigurationError(
+                f"Connection {self.source} -> {self.target}: latency_us must be a finite number of at least 0; "
+                f"found {self.latency_us!r}."
+            )
+        if not (math.isfinite(self.bandwidth_gbps) and self.bandwidth_gbps > 0):
+            raise ConfigurationError(
+                f"Connection {self.source} -> {self.target}: bandwidth_gbps must be a finite number above 0; "
+                f"found {self.bandwidth_gbps!r}."
+            )
+
+
+CONNECTION_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Connection))
+
+
+def cuda_index(selector: str) -> int:
+    """The CUDA device index a selector names: `cuda:1`, `1`, or nothing for 0."""
+    match = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", selector)
+    if match:
+        return int(match[1])
+    if selector in ("", "cuda"):
+        return 0
+    raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0'; found {selector!r}.")
+
+
+def check_selector(backend: Backend, selector: str) -> None:
+    """Raise ConfigurationError unless `selector` is one that `backend` understands."""
+    if len(selector) > SELECTOR_LENGTH or not selector.isprintable():
+        raise ConfigurationError(
+            f"A selector must be printable text of at most {SELECTOR_LENGTH} characters; found {selector[:80]!r}."
+        )
+    if backend == "cpu" and selector not in ("", "cpu"):
+        raise ConfigurationError(f"The cpu backend has one selector, 'cpu' (or nothing); found {selector!r}.")
+    if backend == "cuda":
+        cuda_index(selector)
+    if backend == "null":
+        from pearl.devices.null import NullTimes
+
+        NullTimes.parse(selector)

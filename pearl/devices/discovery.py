@@ -1,0 +1,124 @@
+"""Find the devices of this machine, measure the links between them, and write both CSV files."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pearl.devices import cuda
+from pearl.devices.cpu import cpu_device, describe_cpu, measure_memory_bandwidth, measure_memory_latency_us
+from pearl.devices.description import CONNECTION_COLUMNS, DEVICE_COLUMNS, Connection, Device
+from pearl.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+# What a link is taken for when it is not measured: PCIe 3.0 x16 with its driver, and a load from memory.
+HOST_LINK_LATENCY_US = 10.0
+HOST_LINK_GBPS = 12.0
+MEMORY_LATENCY_US = 0.1
+
+
+def _silent(_message: str) -> None:
+    return None
+
+
+def discover(
+    measure: bool = True, progress: Callable[[str], None] | None = None
+) -> tuple[list[Device], list[Connection]]:
+    """List this machine's devices, the CPU first, and their connections.
+
+    With `measure` off nothing is timed: bandwidths stay empty and host links carry the defaults above. A GPU that
+    fails is reported to `progress` and to the log, and left out.
+    """
+    report = progress or _silent
+    info = describe_cpu()
+    report(f"CPU: {info.model}, {info.logical_cores} logical and {info.physical_cores} physical cores usable")
+    bandwidth: float | None = None
+    connections: list[Connection] = []
+    if measure:
+        report("Measuring the memory bandwidth of the CPU")
+        bandwidth = round(measure_memory_bandwidth(info), 2)
+        latency = measure_memory_latency_us(info)
+        if latency is None:
+            log.warning("The native kernels are not built: the latency of the CPU's memory is taken as 0.1 us.")
+        host_latency = round(MEMORY_LATENCY_US if latency is None else latency, 4)
+        connections.append(Connection("cpu0", "cpu0", host_latency, bandwidth))
+    devices = [cpu_device(info, "cpu0", bandwidth)]
+    gpus, links = _discover_cuda(measure, report)
+    return devices + gpus, connections + links
+
+
+def _discover_cuda(measure: bool, report: Callable[[str], None]) -> tuple[list[Device], list[Connection]]:
+    devices: list[Device] = []
+    links: list[Connection] = []
+    indices: list[int] = []
+    facts = cuda.query_smi()
+    index = 0
+    while (available := cuda.cuda_availability(index)).ok:
+        name = f"gpu{index}"
+        try:
+            device = cuda.describe_cuda(index, name, facts, measure=measure)
+            if measure:
+                report(f"Measuring the links of {name}")
+                own_links = cuda.measure_host_links(index, "cpu0", name)
+            else:
+                own_links = [Connection("cpu0", name, HOST_LINK_LATENCY_US, HOST_LINK_GBPS)]
+        except (RuntimeError, AssertionError, ConfigurationError) as error:
+            report(f"{name} is left out: {error}")
+            log.warning("CUDA device %d is left out: %s", index, error)
+        else:
+            report(f"GPU: {name}, {device.cores} multiprocessors, {device.memory_gb} GB")
+            devices.append(device)
+            links += own_links
+            indices.append(index)
+        index += 1
+    if index == 0:
+        report(f"No CUDA device: {available.reason}")
+    if measure:
+        links += _peer_links(devices, indices, report)
+    return devices, links
+
+
+def _peer_links(devices: list[Device], indices: list[int], report: Callable[[str], None]) -> list[Connection]:
+    links: list[Connection] = []
+    for first, source in zip(indices, devices, strict=True):
+        for second, target in zip(indices, devices, strict=True):
+            if first == second:
+                continue
+            try:
+                link = cuda.measure_peer_link(first, second, source.name, target.name)
+            except (RuntimeError, AssertionError) as error:
+                report(f"The link {source.name} -> {target.name} is left out: {error}")
+                log.warning("The link %s -> %s is left out: %s", source.name, target.name, error)
+                continue
+            links += [link] if link else []
+    return links
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def write_csv(
+    devices: Sequence[Device],
+    connections: Sequence[Connection],
+    device_path: str | Path,
+    connection_path: str | Path,
+) -> None:
+    """Write the device CSV and the connection CSV; ConfigurationError names a path that cannot be written."""
+    tables: tuple[tuple[str | Path, tuple[str, ...], Sequence[object]], ...] = (
+        (device_path, DEVICE_COLUMNS, devices),
+        (connection_path, CONNECTION_COLUMNS, connections),
+    )
+    for path, columns, rows in tables:
+        try:
+            with Path(path).open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(columns)
+                writer.writerows([_cell(getattr(row, column)) for column in columns] for row in rows)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{path} cannot be written: {error.strerror or error}. Name a file in an existing, writable folder."
+            ) from error

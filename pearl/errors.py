@@ -1,0 +1,67 @@
+"""The one exception tree. Every message says what was expected, what was found, where, and what to do."""
+
+from __future__ import annotations
+
+
+class PearlError(Exception):
+    """Base of everything PEARL raises on purpose."""
+
+
+class ConfigurationError(PearlError, ValueError):
+    """What the user asked for cannot be done as written."""
+
+
+class DeviceFileError(ConfigurationError):
+    """A device or connection CSV is missing, unreadable, or has a wrong cell (file, row and column are named)."""
+
+
+class EnvError(ConfigurationError):
+    """An environment is unknown, cannot be made, or has spaces that the trainer cannot handle."""
+
+
+class TrainerError(ConfigurationError):
+    """A trainer class lacks a required member, or disagrees with the environment."""
+
+
+class PlacementError(ConfigurationError):
+    """No device, or no pair of devices, can take the primitives."""
+
+
+class CapacityError(ConfigurationError):
+    """Something does not fit the memory that is free."""
+
+
+class DeviceUnavailableError(PearlError):
+    """A device was named whose backend or hardware is absent here."""
+
+
+class ReplayError(PearlError):
+    """A Replay Manager or Data Storage was asked for something it cannot do (empty, closed, out of range)."""
+
+
+class PriorityError(ReplayError, ValueError):
+    """Priorities that are NaN or negative; the message names the positions."""
+
+
+class QueueError(PearlError):
+    """Base of what a queue raises."""
+
+
+class QueueClosedError(QueueError):
+    """The other side closed the queue."""
+
+
+class QueueTimeoutError(QueueError, TimeoutError):
+    """Nothing arrived, or no slot became free, in the time given."""
+
+
+class ActorError(PearlError):
+    """An actor failed too often to go on; the message carries the environment's own traceback."""
+
+
+class CheckpointError(PearlError):
+    """A checkpoint is missing, truncated, corrupt, of another version, or of another program."""
+
+
+class GenerationError(PearlError):
+    """The runtime program could not be written."""

@@ -1,0 +1,1 @@
+"""Learners: one stochastic-gradient step on a batch, per backend."""

@@ -1,0 +1,156 @@
+"""Read a `NetworkSpec` from torch modules, so that no user ever types their network twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import fx, nn
+
+from pearl.errors import TrainerError
+from pearl.spec import LayerSpec, NetworkSpec, Scalar
+
+_FUNCTIONS = {
+    torch.relu: "relu",
+    torch.tanh: "tanh",
+    torch.flatten: "flatten",
+    torch.cat: "concat",
+    torch.add: "add",
+    torch.sub: "sub",
+    torch.mean: "mean",
+    nn.functional.relu: "relu",
+    nn.functional.layer_norm: "layernorm",
+}
+_METHODS = {"relu": "relu", "tanh": "tanh", "flatten": "flatten", "view": "reshape", "reshape": "reshape", "mean": "mean"}
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a traced module once on an example and keeps the shape of every value."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.shapes[n] = tuple(result.shape[1:])
+        return result
+
+
+def extract_network(name: str, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> NetworkSpec:
+    """Trace `module` on a batch of `(1, *input_shape)` and describe its operations in execution order.
+
+    A module that cannot be traced (data-dependent control flow) becomes one layer of kind "opaque" with its parameter
+    count; it then runs on the torch backends. Raises TrainerError if it does not accept the input.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    example = torch.zeros((1, *input_shape), dtype=dtype, device=device)
+    try:
+        with torch.no_grad():
+            output_shape = tuple(module(example).shape[1:])
+    except Exception as error:
+        raise TrainerError(
+            f"Network {name!r} does not accept observations of shape {input_shape}: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        traced = fx.symbolic_trace(module)
+        recorder = _Recorder(traced)
+        with torch.no_grad():
+            recorder.run(example)
+    except Exception:
+        parameters = sum(p.numel() for p in module.parameters())
+        opaque = LayerSpec(type(module).__name__, "opaque", input_shape, output_shape, (-1,), parameters, parameters)
+        return NetworkSpec(name, input_shape, output_shape, (opaque,))
+    return NetworkSpec(name, input_shape, output_shape, _layers(traced, recorder.shapes))
+
+
+def _layers(traced: fx.GraphModule, shapes: Mapping[fx.Node, tuple[int, ...]]) -> tuple[LayerSpec, ...]:
+    layers: list[LayerSpec] = []
+    index: dict[fx.Node, int] = {}
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            index[node] = -1
+        if node.op not in ("call_module", "call_function", "call_method") or node not in shapes:
+            continue
+        sources = [n for n in node.all_input_nodes if n in index]
+        in_shape = shapes[sources[0]] if sources else ()
+        parameters, macs = 0, 0
+        options: dict[str, Scalar | tuple[int, ...]] = {}
+        if node.op == "call_module":
+            child = traced.get_submodule(str(node.target))
+            kind = type(child).__name__.lower()
+            parameters = sum(p.numel() for p in child.parameters())
+            macs = _macs(child, shapes[node])
+            options = _options(child)
+        elif node.op == "call_function":
+            kind = _FUNCTIONS.get(node.target, getattr(node.target, "__name__", str(node.target)))
+        else:
+            kind = _METHODS.get(str(node.target), str(node.target))
+        index[node] = len(layers)
+        layers.append(
+            LayerSpec(
+                str(node.target) if node.op == "call_module" else node.name,
+                kind,
+                in_shape,
+                shapes[node],
+                tuple(index[s] for s in sources),
+                parameters,
+                macs,
+                options,
+            )
+        )
+    return tuple(layers)
+
+
+def _macs(layer: nn.Module, out_shape: tuple[int, ...]) -> int:
+    if isinstance(layer, nn.Linear):
+        return layer.in_features * math.prod(out_shape)
+    if isinstance(layer, nn.Conv2d):
+        return math.prod(out_shape) * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+    return 0
+
+
+def _options(layer: nn.Module) -> dict[str, Scalar | tuple[int, ...]]:
+    if isinstance(layer, nn.Conv2d):
+        return {
+            "kernel_size": tuple(layer.kernel_size),
+            "stride": tuple(layer.stride),
+            "padding": layer.padding if isinstance(layer.padding, str) else tuple(layer.padding),
+            "groups": layer.groups,
+            "bias": layer.bias is not None,
+        }
+    if isinstance(layer, nn.Linear):
+        return {"bias": layer.bias is not None}
+    if isinstance(layer, nn.LayerNorm):
+        return {"eps": layer.eps}
+    return {}
+
+
+def extract_networks(trainer: object) -> tuple[NetworkSpec, ...]:
+    """Specs of a trainer's policy and, for actor-critic trainers, of the networks whose input is the observation."""
+    from pearl.algorithms.trainer import modules_of
+
+    input_shape = tuple(getattr(trainer, "input_shape", ()))
+    policy = getattr(trainer, "policy", None)
+    if isinstance(policy, nn.Module):
+        specs = [extract_network("policy", policy, input_shape)]
+    else:
+        specs = []
+    for name, module in modules_of(trainer).items():
+        if module is policy or name.startswith("target"):
+            continue
+        if isinstance(policy, nn.Module):
+            parameters = sum(p.numel() for p in module.parameters())
+            specs.append(
+                NetworkSpec(
+                    name,
+                    input_shape,
+                    (),
+                    (LayerSpec(name, "opaque", input_shape, (), (-1,), parameters, parameters),),
+                )
+            )
+        else:
+            specs.append(extract_network(name, module, input_shape))
+    return tuple(specs)

@@ -1,0 +1,56 @@
+"""One flat tensor behind all parameters of a module.
+
+A small network's optimizer step, target update and gradient clearing are bound by the count of tensors, not by their
+sizes: with parameters and gradients as views of two flat tensors, each of these is one operation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+# Views start at multiples of 16 floats, so that each is aligned as a tensor of its own would be.
+_ALIGNMENT = 16
+
+
+class FlatParameters:
+    """Re-home the float32 parameters of `module` as views of one flat tensor, and likewise their gradients.
+
+    `parameter` `(size,)` is what an optimizer takes; `parameter.grad` is written by autograd through the views.
+    The module's own parameters stay what they are to everybody else: names, shapes, `state_dict` are unchanged.
+    """
+
+    def __init__(self, module: nn.Module, *, gradients: bool = True) -> None:
+        parameters = list(module.parameters())
+        if not parameters:
+            raise ValueError("The module has no parameters to flatten.")
+        sizes = [-(-p.numel() // _ALIGNMENT) * _ALIGNMENT for p in parameters]
+        device = parameters[0].device
+        self.parameter = nn.Parameter(torch.zeros(sum(sizes), device=device), requires_grad=gradients)
+        self.gradient = torch.zeros_like(self.parameter) if gradients else None
+        if gradients:
+            self.parameter.grad = self.gradient
+        offset = 0
+        with torch.no_grad():
+            for p, size in zip(parameters, sizes, strict=True):
+                view = self.parameter.data[offset : offset + p.numel()].view_as(p)
+                view.copy_(p)
+                p.data = view
+                if self.gradient is not None:
+                    p.grad = self.gradient[offset : offset + p.numel()].view_as(p)
+                else:
+                    p.requires_grad_(False)
+                offset += size
+
+    def zero_grad(self) -> None:
+        """Clear the gradients, in place, so that they stay views."""
+        if self.gradient is not None:
+            self.gradient.zero_()
+
+    def copy_from(self, other: FlatParameters) -> None:
+        """Hard update: take all values of `other`, a module of the same structure."""
+        self.parameter.data.copy_(other.parameter.data)
+
+    def move_toward(self, other: FlatParameters, tau: float) -> None:
+        """Polyak update: `self += tau * (other - self)`."""
+        self.parameter.data.lerp_(other.parameter.data, tau)

@@ -1,0 +1,142 @@
+"""The Learner on PyTorch: any trainer, CPU or CUDA, with sub-batches over streams (paper, Sec. V-B1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.trainer import Trainer, TrainerLike, policy_tensors
+from pearl.errors import ConfigurationError
+from pearl.learner.protocol import StepResult
+
+
+class TorchLearner:
+    """Trains `trainer` on `device`.
+
+    `threads` is torch's intra-operator parallelism on the CPU; `sub_batches` splits a batch, whose gradients add up
+    before the weights move. On CUDA each sub-batch has a stream, so that one's transfer overlaps another's training.
+    """
+
+    backend = "torch"
+
+    def __init__(self, trainer: TrainerLike, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1) -> None:
+        if sub_batches < 1 or threads < 1:
+            raise ConfigurationError(f"threads and sub_batches must be at least 1; found {threads}, {sub_batches}.")
+        if sub_batches > 1 and not isinstance(trainer, Trainer):
+            raise ConfigurationError(
+                f"{type(trainer).__name__} defines its own update_policy, which trains on whole batches: "
+                "sub_batches must be 1. Derive from pearl.algorithms.Trainer to split them."
+            )
+        self.trainer = trainer
+        self.device = device
+        self.threads = threads
+        self.sub_batches = sub_batches
+        self._torch_device = torch.device(device)
+        self._policy = policy_tensors(trainer)
+        self._streams: list[torch.cuda.Stream] = []
+        self._pinned: dict[str, torch.Tensor] = {}
+
+    @property
+    def weight_count(self) -> int:
+        """float32 scalars of the policy snapshot."""
+        return sum(t.numel() for t in self._policy)
+
+    def prepare(self) -> None:
+        """Set this thread's core count; on CUDA, make the sub-batches' streams."""
+        torch.set_num_threads(self.threads)
+        if self._torch_device.type == "cuda":
+            self._streams = [torch.cuda.Stream(self._torch_device) for _ in range(self.sub_batches)]
+
+    def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
+        """One step; the mean absolute TD error is its metric."""
+        columns = [_tensor(batch[name]) for name in Batch._fields]
+        importance = _tensor(weights)
+        if self._torch_device.type == "cuda":
+            priorities = self._step_cuda(columns, importance)
+        elif self.sub_batches > 1:
+            priorities = self._step_in_parts(Batch(*columns), importance)
+        else:
+            priorities = self.trainer.update_policy(Batch(*columns), importance)
+        result = priorities.detach().reshape(-1).to("cpu", torch.float32).numpy()
+        return StepResult(result, {"td_error": float(result.mean())})
+
+    def _parts(self, rows: int) -> list[tuple[int, int]]:
+        edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]
+        return [(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a]
+
+    def _step_in_parts(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        trainer = self.trainer
+        assert isinstance(trainer, Trainer)
+        rows = len(weights)
+        parts = self._parts(rows)
+        priorities: list[torch.Tensor] = []
+        for phase in trainer.phases:
+            computed = [phase.compute(batch.rows(a, b), weights[a:b], rows) for a, b in parts]
+            phase.apply()
+            priorities = [c for c in computed if c is not None] or priorities
+        trainer.end_of_step()
+        return torch.cat(priorities)
+
+    def _step_cuda(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        rows = len(weights)
+        if self.sub_batches == 1:
+            moved = [self._upload(n, c) for n, c in zip((*Batch._fields, "weights"), (*columns, weights), strict=True)]
+            return self.trainer.update_policy(Batch(*moved[:-1]), moved[-1])
+        trainer = self.trainer
+        assert isinstance(trainer, Trainer)
+        main = torch.cuda.current_stream(self._torch_device)
+        parts = self._parts(rows)
+        uploaded: list[tuple[Batch, torch.Tensor]] = []
+        for stream, (a, b) in zip(self._streams, parts, strict=False):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                moved = [self._upload(f"{n}{a}", c[a:b]) for n, c in zip(Batch._fields, columns, strict=True)]
+                uploaded.append((Batch(*moved), self._upload(f"weights{a}", weights[a:b])))
+        priorities: list[torch.Tensor] = []
+        for phase in trainer.phases:
+            computed: list[torch.Tensor | None] = []
+            for stream, (part, part_weights) in zip(self._streams, uploaded, strict=False):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    computed.append(phase.compute(part, part_weights, rows))
+                # Gradients add into one buffer: the next stream's backward starts after this one's.
+                main.wait_stream(stream)
+            phase.apply()
+            priorities = [c for c in computed if c is not None] or priorities
+        trainer.end_of_step()
+        return torch.cat(priorities)
+
+    def _upload(self, name: str, host: torch.Tensor) -> torch.Tensor:
+        if host.device == self._torch_device:
+            return host
+        # A copy from pageable memory would block; the staging buffer is pinned and reused. The step ends with a
+        # synchronising read of the priorities, so that no copy is still under way when it is refilled.
+        staging = self._pinned.get(name)
+        if staging is None or staging.shape != host.shape or staging.dtype != host.dtype:
+            staging = self._pinned[name] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+        staging.copy_(host)
+        return staging.to(self._torch_device, non_blocking=True)
+
+    def write_weights(self, out: np.ndarray) -> None:
+        """Copy the policy snapshot to `out` `(weight_count,)` float32."""
+        target = torch.from_numpy(out)
+        torch.cat([t.detach().reshape(-1).float() for t in self._policy], out=target) if self.device == "cpu" else (
+            target.copy_(torch.cat([t.detach().reshape(-1).float() for t in self._policy]))
+        )
+
+
+def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:
+    """Copy a policy snapshot `(weight_count,)` float32 into the trainer's own modules."""
+    offset = 0
+    source = torch.from_numpy(weights)
+    with torch.no_grad():
+        for tensor in policy_tensors(trainer):
+            tensor.copy_(source[offset : offset + tensor.numel()].view_as(tensor))
+            offset += tensor.numel()
+
+
+def _tensor(column: np.ndarray | torch.Tensor) -> torch.Tensor:
+    return column if isinstance(column, torch.Tensor) else torch.from_numpy(column)

@@ -1,0 +1,99 @@
+"""Arguments of Replay Managers, brought to the one form that kernels take: contiguous vectors of fixed dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pearl.errors import CheckpointError, ReplayError
+from pearl.replay.protocol import ReplayStateDict
+
+STATE_FORMAT = 1
+_INT64, _UINT32, _FLOAT32 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.float32)
+_SCALARS = (
+    "alpha", "seed", "call", "scale", "max_priority", "inserts", "updates", "samples", "stale", "saturated", "rescales",
+)  # fmt: skip
+
+
+def _is_ready(array: object, dtype: np.dtype) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1 and array.flags.c_contiguous
+
+
+def _whole_numbers(name: str, values: ArrayLike, dtype: np.dtype) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ReplayError(f"{name} must be a vector; found shape {array.shape}.")
+    if array.size == 0:
+        return np.empty(0, dtype)
+    if array.dtype.kind not in "iu":
+        raise ReplayError(f"{name} must be whole numbers ({dtype}); found dtype {array.dtype}.")
+    if array.dtype != dtype:
+        limits = np.iinfo(dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise ReplayError(f"{name} must fit {dtype}; found values from {array.min()} to {array.max()}.")
+    return np.ascontiguousarray(array, dtype)
+
+
+def as_indices(values: ArrayLike) -> np.ndarray:
+    """Return `(n,)` int64; raises ReplayError for anything but a vector of whole numbers."""
+    if _is_ready(values, _INT64):
+        return values  # type: ignore[return-value]
+    return _whole_numbers("indices", values, _INT64)
+
+
+def as_generations(values: ArrayLike, count: int) -> np.ndarray:
+    """Return `(count,)` uint32; raises ReplayError otherwise."""
+    generations: np.ndarray = (
+        values if _is_ready(values, _UINT32) else _whole_numbers("generations", values, _UINT32)  # type: ignore[assignment]
+    )
+    return _of_length("generations", generations, count)
+
+
+def as_priorities(values: ArrayLike, count: int) -> np.ndarray:
+    """Return `(count,)` float32; raises ReplayError for another length or anything but real numbers."""
+    if _is_ready(values, _FLOAT32):
+        return _of_length("priorities", values, count)  # type: ignore[arg-type]
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ReplayError(f"priorities must be a vector; found shape {array.shape}.")
+    if array.size and array.dtype.kind not in "iuf":
+        raise ReplayError(f"priorities must be real numbers (float32); found dtype {array.dtype}.")
+    with np.errstate(over="ignore"):  # beyond float32 is +inf, which saturates and is counted
+        return _of_length("priorities", np.ascontiguousarray(array, _FLOAT32), count)
+
+
+def _of_length(name: str, array: np.ndarray, count: int) -> np.ndarray:
+    if len(array) != count:
+        raise ReplayError(f"{name} must have one item per index ({count}); found {len(array)}.")
+    return array
+
+
+def checked_state(state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str) -> ReplayStateDict:
+    """Return a saved state with its arrays in kernel form; raises CheckpointError unless it fits this replay."""
+    for name, expected in (("format", STATE_FORMAT), ("mode", mode), ("capacity", capacity)):
+        found = state.get(name)
+        if found != expected:
+            raise CheckpointError(f"The saved replay's {name} must be {expected!r}; found {found!r}.")
+    rows = capacity if mode == "prioritized" else 0
+    lengths = {"priorities": (rows, _FLOAT32), "generations": (capacity, _UINT32), "leaves": (rows, _UINT32)}
+    missing = [name for name in (*_SCALARS, *lengths) if name not in state]
+    if missing:
+        raise CheckpointError(f"The saved replay lacks {', '.join(missing)}.")
+    checked: ReplayStateDict = {name: _number(state[name]) for name in _SCALARS}
+    for name, (length, dtype) in lengths.items():
+        array = np.asarray(state[name])
+        if array.shape != (length,) or array.dtype != dtype:
+            raise CheckpointError(
+                f"The saved replay's {name} must be {dtype} of shape ({length},); found {array.dtype} {array.shape}."
+            )
+        checked[name] = np.ascontiguousarray(array)
+    return checked
+
+
+def _number(value: np.ndarray | int | float | str) -> int | float:
+    number = value.item() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise CheckpointError(f"The saved replay holds {value!r} where a number was expected.")
+    return number

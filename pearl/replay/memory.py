@@ -1,0 +1,58 @@
+"""Whether a replay fits the memory that is free, asked before it is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pearl.errors import CapacityError
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_UNITS = ("KB", "MB", "GB", "TB")
+
+
+def free_memory() -> int:
+    """Bytes that this process can still use, of the machine's and of its control group's."""
+    free = _machine_free()
+    group = _group_free()
+    return free if group is None else min(free, group)
+
+
+def check_fits(rows: int, row_nbytes: int, free: int) -> None:
+    """Raise CapacityError if `rows` transitions of `row_nbytes` need more than `free` bytes."""
+    needed = rows * row_nbytes
+    if needed > free:
+        raise CapacityError(
+            f"Replay of {rows:,} transitions of {_readable(row_nbytes)} each needs {_readable(needed)}; "
+            f"{_readable(free)} of memory are free. Lower `size`, or make observations smaller "
+            "(uint8 images rather than floats)."
+        )
+
+
+def _readable(nbytes: int) -> str:
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    value, unit = nbytes / 1e3, 0
+    while value >= 999.95 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:,.1f} {_UNITS[unit]}"
+
+
+def _machine_free() -> int:
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_free() -> int | None:
+    """What a container's limit leaves (cgroup v2); its page cache can be taken back."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        counters = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(int(limit) - used + int(counters.get("file", 0)), 0)

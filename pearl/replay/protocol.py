@@ -1,0 +1,131 @@
+"""What every Replay Manager does, whatever its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pearl.spec import ReplayMode
+
+ReplayStateDict: TypeAlias = "dict[str, np.ndarray | int | float | str]"
+
+
+class Sample(NamedTuple):
+    """One batch of slots, each array `(batch,)`: `indices` int64, `weights` float32 in (0, 1], `generations` uint32."""
+
+    indices: np.ndarray
+    weights: np.ndarray
+    generations: np.ndarray
+
+
+@dataclass(frozen=True)
+class ReplayStatistics:
+    """Counts since creation, in items; `scale` is the power of two of one unit of priority."""
+
+    filled: int
+    total: int
+    max_priority: float
+    scale: int
+    inserts: int
+    updates: int
+    samples: int
+    stale: int
+    saturated: int
+    rescales: int
+
+
+class ReplayManager(Protocol):
+    """Sum tree of priorities with exact integer arithmetic: same seed and calls, same samples on every device.
+
+    Every method may be called from any thread. After `close`, each raises ReplayError.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        ...
+
+    @property
+    def filled(self) -> int:
+        """Slots written so far."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """Sum of the quantised priorities (uniform mode: `filled`)."""
+        ...
+
+    @property
+    def fanout(self) -> int:
+        """Children per node of the sum tree."""
+        ...
+
+    @property
+    def mode(self) -> ReplayMode:
+        """Either "prioritized" or "uniform"."""
+        ...
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of the priorities."""
+        ...
+
+    @property
+    def max_priority(self) -> float:
+        """Running maximum of the finite priorities given, at least 1: what new items get."""
+        ...
+
+    def insert(self, indices: ArrayLike, priorities: ArrayLike | None = None) -> None:
+        """Put new items `(n,)` into slots, with the running maximum where `priorities` is None.
+
+        Each occurrence of a slot bumps its generation; of duplicates the last priority wins. Raises ReplayError for
+        an index out of range, PriorityError for a NaN or negative priority; then nothing has changed.
+        """
+        ...
+
+    def sample(self, batch_size: int, beta: float = 0.4, out: Sample | None = None) -> Sample:
+        """Draw `batch_size` slots, stratified by priority, with weights `(N P(i))**-beta` over their batch maximum.
+
+        `out`, if given, is filled and returned. Never gives an unwritten slot, nor one of zero priority unless all
+        are zero: then it is uniform over the written ones. Raises ReplayError when nothing was inserted.
+        """
+        ...
+
+    def update(self, indices: ArrayLike, priorities: ArrayLike, generations: ArrayLike | None = None) -> int:
+        """Set priorities `(n,)` and return how many were applied.
+
+        Where `generations` (as sampled) are stale, because the slot was overwritten since, nothing is applied and
+        the drop is counted. Of duplicates the last wins. Raises as `insert`, and ReplayError for unwritten slots.
+        """
+        ...
+
+    def retrieve(self, indices: ArrayLike) -> np.ndarray:
+        """Return exact priorities `(n,)` float32 as last given; 0 where nothing was written."""
+        ...
+
+    def set_alpha(self, alpha: float) -> None:
+        """Change the exponent and requantise every slot from its exact priority."""
+        ...
+
+    def statistics(self) -> ReplayStatistics:
+        """Counts so far."""
+        ...
+
+    def state_dict(self) -> ReplayStateDict:
+        """Everything `load_state_dict` needs to go on with identical samples; arrays are copies."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
+        """Take over a saved state; capacity and mode must match, the fanout may differ.
+
+        Raises CheckpointError for a mismatch or damage; then nothing has changed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the memory. May be repeated."""
+        ...

@@ -1,0 +1,294 @@
+"""RRQ: the queue of requests to the Replay Manager (paper, Fig. 4 and 6)."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pearl import _native
+from pearl.errors import ConfigurationError, QueueClosedError, QueueTimeoutError
+from pearl.replay.arguments import as_generations, as_indices, as_priorities
+from pearl.replay.protocol import ReplayManager, Sample
+
+Executor: TypeAlias = Literal["autorun", "inline"]
+_Request: TypeAlias = "Callable[[], Sample | int | None]"
+
+
+@runtime_checkable
+class AutorunReplay(Protocol):
+    """A Replay Manager with an autorun kernel of its own."""
+
+    def start_autorun(self, max_batch: int, depth: int) -> _native.ReplayAutorun:
+        """Start serving requests."""
+        ...
+
+
+class ReplayRequestQueue:
+    """Requests to one Replay Manager, executed in order; samples come back through `poll`, in order.
+
+    executor "autorun": a thread of its own (native, without the GIL, where the manager has one) executes while the
+    host goes on; an error shows at the next `poll`. "inline": a request executes as it is written, for serial runs.
+    At most `depth` requests and `depth` unpolled samples are held; arrays are copied, so the caller may reuse them.
+
+    Written to and polled by one thread. Use as a context manager: leaving it finishes what is queued.
+    """
+
+    def __init__(
+        self, manager: ReplayManager, *, executor: Executor = "autorun", max_batch: int = 1024, depth: int = 8
+    ) -> None:
+        if executor not in ("autorun", "inline"):
+            raise ConfigurationError(f'The RRQ\'s executor must be "autorun" or "inline"; found {executor!r}.')
+        self.manager = manager
+        self._executor: _NativeAutorun | _ThreadAutorun | _Inline
+        if executor == "inline":
+            self._executor = _Inline(depth)
+        elif isinstance(manager, AutorunReplay):
+            self._executor = _NativeAutorun(manager.start_autorun(max_batch, depth))
+        else:
+            self._executor = _ThreadAutorun(depth)
+
+    def write_sample(self, batch_size: int, beta: float = 0.4, timeout_s: float = 1.0) -> None:
+        """Ask for a batch, which a later `poll` returns.
+
+        Raises QueueTimeoutError if the queue stays full, or `depth` samples wait to be polled.
+        """
+        self._executor.write_sample(self.manager, batch_size, beta, timeout_s)
+
+    def write_update(
+        self,
+        indices: ArrayLike,
+        priorities: ArrayLike,
+        generations: ArrayLike | None = None,
+        timeout_s: float = 1.0,
+    ) -> None:
+        """Ask for new priorities `(n,)`; raises QueueTimeoutError if the queue stays full."""
+        slots = as_indices(indices)
+        count = len(slots)
+        versions = None if generations is None else as_generations(generations, count)
+        self._executor.write_update(self.manager, slots, as_priorities(priorities, count), versions, timeout_s)
+
+    def write_insert(self, indices: ArrayLike, priorities: ArrayLike | None = None, timeout_s: float = 1.0) -> None:
+        """Announce new items `(n,)`; raises QueueTimeoutError if the queue stays full."""
+        slots = as_indices(indices)
+        values = None if priorities is None else as_priorities(priorities, len(slots))
+        self._executor.write_insert(self.manager, slots, values, timeout_s)
+
+    def poll(self) -> Sample | None:
+        """Return the oldest sample that is ready, or None; raises what a request raised since the last poll."""
+        return self._executor.poll()
+
+    def pending(self) -> int:
+        """Requests not yet executed."""
+        return self._executor.pending()
+
+    def drain(self, timeout_s: float = 10.0) -> None:
+        """Wait until every request is executed; raises QueueTimeoutError otherwise."""
+        if not self._executor.drain(timeout_s):
+            raise QueueTimeoutError(f"{self.pending()} requests to the Replay Manager were left after {timeout_s} s.")
+
+    def attach_bell(self, bell: _native.Doorbell) -> None:
+        """Have `bell` rung at each response. Call it before the first request."""
+        self._executor.attach_bell(bell)
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread; writing afterwards raises QueueClosedError. May be repeated."""
+        self._executor.stop()
+
+    def __enter__(self) -> ReplayRequestQueue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _NativeAutorun:
+    """The manager's own autorun kernel."""
+
+    def __init__(self, autorun: _native.ReplayAutorun) -> None:
+        self._autorun = autorun
+        self.pending = autorun.pending
+        self.drain = autorun.drain
+        self.stop = autorun.stop
+        self.attach_bell = autorun.attach_bell
+
+    def write_sample(self, _: ReplayManager, batch_size: int, beta: float, timeout_s: float) -> None:
+        if not self._autorun.write_sample(batch_size, beta, timeout_s):
+            raise _full(timeout_s)
+
+    def write_update(
+        self,
+        _: ReplayManager,
+        indices: np.ndarray,
+        priorities: np.ndarray,
+        generations: np.ndarray | None,
+        timeout_s: float,
+    ) -> None:
+        if not self._autorun.write_update(indices, priorities, generations, timeout_s):
+            raise _full(timeout_s)
+
+    def write_insert(
+        self, _: ReplayManager, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float
+    ) -> None:
+        if not self._autorun.write_insert(indices, priorities, timeout_s):
+            raise _full(timeout_s)
+
+    def poll(self) -> Sample | None:
+        response = self._autorun.poll()
+        return None if response is None else Sample(*response)
+
+
+class _PythonExecutor(ABC):
+    """Turns requests into calls; a subclass says when they run."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = max(depth, 1)
+        self._responses: deque[Sample] = deque()
+        self._bell: _native.Doorbell | None = None
+        self._closed = False
+
+    def write_sample(self, manager: ReplayManager, batch_size: int, beta: float, timeout_s: float) -> None:
+        if self._unanswered() >= self._depth:
+            raise QueueTimeoutError(f"{self._depth} samples wait to be polled: poll() before asking for more.")
+        self._submit(lambda: manager.sample(batch_size, beta), timeout_s, samples=1)
+
+    def write_update(
+        self,
+        manager: ReplayManager,
+        indices: np.ndarray,
+        priorities: np.ndarray,
+        generations: np.ndarray | None,
+        timeout_s: float,
+    ) -> None:
+        arrays = indices.copy(), priorities.copy(), None if generations is None else generations.copy()
+        self._submit(lambda: manager.update(*arrays), timeout_s)
+
+    def write_insert(
+        self, manager: ReplayManager, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float
+    ) -> None:
+        arrays = indices.copy(), None if priorities is None else priorities.copy()
+        self._submit(lambda: manager.insert(*arrays), timeout_s)
+
+    def attach_bell(self, bell: _native.Doorbell) -> None:
+        self._bell = bell
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            self._bell.ring()
+
+    @abstractmethod
+    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> None: ...
+
+    @abstractmethod
+    def _unanswered(self) -> int: ...
+
+
+class _Inline(_PythonExecutor):
+    """Executes each request as it is written."""
+
+    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> None:
+        if self._closed:
+            raise _closed()
+        response = request()
+        if isinstance(response, Sample):
+            self._responses.append(response)
+            self._ring()
+
+    def _unanswered(self) -> int:
+        return len(self._responses)
+
+    def poll(self) -> Sample | None:
+        return self._responses.popleft() if self._responses else None
+
+    def pending(self) -> int:
+        return 0
+
+    def drain(self, timeout_s: float) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self._closed = True
+
+
+class _ThreadAutorun(_PythonExecutor):
+    """A Python thread with an autorun kernel's behaviour, for managers that have none."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self._changed = threading.Condition()
+        self._requests: deque[tuple[_Request, int]] = deque()  # the first is being executed
+        self._samples_queued = 0
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="pearl-replay-requests", daemon=True)
+        self._thread.start()
+
+    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> None:
+        with self._changed:
+            if self._closed:
+                raise _closed()
+            if not self._changed.wait_for(lambda: len(self._requests) < self._depth, timeout_s):
+                raise _full(timeout_s)
+            self._requests.append((request, samples))
+            self._samples_queued += samples
+            self._changed.notify_all()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._requests) or self._closed)
+                if not self._requests:
+                    return
+                request, samples = self._requests[0]
+            response: Sample | int | None = None
+            error: Exception | None = None
+            try:
+                response = request()
+            except Exception as raised:  # shown to the host at its next poll
+                error = raised
+            with self._changed:
+                self._requests.popleft()
+                self._samples_queued -= samples
+                self._error = self._error or error
+                if isinstance(response, Sample):
+                    self._responses.append(response)
+                self._changed.notify_all()
+            if samples or error is not None:
+                self._ring()
+
+    def _unanswered(self) -> int:
+        with self._changed:
+            return self._samples_queued + len(self._responses)
+
+    def poll(self) -> Sample | None:
+        with self._changed:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            return self._responses.popleft() if self._responses else None
+
+    def pending(self) -> int:
+        with self._changed:
+            return len(self._requests)
+
+    def drain(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._requests, timeout_s)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+
+def _full(timeout_s: float) -> QueueTimeoutError:
+    return QueueTimeoutError(f"The Replay Manager took no request for {timeout_s} s: its queue is full.")
+
+
+def _closed() -> QueueClosedError:
+    return QueueClosedError("The Replay Manager's queue is closed.")

@@ -1,0 +1,68 @@
+"""The data collection buffer: transitions wait here until they may enter the Data Storage (paper, Sec. IV-C1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.spec import TransitionSpec
+
+
+class _Ring(Protocol):
+    """What collision checks need of a Data Storage."""
+
+    @property
+    def cursor(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+
+class CollectionBuffer:
+    """Collects DCQ messages; `full` when another might not fit.
+
+    `rows` is how many transitions an insertion brings at least, `message_rows` the largest message.
+    """
+
+    def __init__(self, transition: TransitionSpec, rows: int, message_rows: int) -> None:
+        self._columns = transition.empty(rows + message_rows)
+        self._threshold = rows
+        self.count = 0
+
+    @property
+    def full(self) -> bool:
+        """Enough has been collected for an insertion."""
+        return self.count >= self._threshold
+
+    def take(self, dcq: DataCollectionQueue) -> Mapping[str, np.ndarray] | None:
+        """Copy the queue's oldest message in, if there is one; returns it (valid until the next take) for counting."""
+        found = dcq.peek()
+        if found is None:
+            return None
+        message, rows = found
+        end = self.count + rows
+        for name, column in self._columns.items():
+            column[self.count : end] = message[name][:rows]
+        self.count = end
+        summary = {
+            "episode_return": message["episode_return"][: message["counts"][0]].copy(),
+            "episode_length": message["episode_length"][: message["counts"][0]].copy(),
+            "env_steps": message["counts"][1:2].copy(),
+            "actor": message["counts"][2:3].copy(),
+            "rows": np.array([rows]),
+        }
+        dcq.release()
+        return summary
+
+    def take_all(self) -> dict[str, np.ndarray]:
+        """The collected columns, as views; the buffer is empty afterwards."""
+        count, self.count = self.count, 0
+        return {name: column[:count] for name, column in self._columns.items()}
+
+
+def collides(storage: _Ring, rows: int, batches: Sequence[np.ndarray]) -> bool:
+    """Would inserting `rows` transitions overwrite a slot of a sampled batch that is still being trained on?"""
+    return any(bool(((indices - storage.cursor) % storage.capacity < rows).any()) for indices in batches)

@@ -1,0 +1,78 @@
+"""Greedy evaluation of a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from pearl.actors.environment import autoreset_mode, make_vector_env
+from pearl.algorithms.trainer import TrainerLike
+from pearl.spec import ActorSpec
+
+_MOST_ENVS = 100
+
+
+class Evaluation(NamedTuple):
+    """Returns `(episodes,)` and lengths of greedy episodes."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns."""
+        return float(self.returns.std())
+
+
+def evaluate(trainer: TrainerLike, spec: ActorSpec, episodes: int, seed: int) -> Evaluation:
+    """Play `episodes` greedy episodes and return all their returns.
+
+    Every environment of the vector plays a fixed count of episodes, so that short ones are not over-represented.
+    """
+    count = min(episodes, _MOST_ENVS)
+    quota = np.full(count, episodes // count)
+    quota[: episodes % count] += 1
+    envs = make_vector_env(dataclasses.replace(spec, vectorization="sync"), count)
+    device = next((p.device for p in _parameters(trainer)), torch.device("cpu"))
+    action_space = envs.single_action_space
+    first_action = int(action_space.start) if isinstance(action_space, spaces.Discrete) else 0
+    assert autoreset_mode(envs) is AutoresetMode.SAME_STEP
+    obs, _ = envs.reset(seed=seed)
+    dtype = np.uint8 if obs.dtype == np.uint8 else np.float32
+    running = np.zeros(count)
+    length = np.zeros(count, np.int64)
+    played = np.zeros(count, np.int64)
+    returns: list[float] = []
+    lengths: list[int] = []
+    try:
+        while len(returns) < episodes:
+            with torch.inference_mode():
+                action = trainer.get_action(torch.from_numpy(np.asarray(obs, dtype)).to(device)).cpu().numpy()
+            obs, reward, terminated, truncated, _ = envs.step(action + first_action if first_action else action)
+            running += reward
+            length += 1
+            for env in np.flatnonzero(terminated | truncated):
+                if played[env] < quota[env]:
+                    returns.append(float(running[env]))
+                    lengths.append(int(length[env]))
+                    played[env] += 1
+                running[env], length[env] = 0.0, 0
+    finally:
+        envs.close()
+    return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _parameters(trainer: TrainerLike) -> list[torch.Tensor]:
+    from pearl.algorithms.trainer import policy_tensors
+
+    return policy_tensors(trainer)

@@ -1,0 +1,104 @@
+"""What a finished run leaves: evaluation, weights, learning curve, summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pearl.algorithms.trainer import TrainerLike
+from pearl.runtime.checkpoint import load_module_tensors, module_tensors
+from pearl.runtime.evaluation import Evaluation, evaluate
+from pearl.runtime.options import Options
+from pearl.spec import ActorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_QUICK_EPISODES = 20
+
+
+@dataclass
+class Judge:
+    """Evaluates the policy on the way and at the end, and remembers the best weights.
+
+    `record` is told every evaluation.
+    """
+
+    trainer: TrainerLike
+    actors: ActorSpec
+    options: Options
+    record: Callable[[Evaluation], None]
+    solved: Evaluation | None = None
+    _best: tuple[float, dict[str, dict[str, torch.Tensor]]] | None = field(default=None, repr=False)
+
+    def _play(self, episodes: int, seed: int) -> Evaluation:
+        found = evaluate(self.trainer, self.actors, episodes, seed=seed + self.options.seed)
+        self.record(found)
+        return found
+
+    def look(self) -> Evaluation | None:
+        """A short evaluation; the full one if it reaches the goal, which it returns if that reaches it too."""
+        episodes = min(_QUICK_EPISODES, self.options.eval_episodes)
+        if not episodes:
+            return None
+        found = self._play(episodes, seed=10_000)
+        if self._best is None or found.mean > self._best[0]:
+            self._best = (found.mean, module_tensors(self.trainer))
+        goal = self.options.until_return
+        if goal is None or found.mean < goal:
+            return None
+        full = self._play(self.options.eval_episodes, seed=20_000)
+        if full.mean < goal:
+            return None
+        self.solved = full
+        return full
+
+    def final(self) -> Evaluation:
+        """The full evaluation; where the best weights on the way beat the last ones, they are kept in the trainer."""
+        if self.solved is not None:
+            return self.solved
+        last = self._play(self.options.eval_episodes, seed=20_000)
+        if self._best is None or self._best[0] <= last.mean:
+            return last
+        weights = module_tensors(self.trainer)
+        load_module_tensors(self.trainer, self._best[1])
+        best = self._play(self.options.eval_episodes, seed=20_000)
+        if best.mean > last.mean:
+            return best
+        load_module_tensors(self.trainer, weights)
+        return last
+
+
+def save_weights(trainer: TrainerLike, path: Path) -> None:
+    """The trainer's modules as `attribute.parameter` in one safetensors file; optimizers are left to checkpoints."""
+    from safetensors.torch import save_file
+
+    from pearl.algorithms.trainer import modules_of
+
+    modules = modules_of(trainer)
+    flat = {
+        f"{group}.{name}": tensor.contiguous()
+        for group, tensors in module_tensors(trainer).items()
+        if group in modules
+        for name, tensor in tensors.items()
+    }
+    save_file(flat, path)
+
+
+def write_summary(path: Path, summary: dict[str, object]) -> None:
+    """JSON for people and programs."""
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def evaluation_summary(found: Evaluation) -> dict[str, float | int]:
+    """An evaluation in numbers."""
+    return {
+        "episodes": len(found.returns),
+        "mean": found.mean,
+        "std": found.std,
+        "min": float(found.returns.min()),
+        "max": float(found.returns.max()),
+    }

@@ -1,0 +1,66 @@
+"""Gradient steps per second."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+_WINDOW_S = 2.0
+
+
+class StepRate:
+    """Counts steps against two clocks: wall time, and the time in which a batch was under way.
+
+    The second is what Eq. 7 predicts: it leaves out waiting for data that the replay ratio asks for.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._first: float | None = None
+        self._last = 0.0
+        self._window: deque[tuple[float, int]] = deque()
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+
+    def started(self) -> None:
+        """A batch is under way (again)."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = self._last = now
+            self._window.append((now, 0))
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def trained(self, steps: int, *, idle: bool) -> None:
+        """`steps` are done; `idle`: nothing else is under way."""
+        now = self._last = time.monotonic()
+        self.steps += steps
+        if self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+            self._busy_since = None if idle else now
+        self._window.append((now, self.steps))
+        while len(self._window) > 2 and now - self._window[0][0] > _WINDOW_S:
+            self._window.popleft()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the first batch."""
+        return 0.0 if self._first is None else self._last - self._first
+
+    @property
+    def recent(self) -> float:
+        """Steps per second of wall time over the last two seconds."""
+        if len(self._window) < 2:
+            return 0.0
+        (start, before), (end, after) = self._window[0], self._window[-1]
+        return (after - before) / (end - start) if end > start else 0.0
+
+    @property
+    def overall(self) -> float:
+        """Steps per second of wall time since the first batch."""
+        return self.steps / self.total_s if self.total_s > 0 else 0.0
+
+    @property
+    def busy(self) -> float:
+        """Steps per second of the time in which a batch was under way."""
+        return self.steps / self._busy_s if self._busy_s > 0 else 0.0

@@ -1,0 +1,42 @@
+"""Serial mode's actor: no process, no thread, the same messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+
+
+class InlineActor:
+    """Collects one message whenever its queue is empty: the policy is then never older than one message."""
+
+    def __init__(self, setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue) -> None:
+        self._setup, self._dcq, self._wsq = setup, dcq, wsq
+        self._actor = Actor(setup)
+
+    def run_once(self) -> bool:
+        """Collect a message, if there is room."""
+        if len(self._dcq):
+            return False
+        if (weights := self._wsq.poll()) is not None:
+            self._actor.load_weights(weights)
+        message = self._dcq.reserve()
+        assert message is not None
+        self._dcq.publish(self._actor.collect(message))
+        return True
+
+    def restarted(self, env_steps: int) -> InlineActor:
+        """A fresh actor in its place, as a resumed run would make it; what it had collected is dropped."""
+        self._actor.close()
+        while self._dcq.peek() is not None:
+            self._dcq.release()
+        # A new reader of the WSQ sees the newest weights again, as a resumed run's does.
+        self._wsq.version = 0
+        return InlineActor(
+            dataclasses.replace(self._setup, env_steps=env_steps, restarts=env_steps), self._dcq, self._wsq
+        )
+
+    def close(self) -> None:
+        """Close its environments."""
+        self._actor.close()

@@ -1,0 +1,539 @@
+"""What a running program keeps count of: steps, schedules, logs, checkpoints, evaluations, and when to stop.
+
+The program's own loop moves the messages; the session answers its questions (may I sample? may I collect?) and is
+told what happened. Everything here runs in the host's main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import math
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from pearl.actors.actor import ActorSetup
+from pearl.actors.environment import make_vector_env
+from pearl.actors.process import ActorGroup
+from pearl.algorithms.trainer import TrainerLike, make_trainer
+from pearl.errors import ActorError, ConfigurationError, PearlError
+from pearl.replay.protocol import ReplayManager
+from pearl.replay.requests import ReplayRequestQueue
+from pearl.runtime.checkpoint import latest_checkpoint
+from pearl.runtime.collection import CollectionBuffer, collides
+from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.options import Options
+from pearl.runtime.outcome import Judge, evaluation_summary, save_weights, write_summary
+from pearl.runtime.progress import ProgressDisplay
+from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.rate import StepRate
+from pearl.runtime.replay_ratio import ReplayRatio
+from pearl.runtime.run_log import RunLog, configure_logging, plot_learning_curve
+from pearl.runtime.run_state import Counters, HostStorage, RunState
+from pearl.runtime.serial import InlineActor
+from pearl.runtime.workers import Worker
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+logger = logging.getLogger("pearl.runtime")
+
+_INSERTION_ROWS = 128  # an insertion brings at least so many transitions, where the replay is large enough
+_GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
+_LOG_INTERVAL_S = 1.0
+_WAIT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the composer knew when it wrote the program."""
+
+    name: str
+    predicted_eps: float
+    composed_from: str = ""
+
+
+class Session:
+    """One run of a generated program: a context manager, then `attach`, `launch`, and the loop."""
+
+    def __init__(
+        self,
+        program: Program,
+        options: Options,
+        *,
+        trainer_class: type,
+        settings: Mapping[str, Any],
+        actors: ActorSpec,
+        replay: ReplaySpec,
+        train: TrainSpec,
+    ) -> None:
+        if options.bench:
+            train = dataclasses.replace(train, replay_ratio=math.inf)
+        self.program, self.options = program, options
+        self.actors, self.replay_spec, self.train = actors, replay, train
+        self._trainer_class, self._settings = trainer_class, dict(settings)
+        probe = make_vector_env(actors, 1)
+        self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
+        probe.close()
+        self.transition = TransitionSpec.from_spaces(self.observation_space, self.action_space)
+        _make_writable(options.run_dir, options.checkpoint_dir)
+        self.bell = Bell()
+        self.message_rows = self._actor_setup(0).message_rows()
+        if self.message_rows >= replay.capacity:
+            raise ConfigurationError(
+                f"A replay of {replay.capacity} slots cannot take a message of {self.message_rows} transitions from "
+                f"{actors.envs_per_actor} environments: raise its size or lower envs_per_actor."
+            )
+        self.insertion_rows = min(_INSERTION_ROWS, replay.capacity - self.message_rows)
+        self.counters = Counters()
+        self.exit_code = 0
+        self._draining = False
+        self._stop_reason = ""
+        self._failure: PearlError | None = None
+        self._interrupts = 0
+        self._workers: list[Worker] = []
+        self._inline: list[InlineActor] = []
+        self._group: ActorGroup | None = None
+        self._restarts = 0
+        self._rrq: ReplayRequestQueue | None = None
+        self._in_flight: deque[np.ndarray] = deque()
+        self._requested = self._granted = self._buffered = 0
+        self._seen = 0
+        self._progressed = False
+        self._td_error = math.nan
+        self._logged_at = -math.inf
+        self._rate = StepRate()
+        self._log: RunLog | None = None
+        self._display: ProgressDisplay | None = None
+
+    # --- set-up -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        configure_logging(self.options.run_dir)
+        self._started = time.monotonic()
+        self._handlers = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._stop_parties()
+        finally:
+            if self._display is not None:
+                self._display.__exit__(kind, error, traceback)
+            if self._log is not None:
+                self._log.close()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def _actor_setup(self, index: int) -> ActorSetup:
+        return ActorSetup(self._trainer_class, self._settings, self.actors, self.train, self.options.seed, index)
+
+    def make_trainer(self, device: str) -> TrainerLike:
+        """The user's trainer, on `device`."""
+        self.trainer = make_trainer(
+            self._trainer_class,
+            self.observation_space,
+            self.action_space,
+            seed=self.options.seed,
+            device=device,
+            settings=self._settings,
+        )
+        return self.trainer
+
+    def attach(self, replay: ReplayManager, storage: HostStorage) -> None:
+        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        identity = {
+            "trainer": self._trainer_class.__qualname__,
+            "environment": self.actors.env,
+            "transition": ", ".join(f"{f.name}{list(f.shape)}:{f.dtype}" for f in self.transition.fields),
+            "replay": f"{self.replay_spec.mode}, {self.replay_spec.capacity} slots",
+        }
+        self._storage = storage
+        self._state = RunState(identity, self.trainer, replay, storage)
+        if self.options.resume:
+            self.counters = self._state.load(self.options.checkpoint_dir)
+            self._say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
+        elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
+            aside = _put_aside(self.options.checkpoint_dir)
+            self._say(f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them.")
+        lead = self.insertion_rows + self.message_rows
+        self._ratio = ReplayRatio(self.train, self.counters, lead)
+        self._next_checkpoint = self._after(self.options.checkpoint_interval)
+        self._next_evaluation = self._after(self.options.eval_interval)
+        step = self.counters.env_steps
+        self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
+        self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation)
+        self._display = ProgressDisplay(self.options.timesteps, initial_steps=step)
+        self._display.__enter__()
+
+    def _after(self, interval: int) -> int:
+        return (self.counters.env_steps // interval + 1) * interval
+
+    def launch(self, worker: Worker) -> None:
+        """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
+        self._workers.append(worker)
+        if not self.options.serial:
+            worker.launch()
+
+    def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
+        """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
+        steps = self.counters.env_steps
+        setups = [
+            dataclasses.replace(self._actor_setup(i), env_steps=steps, restarts=steps) for i in range(len(dcqs))
+        ]
+        if self.options.serial:
+            self._inline = [InlineActor(s, q, wsq) for s, q in zip(setups, dcqs, strict=True)]
+        else:
+            self._group = ActorGroup(setups, dcqs, wsq)
+
+    def watch(self, rrq: ReplayRequestQueue) -> None:
+        """Have the RRQ's answers wake the host, and let the session tell when nothing is under way."""
+        rrq.attach_bell(self.bell.native)
+        self._rrq = rrq
+
+    def _stop_parties(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for worker in self._workers:
+                stack.callback(worker.stop)
+            for actor in self._inline:
+                stack.callback(actor.close)
+            if self._group is not None:
+                self._restarts = self._group.restarts
+                stack.callback(self._group.stop)
+            if self._rrq is not None:
+                stack.callback(self._rrq.close)
+        self._workers, self._inline, self._group, self._rrq = [], [], None, None
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        self._stop(f"{signal.Signals(number).name} received")
+        self.exit_code = 128 + number
+
+    def _stop(self, reason: str) -> None:
+        if not self._stop_reason:
+            self._stop_reason = reason
+            self._say(f"Stopping: {reason}.")
+
+    # --- the loop's questions ---------------------------------------------------------------------------------------
+
+    def running(self) -> bool:
+        """Do what is due (checkpoint, evaluation, log); False once the run is over and nothing is under way."""
+        self._seen = self.bell.value()
+        for worker in self._workers:
+            worker.check()
+        self._check_actors()
+        self._show()
+        if self.options.bench:
+            if self._rate.total_s >= self.options.bench_seconds:
+                self._stop("measured")
+        elif self.counters.env_steps >= self.options.timesteps:
+            self._stop("all steps done")
+        due = [] if self._stop_reason else self._due()
+        self._draining = bool(self._stop_reason) or bool(due)
+        if not self._draining or not self._quiet():
+            return True
+        for action in due:
+            action()
+        self._draining = bool(self._stop_reason)
+        return not self._stop_reason
+
+    def _check_actors(self) -> None:
+        if self._group is None or self._failure is not None:
+            return
+        try:
+            self._group.check(self.counters.env_steps)
+        except ActorError as error:
+            self._failure = error
+            self._stop("actors failed")
+
+    def _due(self) -> list[Callable[[], None]]:
+        due: list[Callable[[], None]] = []
+        if self.options.bench:
+            return due
+        if self.counters.env_steps >= self._next_evaluation and self.counters.gradient_steps:
+            due.append(self._evaluate)
+        if self.counters.env_steps >= self._next_checkpoint:
+            due.append(self._checkpoint)
+        return due
+
+    def _quiet(self) -> bool:
+        """Nothing sampled awaits training, nothing collected awaits insertion."""
+        pending = self._rrq.pending() if self._rrq is not None else 0
+        return not (self._requested or self._granted or self._buffered or pending)
+
+    def wait(self) -> None:
+        """Sleep until a queue has something for the host; in serial mode, let the others do one piece of work."""
+        if self._progressed:
+            self._progressed = False
+        elif not self.options.serial:
+            self.bell.wait(self._seen, _WAIT_S)
+        elif not any([worker.run_once() for worker in self._workers]) and not self._draining:
+            for actor in self._inline:
+                actor.run_once()
+
+    def wants_data(self, buffer: CollectionBuffer) -> bool:
+        """May the host take another message from the actors?"""
+        return not self._draining and not buffer.full and self._ratio.collection_allowed()
+
+    def insertion_due(self, buffer: CollectionBuffer) -> bool:
+        """Insert now: the buffer is full (or the run drains), and no slot it would take is being trained on."""
+        self._buffered = buffer.count
+        if not buffer.full and not (self._draining and buffer.count):
+            return False
+        return not collides(self._storage, buffer.count, self._in_flight)
+
+    def may_sample(self) -> bool:
+        """May the next batch be sampled: enough data, replay ratio, at most D updates ahead, one request at a time?"""
+        return (
+            not self._draining
+            and self._requested == len(self._in_flight)
+            and self._requested <= self.train.priority_update_delay
+            and self._ratio.batches_allowed() > self._requested
+        )
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights, linear over the run."""
+        spec = self.replay_spec
+        fraction = min(1.0, self.counters.env_steps / max(1, self.options.timesteps))
+        return spec.beta + fraction * (spec.beta_final - spec.beta)
+
+    def iterations_to_grant(self) -> int:
+        """Setting 2: how many iterations the training loop may run next; 0 to wait."""
+        if self._draining or self._granted:
+            return 0
+        aim = max(1, int(_GRANT_S * self._rate.busy))
+        return min(self._ratio.batches_allowed(), aim)
+
+    # --- what happened ----------------------------------------------------------------------------------------------
+
+    def collected(self, message: Mapping[str, np.ndarray]) -> None:
+        """A DCQ message was taken into the buffer."""
+        assert self._log is not None
+        counters = self.counters
+        rows, steps, actor = (int(message[key][0]) for key in ("rows", "env_steps", "actor"))
+        counters.env_steps += steps
+        counters.collected += rows
+        self._buffered += rows
+        for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
+            counters.episodes += 1
+            counters.returns.append(float(ret))
+            self._log.episode(counters.env_steps, self._wall_s(), actor, float(ret), int(length))
+        self._progressed = True
+
+    def inserted(self) -> None:
+        """The buffer entered the Data Storage."""
+        self.counters.stored += self._buffered
+        self._buffered = 0
+        self._progressed = True
+
+    def sampling(self) -> None:
+        """A sampling was requested."""
+        self._requested += 1
+        self._rate.started()
+        self._progressed = True
+
+    def sampled(self, indices: np.ndarray) -> None:
+        """A batch was sampled and assigned to the Learner."""
+        self._in_flight.append(indices)
+        self._progressed = True
+
+    def granted(self, iterations: int) -> None:
+        """Setting 2: the training loop may run `iterations`."""
+        self._granted = iterations
+        self._rate.started()
+        self._progressed = True
+
+    def trained(self, td_error: float, iterations: int = 1) -> None:
+        """A batch (setting 2: what was granted) came back trained."""
+        if self._granted:
+            self._granted = 0
+        else:
+            self._in_flight.popleft()
+            self._requested -= 1
+        self.counters.gradient_steps += iterations
+        self.counters.samples += iterations * self.train.batch_size
+        self._td_error = td_error
+        self._rate.trained(iterations, idle=not self._requested and (self._draining or not self._ratio.batches_allowed()))
+        self._progressed = True
+
+    # --- log, checkpoints, evaluations ------------------------------------------------------------------------------
+
+    def _wall_s(self) -> float:
+        return self.counters.wall_s + time.monotonic() - self._started
+
+    def _say(self, text: str) -> None:
+        logger.info(text)
+        if self._display is not None:
+            self._display.say(text)
+        else:
+            print(text, flush=True)
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._display is None or self._log is None or now - self._logged_at < 0.1:
+            return
+        counters, gps = self.counters, self._rate.recent
+        eps = gps * self.train.batch_size
+        self._display.update(
+            steps=counters.env_steps,
+            mean_return=counters.mean_return,
+            eps=eps,
+            gps=gps,
+            replay_ratio=self._ratio.achieved,
+            episodes=counters.episodes,
+        )
+        if now - self._logged_at >= _LOG_INTERVAL_S:
+            self._logged_at = now
+            self._log.scalars(
+                counters.env_steps,
+                {
+                    "wall_s": self._wall_s(),
+                    "gradient_steps": counters.gradient_steps,
+                    "episodes": counters.episodes,
+                    "mean_return": counters.mean_return,
+                    "eps": eps,
+                    "gps": gps,
+                    "replay_ratio": self._ratio.achieved,
+                    "td_error": self._td_error,
+                },
+            )
+
+    def _log_evaluation(self, found: Evaluation) -> None:
+        assert self._log is not None
+        self._log.evaluation(self.counters.env_steps, self._wall_s(), found.returns.tolist())
+
+    def _evaluate(self) -> None:
+        self._next_evaluation = self._after(self.options.eval_interval)
+        found = self._judge.look()
+        if found is not None:
+            self._stop(
+                f"solved after {self.counters.env_steps:,} steps and {self._wall_s():.1f} s "
+                f"(mean greedy return {found.mean:.1f} over {len(found.returns)} episodes)"
+            )
+
+    def _checkpoint(self) -> None:
+        self.save()
+        self._next_checkpoint = self._after(self.options.checkpoint_interval)
+        # A resumed run starts new episodes; in serial mode this one does too, and so both stay the same to the bit.
+        self._inline = [actor.restarted(self.counters.env_steps) for actor in self._inline]
+
+    def save(self) -> Path:
+        """Write a checkpoint; called only when nothing is under way."""
+        counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
+        return self._state.save(self.options.checkpoint_dir, counters)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> int:
+        """End the run: checkpoint, evaluation, weights, curve, summary. Returns the exit code."""
+        self._stop_parties()
+        rates = self._report_rates()
+        if self.options.bench:
+            write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **rates})
+            return self.exit_code
+        self._say(f"Checkpoint:     {self.save()}")
+        if self._failure is not None:
+            raise self._failure
+        summary: dict[str, object] = {
+            "program": self.program.name,
+            "composed_from": self.program.composed_from,
+            "environment": self.actors.env,
+            "seed": self.options.seed,
+            "stopped": self._stop_reason,
+            "env_steps": self.counters.env_steps,
+            "gradient_steps": self.counters.gradient_steps,
+            "episodes": self.counters.episodes,
+            "replay_ratio": self._ratio.achieved,
+            "wall_s": self._wall_s(),
+            "actor_restarts": self._restarts,
+            **rates,
+        }
+        if self.options.eval_episodes and not self._interrupts:
+            found = self._judge.final()
+            summary["evaluation"] = evaluation_summary(found)
+            self._say(
+                f"Evaluation:     mean return {found.mean:.1f} +- {found.std:.1f} "
+                f"over {len(found.returns)} greedy episodes"
+            )
+        directory = self.options.run_dir
+        save_weights(self.trainer, directory / "weights.safetensors")
+        write_summary(directory / "summary.json", summary)
+        curve = plot_learning_curve(directory, title=f"{self._trainer_class.__name__} on {self.actors.env}")
+        self._say(f"Weights:        {directory / 'weights.safetensors'}")
+        self._say(f"Learning curve: {curve}")
+        self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
+        return self.exit_code
+
+    def _report_rates(self) -> dict[str, float]:
+        batch, predicted = self.train.batch_size, self.program.predicted_eps
+        busy, overall = self._rate.busy * batch, self._rate.overall * batch
+        against = f", {busy / predicted:.2f} of it" if predicted else ""
+        self._say(
+            f"Trained:        {busy:,.0f} EPS while a batch was under way{against} "
+            f"(the composer predicted {predicted:,.0f}); {overall:,.0f} EPS of all time, waiting for data included"
+        )
+        return {"measured_eps": busy, "predicted_eps": predicted, "overall_eps": overall, "gps": self._rate.overall}
+
+
+def _make_writable(*directories: Path) -> None:
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe = directory / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder {directory} cannot be written: {error}. Choose another with --run-dir or --checkpoint-dir."
+            ) from error
+
+
+def _put_aside(directory: Path) -> Path:
+    number = 1
+    while (target := directory.with_name(f"{directory.name}-earlier-{number:03d}")).exists():
+        number += 1
+    directory.rename(target)
+    directory.mkdir()
+    return target
+
+
+def import_class(module: str, name: str, folder: str) -> type:
+    """The class `name` of `module`, found in `folder`; actor processes find it there too."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The trainer class {name} cannot be imported from {module} in {folder}: {error}. "
+            "Mend the path in the program if the file has moved."
+        ) from error
+    assert isinstance(found, type)
+    return found
+
+
+def run_program(main: Callable[[], int]) -> None:
+    """Run a program's `main`; errors made for people are printed as such, with exit code 1."""
+    try:
+        sys.exit(main())
+    except PearlError as error:
+        logger.debug("stopped", exc_info=True)
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)

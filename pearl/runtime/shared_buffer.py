@@ -1,0 +1,48 @@
+"""Memory that several processes see, and that the system frees when the last of them ends, however it ends."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+
+class SharedBuffer:
+    """`nbytes` of zeroed memory, inherited by a spawned process to which it is passed as an argument.
+
+    It is an unnamed file in memory (memfd), not a named segment: nothing stays behind after a SIGKILL, and the size of
+    /dev/shm, small in containers, does not limit it.
+    """
+
+    def __init__(self, nbytes: int, *, _fd: int | None = None) -> None:
+        self.nbytes = nbytes
+        self._fd = self._create(nbytes) if _fd is None else _fd
+        self.memory = mmap.mmap(self._fd, nbytes)
+
+    @staticmethod
+    def _create(nbytes: int) -> int:
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("pearl")
+        else:
+            fd, name = tempfile.mkstemp(prefix="pearl-")
+            os.unlink(name)  # noqa: PTH108  (the open descriptor keeps it alive)
+        os.ftruncate(fd, nbytes)
+        return fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            raise TypeError("A SharedBuffer can only be passed to a process that is being spawned.")
+        return _attach, (self.nbytes, reduction.DupFd(self._fd))
+
+    def __del__(self) -> None:
+        # The mapping outlives the descriptor and is unmapped when the last view of it goes.
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _attach(nbytes: int, descriptor: Any) -> SharedBuffer:
+    return SharedBuffer(nbytes, _fd=descriptor.detach())

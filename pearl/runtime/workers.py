@@ -1,0 +1,252 @@
+"""The Learner's side of the queues: launched once, they loop over their input until told to stop.
+
+Each worker runs in a thread of its own; in serial mode the host calls `run_once` instead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+
+from pearl.errors import PearlError, QueueClosedError
+from pearl.learner.protocol import Learner
+from pearl.replay.protocol import ReplayManager, Sample
+from pearl.runtime.queues import Bell, ColumnQueue, WeightSyncQueue, batch_fields
+from pearl.spec import FieldSpec, TransitionSpec
+
+
+class Storage(Protocol):
+    """What the workers need of a Data Storage."""
+
+    def gather(
+        self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]: ...
+
+
+class Worker:
+    """A loop over an input queue, in a thread, or step by step in serial mode.
+
+    An exception inside it is kept, and raised in the host by `check`.
+    """
+
+    def __init__(self, name: str, queue: ColumnQueue, bell: Bell, prepare: Callable[[], None]) -> None:
+        self._name, self._queue, self._bell, self._prepare = name, queue, bell, prepare
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._prepared = False
+
+    def handle(self, message: Mapping[str, np.ndarray]) -> None:
+        """Process one message of the input queue."""
+        raise NotImplementedError
+
+    def launch(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+        self._thread.start()
+
+    def run_once(self, timeout_s: float = 0.0) -> bool:
+        """Handle the next message, if there is one."""
+        if not self._prepared:
+            self._prepare()
+            self._prepared = True
+        found = self._queue.peek(timeout_s)
+        if found is None:
+            return False
+        self.handle(found[0])
+        self._queue.release()
+        return True
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                self.run_once(timeout_s=1.0)
+        except QueueClosedError:
+            return
+        except BaseException as error:
+            self._error = error
+            self._bell.ring()
+
+    def check(self) -> None:
+        """Raise here what went wrong there."""
+        if self._error is not None:
+            if isinstance(self._error, PearlError):
+                raise self._error
+            raise PearlError(f"The {self._name} stopped: {type(self._error).__name__}: {self._error}") from self._error
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Close the input queue and wait for the loop to end."""
+        self._queue.close()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                raise PearlError(f"The {self._name} did not stop within {timeout_s:.0f} s.")
+
+
+class _WeightPublisher:
+    """Writes the policy to the WSQ every `interval` gradient steps."""
+
+    def __init__(self, learner: Learner, wsq: WeightSyncQueue, interval: int) -> None:
+        self._learner, self._wsq, self._interval = learner, wsq, interval
+        self._staging = np.zeros(learner.weight_count, np.float32)
+        self._steps = 0
+
+    def stepped(self) -> None:
+        self._steps += 1
+        if self._steps % self._interval == 0:
+            self.publish()
+
+    def publish(self) -> None:
+        self._learner.write_weights(self._staging)
+        self._wsq.write(self._staging)
+
+
+class AssignmentQueue(ColumnQueue):
+    """LAQ of setting 1: sampled batches to the Learner. Without `transition`, the data stay with the Learner."""
+
+    def __init__(self, batch_size: int, transition: TransitionSpec | None, slots: int) -> None:
+        super().__init__(batch_fields(batch_size, transition), slots)
+        self._names = [f.name for f in transition.fields] if transition is not None else []
+
+    def assign(self, sample: Sample, storage: Storage) -> None:
+        """Host: hand a sampled batch to the Learner, with its transitions unless they stay with the Learner."""
+        message = self.reserve(timeout_s=60.0)
+        if message is None:
+            raise PearlError("The Learner did not take its next batch for 60 s.")
+        message["indices"][:] = sample.indices
+        message["weights"][:] = sample.weights
+        message["generations"][:] = sample.generations
+        if self._names:
+            storage.gather(sample.indices, {name: message[name] for name in self._names})
+        self.publish()
+
+
+class DoneQueue(ColumnQueue):
+    """LDQ of setting 1: a trained batch's new priorities back to the host."""
+
+    def __init__(self, batch_size: int, slots: int, bell: Bell) -> None:
+        super().__init__(
+            [
+                FieldSpec("indices", (batch_size,), "int64"),
+                FieldSpec("priorities", (batch_size,), "float32"),
+                FieldSpec("generations", (batch_size,), "uint32"),
+                FieldSpec("td_error", (1,), "float64"),
+            ],
+            slots,
+            bell,
+        )
+
+
+class LearnerWorker(Worker):
+    """Setting 1: trains every batch of the LAQ and answers with its new priorities on the LDQ.
+
+    `storage` is given where the Data Storage sits with the Learner: assignments then carry indices only.
+    """
+
+    def __init__(
+        self,
+        laq: AssignmentQueue,
+        ldq: DoneQueue,
+        wsq: WeightSyncQueue,
+        bell: Bell,
+        *,
+        target: Learner,
+        weight_sync_interval: int,
+        storage: Storage | None = None,
+    ) -> None:
+        super().__init__("Learner", laq, bell, target.prepare)
+        self._ldq, self._learner, self._storage = ldq, target, storage
+        self._publisher = _WeightPublisher(target, wsq, weight_sync_interval)
+        self._publisher.publish()
+
+    def handle(self, message: Mapping[str, np.ndarray]) -> None:
+        """Train one batch."""
+        batch = message if self._storage is None else self._storage.gather(message["indices"])
+        result = self._learner.step(batch, message["weights"])
+        done = self._ldq.reserve(timeout_s=60.0)
+        if done is None:
+            raise PearlError("The host did not read the Learner's results for 60 s.")
+        done["indices"][:] = message["indices"]
+        done["generations"][:] = message["generations"]
+        done["priorities"][:] = result.priorities
+        done["td_error"][0] = result.metrics["td_error"]
+        self._publisher.stepped()
+        self._ldq.publish()
+
+
+class GrantQueue(ColumnQueue):
+    """LAQ of setting 2: how many iterations the training loop may run, and with which beta."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__([FieldSpec("iterations", (1,), "int64"), FieldSpec("beta", (1,), "float64")], slots)
+
+    def grant(self, iterations: int, beta: float) -> None:
+        """Host: let the training loop run."""
+        message = self.reserve(timeout_s=60.0)
+        if message is None:
+            raise PearlError("The training loop did not take its next grant for 60 s.")
+        message["iterations"][0], message["beta"][0] = iterations, beta
+        self.publish()
+
+
+class ProgressQueue(ColumnQueue):
+    """LDQ of setting 2: iterations done, with their mean absolute TD error."""
+
+    def __init__(self, slots: int, bell: Bell) -> None:
+        super().__init__([FieldSpec("iterations", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], slots, bell)
+
+
+class TrainingLoop(Worker):
+    """Setting 2: Replay Manager and Learner on one device, sample -> gather -> train -> update without the host.
+
+    The host inserts inside `insertion_window`, which opens when a sampling has ended: while the Learner trains.
+    """
+
+    def __init__(
+        self,
+        laq: GrantQueue,
+        ldq: ProgressQueue,
+        wsq: WeightSyncQueue,
+        bell: Bell,
+        *,
+        replay: ReplayManager,
+        storage: Storage,
+        learner: Learner,
+        batch_size: int,
+        transition: TransitionSpec,
+        weight_sync_interval: int,
+    ) -> None:
+        super().__init__("training loop", laq, bell, learner.prepare)
+        self._ldq, self._replay, self._storage, self._learner = ldq, replay, storage, learner
+        self._batch_size = batch_size
+        self._batch = transition.empty(batch_size)
+        self._sampling = threading.Lock()
+        self._publisher = _WeightPublisher(learner, wsq, weight_sync_interval)
+        self._publisher.publish()
+
+    def handle(self, message: Mapping[str, np.ndarray]) -> None:
+        """Run the granted iterations."""
+        iterations, beta = int(message["iterations"][0]), float(message["beta"][0])
+        td_error = 0.0
+        for _ in range(iterations):
+            with self._sampling:
+                sample = self._replay.sample(self._batch_size, beta)
+                batch = self._storage.gather(sample.indices, self._batch)
+            result = self._learner.step(batch, sample.weights)
+            self._replay.update(sample.indices, result.priorities, sample.generations)
+            self._publisher.stepped()
+            td_error += result.metrics["td_error"]
+        done = self._ldq.reserve(timeout_s=60.0)
+        if done is None:
+            raise PearlError("The host did not read the training loop's progress for 60 s.")
+        done["iterations"][0], done["td_error"][0] = iterations, td_error / iterations
+        self._ldq.publish()
+
+    @contextmanager
+    def insertion_window(self) -> Iterator[None]:
+        """Hold sampling off while the host inserts."""
+        with self._sampling:
+            yield

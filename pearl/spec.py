@@ -1,0 +1,250 @@
+"""Values that describe a run: what a transition holds, what the network is, how replay, actors and training are set.
+
+All are frozen and checked at construction, so that anything holding one can rely on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from pearl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+ReplayMode: TypeAlias = Literal["prioritized", "uniform"]
+Scalar: TypeAlias = "bool | int | float | str"
+
+# Names of the columns every transition has, in storage order.
+OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(message)
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One column of the Data Storage: `shape` of one item and NumPy `dtype` name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one item."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class TransitionSpec:
+    """The columns of one transition ("experience").
+
+    `obs`, `action`, `reward` (sum of the n discounted rewards), `next_obs` (n steps later) and `discount`
+    (`gamma**m` after m steps, 0 where the episode terminated): a bootstrap target is always
+    `reward + discount * value(next_obs)`, and truncation keeps its bootstrap.
+    """
+
+    fields: tuple[FieldSpec, ...]
+
+    def __post_init__(self) -> None:
+        names = [f.name for f in self.fields]
+        _require(len(set(names)) == len(names), f"A transition's columns must differ in name; found {names}.")
+
+    @classmethod
+    def from_spaces(cls, observation_space: gym.Space, action_space: gym.Space) -> TransitionSpec:
+        """Build the spec for one environment's (unbatched) spaces; actions are int64 or float32."""
+        obs_shape, obs_dtype = observation_space.shape, observation_space.dtype
+        action_shape, action_dtype = action_space.shape, action_space.dtype
+        if obs_shape is None or obs_dtype is None or action_shape is None or action_dtype is None:
+            raise ConfigurationError(
+                f"Transitions need array spaces; found observations {observation_space} and actions {action_space}. "
+                "Wrap the environment, for example with gymnasium.wrappers.FlattenObservation."
+            )
+        obs_name = "uint8" if obs_dtype == np.uint8 else "float32"
+        action_name = "int64" if np.issubdtype(action_dtype, np.integer) else "float32"
+        return cls(
+            (
+                FieldSpec(OBS, tuple(obs_shape), obs_name),
+                FieldSpec(ACTION, tuple(action_shape), action_name),
+                FieldSpec(REWARD, (), "float32"),
+                FieldSpec(NEXT_OBS, tuple(obs_shape), obs_name),
+                FieldSpec(DISCOUNT, (), "float32"),
+            )
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one transition (E in the paper's Algorithm 1)."""
+        return sum(f.nbytes for f in self.fields)
+
+    def empty(self, rows: int) -> dict[str, np.ndarray]:
+        """Return uninitialised columns of shape `(rows, *shape)`, in storage order."""
+        return {f.name: np.empty((rows, *f.shape), f.dtype) for f in self.fields}
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One operation of a network, in execution order.
+
+    `inputs` are indices of earlier layers, -1 for the network's input; `macs` counts multiply-accumulates of one
+    forward pass of one item; `options` holds what the kind needs (kernel_size, stride, ...), as plain scalars.
+    """
+
+    name: str
+    kind: str
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    inputs: tuple[int, ...]
+    parameters: int = 0
+    macs: int = 0
+    options: Mapping[str, Scalar | tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """A network as the learners need to know it; extracted from torch modules, never typed."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Count of trainable scalars."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward pass of one item."""
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def signature(self) -> str:
+        """A short text equal for equal structures: part of calibration keys."""
+        parts = (f"{layer.kind}{'x'.join(map(str, layer.out_shape))}" for layer in self.layers)
+        return f"{'x'.join(map(str, self.input_shape))}:" + "-".join(parts)
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """Replay buffer: `capacity` slots; `fanout` of the sum tree, a power of two in [2, 256], or "auto"."""
+
+    capacity: int
+    mode: ReplayMode = "prioritized"
+    fanout: int | Literal["auto"] = 16
+    alpha: float = 0.6
+    beta: float = 0.4
+    beta_final: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(
+            isinstance(self.capacity, int) and self.capacity >= 1,
+            f"Replay capacity must be a whole number of at least 1; found {self.capacity!r}.",
+        )
+        _require(
+            self.mode in ("prioritized", "uniform"),
+            f'Replay mode must be "prioritized" or "uniform"; found {self.mode!r}.',
+        )
+        if self.fanout != "auto":
+            power = isinstance(self.fanout, int) and 2 <= self.fanout <= 256 and self.fanout & (self.fanout - 1) == 0
+            _require(
+                power,
+                f'Fanout must be a power of two from 2 to 256, or "auto"; found {self.fanout!r}. '
+                f"The sum tree addresses children by bit fields: try 16.",
+            )
+        _require(0.0 <= self.alpha <= 4.0, f"alpha must lie in [0, 4]; found {self.alpha!r}.")
+        for name in ("beta", "beta_final"):
+            value = getattr(self, name)
+            _require(0.0 <= value <= 4.0, f"{name} must lie in [0, 4]; found {value!r}.")
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """Actors: `count` processes, each stepping `envs_per_actor` copies of environment `env`.
+
+    `env_kwargs` are passed to `gymnasium.make`; `vectorization` is "sync" (any environment) or "vector_entry_point"
+    (the environment's own vector implementation, where it has one).
+    """
+
+    env: str
+    count: int = 1
+    envs_per_actor: int = 8
+    env_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
+    vectorization: Literal["sync", "vector_entry_point"] = "sync"
+
+    def __post_init__(self) -> None:
+        _require(
+            isinstance(self.env, str) and bool(self.env),
+            f"The environment must be named by its Gymnasium id, such as 'CartPole-v1'; found {self.env!r}.",
+        )
+        for name in ("count", "envs_per_actor"):
+            value = getattr(self, name)
+            _require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+                f"{name} of actors must be a whole number of at least 1; found {value!r}.",
+            )
+        _require(
+            self.vectorization in ("sync", "vector_entry_point"),
+            f'vectorization must be "sync" or "vector_entry_point"; found {self.vectorization!r}.',
+        )
+
+    @property
+    def env_count(self) -> int:
+        """Environments over all actors."""
+        return self.count * self.envs_per_actor
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """One training run's schedule.
+
+    `replay_ratio` is samples trained per transition inserted (`inf`: train as fast as the Learner can);
+    `priority_update_delay` (thesis 4.3.1) is how many updates a sampling may run ahead.
+    """
+
+    batch_size: int = 64
+    replay_ratio: float = 8.0
+    learning_starts: int = 1000
+    priority_update_delay: int = 1
+    gamma: float = 0.99
+    n_step: int = 1
+    weight_sync_interval: int = 8
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("learning_starts", 0),
+            ("priority_update_delay", 0),
+            ("n_step", 1),
+            ("weight_sync_interval", 1),
+        ):
+            value = getattr(self, name)
+            _require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= least,
+                f"{name} must be a whole number of at least {least}; found {value!r}.",
+            )
+        _require(self.replay_ratio > 0, f"replay_ratio must be above 0 (or inf); found {self.replay_ratio!r}.")
+        _require(0.0 <= self.gamma <= 1.0, f"gamma must lie in [0, 1]; found {self.gamma!r}.")
+
+
+def check_batch_fits(replay: ReplaySpec, train: TrainSpec) -> None:
+    """Raise ConfigurationError if a batch is larger than the replay buffer."""
+    _require(
+        train.batch_size <= replay.capacity,
+        f"A batch of {train.batch_size} cannot be drawn from a replay of {replay.capacity} slots. "
+        "Lower batch_size or raise the size given to set_replay.",
+    )
+
+
+def columns_nbytes(columns: Iterable[np.ndarray]) -> int:
+    """Bytes of all columns together."""
+    return sum(int(c.nbytes) for c in columns)

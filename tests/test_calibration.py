@@ -1,0 +1,152 @@
+"""The calibration store: what it keeps, for which keys, and what it survives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from composer import calibration
+from composer.calibration import CalibrationKey, CalibrationStore, default_path
+from composer.matrix import Measurement
+from pearl.errors import ConfigurationError
+
+VALUES = {"sample": Measurement.from_samples([1.0, 2.0, 3.0]), "update": Measurement.modelled(7.25)}
+
+
+def key(primitive: str = "replay", **changes: object) -> CalibrationKey:
+    base = CalibrationKey(
+        primitive, "0123456789abcdef", (("workers", 2), ("fanout", 16)), "B=64 N=1000", "float32", "0.1.0", "2.9", "k1"
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_measurements_are_there_in_the_next_process(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "new" / "folders" / "calibration.json")
+    assert store.get(key()) is None
+    store.put(key(), VALUES)
+    assert CalibrationStore(store.path).get(key()) == VALUES
+    assert [path.name for path in sorted(store.path.parent.iterdir())] == ["calibration.json", "calibration.json.lock"]
+
+
+def test_every_part_of_the_key_counts_but_not_the_order_of_parameters(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "c.json")
+    store.put(key(), VALUES)
+    assert store.get(key(parameters=(("fanout", 16), ("workers", 2)))) == VALUES
+    for field in dataclasses.fields(CalibrationKey):
+        other: object = (("fanout", 32),) if field.name == "parameters" else "other"
+        assert store.get(key(**{field.name: other})) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"format": "pearl-calibration", "version": 99}'])
+def test_a_corrupt_file_is_set_aside_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        store = CalibrationStore(path)
+    (aside,) = tmp_path.glob("c.json.corrupt-*")
+    assert aside.read_bytes() == content
+    assert str(aside) in caplog.text
+    assert len(store) == 0
+    store.put(key(), VALUES)
+    assert CalibrationStore(path).get(key()) == VALUES
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.floats(0, 1, exclude_max=True), junk=st.binary(max_size=3))
+def test_a_damaged_file_never_stops_the_store(tmp_path: Path, position: float, junk: bytes) -> None:
+    path = tmp_path / "c.json"
+    path.unlink(missing_ok=True)
+    CalibrationStore(path).put(key(), VALUES)
+    data = path.read_bytes()
+    cut = int(position * len(data))
+    path.write_bytes(data[:cut] + junk)
+    store = CalibrationStore(path)
+    assert store.get(key()) in (None, VALUES)
+    store.put(key("learner"), VALUES)
+    assert CalibrationStore(path).get(key("learner")) == VALUES
+
+
+def test_an_unwritable_file_leaves_the_store_in_memory_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with caplog.at_level(logging.WARNING):
+        store = CalibrationStore(tmp_path / "file" / "c.json")
+        store.put(key(), VALUES)
+        store.put(key("learner"), VALUES)
+    assert store.get(key()) == VALUES
+    assert caplog.text.count("calibration file") == 1
+
+
+def test_a_lock_that_stays_taken_is_waited_for_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "LOCK_TIMEOUT_S", 0.05)
+    store, other = CalibrationStore(tmp_path / "c.json"), CalibrationStore(tmp_path / "c.json")
+    with other._lock(), caplog.at_level(logging.WARNING):
+        store.put(key(), VALUES)
+    assert "its lock was not free within 0.05 s" in caplog.text
+    assert store.get(key()) == VALUES
+    store.put(key("learner"), VALUES)
+    assert CalibrationStore(store.path).get(key()) == VALUES
+
+
+def _put_many(path: Path, first: int) -> None:
+    store = CalibrationStore(path)
+    for number in range(first, first + 10):
+        store.put(key(f"primitive {number}"), VALUES)
+
+
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_put_many, args=(tmp_path / "c.json", 10 * n)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=120)
+        assert writer.exitcode == 0
+    assert len(CalibrationStore(tmp_path / "c.json")) == 30
+
+
+def test_imported_measurements_say_so_and_give_way_to_measured_ones(tmp_path: Path) -> None:
+    theirs = CalibrationStore(tmp_path / "theirs.json")
+    theirs.put(key(), VALUES)
+    theirs.put(key("learner"), VALUES)
+    ours = CalibrationStore(tmp_path / "ours.json")
+    ours.put(key(), VALUES)
+    assert ours.import_file(theirs.path) == 1
+    assert ours.get(key()) == VALUES
+    imported = CalibrationStore(ours.path).get(key("learner"))
+    assert imported is not None
+    assert {measurement.source for measurement in imported.values()} == {"imported"}
+    ours.put(key("learner"), VALUES)
+    assert ours.get(key("learner")) == VALUES
+
+
+def test_a_file_that_is_no_calibration_is_not_imported(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "c.json")
+    (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))
+    with pytest.raises(ConfigurationError, match="found 'other'"):
+        store.import_file(tmp_path / "other.json")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        store.import_file(tmp_path / "absent.json")
+
+
+def test_default_path_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("PEARL_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_path() == Path("/home/someone/.cache/pearl/calibration.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_path() == Path("/xdg/pearl/calibration.json")
+    monkeypatch.setenv("PEARL_CACHE_DIR", "/here")
+    assert default_path() == Path("/here/calibration.json")

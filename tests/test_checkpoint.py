@@ -1,0 +1,802 @@
+"""Checkpoints: what goes in comes out, what is damaged is refused by name, a kill leaves the last complete one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pearl.errors import CheckpointError
+from pearl.runtime import checkpoint
+from pearl.runtime.checkpoint import (
+    RANDOM_GROUP,
+    CheckpointState,
+    generator_state,
+    latest_checkpoint,
+    load_checkpoint,
+    load_module_tensors,
+    module_tensors,
+    restore_torch_random,
+    restored_generator,
+    save_checkpoint,
+    torch_random_tensors,
+)
+
+IDENTITY = {"trainer": "DQNTrainer", "env": "CartPole-v1", "network": "4:linear128"}
+
+
+def state_at(step: int) -> CheckpointState:
+    return CheckpointState(
+        step=step,
+        identity=IDENTITY,
+        counters={"gradient_steps": 7, "mean_return": 12.5, "mode": "prioritized", "rescaled": False},
+        tensors={"q_network": {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(0)}},
+        arrays={"replay/leaves": np.arange(5000, dtype=np.uint32), "replay/obs": np.full((10, 4), step, np.float32)},
+        random_states={"host": generator_state(np.random.default_rng(step))},
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path, state_at(1000))
+
+
+def rewrite_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest as an adversary would: with a checksum that fits."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    manifest["crc32"] = checkpoint._manifest_crc32(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def replace_file(folder: Path, name: str, content: bytes) -> None:
+    """Put other content where the manifest expects a file, with size and checksum that fit."""
+    (folder / name).write_bytes(content)
+    entry = {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    rewrite_manifest(folder, lambda m: m["files"].__setitem__(name, entry))
+
+
+# --- Round trip -----------------------------------------------------------------------------------------------------
+
+
+def test_everything_comes_back(saved: Path) -> None:
+    expected, loaded = state_at(1000), load_checkpoint(saved, IDENTITY)
+    assert saved.name == "checkpoint-000001000"
+    assert (loaded.step, loaded.identity, loaded.counters) == (1000, expected.identity, expected.counters)
+    assert loaded.random_states == expected.random_states
+    torch.testing.assert_close(loaded.tensors, expected.tensors, rtol=0, atol=0)
+    assert loaded.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(loaded.arrays[name], array)
+        assert isinstance(loaded.arrays[name], np.memmap)
+
+
+def test_loading_without_maps_gives_arrays_in_memory(saved: Path) -> None:
+    loaded = load_checkpoint(saved, mmap=False)
+    assert type(loaded.arrays["replay/leaves"]) is np.ndarray
+    loaded.arrays["replay/leaves"][0] = 1
+
+
+def test_counters_that_are_not_finite_or_numpy_scalars_come_back(tmp_path: Path) -> None:
+    counters: dict[str, Any] = {
+        "ratio": float("inf"),
+        "mean": float("nan"),
+        "steps": np.int64(2**40),
+        "on": np.bool_(True),
+    }
+    loaded = load_checkpoint(save_checkpoint(tmp_path, CheckpointState(1, counters=counters)))
+    assert loaded.counters["ratio"] == float("inf")
+    assert np.isnan(float(loaded.counters["mean"]))
+    assert loaded.counters["steps"] == 2**40
+    assert loaded.counters["on"] is True
+
+
+def test_random_states_come_back_as_json_does(tmp_path: Path) -> None:
+    states: Any = {"a": {10: (1, 2), 9: 2**200}, "b": None}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, CheckpointState(1, random_states=states)))
+    assert loaded.random_states == {"a": {"10": [1, 2], "9": 2**200}, "b": None}
+
+
+dtypes = st.sampled_from(["?", "u1", "i2", "<u4", ">i8", "u8", "f2", "<f4", ">f8", "c16", "M8[s]", "S3", "U2"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_arrays_of_any_shape_dtype_and_layout_come_back(tmp_path: Path, data: st.DataObject) -> None:
+    shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7)
+    array = data.draw(hnp.arrays(dtype=data.draw(dtypes.map(np.dtype)), shape=shapes))
+    layout = data.draw(st.sampled_from(["c", "fortran", "transposed", "reversed", "strided", "read-only"]))
+    if layout == "fortran":
+        array = np.asfortranarray(array)
+    elif layout == "transposed":
+        array = array.T
+    elif layout == "reversed" and array.ndim:
+        array = array[::-1]
+    elif layout == "strided" and array.ndim:
+        array = array[..., ::2]
+    array.setflags(write=layout != "read-only")
+    directory = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_CHUNK_BYTES", data.draw(st.sampled_from([1, 16, 100, 2**20])))
+        folder = save_checkpoint(directory, CheckpointState(1, arrays={"a": array}), keep=1)
+    for mmap in (True, False):
+        found = load_checkpoint(folder, mmap=mmap).arrays["a"]
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert found.tobytes() == array.tobytes()
+
+
+torch_dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dtype=st.sampled_from(torch_dtypes),
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    transpose=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_tensors_of_any_shape_dtype_and_layout_come_back(
+    tmp_path: Path, dtype: torch.dtype, shape: list[int], transpose: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensor = (torch.randn(shape, generator=generator) * 100).to(dtype)
+    if transpose and tensor.ndim >= 2:
+        tensor = tensor.transpose(0, 1)
+    part = tensor[..., :1] if tensor.ndim else tensor
+    state = CheckpointState(1, tensors={"g": {"a": tensor, "tied": tensor, "part": part}})
+    loaded = load_checkpoint(save_checkpoint(tmp_path / "run", state, keep=1)).tensors["g"]
+    assert loaded["a"].dtype == dtype
+    assert torch.equal(loaded["a"], tensor)
+    assert torch.equal(loaded["tied"], tensor)
+    assert torch.equal(loaded["part"], part)
+
+
+def test_arrays_are_streamed_not_copied(tmp_path: Path) -> None:
+    # Address space is capped in a child: 300 MB of view, 100 MB of room.
+    script = """
+        import resource, sys
+        from pathlib import Path
+        import numpy as np
+        from pearl.runtime.checkpoint import CheckpointState, save_checkpoint
+        rows = np.zeros((2, 150_000_000), np.uint8)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000,) * 2)
+        save_checkpoint(Path(sys.argv[1]), CheckpointState(1, arrays={"contiguous": rows, "strided": rows[:, ::2]}))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], check=True, timeout=120)
+    assert load_checkpoint(tmp_path).arrays["strided"].shape == (2, 75_000_000)
+
+
+# --- Which checkpoints there are ------------------------------------------------------------------------------------
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir())
+
+
+def test_the_newest_are_kept_and_the_latest_is_found(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(tmp_path / "absent") is None
+    for step in (1, 2, 999_999_999, 1_000_000_000):
+        save_checkpoint(tmp_path, state_at(step))
+    assert names(tmp_path) == ["checkpoint-1000000000", "checkpoint-999999999"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-1000000000"
+    assert load_checkpoint(tmp_path).step == 1_000_000_000
+
+
+def test_a_step_saved_again_replaces_its_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state_at(1))
+    for mean in (1.0, 2.0):
+        save_checkpoint(tmp_path, CheckpointState(5, counters={"mean": mean}))
+    assert len(names(tmp_path)) == 2
+    assert load_checkpoint(tmp_path).counters == {"mean": 2.0}
+
+
+def test_checkpoints_of_later_steps_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (10, 20, 5, 6, 7):
+        save_checkpoint(tmp_path, state_at(step))
+    assert names(tmp_path) == [f"checkpoint-{step:09}" for step in (6, 7, 10, 20)]
+    assert "later step" in caplog.text
+
+
+def test_what_an_interrupted_save_left_is_removed_and_never_loaded(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state_at(1))
+    leftover = tmp_path / ".checkpoint-000000002-tmp-99"
+    shutil.copytree(tmp_path / "checkpoint-000000001", leftover)
+    (tmp_path / "checkpoint-000000009").mkdir()
+    (tmp_path / "notes.txt").write_text("the user's own")
+    assert load_checkpoint(tmp_path).step == 1
+    save_checkpoint(tmp_path, state_at(3))
+    assert not leftover.exists()
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_two_writers_do_not_share_a_directory(tmp_path: Path) -> None:
+    with checkpoint._only_writer(tmp_path), pytest.raises(CheckpointError, match="Another process or thread is saving"):
+        save_checkpoint(tmp_path, state_at(1))
+    save_checkpoint(tmp_path, state_at(1))
+
+
+def test_a_killed_save_leaves_the_latest_complete_one(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from pearl.runtime.checkpoint import CheckpointState, save_checkpoint
+        start = int(sys.argv[2])
+        for step in range(start, start + 10_000):
+            array = np.full(2_000_000, step, np.uint64)
+            save_checkpoint(Path(sys.argv[1]), CheckpointState(step, counters={"of": step}, arrays={"a": array}))
+            print(step, flush=True)
+    """
+    interrupted, start = 0, 0
+    for delay_s in np.linspace(0.0, 0.11, 10):
+        command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), str(start)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            reported = int(child.stdout.readline())
+            time.sleep(delay_s)
+            child.send_signal(signal.SIGKILL)
+            reported = max([reported, *(int(line) for line in child.stdout if line.endswith("\n"))])
+        interrupted += any(name.startswith(".checkpoint") for name in names(tmp_path))
+        state = load_checkpoint(tmp_path)
+        assert state.step >= reported
+        assert state.counters == {"of": state.step}
+        assert np.all(state.arrays["a"] == state.step)
+        start = state.step + 1
+    assert interrupted, "no kill fell into a save: the test shows nothing"
+
+
+# --- What cannot be saved -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (CheckpointState(-1), "whole number"),
+        (CheckpointState(1, arrays={"../x": np.zeros(1)}), "cannot name an? array"),
+        (CheckpointState(1, arrays={"/etc/x": np.zeros(1)}), "cannot name an? array"),
+        (CheckpointState(1, tensors={"a//b": {}}), "cannot name an? tensor group"),
+        (CheckpointState(1, arrays={"a": np.array([None])}), "Python objects"),
+        (CheckpointState(1, counters={"a": [1]}), "counters are numbers"),  # type: ignore[dict-item]
+        (CheckpointState(1, identity={"a": 1}), "identity holds texts"),  # type: ignore[dict-item]
+        (CheckpointState(1, random_states={"a": np.zeros(1)}), "must be JSON"),  # type: ignore[dict-item]
+        (CheckpointState(1, tensors={"g": {"a": torch.eye(2).to_sparse()}}), "Tensor group 'g' cannot be stored"),
+    ],
+)
+def test_a_state_that_cannot_be_stored_is_refused(tmp_path: Path, state: CheckpointState, message: str) -> None:
+    save_checkpoint(tmp_path, state_at(1))
+    with pytest.raises(CheckpointError, match=message):
+        save_checkpoint(tmp_path, state)
+    assert names(tmp_path) == ["checkpoint-000000001"]
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="at least 1"):
+        save_checkpoint(tmp_path, state_at(1), keep=0)
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_leaves_the_older_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state_at(1))
+    big = CheckpointState(2, arrays={"a": np.zeros(2_000_000, np.uint8)})
+    with (
+        files_limited_to(1_000_000),
+        pytest.raises(CheckpointError, match=r"step 2 could not be written .* File too large"),
+    ):
+        save_checkpoint(tmp_path, big)
+    assert names(tmp_path) == ["checkpoint-000000001"]
+    assert load_checkpoint(tmp_path).step == 1
+
+
+def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=5_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(CheckpointError, match=r"needs 0.0 GB; 0.0 GB are free"):
+        save_checkpoint(tmp_path, state_at(1))
+    assert names(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"could not be written into .*file/run"):
+        save_checkpoint(tmp_path / "file" / "run", state_at(1))
+
+
+def test_an_interrupt_while_writing_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "_write_manifest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, state_at(1))
+    assert names(tmp_path) == []
+
+
+# --- What cannot be loaded ------------------------------------------------------------------------------------------
+
+
+def refused(path: Path, *parts: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def same_json(one: bytes | bytearray, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def test_a_missing_path_a_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "absent", "absent", "does not exist")
+    (tmp_path / "file").write_text("x")
+    refused(tmp_path / "file", "is a file")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "neither a checkpoint")
+
+
+FILES = ("tensors/q_network.safetensors", "arrays/replay/leaves.npy", "arrays/replay/obs.npy")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_named_with_both_sizes(saved: Path, name: str) -> None:
+    size = (saved / name).stat().st_size
+    os.truncate(saved / name, size - 1)
+    refused(saved, name, f"has {size - 1} bytes; {size} were written", "start afresh")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    refused(saved, f"{name} is missing")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from([*FILES, "manifest.json"]), where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_found(saved: Path, name: str, where: float, bit: int) -> None:
+    path = saved / name
+    original = path.read_bytes()
+    content = bytearray(original)
+    content[int(where * len(content))] ^= 1 << bit
+    try:
+        path.write_bytes(content)
+        # A flipped bit between two tokens of a JSON text may leave it the same: one white space for another.
+        if name != "manifest.json" or not same_json(content, original):
+            refused(saved, name if name != "manifest.json" else "cannot be loaded")
+    finally:
+        path.write_bytes(original)
+
+
+def test_the_other_checkpoint_is_offered(tmp_path: Path) -> None:
+    older, newest = save_checkpoint(tmp_path, state_at(1)), save_checkpoint(tmp_path, state_at(2))
+    os.truncate(newest / FILES[1], 10)
+    refused(tmp_path, f"Resume from {older} instead")
+    assert load_checkpoint(older).step == 1
+
+
+def test_another_format_version_is_refused(saved: Path) -> None:
+    rewrite_manifest(saved, lambda m: m.update(format_version=2, pearl_version="9.9", more={}))
+    refused(saved, "format version is 2", "'9.9'", "reads version 1")
+
+
+def test_a_foreign_identity_lists_every_difference(saved: Path) -> None:
+    mine = {"trainer": "SACTrainer", "env": "CartPole-v1", "columns": "obs"}
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(saved, mine)
+    message = str(caught.value)
+    assert "trainer: this program has SACTrainer; the checkpoint has DQNTrainer" in message
+    assert "columns: this program has obs; the checkpoint has (absent)" in message
+    assert "network: this program has (absent); the checkpoint has 4:linear128" in message
+    assert "env:" not in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.npy",
+        "arrays/../../x.npy",
+        "/etc/passwd",
+        "arrays//x.npy",
+        "/arrays/x.npy",
+        "arrays/.x.npy",
+        "tensors/../manifest.json",
+        "manifest.json",
+        "arrays/a\n.npy",
+        "arrays/a.pkl",
+        "other/a.npy",
+    ],
+)
+def test_a_manifest_cannot_name_other_files(saved: Path, name: str) -> None:
+    rewrite_manifest(saved, lambda m: m["files"].__setitem__(name, {"bytes": 1, "crc32": "00000000"}))
+    refused(saved, f"names the file {name!r}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(more=1), "unknown keys ['more']"),
+        (lambda m: m.pop("counters"), "lacks the keys ['counters']"),
+        (lambda m: m.update(step="1"), "step is '1'"),
+        (lambda m: m.update(step=True), "step is True"),
+        (lambda m: m.update(files=[]), "'files'"),
+        (lambda m: m.update(identity={"a": 1}), "'identity'"),
+        (lambda m: m.update(counters={"a": []}), "'counters'"),
+        (lambda m: m.update(format="zip"), "does not say"),
+        (lambda m: m["files"][FILES[0]].update(more=1), "bytes and crc32"),
+        (lambda m: m["files"][FILES[0]].update(bytes=-1), "bytes and crc32"),
+    ],
+)
+def test_a_manifest_that_is_not_as_written_is_refused(
+    saved: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    rewrite_manifest(saved, change)
+    refused(saved, message)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "null", "\x00", '{"format": "pearl checkpoint"}'])
+def test_a_manifest_that_is_no_manifest_is_refused(saved: Path, text: str) -> None:
+    (saved / "manifest.json").write_text(text)
+    refused(saved, str(saved))
+
+
+def test_an_edited_manifest_is_refused(saved: Path) -> None:
+    path = saved / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 1000', '"step": 1001'))
+    refused(saved, "manifest.json was changed or damaged")
+
+
+def test_links_are_not_followed(saved: Path) -> None:
+    path = saved / FILES[1]
+    path.rename(saved.parent / "elsewhere.npy")
+    path.symlink_to(saved.parent / "elsewhere.npy")
+    refused(saved, "not a plain file")
+
+
+class Payload:
+    """Unpickling this would end the test run."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os._exit, (66,))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_pickled_objects_are_never_loaded(saved: Path, mmap: bool) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.array([Payload()]), version=(2, 0), allow_pickle=True)
+    for content in (stream.getvalue(), pickle.dumps(Payload()), b"PK\x03\x04" + bytes(60), b"", b"\x93NUMPY"):
+        replace_file(saved, FILES[1], content)
+        with pytest.raises(CheckpointError, match=r"leaves\.npy is not a \.npy file"):
+            load_checkpoint(saved, mmap=mmap)
+    replace_file(saved, FILES[1], np_file_with_shape((3,)))
+    replace_file(saved, FILES[0], pickle.dumps(Payload()))
+    refused(saved, "q_network.safetensors is not a safetensors file")
+
+
+def np_file_with_shape(shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.zeros(3, np.float32), version=(2, 0))
+    return stream.getvalue().replace(b"(3,), ", f"{shape}, ".encode())
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("shape", [(9,), (10**15,), (-3,), (2**62, 2**62)])
+def test_a_header_that_promises_more_than_the_file_holds_is_refused(
+    saved: Path, mmap: bool, shape: tuple[int, ...]
+) -> None:
+    replace_file(saved, FILES[1], np_file_with_shape(shape))
+    with pytest.raises(CheckpointError, match="leaves"):
+        load_checkpoint(saved, mmap=mmap)
+
+
+# --- Trainers -------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    def __init__(self, optimizer: Callable[[Any], torch.optim.Optimizer], hidden: int = 8) -> None:
+        torch.manual_seed(hidden)
+        self.q_network = torch.nn.Sequential(
+            torch.nn.Linear(3, hidden), torch.nn.BatchNorm1d(hidden), torch.nn.Linear(hidden, 2)
+        )
+        self.critics = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+        self.log_alpha = torch.zeros((), requires_grad=True)
+        self.optimizer = optimizer([*self.q_network.parameters(), *self.critics[0].parameters(), self.log_alpha])
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4, 7], gamma=0.5)
+        self.noise = torch.Generator().manual_seed(3)
+        self.updates = 0
+
+    def step(self) -> torch.Tensor:
+        batch = torch.randn(16, 3, generator=self.noise)
+        out = self.q_network(batch) + self.critics[0](batch)
+        loss: torch.Tensor = (out**2).mean() * self.log_alpha.exp()
+
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss.detach()
+
+    def weights(self) -> list[torch.Tensor]:
+        return [*self.q_network.state_dict().values(), *self.critics[0].parameters(), self.log_alpha]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=True),
+    "adam with a tensor as rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-2), foreach=False),
+    "adamw": lambda p: torch.optim.AdamW([{"params": p[:2], "lr": 1e-3}, {"params": p[2:]}], betas=(0.8, 0.99)),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
+    uninterrupted = Trainer(OPTIMIZERS[name])
+    for _ in range(3):
+        uninterrupted.step()
+    save_checkpoint(tmp_path, CheckpointState(3, tensors=module_tensors(uninterrupted)))
+    resumed = Trainer(OPTIMIZERS[name])
+    resumed.step()
+    load_module_tensors(resumed, load_checkpoint(tmp_path).tensors)
+    for _ in range(5):
+        assert torch.equal(uninterrupted.step(), resumed.step())
+    for expected, found in zip(uninterrupted.weights(), resumed.weights(), strict=True):
+        assert torch.equal(expected, found)
+    assert resumed.scheduler.state_dict() == uninterrupted.scheduler.state_dict()
+    assert resumed.optimizer.param_groups[0]["lr"] == uninterrupted.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 20),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [torch.optim.lr_scheduler.ConstantLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
+            milestones=[2],
+        ),
+    ],
+)
+def test_schedulers_come_back(scheduler: Callable[[torch.optim.Optimizer], Any]) -> None:
+    class Scheduled:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(1, 1)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+            self.scheduler = scheduler(self.optimizer)
+
+        def step(self) -> float:
+            self.optimizer.step()
+            plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            self.scheduler.step(*[1.0] * plateau)
+            return float(self.optimizer.param_groups[0]["lr"])
+
+    first, second = Scheduled(), Scheduled()
+    for _ in range(4):
+        first.step()
+    load_module_tensors(second, module_tensors(first))
+    assert [first.step() for _ in range(10)] == [second.step() for _ in range(10)]
+
+
+def test_groups_are_named_after_attributes_and_are_copies() -> None:
+    trainer = Trainer(OPTIMIZERS["adam"])
+    tensors = module_tensors(trainer)
+    assert set(tensors) == {
+        "q_network", "critics.0", "critics.1", "log_alpha", "optimizer", "scheduler", "noise",
+    }  # fmt: skip
+    before = tensors["q_network"]["0.weight"].clone()
+    trainer.step()
+    assert torch.equal(tensors["q_network"]["0.weight"], before)
+    assert set(module_tensors(trainer)["optimizer"]) >= {"state/0/exp_avg", "state/0/step", "scalars.json"}
+
+
+def test_loading_keeps_the_objects_and_does_not_share_memory_with_the_checkpoint() -> None:
+    trainer = Trainer(OPTIMIZERS["adam"])
+    trainer.step()
+    tensors = module_tensors(trainer)
+    kept = {group: {k: t.clone() for k, t in content.items()} for group, content in tensors.items()}
+    weight = trainer.q_network[0].weight
+    load_module_tensors(trainer, {**tensors, RANDOM_GROUP: torch_random_tensors()})
+    trainer.step()
+    assert trainer.q_network[0].weight is weight
+    assert trainer.log_alpha.requires_grad
+    torch.testing.assert_close(tensors, kept, rtol=0, atol=0)
+
+
+def test_a_trainer_that_is_a_module_is_saved_as_one() -> None:
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
+            self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    first, second = Whole(), Whole()
+    tensors = module_tensors(first)
+    assert set(tensors) == {"self", "optimizer"}
+    load_module_tensors(second, tensors)
+    assert torch.equal(first.net.weight, second.net.weight)
+
+
+def test_the_trainers_own_methods_win() -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(1, 1)
+            self.updates = 5
+
+        def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+            return {"mine": {"updates": torch.tensor(self.updates)}}
+
+        def load_state_tensors(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
+            assert set(tensors) == {"mine"}
+            self.updates = int(tensors["mine"]["updates"])
+
+    first, second = Own(), Own()
+    first.updates = 9
+    load_module_tensors(second, {**module_tensors(first), RANDOM_GROUP: {}})
+    assert second.updates == 9
+
+
+def test_extra_state_of_a_module_comes_back(tmp_path: Path) -> None:
+    class Counting(torch.nn.Linear):
+        count = 0
+
+        def get_extra_state(self) -> dict[str, Any]:
+            return {"count": self.count, "mean": torch.ones(2) * self.count}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.count = state["count"]
+            self.mean = state["mean"]
+
+    class Holder:
+        def __init__(self) -> None:
+            self.net = Counting(1, 1)
+
+    first, second = Holder(), Holder()
+    first.net.count = 4
+    save_checkpoint(tmp_path, CheckpointState(1, tensors=module_tensors(first)))
+    load_module_tensors(second, load_checkpoint(tmp_path).tensors)
+    assert second.net.count == 4
+    assert torch.equal(second.net.mean, torch.full((2,), 4.0))
+
+
+def mismatch(trainer: object, tensors: Any, *parts: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_module_tensors(trainer, tensors)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_trainer_of_another_structure_is_refused_and_unchanged() -> None:
+    trainer = Trainer(OPTIMIZERS["adam"])
+    trainer.step()
+    before = [t.clone() for t in trainer.weights()]
+    good = module_tensors(trainer)
+    mismatch(
+        trainer,
+        module_tensors(Trainer(OPTIMIZERS["adam"], hidden=9)),
+        "Tensor '0.weight' of 'q_network'", "(8, 3)", "(9, 3)",
+    )  # fmt: skip
+    mismatch(trainer, {**good, "extra": {}}, "'extra'")
+    mismatch(trainer, {k: v for k, v in good.items() if k != "critics.1"}, "lacks ['critics.1']")
+    mismatch(trainer, module_tensors(Trainer(OPTIMIZERS["sgd"])), "'optimizer' is a Adam; the checkpoint holds a SGD")
+    doubled = {**good["q_network"], "0.bias": good["q_network"]["0.bias"].double()}
+    mismatch(trainer, {**good, "q_network": doubled}, "'0.bias'", "torch.float32", "torch.float64")
+    renamed = {("other" if k == "2.bias" else k): v for k, v in good["q_network"].items()}
+    mismatch(trainer, {**good, "q_network": renamed}, "lacks ['2.bias'] and has ['other']")
+    mismatch(trainer, {**good, "optimizer": {}}, "'optimizer'", "scalars.json")
+    junk = torch.tensor([123, 34], dtype=torch.uint8)
+    mismatch(trainer, {**good, "optimizer": {"scalars.json": junk}}, "'optimizer'")
+    lost = {k: v for k, v in good["optimizer"].items() if k != "state/1/exp_avg"}
+    mismatch(trainer, {**good, "optimizer": lost}, "state/1/exp_avg")
+    for expected, found in zip(before, trainer.weights(), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_an_optimizer_over_other_parameters_is_refused() -> None:
+    class Pair:
+        def __init__(self, parts: slice) -> None:
+            self.net = torch.nn.Linear(3, 2)
+            self.optimizer = torch.optim.Adam(list(self.net.parameters())[parts])
+
+    mismatch(Pair(slice(0, 2)), module_tensors(Pair(slice(0, 1))), "groups have [2] parameters", "[1]")
+    mismatch(Pair(slice(0, 1)), module_tensors(Pair(slice(1, 2))), "parameter 0 has shape (2, 3)", "(2,)")
+
+
+def test_a_trainer_without_networks_is_told_what_to_do() -> None:
+    with pytest.raises(CheckpointError, match="state_tensors"):
+        module_tensors(object.__new__(type("Empty", (), {})))
+
+
+# --- Random states --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_a_numpy_generator_goes_on_where_it_stood(tmp_path: Path, name: str) -> None:
+    generator = np.random.Generator(getattr(np.random, name)(7))
+    generator.integers(0, 5, size=3, dtype=np.uint16)
+    state = CheckpointState(1, random_states={"actor": generator_state(generator)})
+    restored = restored_generator(load_checkpoint(save_checkpoint(tmp_path, state)).random_states["actor"])
+    np.testing.assert_array_equal(generator.integers(0, 99, 50), restored.integers(0, 99, 50))
+    np.testing.assert_array_equal(generator.normal(size=50), restored.normal(size=50))
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {"bit_generator": "os"}, {"bit_generator": "PCG64", "state": {"int": "x"}}]
+)
+def test_a_random_state_that_is_none_is_refused(state: Any) -> None:
+    with pytest.raises(CheckpointError, match="random state"):
+        restored_generator(state)
+
+
+def test_torchs_random_state_goes_on_where_it_stood(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CheckpointState(1, tensors={RANDOM_GROUP: torch_random_tensors()}))
+    expected = torch.rand(5)
+    restore_torch_random(load_checkpoint(tmp_path).tensors[RANDOM_GROUP])
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_torchs_random_state_of_the_wrong_kind_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="random state of cpu"):
+        restore_torch_random({"cpu": torch.zeros(3)})
+
+
+def test_importing_loads_no_torch() -> None:
+    script = "import sys, pearl.runtime.checkpoint; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_saving_in_two_threads_is_refused_not_mixed(tmp_path: Path) -> None:
+    outcomes: list[object] = []
+
+    def save(step: int) -> None:
+        try:
+            outcomes.append(save_checkpoint(tmp_path, CheckpointState(step, arrays={"a": np.full(10**6, step)})))
+        except CheckpointError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=save, args=(step,)) for step in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 4
+    state = load_checkpoint(tmp_path)
+    assert np.all(state.arrays["a"] == state.step)

@@ -1,0 +1,243 @@
+"""Devices: what is discovered here, what is read from other machines' /proc and /sys, and the null device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.platform import Platform
+from pearl.devices import Connection, Device, NullTimes, cuda, describe_cpu, discover, discovery, write_csv
+from pearl.devices.cpu import cpu_device, measure_memory_bandwidth
+from pearl.devices.description import cuda_index
+from pearl.errors import ConfigurationError
+
+NULL = "sample_us=5;insert_us=2;update_us=3;learner_us=100"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def hyperthreaded_machine(folder: Path) -> tuple[Path, Path]:
+    cpuinfo = "".join(
+        f"processor\t: {i}\nmodel name\t: Test CPU 9000\ncpu MHz\t\t: 2000.5\nflags\t\t: avx avx2\n\n" for i in range(8)
+    )
+    proc = tree(
+        folder / "proc",
+        {
+            "cpuinfo": cpuinfo,
+            "meminfo": "MemTotal:       1000 kB\nMemFree:        300 kB\nMemAvailable:    500 kB\n",
+            "self/cgroup": "0::/jobs/mine\n",
+        },
+    )
+    cache = "devices/system/cpu/cpu0/cache/"
+    files = {
+        f"{cache}index0/level": "1",
+        f"{cache}index0/type": "Data",
+        f"{cache}index0/size": "48K",
+        f"{cache}index1/level": "1",
+        f"{cache}index1/type": "Instruction",
+        f"{cache}index1/size": "32K",
+        f"{cache}index2/level": "2",
+        f"{cache}index2/type": "Unified",
+        f"{cache}index2/size": "2M",
+        f"{cache}index3/level": "3",
+        f"{cache}index3/type": "Unified",
+        f"{cache}index3/size": "36M",
+        "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "4800000",
+        "devices/system/node/node0/x": "",
+        "devices/system/node/node1/x": "",
+        "fs/cgroup/cpu.max": "max 100000",
+        "fs/cgroup/jobs/cpu.max": "350000 100000",
+        "fs/cgroup/jobs/mine/cpu.max": "max 100000",
+        "class/powercap/intel-rapl:0/energy_uj": "12345",
+        "class/powercap/intel-rapl:0/constraint_0_max_power_uw": "125000000",
+        "class/powercap/intel-rapl:0:0/energy_uj": "1",
+        "class/powercap/intel-rapl:0:0/constraint_0_max_power_uw": "99000000",
+    }
+    siblings = {f"devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 4},{i % 4 + 4}" for i in range(8)}
+    return proc, tree(folder / "sys", files | siblings)
+
+
+def test_cpu_facts_come_from_proc_and_sys(tmp_path: Path) -> None:
+    proc, sys_root = hyperthreaded_machine(tmp_path)
+    info = describe_cpu(proc, sys_root, affinity=set(range(8)))
+    assert info.model == "Test CPU 9000"
+    assert (info.cpu_quota, info.logical_cores, info.physical_cores) == (3.5, 3, 3)
+    assert (info.l1d_bytes, info.l2_bytes, info.l3_bytes) == (48 << 10, 2 << 20, 36 << 20)
+    assert (info.clock_mhz, info.numa_nodes, info.package_watts) == (4800, 2, 125)
+    assert (info.memory_total, info.memory_available) == (1000 << 10, 500 << 10)
+
+
+def test_affinity_bounds_cores_and_siblings_share_one(tmp_path: Path) -> None:
+    proc, sys_root = hyperthreaded_machine(tmp_path)
+    (sys_root / "fs/cgroup/jobs/cpu.max").write_text("max 100000")
+    info = describe_cpu(proc, sys_root, affinity={1, 5, 2})
+    assert (info.logical_cores, info.physical_cores) == (3, 2)
+
+
+def test_quota_of_version_1_control_groups(tmp_path: Path) -> None:
+    proc = tree(tmp_path / "proc", {"self/cgroup": "4:cpu,cpuacct:/box\n2:memory:/other\n"})
+    folder = "fs/cgroup/cpu,cpuacct/box/"
+    sys_root = tree(tmp_path / "sys", {f"{folder}cpu.cfs_quota_us": "50000", f"{folder}cpu.cfs_period_us": "100000"})
+    assert describe_cpu(proc, sys_root, affinity={0, 1}).logical_cores == 1
+
+
+def test_a_machine_that_tells_nothing_is_described_without_failing(tmp_path: Path) -> None:
+    info = describe_cpu(tmp_path, tmp_path, affinity={0})
+    assert (info.logical_cores, info.physical_cores, info.l3_bytes, info.clock_mhz) == (1, 1, 0, None)
+    assert cpu_device(info).memory_gb is None
+
+
+def test_discovery_of_this_machine_writes_files_that_read_back_equal(tmp_path: Path) -> None:
+    messages: list[str] = []
+    devices, connections = discover(measure=False, progress=messages.append)
+    assert devices[0].kind == "cpu"
+    assert devices[0].availability().ok
+    assert messages
+    write_csv(devices, connections, tmp_path / "d.csv", tmp_path / "c.csv")
+    platform = Platform.from_files(tmp_path / "d.csv", tmp_path / "c.csv")
+    assert platform == Platform(tuple(devices), tuple(connections))
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        write_csv(devices, connections, tmp_path / "absent" / "d.csv", tmp_path / "c.csv")
+
+
+def test_memory_bandwidth_is_measured() -> None:
+    assert 0.1 < measure_memory_bandwidth(describe_cpu(), repeats=2) < 10_000
+
+
+def test_importing_devices_loads_neither_torch_nor_pandas() -> None:
+    code = "import sys, pearl.devices; assert not {'torch', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"name": "a b"}, "name must be"),
+        ({"kind": "tpu"}, "kind must be one of"),
+        ({"backend": "cuda"}, "a cpu is driven by cpu or sycl or null"),
+        ({"selector": "cpu:1"}, "one selector"),
+        ({"memory_gb": float("nan")}, "memory_gb must be a finite number above 0"),
+        ({"active_watts": 0.0}, "active_watts must be a finite number above 0"),
+        ({"dsp": -1}, "dsp must be a finite number of at least 0"),
+    ],
+)
+def test_a_device_checks_its_values(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        Device(**({"name": "cpu0", "kind": "cpu", "backend": "cpu"} | values))
+
+
+def test_availability_says_why_not() -> None:
+    assert Device("n", "gpu", "null", NULL).availability().ok
+    assert "sycl backend is not installed" in Device("f", "fpga", "sycl").availability().reason
+    far = Device("g", "gpu", "cuda", "cuda:99").availability()
+    assert not far.ok
+    assert far.reason
+
+
+def test_fingerprint_follows_the_hardware_not_the_name() -> None:
+    assert Device("a", "cpu", "cpu").fingerprint() == Device("b", "cpu", "cpu", active_watts=5).fingerprint()
+    fpga = Device("f", "fpga", "sycl", dsp=100)
+    assert fpga.fingerprint() != Device("f", "fpga", "sycl", dsp=200).fingerprint()
+    assert len(Device("g", "gpu", "cuda", "cuda:99").fingerprint()) == 16
+
+
+@pytest.mark.parametrize(("selector", "index"), [("", 0), ("cuda", 0), ("cuda:3", 3), ("12", 12)])
+def test_cuda_selectors(selector: str, index: int) -> None:
+    assert cuda_index(selector) == index
+
+
+def test_null_times_read_in_any_order() -> None:
+    times = NullTimes.parse(" learner_us=100; sample_us=5;update_us=3e0 ;insert_us=2;sharing=1.5")
+    assert times == NullTimes(5, 2, 3, 100, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("", "must read like"),
+        ("sample_us=5", "insert_us, update_us, learner_us missing"),
+        (NULL + ";sample_us=6", "gives sample_us twice"),
+        (NULL + ";", "found ''"),
+        (NULL + ";speed=3", "found 'speed=3'"),
+        (NULL.replace("=5", "=-5"), "must be a number above 0; found '-5'"),
+        (NULL.replace("=5", "=0"), "must be a number above 0; found '0'"),
+        (NULL.replace("=5", "=nan"), "found 'nan'"),
+        (NULL.replace("=5", "=5us"), "found '5us'"),
+    ],
+)
+def test_null_selector_faults_are_named(selector: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        NullTimes.parse(selector)
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=5, max_size=5))
+def test_null_selector_round_trip(values: list[float]) -> None:
+    times = NullTimes(*values)
+    assert NullTimes.parse(times.selector()) == times
+
+
+def test_nvidia_smi_is_optional_and_its_gaps_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.shutil, "which", lambda _: None)
+    assert cuda.query_smi() == []
+    monkeypatch.setattr(cuda.shutil, "which", lambda _: "nvidia-smi")
+    answer = types.SimpleNamespace(stdout="GPU-1, 550.1, 700.00, 1980\nGPU-2, 550.1, [N/A], [N/A]\n")
+    monkeypatch.setattr(cuda.subprocess, "run", lambda *_, **__: answer)
+    first, second = cuda.query_smi()
+    assert first == cuda.SmiFacts("GPU-1", "550.1", 700, 1980)
+    assert second.power_limit_watts is None
+
+    def too_slow(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("nvidia-smi", 10)
+
+    monkeypatch.setattr(cuda.subprocess, "run", too_slow)
+    assert cuda.query_smi() == []
+
+
+def test_gpu_facts_match_by_uuid() -> None:
+    facts = [cuda.SmiFacts("GPU-a", "1", 100, None), cuda.SmiFacts("GPU-b", "1", 200, None)]
+    chosen = cuda._facts_of(types.SimpleNamespace(uuid="b"), 0, facts)
+    assert chosen is not None
+    assert chosen.power_limit_watts == 200
+
+
+def test_a_gpu_that_fails_is_reported_and_the_rest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(index: int, name: str, _facts: object, *, measure: bool) -> Device:
+        if index == 0:
+            raise RuntimeError("out of memory")
+        return Device(name, "gpu", "cuda", f"cuda:{index}")
+
+    available = lambda index: cuda.Availability(index < 2, "" if index < 2 else "no more")  # noqa: E731
+    monkeypatch.setattr(discovery.cuda, "cuda_availability", available)
+    monkeypatch.setattr(discovery.cuda, "describe_cuda", describe)
+    messages: list[str] = []
+    devices, connections = discover(measure=False, progress=messages.append)
+    assert [device.name for device in devices] == ["cpu0", "gpu1"]
+    assert [(link.source, link.target) for link in connections] == [("cpu0", "gpu1")]
+    assert "gpu0 is left out: out of memory" in messages
+
+
+@pytest.mark.cuda
+def test_cuda_devices_are_measured() -> None:
+    if not cuda.cuda_availability(0).ok:
+        pytest.skip(cuda.cuda_availability(0).reason)
+    devices, connections = discover()
+    gpu = next(device for device in devices if device.name == "gpu0")
+    assert gpu.availability().ok
+    assert (gpu.memory_bandwidth_gbps or 0) > 50
+    links = {(link.source, link.target): link for link in connections}
+    assert links["cpu0", "gpu0"].bandwidth_gbps > 1
+    assert 0 < links["gpu0", "cpu0"].latency_us < 10_000
+    assert isinstance(links["gpu0", "gpu0"], Connection)

@@ -1,0 +1,285 @@
+"""Algorithm 1: the optimum over all pairs, the place of the Data Storage, reasons, and editing a placement."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer.matrix import (
+    AssignmentMatrix,
+    LearnerCell,
+    MatrixRow,
+    Measurement,
+    MissingCell,
+    PairCell,
+    ReplayCell,
+    UnavailableDevice,
+)
+from composer.placement import Placement, parse_metric, place
+from composer.platform import Platform
+from pearl.devices import Connection, Device
+from pearl.errors import ConfigurationError, PlacementError
+
+BATCH, TRANSITION, ACTORS, ENVS = 64, 52, 4, 8
+Times = tuple[float, float, float, float]
+
+
+def modelled_row(device: str, alone: Times, together: Times | None = None) -> MatrixRow:
+    def cells(times: Times) -> tuple[ReplayCell, LearnerCell]:
+        sample, insert, update, step = (Measurement.modelled(time) for time in times)
+        return ReplayCell(sample, insert, update, fanout=16, workers=2), LearnerCell(step, threads=3)
+
+    return MatrixRow(device, *cells(alone), PairCell(*cells(together or alone)))
+
+
+def run(
+    matrix: AssignmentMatrix, platform: Platform, metric: str = "throughput", storage: str | None = None
+) -> Placement:
+    return place(
+        matrix,
+        platform,
+        metric=metric,
+        batch_size=BATCH,
+        transition_bytes=TRANSITION,
+        actor_count=ACTORS,
+        envs_per_actor=ENVS,
+        storage_forced=storage,
+    )
+
+
+CPU = Device("cpu0", "cpu", "cpu", active_watts=100)
+GPU = Device("gpu0", "gpu", "cuda", active_watts=300)
+FPGA = Device("fpga0", "fpga", "sycl", active_watts=40)
+SERVER = Platform((CPU, GPU, FPGA), (Connection("cpu0", "gpu0", 10, 12), Connection("fpga0", "cpu0", 5, 6)))
+MATRIX = AssignmentMatrix(
+    (
+        modelled_row("cpu0", (5, 4, 4, 900), (6, 4, 4, 1080)),
+        modelled_row("gpu0", (20, 12, 12, 200), (24, 12, 12, 240)),
+        MatrixRow(
+            "fpga0",
+            modelled_row("fpga0", (2, 1, 1, 1)).replay,
+            MissingCell("SRAM too small"),
+            MissingCell("SRAM too small"),
+        ),
+    ),
+    (UnavailableDevice("gpu1", "torch finds no CUDA device"),),
+)
+
+
+def brute_force(matrix: AssignmentMatrix, platform: Platform, metric: str) -> dict[tuple[str, str], float]:
+    """The score of each pair, straight from Eq. 7."""
+    scores = {}
+    for i in matrix.rows:
+        for j in matrix.rows:
+            replay, learner = (i.pair.replay, i.pair.learner) if i is j else (i.replay, j.learner)  # type: ignore[union-attr]
+            message = BATCH * 16
+            sampling = replay.sample.value_us + platform.link(i.device, j.device).transfer_us(message)  # type: ignore[union-attr]
+            insertion = replay.insert.value_us + platform.link("cpu0", i.device).transfer_us(ACTORS * ENVS * 16)  # type: ignore[union-attr]
+            training = (
+                learner.step.value_us  # type: ignore[union-attr]
+                + platform.link(j.device, i.device).transfer_us(message)
+                + replay.update.value_us  # type: ignore[union-attr]
+            )
+            eps = BATCH / (sampling + max(insertion, training)) * 1e6
+            watts = sum(platform.device(name).active_watts or 0 for name in {"cpu0", i.device, j.device})
+            scores[i.device, j.device] = eps if metric == "throughput" else eps / watts
+    return scores
+
+
+latencies = st.floats(0.1, 1e4)
+times = st.tuples(latencies, latencies, latencies, latencies)
+
+
+@st.composite
+def servers(draw: st.DrawFn) -> tuple[AssignmentMatrix, Platform]:
+    count = draw(st.integers(1, 4))
+    devices = [CPU] + [
+        Device(f"gpu{n}", "gpu", "cuda", f"cuda:{n}", active_watts=draw(st.floats(1, 700))) for n in range(1, count)
+    ]
+    links = [Connection("cpu0", d.name, draw(st.floats(0, 100)), draw(st.floats(0.1, 100))) for d in devices[1:]]
+    if count > 2 and draw(st.booleans()):
+        links.append(Connection("gpu1", "gpu2", 1, 50))
+    rows = tuple(modelled_row(device.name, draw(times), draw(times)) for device in devices)
+    return AssignmentMatrix(rows), Platform(tuple(devices), tuple(links))
+
+
+@settings(max_examples=150, deadline=None)
+@given(servers(), st.sampled_from(["throughput", "power_efficiency"]))
+def test_the_choice_is_the_brute_force_optimum(server: tuple[AssignmentMatrix, Platform], metric: str) -> None:
+    matrix, platform = server
+    placement = run(matrix, platform, metric)
+    scores = brute_force(matrix, platform, metric)
+    assert placement.chosen.score(placement.metric) == pytest.approx(max(scores.values()))
+    assert (placement.setting == 2) == (placement.replay_manager == placement.learner)
+    assert len(placement.candidates) == len(matrix.rows) ** 2
+    for candidate in placement.candidates:
+        assert candidate.score(placement.metric) == pytest.approx(scores[candidate.pair])
+        assert candidate.t_itr_us == candidate.terms.t_itr_us
+    assert all(alternative.times_worse >= 1 - 1e-9 for alternative in placement.alternatives)
+    assert Placement.from_json(placement.to_json()) == placement
+    str(placement)
+
+
+@settings(max_examples=100, deadline=None)
+@given(servers())
+def test_the_data_storage_has_the_least_traffic_of_the_three(server: tuple[AssignmentMatrix, Platform]) -> None:
+    matrix, platform = server
+    placement = run(matrix, platform)
+    flows = [
+        (placement.learner, BATCH * (TRANSITION + 8)),
+        ("cpu0", ACTORS * ENVS * TRANSITION),
+        (placement.replay_manager, BATCH * 8),
+    ]
+    traffic = {
+        name: sum(nbytes / (platform.link(name, user).bandwidth_gbps * 1e3) for user, nbytes in flows)
+        for name, _ in flows
+    }
+    assert placement.storage_option.traffic_us == pytest.approx(min(traffic.values()))
+    assert {option.device for option in placement.chosen.storage} == set(traffic)
+
+
+def test_terms_of_the_choice_and_the_prediction() -> None:
+    placement = run(MATRIX, SERVER)
+    assert (placement.replay_manager, placement.learner, placement.storage) == ("cpu0", "gpu0", "gpu0")
+    assert placement.setting == 1
+    message = 10 + BATCH * 16 / 12e3
+    assert placement.t_itr_us == pytest.approx(5 + message + 200 + message + 4)
+    assert placement.eps == pytest.approx(BATCH / placement.t_itr_us * 1e6)
+    assert placement.gps == pytest.approx(1e6 / placement.t_itr_us)
+    assert placement.watts == 400
+    assert placement.data_transfer_us == pytest.approx(0.1 + BATCH * TRANSITION / 300e3)
+    assert (placement.replay_config.workers, placement.learner_config.threads) == (2, 3)
+
+
+def test_every_alternative_says_why() -> None:
+    placement = run(MATRIX, SERVER)
+    reasons = {(a.replay_manager, a.learner): a.reason for a in placement.alternatives}
+    assert reasons["fpga0", "gpu0"] == "1.02x slower: moving samples to the Learner through cpu0 costs 5.17 us more"
+    assert reasons["gpu0", "gpu0"] == "1.21x slower: training costs 40.00 us more"
+    assert {(i.replay_manager, i.learner, i.reason) for i in placement.impossible} == {
+        (name, "fpga0", "SRAM too small") for name in ("cpu0", "gpu0", "fpga0")
+    }
+    text = str(placement)
+    for expected in ("setting 1", "Data Storage", "1.21x slower", "not possible: SRAM too small", "gpu1 is left out"):
+        assert expected in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_power_efficiency_may_choose_otherwise_and_compares_energy() -> None:
+    rows = (modelled_row("cpu0", (5, 4, 4, 300)), modelled_row("gpu0", (20, 12, 12, 200)))
+    matrix = AssignmentMatrix(rows)
+    assert run(matrix, SERVER, "Throughput").learner == "gpu0"
+    frugal = run(matrix, SERVER, "PowerEfficiency")
+    assert (frugal.replay_manager, frugal.learner, frugal.metric) == ("cpu0", "cpu0", "power_efficiency")
+    assert "experiences per joule" in frugal.alternatives[0].reason
+
+
+def test_missing_watts_are_named_where_power_counts() -> None:
+    platform = Platform((CPU, Device("gpu0", "gpu", "cuda")), (Connection("cpu0", "gpu0", 10, 12),))
+    matrix = AssignmentMatrix(MATRIX.rows[:2])
+    assert run(matrix, platform).watts is None
+    with pytest.raises(ConfigurationError, match="device 'gpu0', column 'active_watts'"):
+        run(matrix, platform, "power_efficiency")
+
+
+@pytest.mark.parametrize("metric", ["throughput", "Throughput", "THROUGHPUT"])
+def test_spellings_of_throughput(metric: str) -> None:
+    assert parse_metric(metric) == "throughput"
+
+
+@pytest.mark.parametrize("metric", ["power_efficiency", "PowerEfficiency", "powerefficiency"])
+def test_spellings_of_power_efficiency(metric: str) -> None:
+    assert parse_metric(metric) == "power_efficiency"
+
+
+def test_unknown_metric_names_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"'throughput' or 'power_efficiency'.*found 'latency'"):
+        run(MATRIX, SERVER, "latency")
+
+
+def test_ties_go_to_the_least_traffic_then_to_fewer_devices() -> None:
+    # A link as good as the CPU's own memory makes every pair cost the same.
+    same = (5.0, 4.0, 4.0, 100.0)
+    devices = tuple(
+        Device(name, kind, "null", "sample_us=5;insert_us=4;update_us=4;learner_us=9", memory_bandwidth_gbps=20)
+        for name, kind in (("gpu0", "gpu"), ("cpu0", "cpu"))
+    )  # type: ignore[arg-type]
+    platform = Platform(devices, (Connection("cpu0", "gpu0", 0.1, 20),))
+    placement = run(AssignmentMatrix((modelled_row("gpu0", same), modelled_row("cpu0", same))), platform)
+    assert {candidate.t_itr_us for candidate in placement.candidates} == {placement.t_itr_us}
+    assert (placement.replay_manager, placement.learner, placement.storage) == ("cpu0", "cpu0", "cpu0")
+    assert placement.alternatives[0].reason.startswith("equal: ")
+
+
+def test_insertion_can_be_the_critical_branch() -> None:
+    slow_insert = AssignmentMatrix((modelled_row("cpu0", (5, 500, 4, 100)),))
+    placement = run(slow_insert, SERVER)
+    assert placement.t_itr_us == pytest.approx(
+        placement.terms.sample_us + placement.terms.sample_transfer_us + placement.terms.insertion_us
+    )
+    assert "insertion" in placement.terms.critical()
+
+
+def test_a_device_without_a_route_is_impossible_not_fatal() -> None:
+    platform = Platform((CPU, GPU), ())
+    placement = run(AssignmentMatrix(MATRIX.rows[:2]), platform)
+    assert (placement.replay_manager, placement.learner) == ("cpu0", "cpu0")
+    assert all("No route" in pair.reason for pair in placement.impossible)
+    assert len(placement.impossible) == 3
+
+
+def test_no_pair_at_all_is_an_error_with_every_reason() -> None:
+    none = MissingCell("too small")
+    with pytest.raises(PlacementError, match=r"too small.*gpu1 is left out: no driver"):
+        run(AssignmentMatrix((MatrixRow("cpu0", none, none, none),), (UnavailableDevice("gpu1", "no driver"),)), SERVER)
+    with pytest.raises(PlacementError, match="no device 'tpu'"):
+        run(AssignmentMatrix((modelled_row("tpu", (1, 1, 1, 1)),)), SERVER)
+    with pytest.raises(ConfigurationError, match="batch_size must be at least 1; found 0"):
+        place(MATRIX, SERVER, batch_size=0, transition_bytes=1, actor_count=1)
+
+
+def test_storage_can_be_forced() -> None:
+    placement = run(MATRIX, SERVER, storage="fpga0")
+    assert (placement.storage, placement.replay_manager, placement.learner) == ("fpga0", "cpu0", "gpu0")
+    assert placement.with_choice(storage="cpu0").storage == "cpu0"
+    with pytest.raises(PlacementError, match="no device 'tpu'"):
+        run(MATRIX, SERVER, storage="tpu")
+
+
+def test_another_pair_can_be_chosen_from_the_alternatives() -> None:
+    placement = run(MATRIX, SERVER)
+    forced = placement.with_choice(replay_manager="gpu0")
+    assert (forced.setting, forced.storage, forced.replay_config.device) == (2, "gpu0", "gpu0")
+    assert forced.t_itr_us > placement.t_itr_us
+    assert "faster" in forced.alternatives[0].reason
+    assert forced.with_choice(replay_manager="cpu0") == placement
+    assert placement.with_choice(learner="cpu0").storage == "cpu0"
+    with pytest.raises(PlacementError, match=r"SRAM too small.*cpu0 \+ gpu0, fpga0 \+ gpu0"):
+        placement.with_choice(learner="fpga0")
+    with pytest.raises(PlacementError, match="gpu0, cpu0; found 'fpga0'"):
+        placement.with_choice(storage="fpga0")
+
+
+def test_a_placement_edited_as_json_is_accepted_back_or_refused_with_the_choices() -> None:
+    placement = run(MATRIX, SERVER)
+    document = json.loads(placement.to_json())
+    document["replay_manager"] = "gpu0"
+    assert Placement.from_json(json.dumps(document)) == placement.with_choice(replay_manager="gpu0", storage="gpu0")
+    document["replay_manager"] = "gpu7"
+    with pytest.raises(PlacementError, match=r"'gpu7'.*The pairs are"):
+        Placement.from_json(json.dumps(document))
+    document["replay_manager"] = "cpu0"
+    document["candidates"][0]["eps"] = 0
+    with pytest.raises(ConfigurationError, match=r"candidates\[0\]"):
+        Placement.from_json(json.dumps(document))
+
+
+def test_table_lists_every_pair_best_first() -> None:
+    table = run(MATRIX, SERVER).to_pandas()
+    assert list(table["t_itr_us"]) == sorted(table["t_itr_us"])
+    assert list(table["chosen"]) == [True] + [False] * (len(table) - 1)
+    assert not any(math.isnan(value) for value in table["watts"])
