@@ -21,7 +21,7 @@ $(BIN)/python:
 
 # Rebuilt when a kernel or the dependencies change; Python files are used in place.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS)
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt scikit-build-core pybind11 ninja
+	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt scikit-build-core pybind11 cmake ninja
 	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
@@ -46,13 +46,12 @@ typecheck: setup  ## mypy --strict
 	$(BIN)/mypy --strict
 
 sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
-	$(BIN)/cmake --version > /dev/null 2>&1 || cmake --version > /dev/null
-	cmake -S . -B build/asan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE="address;undefined" -DCMAKE_BUILD_TYPE=Release
-	cmake --build build/asan --parallel 2
-	ctest --test-dir build/asan --output-on-failure
-	cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
-	cmake --build build/tsan --parallel 2
-	ctest --test-dir build/tsan --output-on-failure
+	$(BIN)/cmake -S . -B build/asan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE="address;undefined" -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/asan --parallel 2
+	$(BIN)/ctest --test-dir build/asan --output-on-failure
+	$(BIN)/cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/tsan --parallel 2
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure
 
 docs: setup  ## API reference from the docstrings, into docs/api
 	$(BIN)/pdoc --docformat google --output-directory docs/api pearl composer

@@ -15,7 +15,8 @@ from composer.platform import Platform
 from composer.profiling import Problem, Profiler
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.algorithms.trainer import check_trainer_class, make_trainer
-from pearl.errors import ConfigurationError, PlacementError
+from pearl.devices.discovery import discover, write_csv
+from pearl.errors import ConfigurationError, GenerationError, PlacementError
 from pearl.learner.extract import extract_networks
 from pearl.spec import ActorSpec, NetworkSpec, ReplayMode, ReplaySpec, Scalar, TrainSpec, TransitionSpec, check_batch_fits
 
@@ -170,6 +171,20 @@ class Composer:
             {device.name: device for device in self.platform.devices},
         )
 
+    def save(self, folder: str | Path) -> Path:
+        """Write what `run` found into `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_csv(
+                self.platform.devices, self.platform.connections, folder / "devices.csv", folder / "connections.csv"
+            )
+            (folder / "matrix.json").write_text(self.matrix.to_json() + "\n", encoding="utf-8")
+            (folder / "placement.json").write_text(self.placement.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise GenerationError(f"The composition cannot be written to {folder}: {error}.") from error
+        return folder
+
     RuntimeGen = runtime_gen  # the paper's spelling
 
     @property
@@ -203,8 +218,6 @@ class Composer:
 
     def _read_platform(self) -> Platform:
         if self._device_file is None and self._connection_file is None:
-            from pearl.devices.discovery import discover
-
             self._say("no device file given: discovering this machine")
             devices, connections = discover(progress=self._say)
             return Platform(tuple(devices), tuple(connections))

@@ -1,6 +1,6 @@
 """Compose and train a double DQN on CartPole-v1.
 
-To train on another environment with discrete actions, change the line that names it.
+For another environment with discrete actions, change the line that names it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 
 ENV = "CartPole-v1"
+FOLDER = Path("runs") / f"dqn-{ENV}"
 
 
 class DQNTrainer(DQN):
@@ -28,20 +29,22 @@ class DQNTrainer(DQN):
     exploration = EpsilonGreedy(start=1.0, end=0.04, steps=8_000)
 
 
-def main() -> None:
-    """Compose, show why, generate, run."""
-    folder = Path("runs/dqn_cartpole")
+def main() -> int:
+    """Compose, show why, write the program, run it."""
     composer = Composer()
     composer.set_opt_metric("throughput")
     composer.set_actors(1, env=ENV)
     composer.set_train_function(learner=DQNTrainer)
     composer.set_replay(100_000, mode="prioritized", fanout=16)
     replay, learner = composer.run()
-    print(composer.matrix)
-    print(composer.placement)
-    program = composer.runtime_gen(replay=replay, learner=learner, path=folder / "program.py", timesteps=50_000, run_dir=folder)
-    sys.exit(subprocess.run([sys.executable, program, *sys.argv[1:]]).returncode)
+    print(composer.matrix, composer.placement, sep="\n\n")
+    composer.save(FOLDER)
+    program = composer.runtime_gen(
+        replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=50_000, run_dir=FOLDER
+    )
+    print(f"\nProgram: {program}\n", flush=True)
+    return subprocess.call([sys.executable, program, *sys.argv[1:]])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,20 +28,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pearl.errors import CheckpointError
-from pearl.runtime import checkpoint
-from pearl.runtime.checkpoint import (
-    RANDOM_GROUP,
-    CheckpointState,
-    generator_state,
-    latest_checkpoint,
-    load_checkpoint,
-    load_module_tensors,
-    module_tensors,
-    restore_torch_random,
-    restored_generator,
-    save_checkpoint,
-    torch_random_tensors,
-)
+from pearl.runtime import checkpoint, checkpoint_files
+from pearl.runtime.checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint
 
 IDENTITY = {"trainer": "DQNTrainer", "env": "CartPole-v1", "network": "4:linear128"}
 
@@ -53,7 +41,6 @@ def state_at(step: int) -> CheckpointState:
         counters={"gradient_steps": 7, "mean_return": 12.5, "mode": "prioritized", "rescaled": False},
         tensors={"q_network": {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(0)}},
         arrays={"replay/leaves": np.arange(5000, dtype=np.uint32), "replay/obs": np.full((10, 4), step, np.float32)},
-        random_states={"host": generator_state(np.random.default_rng(step))},
     )
 
 
@@ -67,7 +54,7 @@ def rewrite_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    manifest["crc32"] = checkpoint._manifest_crc32(manifest)
+    manifest["crc32"] = checkpoint_files.manifest_crc32(manifest)
     path.write_text(json.dumps(manifest))
 
 
@@ -85,7 +72,6 @@ def test_everything_comes_back(saved: Path) -> None:
     expected, loaded = state_at(1000), load_checkpoint(saved, IDENTITY)
     assert saved.name == "checkpoint-000001000"
     assert (loaded.step, loaded.identity, loaded.counters) == (1000, expected.identity, expected.counters)
-    assert loaded.random_states == expected.random_states
     torch.testing.assert_close(loaded.tensors, expected.tensors, rtol=0, atol=0)
     assert loaded.arrays.keys() == expected.arrays.keys()
     for name, array in expected.arrays.items():
@@ -113,12 +99,6 @@ def test_counters_that_are_not_finite_or_numpy_scalars_come_back(tmp_path: Path)
     assert loaded.counters["on"] is True
 
 
-def test_random_states_come_back_as_json_does(tmp_path: Path) -> None:
-    states: Any = {"a": {10: (1, 2), 9: 2**200}, "b": None}
-    loaded = load_checkpoint(save_checkpoint(tmp_path, CheckpointState(1, random_states=states)))
-    assert loaded.random_states == {"a": {"10": [1, 2], "9": 2**200}, "b": None}
-
-
 dtypes = st.sampled_from(["?", "u1", "i2", "<u4", ">i8", "u8", "f2", "<f4", ">f8", "c16", "M8[s]", "S3", "U2"])
 
 
@@ -139,7 +119,7 @@ def test_arrays_of_any_shape_dtype_and_layout_come_back(tmp_path: Path, data: st
     array.setflags(write=layout != "read-only")
     directory = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_CHUNK_BYTES", data.draw(st.sampled_from([1, 16, 100, 2**20])))
+        patch.setattr(checkpoint_files, "_CHUNK_BYTES", data.draw(st.sampled_from([1, 16, 100, 2**20])))
         folder = save_checkpoint(directory, CheckpointState(1, arrays={"a": array}), keep=1)
     for mmap in (True, False):
         found = load_checkpoint(folder, mmap=mmap).arrays["a"]
@@ -269,6 +249,25 @@ def test_a_killed_save_leaves_the_latest_complete_one(tmp_path: Path) -> None:
     assert interrupted, "no kill fell into a save: the test shows nothing"
 
 
+def test_saving_in_two_threads_is_refused_not_mixed(tmp_path: Path) -> None:
+    outcomes: list[object] = []
+
+    def save(step: int) -> None:
+        try:
+            outcomes.append(save_checkpoint(tmp_path, CheckpointState(step, arrays={"a": np.full(10**6, step)})))
+        except CheckpointError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=save, args=(step,)) for step in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 4
+    state = load_checkpoint(tmp_path)
+    assert np.all(state.arrays["a"] == state.step)
+
+
 # --- What cannot be saved -------------------------------------------------------------------------------------------
 
 
@@ -282,7 +281,6 @@ def test_a_killed_save_leaves_the_latest_complete_one(tmp_path: Path) -> None:
         (CheckpointState(1, arrays={"a": np.array([None])}), "Python objects"),
         (CheckpointState(1, counters={"a": [1]}), "counters are numbers"),  # type: ignore[dict-item]
         (CheckpointState(1, identity={"a": 1}), "identity holds texts"),  # type: ignore[dict-item]
-        (CheckpointState(1, random_states={"a": np.zeros(1)}), "must be JSON"),  # type: ignore[dict-item]
         (CheckpointState(1, tensors={"g": {"a": torch.eye(2).to_sparse()}}), "Tensor group 'g' cannot be stored"),
     ],
 )
@@ -338,7 +336,7 @@ def test_an_interrupt_while_writing_cleans_up(tmp_path: Path, monkeypatch: pytes
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "_write_manifest", interrupted)
+    monkeypatch.setattr(checkpoint, "write_manifest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, state_at(1))
     assert names(tmp_path) == []
@@ -520,283 +518,3 @@ def test_a_header_that_promises_more_than_the_file_holds_is_refused(
     replace_file(saved, FILES[1], np_file_with_shape(shape))
     with pytest.raises(CheckpointError, match="leaves"):
         load_checkpoint(saved, mmap=mmap)
-
-
-# --- Trainers -------------------------------------------------------------------------------------------------------
-
-
-class Trainer:
-    def __init__(self, optimizer: Callable[[Any], torch.optim.Optimizer], hidden: int = 8) -> None:
-        torch.manual_seed(hidden)
-        self.q_network = torch.nn.Sequential(
-            torch.nn.Linear(3, hidden), torch.nn.BatchNorm1d(hidden), torch.nn.Linear(hidden, 2)
-        )
-        self.critics = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
-        self.log_alpha = torch.zeros((), requires_grad=True)
-        self.optimizer = optimizer([*self.q_network.parameters(), *self.critics[0].parameters(), self.log_alpha])
-        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4, 7], gamma=0.5)
-        self.noise = torch.Generator().manual_seed(3)
-        self.updates = 0
-
-    def step(self) -> torch.Tensor:
-        batch = torch.randn(16, 3, generator=self.noise)
-        out = self.q_network(batch) + self.critics[0](batch)
-        loss: torch.Tensor = (out**2).mean() * self.log_alpha.exp()
-
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.scheduler.step()
-        return loss.detach()
-
-    def weights(self) -> list[torch.Tensor]:
-        return [*self.q_network.state_dict().values(), *self.critics[0].parameters(), self.log_alpha]
-
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=True),
-    "adam with a tensor as rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-2), foreach=False),
-    "adamw": lambda p: torch.optim.AdamW([{"params": p[:2], "lr": 1e-3}, {"params": p[2:]}], betas=(0.8, 0.99)),
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
-    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True),
-    "adafactor": lambda p: torch.optim.Adafactor(p),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
-    uninterrupted = Trainer(OPTIMIZERS[name])
-    for _ in range(3):
-        uninterrupted.step()
-    save_checkpoint(tmp_path, CheckpointState(3, tensors=module_tensors(uninterrupted)))
-    resumed = Trainer(OPTIMIZERS[name])
-    resumed.step()
-    load_module_tensors(resumed, load_checkpoint(tmp_path).tensors)
-    for _ in range(5):
-        assert torch.equal(uninterrupted.step(), resumed.step())
-    for expected, found in zip(uninterrupted.weights(), resumed.weights(), strict=True):
-        assert torch.equal(expected, found)
-    assert resumed.scheduler.state_dict() == uninterrupted.scheduler.state_dict()
-    assert resumed.optimizer.param_groups[0]["lr"] == uninterrupted.optimizer.param_groups[0]["lr"]
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
-        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 20),
-        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
-        lambda o: torch.optim.lr_scheduler.SequentialLR(
-            o,
-            [torch.optim.lr_scheduler.ConstantLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
-            milestones=[2],
-        ),
-    ],
-)
-def test_schedulers_come_back(scheduler: Callable[[torch.optim.Optimizer], Any]) -> None:
-    class Scheduled:
-        def __init__(self) -> None:
-            self.net = torch.nn.Linear(1, 1)
-            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-            self.scheduler = scheduler(self.optimizer)
-
-        def step(self) -> float:
-            self.optimizer.step()
-            plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-            self.scheduler.step(*[1.0] * plateau)
-            return float(self.optimizer.param_groups[0]["lr"])
-
-    first, second = Scheduled(), Scheduled()
-    for _ in range(4):
-        first.step()
-    load_module_tensors(second, module_tensors(first))
-    assert [first.step() for _ in range(10)] == [second.step() for _ in range(10)]
-
-
-def test_groups_are_named_after_attributes_and_are_copies() -> None:
-    trainer = Trainer(OPTIMIZERS["adam"])
-    tensors = module_tensors(trainer)
-    assert set(tensors) == {
-        "q_network", "critics.0", "critics.1", "log_alpha", "optimizer", "scheduler", "noise",
-    }  # fmt: skip
-    before = tensors["q_network"]["0.weight"].clone()
-    trainer.step()
-    assert torch.equal(tensors["q_network"]["0.weight"], before)
-    assert set(module_tensors(trainer)["optimizer"]) >= {"state/0/exp_avg", "state/0/step", "scalars.json"}
-
-
-def test_loading_keeps_the_objects_and_does_not_share_memory_with_the_checkpoint() -> None:
-    trainer = Trainer(OPTIMIZERS["adam"])
-    trainer.step()
-    tensors = module_tensors(trainer)
-    kept = {group: {k: t.clone() for k, t in content.items()} for group, content in tensors.items()}
-    weight = trainer.q_network[0].weight
-    load_module_tensors(trainer, {**tensors, RANDOM_GROUP: torch_random_tensors()})
-    trainer.step()
-    assert trainer.q_network[0].weight is weight
-    assert trainer.log_alpha.requires_grad
-    torch.testing.assert_close(tensors, kept, rtol=0, atol=0)
-
-
-def test_a_trainer_that_is_a_module_is_saved_as_one() -> None:
-    class Whole(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Linear(2, 2)
-            self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-
-    first, second = Whole(), Whole()
-    tensors = module_tensors(first)
-    assert set(tensors) == {"self", "optimizer"}
-    load_module_tensors(second, tensors)
-    assert torch.equal(first.net.weight, second.net.weight)
-
-
-def test_the_trainers_own_methods_win() -> None:
-    class Own:
-        def __init__(self) -> None:
-            self.net = torch.nn.Linear(1, 1)
-            self.updates = 5
-
-        def state_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-            return {"mine": {"updates": torch.tensor(self.updates)}}
-
-        def load_state_tensors(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
-            assert set(tensors) == {"mine"}
-            self.updates = int(tensors["mine"]["updates"])
-
-    first, second = Own(), Own()
-    first.updates = 9
-    load_module_tensors(second, {**module_tensors(first), RANDOM_GROUP: {}})
-    assert second.updates == 9
-
-
-def test_extra_state_of_a_module_comes_back(tmp_path: Path) -> None:
-    class Counting(torch.nn.Linear):
-        count = 0
-
-        def get_extra_state(self) -> dict[str, Any]:
-            return {"count": self.count, "mean": torch.ones(2) * self.count}
-
-        def set_extra_state(self, state: Any) -> None:
-            self.count = state["count"]
-            self.mean = state["mean"]
-
-    class Holder:
-        def __init__(self) -> None:
-            self.net = Counting(1, 1)
-
-    first, second = Holder(), Holder()
-    first.net.count = 4
-    save_checkpoint(tmp_path, CheckpointState(1, tensors=module_tensors(first)))
-    load_module_tensors(second, load_checkpoint(tmp_path).tensors)
-    assert second.net.count == 4
-    assert torch.equal(second.net.mean, torch.full((2,), 4.0))
-
-
-def mismatch(trainer: object, tensors: Any, *parts: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        load_module_tensors(trainer, tensors)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_a_trainer_of_another_structure_is_refused_and_unchanged() -> None:
-    trainer = Trainer(OPTIMIZERS["adam"])
-    trainer.step()
-    before = [t.clone() for t in trainer.weights()]
-    good = module_tensors(trainer)
-    mismatch(
-        trainer,
-        module_tensors(Trainer(OPTIMIZERS["adam"], hidden=9)),
-        "Tensor '0.weight' of 'q_network'", "(8, 3)", "(9, 3)",
-    )  # fmt: skip
-    mismatch(trainer, {**good, "extra": {}}, "'extra'")
-    mismatch(trainer, {k: v for k, v in good.items() if k != "critics.1"}, "lacks ['critics.1']")
-    mismatch(trainer, module_tensors(Trainer(OPTIMIZERS["sgd"])), "'optimizer' is a Adam; the checkpoint holds a SGD")
-    doubled = {**good["q_network"], "0.bias": good["q_network"]["0.bias"].double()}
-    mismatch(trainer, {**good, "q_network": doubled}, "'0.bias'", "torch.float32", "torch.float64")
-    renamed = {("other" if k == "2.bias" else k): v for k, v in good["q_network"].items()}
-    mismatch(trainer, {**good, "q_network": renamed}, "lacks ['2.bias'] and has ['other']")
-    mismatch(trainer, {**good, "optimizer": {}}, "'optimizer'", "scalars.json")
-    junk = torch.tensor([123, 34], dtype=torch.uint8)
-    mismatch(trainer, {**good, "optimizer": {"scalars.json": junk}}, "'optimizer'")
-    lost = {k: v for k, v in good["optimizer"].items() if k != "state/1/exp_avg"}
-    mismatch(trainer, {**good, "optimizer": lost}, "state/1/exp_avg")
-    for expected, found in zip(before, trainer.weights(), strict=True):
-        assert torch.equal(expected, found)
-
-
-def test_an_optimizer_over_other_parameters_is_refused() -> None:
-    class Pair:
-        def __init__(self, parts: slice) -> None:
-            self.net = torch.nn.Linear(3, 2)
-            self.optimizer = torch.optim.Adam(list(self.net.parameters())[parts])
-
-    mismatch(Pair(slice(0, 2)), module_tensors(Pair(slice(0, 1))), "groups have [2] parameters", "[1]")
-    mismatch(Pair(slice(0, 1)), module_tensors(Pair(slice(1, 2))), "parameter 0 has shape (2, 3)", "(2,)")
-
-
-def test_a_trainer_without_networks_is_told_what_to_do() -> None:
-    with pytest.raises(CheckpointError, match="state_tensors"):
-        module_tensors(object.__new__(type("Empty", (), {})))
-
-
-# --- Random states --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_a_numpy_generator_goes_on_where_it_stood(tmp_path: Path, name: str) -> None:
-    generator = np.random.Generator(getattr(np.random, name)(7))
-    generator.integers(0, 5, size=3, dtype=np.uint16)
-    state = CheckpointState(1, random_states={"actor": generator_state(generator)})
-    restored = restored_generator(load_checkpoint(save_checkpoint(tmp_path, state)).random_states["actor"])
-    np.testing.assert_array_equal(generator.integers(0, 99, 50), restored.integers(0, 99, 50))
-    np.testing.assert_array_equal(generator.normal(size=50), restored.normal(size=50))
-
-
-@pytest.mark.parametrize(
-    "state", [None, {}, {"bit_generator": "os"}, {"bit_generator": "PCG64", "state": {"int": "x"}}]
-)
-def test_a_random_state_that_is_none_is_refused(state: Any) -> None:
-    with pytest.raises(CheckpointError, match="random state"):
-        restored_generator(state)
-
-
-def test_torchs_random_state_goes_on_where_it_stood(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, CheckpointState(1, tensors={RANDOM_GROUP: torch_random_tensors()}))
-    expected = torch.rand(5)
-    restore_torch_random(load_checkpoint(tmp_path).tensors[RANDOM_GROUP])
-    assert torch.equal(torch.rand(5), expected)
-
-
-def test_torchs_random_state_of_the_wrong_kind_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="random state of cpu"):
-        restore_torch_random({"cpu": torch.zeros(3)})
-
-
-def test_importing_loads_no_torch() -> None:
-    script = "import sys, pearl.runtime.checkpoint; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-def test_saving_in_two_threads_is_refused_not_mixed(tmp_path: Path) -> None:
-    outcomes: list[object] = []
-
-    def save(step: int) -> None:
-        try:
-            outcomes.append(save_checkpoint(tmp_path, CheckpointState(step, arrays={"a": np.full(10**6, step)})))
-        except CheckpointError as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=save, args=(step,)) for step in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 4
-    state = load_checkpoint(tmp_path)
-    assert np.all(state.arrays["a"] == state.step)

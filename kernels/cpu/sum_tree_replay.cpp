@@ -286,14 +286,6 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
                          const std::uint32_t* leaves) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_exponent("alpha", state.alpha);
-  if (prioritized_) {
-    check_priorities(priorities, capacity_);
-    for (std::size_t i = 0; i < capacity_; ++i)
-      if (leaves[i] > kLeafMax || (generations[i] == 0 && leaves[i] != 0))
-        throw CheckpointError("Leaf " + std::to_string(i) + " of the saved sum tree is damaged: found " +
-                              std::to_string(leaves[i]) + ".");
-  }
   alpha_ = state.alpha;
   alpha_q28_ = exponent_q28(alpha_);
   seed_ = state.seed;

@@ -6,6 +6,7 @@ Nothing here imports torch before it is called; nothing here raises for a device
 from __future__ import annotations
 
 import csv
+import functools
 import shutil
 import statistics
 import subprocess
@@ -58,6 +59,7 @@ def cuda_availability(index: int) -> Availability:
     return Availability(True)
 
 
+@functools.cache
 def cuda_identity(index: int) -> str:
     """Facts that measurements on CUDA device `index` depend on; says so where there is no such device."""
     torch, reason = _torch()
@@ -168,23 +170,18 @@ def describe_cuda(index: int, name: str, facts: list[SmiFacts], *, measure: bool
 
 
 def measure_host_links(index: int, host: str, name: str) -> list[Connection]:
-    """Host to device and device to host, from and to pinned memory, and the device's own memory."""
+    """Host to device and device to host, from and to pinned memory."""
     torch, reason = _torch()
     if torch is None:
         raise RuntimeError(reason)
     device = torch.device("cuda", index)
     pinned = torch.ones(_COPY_BYTES, dtype=torch.uint8).pin_memory()
     remote = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
-    twin = torch.empty_like(remote)
     small = slice(0, _SMALL_BYTES)
     links = []
-    for source, target, into, out_of, passes in (
-        (host, name, remote, pinned, 1),
-        (name, host, pinned, remote, 1),
-        (name, name, twin, remote, 2),
-    ):
+    for source, target, into, out_of in ((host, name, remote, pinned), (name, host, pinned, remote)):
         latency = _copy_latency_us(torch, into[small], out_of[small], index)
-        bandwidth = passes * _copy_gbps(torch, into, out_of, index)
+        bandwidth = _copy_gbps(torch, into, out_of, index)
         links.append(Connection(source, target, round(latency, 3), round(bandwidth, 3)))
     return links
 

@@ -14,7 +14,7 @@ from pearl.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-# What a link is taken for when it is not measured: PCIe 3.0 x16 with its driver, and a load from memory.
+# What is taken where nothing is measured: PCIe 3.0 x16 with its driver, and a load from memory.
 HOST_LINK_LATENCY_US = 10.0
 HOST_LINK_GBPS = 12.0
 MEMORY_LATENCY_US = 0.1
@@ -63,6 +63,9 @@ def _discover_cuda(measure: bool, report: Callable[[str], None]) -> tuple[list[D
             if measure:
                 report(f"Measuring the links of {name}")
                 own_links = cuda.measure_host_links(index, "cpu0", name)
+                if device.memory_bandwidth_gbps:
+                    # Not the latency of a copy: its launch is part of what the primitives measure on the device.
+                    own_links.append(Connection(name, name, MEMORY_LATENCY_US, device.memory_bandwidth_gbps))
             else:
                 own_links = [Connection("cpu0", name, HOST_LINK_LATENCY_US, HOST_LINK_GBPS)]
         except (RuntimeError, AssertionError, ConfigurationError) as error:

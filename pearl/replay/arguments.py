@@ -11,10 +11,11 @@ from pearl.errors import CheckpointError, ReplayError
 from pearl.replay.protocol import ReplayStateDict
 
 STATE_FORMAT = 1
+LEAF_MAX = 2**28 - 1
+EXPONENT_MAX = 4.0
 _INT64, _UINT32, _FLOAT32 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.float32)
-_SCALARS = (
-    "alpha", "seed", "call", "scale", "max_priority", "inserts", "updates", "samples", "stale", "saturated", "rescales",
-)  # fmt: skip
+_COUNTS = ("seed", "call", "inserts", "updates", "samples", "stale", "saturated", "rescales")
+_SCALARS = (*_COUNTS, "alpha", "scale", "max_priority")
 
 
 def _is_ready(array: object, dtype: np.dtype) -> bool:
@@ -89,7 +90,27 @@ def checked_state(state: Mapping[str, np.ndarray | int | float | str], *, capaci
                 f"The saved replay's {name} must be {dtype} of shape ({length},); found {array.dtype} {array.shape}."
             )
         checked[name] = np.ascontiguousarray(array)
+    _check_values(checked)
     return checked
+
+
+def _check_values(state: ReplayStateDict) -> None:
+    alpha, max_priority = state["alpha"], state["max_priority"]
+    leaves, generations = np.asarray(state["leaves"]), np.asarray(state["generations"])
+    written = generations[: len(leaves)] > 0
+    limits = dict.fromkeys(_COUNTS, (0, 2**64)) | {"scale": (-(2**30), 64)}
+    for name, (low, high) in limits.items():
+        value = state[name]
+        if not isinstance(value, int) or not low <= value < high:
+            raise CheckpointError(f"The saved replay's {name} must be a whole number that fits; found {value!r}.")
+    if not isinstance(alpha, int | float) or not 0 <= alpha <= EXPONENT_MAX:
+        raise CheckpointError(f"The saved replay's alpha must lie in [0, 4]; found {alpha!r}.")
+    if not isinstance(max_priority, int | float) or not 1 <= max_priority < np.inf:
+        raise CheckpointError(f"The saved replay's max_priority must be at least 1; found {max_priority!r}.")
+    if not (np.asarray(state["priorities"]) >= 0).all():
+        raise CheckpointError("The saved replay's priorities are damaged: some are NaN or negative.")
+    if (leaves > LEAF_MAX).any() or (leaves[~written] > 0).any():
+        raise CheckpointError("The saved replay's leaves are damaged: some are too large, or of unwritten slots.")
 
 
 def _number(value: np.ndarray | int | float | str) -> int | float:

@@ -11,14 +11,20 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pearl.errors import CheckpointError, PriorityError, ReplayError
-from pearl.replay.arguments import STATE_FORMAT, as_generations, as_indices, as_priorities, checked_state
+from pearl.errors import PriorityError, ReplayError
+from pearl.replay.arguments import (
+    EXPONENT_MAX,
+    LEAF_MAX,
+    STATE_FORMAT,
+    as_generations,
+    as_indices,
+    as_priorities,
+    checked_state,
+)
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
 from pearl.spec import ReplayMode
 
-LEAF_MAX = 2**28 - 1
 DEFAULT_SCALE = 20
-_EXPONENT_MAX = 4.0
 _LOG2_COEFFICIENTS = (
     49570623885, -24785258860, 16521745522, -12368671917, 9747207777,
     -7569269272, 5226540119, -2794475170, 968735272, -157439128,
@@ -346,11 +352,6 @@ class ReferenceReplayManager:
         priorities = cast(np.ndarray, saved["priorities"])
         with self._lock:
             self._require_open()
-            _check_exponent("alpha", cast(float, saved["alpha"]))
-            if self._mode == "prioritized":
-                _check_priorities(priorities)
-                for slot in np.flatnonzero((leaves > LEAF_MAX) | ((generations == 0) & (leaves != 0)))[:1]:
-                    raise CheckpointError(f"Leaf {slot} of the saved sum tree is damaged: found {leaves[slot]}.")
             self._alpha, self._seed = cast(float, saved["alpha"]), cast(int, saved["seed"])
             self._call, self._scale = cast(int, saved["call"]), cast(int, saved["scale"])
             self._max_priority = np.float32(cast(float, saved["max_priority"]))
@@ -402,7 +403,7 @@ class ReferenceReplayManager:
 
 
 def _check_exponent(name: str, exponent: float) -> None:
-    if not 0.0 <= exponent <= _EXPONENT_MAX:
+    if not 0.0 <= exponent <= EXPONENT_MAX:
         raise ReplayError(f"{name} must lie in [0, 4]; found {exponent}.")
 
 

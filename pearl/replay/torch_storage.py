@@ -130,8 +130,9 @@ class TorchDataStorage:
 
     def _rows(self, columns: Rows, count: int) -> list[torch.Tensor]:
         """The first `count` rows of each column in storage order, checked, as tensors wherever they were."""
-        if all(isinstance(rows, np.ndarray) for rows in columns.values()):
-            checked = matching_rows(self.spec, columns, count)  # type: ignore[arg-type]
+        arrays = {name: rows for name, rows in columns.items() if isinstance(rows, np.ndarray)}
+        if len(arrays) == len(columns):
+            checked = matching_rows(self.spec, arrays, count)
             return [torch.from_numpy(np.ascontiguousarray(rows)) for rows in checked]
         tensors = {name: torch.as_tensor(rows) for name, rows in columns.items()}
         rows: list[torch.Tensor] = []

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pearl.algorithms.trainer import TrainerLike
-from pearl.runtime.checkpoint import load_module_tensors, module_tensors
 from pearl.runtime.evaluation import Evaluation, evaluate
 from pearl.runtime.options import Options
+from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import ActorSpec
 
 if TYPE_CHECKING:

@@ -14,14 +14,12 @@ import numpy as np
 from pearl.algorithms.trainer import TrainerLike
 from pearl.errors import CheckpointError
 from pearl.replay.protocol import ReplayManager
-from pearl.runtime.checkpoint import (
+from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
+from pearl.runtime.trainer_state import (
     RANDOM_GROUP,
-    CheckpointState,
-    load_checkpoint,
     load_module_tensors,
     module_tensors,
     restore_torch_random,
-    save_checkpoint,
     torch_random_tensors,
 )
 

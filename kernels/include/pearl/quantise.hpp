@@ -1,8 +1,9 @@
 // Priorities to integers: q = clip(round(p^alpha * 2^scale), 1, 2^28 - 1), computed with integer add, multiply and
 // shift alone, so that every device (and NumPy: pearl/replay/reference.py) gives the same bits.
 //
-// Accuracy: log2 is within 5e-9 (absolute), 2^x within 7e-9 (relative), and alpha and beta are rounded to 2^-28; so
-// p^alpha is within 5e-7 (relative) over all positive float32 and alpha <= 4, and within 1e-7 for 2^-20 < p < 2^20.
+// Accuracy: log2 is within 5e-9 (absolute) and cut to 2^-24, 2^x is within 7e-9 (relative), alpha and beta are rounded
+// to 2^-28; so p^alpha is within 4e-7 (relative) for every positive float32 and alpha <= 4, and within 2e-7 for
+// 2^-18 < p < 2^18, before it is rounded to a whole number of units.
 #pragma once
 
 #include <bit>

@@ -59,6 +59,7 @@ class SumTreeReplay {
   ReplayState state() const;
   // Arrays of `capacity` items; `priorities` and `leaves` may be null (uniform mode has none).
   ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves) const;
+  // Takes over what save() gave; the caller vouches for it (pearl/replay/arguments.py checks).
   void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
             const std::uint32_t* leaves);
   void close();

@@ -1,0 +1,306 @@
+"""The files of one checkpoint: a manifest, safetensors files and .npy files, each written once and checked when read.
+
+Every file is flushed to the disk as it is written, and its size and CRC-32 go into the manifest. Arrays of any size
+are streamed in chunks. What is read is never unpickled, and only what the manifest names inside the folder is read.
+Every CheckpointError says what is wrong with which file; `checkpoint.py` adds which checkpoint that is.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pearl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+Scalar: TypeAlias = "bool | int | float | str"
+NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+_MANIFEST_LIMIT = 64 * 2**20
+_CHUNK_BYTES = 4 * 2**20
+_NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """What the manifest says of one file; the CRC-32 in hexadecimal."""
+
+    bytes: int
+    crc32: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What manifest.json says, and the entry of every other file by its path inside the folder."""
+
+    step: int
+    identity: Mapping[str, str]
+    counters: Mapping[str, Scalar]
+    files: Mapping[str, FileEntry]
+
+
+def tensors_path(group: str) -> str:
+    """Where a group of tensors lies in the folder."""
+    return f"tensors/{group}.safetensors"
+
+
+def array_path(name: str) -> str:
+    """Where an array lies in the folder."""
+    return f"arrays/{name}.npy"
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` may name a group or an array: parts joined by "/" that cannot leave the folder."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_count(value: object) -> bool:
+    """Whether `value` is a whole number of at least 0."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
+
+
+# --- Writing --------------------------------------------------------------------------------------------------------
+
+
+def write_tensors(file: Path, group: str, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
+    """Write one group of tensors; CheckpointError names the group that safetensors cannot hold."""
+    return _write_file(file, [_safetensors_bytes(group, tensors)])
+
+
+def write_array(file: Path, array: NumpyArray) -> FileEntry:
+    """Write `array` as a .npy file in C order, in chunks."""
+    return _write_file(file, _npy_chunks(np.asarray(array)))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json: the last file of a checkpoint."""
+    content: dict[str, JsonValue] = {
+        "format": "pearl checkpoint",
+        "format_version": FORMAT_VERSION,
+        "pearl_version": _pearl_version(),
+        "step": int(manifest.step),
+        "identity": dict(manifest.identity),
+        "counters": {k: v.item() if isinstance(v, np.generic) else v for k, v in manifest.counters.items()},
+        "files": {name: asdict(entry) for name, entry in manifest.files.items()},
+    }
+    content["crc32"] = manifest_crc32(content)
+    _write_file(folder / MANIFEST, [json.dumps(content, indent=1).encode()])
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in `folder` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def manifest_crc32(manifest: Mapping[str, JsonValue]) -> str:
+    """CRC-32 of a manifest's content, itself left out."""
+    content = {key: value for key, value in manifest.items() if key != "crc32"}
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+def _pearl_version() -> str:
+    try:
+        return importlib.metadata.version("pearl-toolkit")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _write_file(path: Path, chunks: Iterable[bytes]) -> FileEntry:
+    """Write `chunks` to a new file, flush it to the disk, and return its entry in the manifest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size, crc = 0, 0
+    with path.open("xb") as stream:
+        for chunk in chunks:
+            stream.write(chunk)
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return FileEntry(size, f"{crc:08x}")
+
+
+def _npy_chunks(array: NumpyArray) -> Iterator[bytes]:
+    """The bytes of a .npy file in C order, at most `_CHUNK_BYTES` of them at once.
+
+    A chunk is copied before it is written and summed, so file and checksum agree even if the array were changing.
+    """
+    yield _npy_header(array)
+    if array.size == 0:
+        return
+    items = max(1, _CHUNK_BYTES // max(1, array.itemsize))
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        for start in range(0, array.size, items):
+            yield flat[start : start + items].tobytes()
+    else:
+        flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+        chunks: Iterable[Any] = np.nditer(array, flags=flags, buffersize=items, order="C")
+        for chunk in chunks:
+            yield chunk.tobytes()
+
+
+def _npy_header(array: NumpyArray) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_2_0(
+        stream,
+        {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape},
+    )
+    return stream.getvalue()
+
+
+def _safetensors_bytes(group: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    import safetensors
+    import safetensors.torch
+
+    seen: set[int] = set()  # tied weights share storage, which the format has no word for: they are stored twice
+    plain: dict[str, torch.Tensor] = {}
+    try:
+        for name, tensor in tensors.items():
+            copy = tensor.detach().cpu().contiguous()
+            storage = copy.untyped_storage().data_ptr()
+            plain[name] = copy.clone() if storage in seen else copy
+            seen.add(storage)
+        return safetensors.torch.save(plain)
+    except (RuntimeError, ValueError, KeyError, NotImplementedError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"Tensor group {group!r} cannot be stored: {error}. Dense tensors of a common dtype can."
+        ) from error
+
+
+# --- Reading --------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check manifest.json."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > _MANIFEST_LIMIT:
+            raise CheckpointError(f"{MANIFEST} is longer than {_MANIFEST_LIMIT} bytes.")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST} cannot be read ({error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{MANIFEST} is not JSON ({error}).") from error
+    if not isinstance(content, dict) or content.get("format") != "pearl checkpoint":
+        raise CheckpointError(f'{MANIFEST} does not say "format": "pearl checkpoint".')
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"its format version is {version!r} (written by PEARL {content.get('pearl_version')!r}); "
+            f"this PEARL reads version {FORMAT_VERSION}. Load it with the PEARL that wrote it."
+        )
+    if content.get("crc32") != manifest_crc32(content):
+        raise CheckpointError(
+            f"{MANIFEST} was changed or damaged (CRC-32 {manifest_crc32(content)}; "
+            f"{content.get('crc32')!r} was written)."
+        )
+    return _parse_manifest(content)
+
+
+def _parse_manifest(content: dict[str, Any]) -> Manifest:
+    expected = {"format", "format_version", "pearl_version", "crc32"} | set(Manifest.__dataclass_fields__)
+    if unknown := sorted(set(content) - expected):
+        raise CheckpointError(f"{MANIFEST} has unknown keys {unknown}.")
+    if missing := sorted(expected - set(content)):
+        raise CheckpointError(f"{MANIFEST} lacks the keys {missing}.")
+    if not is_count(content["step"]):
+        raise CheckpointError(f"its step is {content['step']!r}; a whole number of at least 0 was expected.")
+    for key, kinds in (
+        ("identity", (str,)),
+        ("counters", (bool, int, float, str)),
+        ("files", (dict,)),
+    ):
+        if not isinstance(content[key], dict) or not all(isinstance(v, kinds) for v in content[key].values()):
+            raise CheckpointError(f"{key!r} in {MANIFEST} does not map names to values of the expected type.")
+    files = {name: _parse_entry(name, entry) for name, entry in content["files"].items()}
+    return Manifest(content["step"], content["identity"], content["counters"], files)
+
+
+def _parse_entry(name: str, entry: dict[str, Any]) -> FileEntry:
+    in_tensors = name.startswith("tensors/") and name.endswith(".safetensors")
+    in_arrays = name.startswith("arrays/") and name.endswith(".npy")
+    if not is_name(name) or not (in_tensors or in_arrays):
+        raise CheckpointError(
+            f"{MANIFEST} names the file {name!r}; only tensors/<group>.safetensors and arrays/<name>.npy "
+            "inside the checkpoint are read."
+        )
+    if set(entry) != {"bytes", "crc32"} or not is_count(entry["bytes"]) or not isinstance(entry["crc32"], str):
+        raise CheckpointError(f"{MANIFEST} does not give bytes and crc32 of {name!r}; found {entry!r}.")
+    return FileEntry(entry["bytes"], entry["crc32"])
+
+
+def check_file(folder: Path, name: str, entry: FileEntry) -> None:
+    """Raise CheckpointError unless the file `name` has the size and CRC-32 of its entry."""
+    file = folder / name
+    try:
+        status = file.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{name} is not a plain file.")
+        if status.st_size != entry.bytes:
+            raise CheckpointError(f"{name} has {status.st_size} bytes; {entry.bytes} were written.")
+        crc = 0
+        with file.open("rb", buffering=0) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                crc = zlib.crc32(chunk, crc)
+    except FileNotFoundError:
+        raise CheckpointError(f"{name} is missing.") from None
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read ({error}).") from error
+    if f"{crc:08x}" != entry.crc32:
+        raise CheckpointError(f"{name} has CRC-32 {crc:08x}; {entry.crc32} was written. Its content is damaged.")
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of the safetensors file `name`, on the CPU."""
+    import safetensors
+    import safetensors.torch
+
+    try:
+        # Cloned, because the tensors that safetensors returns lie in a map of the file.
+        return {key: tensor.clone() for key, tensor in safetensors.torch.load_file(folder / name).items()}
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{name} is not a safetensors file ({error}).") from error
+
+
+def read_array(folder: Path, name: str, mmap: bool) -> NumpyArray:
+    """The array in the .npy file `name`; with `mmap` a read-only map of it."""
+    try:
+        _check_npy(folder / name)
+        array: NumpyArray = np.load(folder / name, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise CheckpointError(f"{name} is not a .npy file of plain numbers ({error}).") from error
+    return array
+
+
+def _check_npy(file: Path) -> None:
+    """Raise ValueError unless the header promises what the file holds: NumPy would also open archives and pickles."""
+    with file.open("rb") as stream:
+        version = np.lib.format.read_magic(stream)
+        if version != (2, 0):
+            raise ValueError(f"its format is {version}; (2, 0) was written")
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+        held = file.stat().st_size - stream.tell()
+    promised = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or min(shape, default=0) < 0 or promised != held:
+        raise ValueError(f"its header promises shape {shape} of {dtype}, {promised} bytes; {held} follow")

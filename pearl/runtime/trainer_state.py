@@ -1,0 +1,275 @@
+"""What a trainer has learned, as groups of named tensors, and back; torch's random states beside it.
+
+Nothing is pickled: what a state dict holds beside tensors travels as JSON in one more tensor of its group.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from pearl.errors import CheckpointError
+from pearl.runtime.checkpoint_files import JsonValue
+
+Tensors: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
+
+RANDOM_GROUP = "random"  # torch's random states; never part of a trainer
+
+_SCALARS = "scalars.json"  # the tensor that holds, as UTF-8 bytes, the part of a state dict that is not tensors
+
+_log = logging.getLogger(__name__)
+
+
+def module_tensors(trainer: object) -> dict[str, dict[str, torch.Tensor]]:
+    """Copy what a trainer object has learned to the CPU: one group of tensors per stateful attribute, by its name.
+
+    Found are modules, optimizers, learning-rate schedulers, gradient scalers, torch generators (also in a list, tuple
+    or dict: group `name.0`) and leaf tensors that require a gradient. What a state dict holds beside tensors travels
+    as JSON in one more tensor of the group. Plain Python numbers of the trainer are not found: register them as
+    buffers of a module, or define `state_tensors()` and `load_state_tensors(tensors)`, which replace all this.
+    """
+    own = getattr(trainer, "state_tensors", None)
+    if own is not None:
+        return {group: {name: _copied(t) for name, t in tensors.items()} for group, tensors in own().items()}
+    return {name: _group_of(name, value) for name, value in _stateful_attributes(trainer).items()}
+
+
+def load_module_tensors(trainer: object, tensors: Tensors) -> None:
+    """Put what `module_tensors` returned back into a trainer of the same structure, in place.
+
+    Every group is checked before any is loaded. The group "random" is passed over. Raises CheckpointError naming the
+    tensor, the shape and dtype expected and those found.
+    """
+    tensors = {group: content for group, content in tensors.items() if group != RANDOM_GROUP}
+    own = getattr(trainer, "load_state_tensors", None)
+    if own is not None:
+        own(tensors)
+        return
+    attributes = _stateful_attributes(trainer)
+    _check_names(f"{type(trainer).__name__}'s networks and optimizers", attributes, tensors)
+    loads = {name: _prepared_load(name, value, tensors[name]) for name, value in attributes.items()}
+    for name, (load, state) in loads.items():
+        try:
+            load(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{name!r} of {type(trainer).__name__} did not take the state of the checkpoint: {error}. "
+                "The trainer is now partly loaded: resume with the classes that were saved."
+            ) from error
+
+
+def _stateful_attributes(trainer: object) -> dict[str, Any]:
+    stateful = (
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        torch.optim.lr_scheduler.LRScheduler,
+        torch.amp.GradScaler,
+        torch.Generator,
+    )
+    candidates: dict[str, object] = {"self": trainer} if isinstance(trainer, torch.nn.Module) else {}
+    for name, value in getattr(trainer, "__dict__", {}).items():
+        if isinstance(trainer, torch.nn.Module) and name in ("_modules", "_parameters", "_buffers"):
+            continue
+        candidates[name] = value
+        members: Iterable[tuple[object, object]] = ()
+        if isinstance(value, dict):
+            members = value.items()
+        elif isinstance(value, list | tuple):
+            members = enumerate(value)
+        candidates.update({f"{name}.{key}": member for key, member in members if isinstance(member, stateful)})
+    found: dict[str, Any] = {}
+    for name, value in candidates.items():
+        learned = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+        if (learned or isinstance(value, stateful)) and not any(value is other for other in found.values()):
+            found[name] = value
+    if RANDOM_GROUP in found:
+        raise CheckpointError(f"The trainer's attribute {RANDOM_GROUP!r} takes a reserved name: call it otherwise.")
+    if not found:
+        raise CheckpointError(
+            f"{type(trainer).__name__} has no torch module or optimizer among its attributes, so there is nothing to "
+            "save. Keep the networks in attributes, or define state_tensors() and load_state_tensors(tensors)."
+        )
+    return found
+
+
+def _group_of(name: str, value: Any) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    if isinstance(value, torch.Tensor):
+        return {"value": _copied(value)}
+    if isinstance(value, torch.Generator):
+        return {"state": value.get_state()}
+    if isinstance(value, torch.nn.Module):
+        state = _uncompiled(value).state_dict()
+        extra = {k: _flatten(name, k, v, tensors) for k, v in state.items() if not isinstance(v, torch.Tensor)}
+        tensors.update({k: _copied(v) for k, v in state.items() if isinstance(v, torch.Tensor)})
+        if extra:
+            tensors[_SCALARS] = _json_tensor(extra)
+        return tensors
+    scalars: dict[str, JsonValue] = {"class": type(value).__name__}
+    if isinstance(value, torch.optim.Optimizer):
+        scalars["parameters"] = _parameter_shapes(value)
+    scalars["state_dict"] = _flatten(name, "", value.state_dict(), tensors)
+    return {**tensors, _SCALARS: _json_tensor(scalars)}
+
+
+def _prepared_load(name: str, value: Any, found: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
+    """Check `found` against the live object; return the function that loads it and its argument."""
+    if isinstance(value, torch.Tensor):
+        _check_tensors(name, {"value": value}, found)
+        return value.detach().copy_, found["value"]
+    if isinstance(value, torch.Generator):
+        _check_tensors(name, {"state": value.get_state()}, found)
+        return value.set_state, found["state"]
+    if isinstance(value, torch.nn.Module):
+        module = _uncompiled(value)
+        state = module.state_dict()
+        extra = _json_value(name, found) if _SCALARS in found else {}
+        kept = {k: t for k, t in found.items() if k in state or not any(k.startswith(f"{e}/") for e in extra)}
+        kept.pop(_SCALARS, None)
+        _check_tensors(name, {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}, kept)
+        return module.load_state_dict, {**kept, **{k: _unflatten(name, v, found) for k, v in extra.items()}}
+    scalars = _json_value(name, found)
+    if scalars.get("class") != type(value).__name__:
+        raise CheckpointError(
+            f"{name!r} is a {type(value).__name__}; the checkpoint holds a {scalars.get('class')}. "
+            "Resume with the class that was saved."
+        )
+    if isinstance(value, torch.optim.Optimizer):
+        _check_parameters(name, _parameter_shapes(value), scalars.get("parameters"))
+    return value.load_state_dict, _unflatten(name, scalars.get("state_dict"), found)
+
+
+def _uncompiled(module: Any) -> Any:
+    """The module inside `torch.compile`'s wrapper, so that compiling is no difference between two runs."""
+    return getattr(module, "_orig_mod", module)
+
+
+def _parameter_shapes(optimizer: torch.optim.Optimizer) -> list[JsonValue]:
+    return [[list(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _check_parameters(name: str, expected: Any, found: Any) -> None:
+    if expected == found:
+        return
+    if isinstance(found, list) and [len(g) for g in found] == [len(g) for g in expected]:
+        flat_expected, flat_found = [s for g in expected for s in g], [s for g in found for s in g]
+        at = next(i for i, (e, f) in enumerate(zip(flat_expected, flat_found, strict=True)) if e != f)
+        what = f"parameter {at} has shape {tuple(flat_expected[at])}; the checkpoint's has {tuple(flat_found[at])}"
+    else:
+        counts = [len(g) for g in found] if isinstance(found, list) else found
+        what = f"its groups have {[len(g) for g in expected]} parameters; the checkpoint's have {counts}"
+    raise CheckpointError(f"Optimizer {name!r} differs: {what}. Resume with the networks that were saved.")
+
+
+def _check_names(what: str, expected: Iterable[str], found: Iterable[str]) -> None:
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        raise CheckpointError(
+            f"{what} do not match the checkpoint: it lacks {missing or 'nothing'} and has {unknown or 'nothing'} "
+            "besides. Resume with the trainer that was saved."
+        )
+
+
+def _check_tensors(group: str, expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
+    _check_names(f"The tensors of {group!r}", expected, found)
+    for name, tensor in expected.items():
+        other = found[name]
+        if tensor.shape != other.shape or tensor.dtype != other.dtype:
+            raise CheckpointError(
+                f"Tensor {name!r} of {group!r} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; the "
+                f"checkpoint's has shape {tuple(other.shape)} and dtype {other.dtype}. "
+                "Resume with the networks that were saved."
+            )
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _json_tensor(value: JsonValue) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _json_value(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    try:
+        value = json.loads(tensors[_SCALARS].cpu().numpy().tobytes())
+        if isinstance(value, dict):
+            return value
+    except (KeyError, ValueError, RecursionError):
+        pass
+    raise CheckpointError(f"Group {name!r} of the checkpoint lacks a readable {_SCALARS!r}: it is of another kind.")
+
+
+def _flatten(group: str, path: str, value: Any, tensors: dict[str, torch.Tensor]) -> JsonValue:
+    """A state dict as JSON, its tensors moved into `tensors` under their paths, such as `state/0/exp_avg`."""
+    if isinstance(value, torch.Tensor):
+        if path in tensors:
+            raise CheckpointError(f"Two tensors of {group!r} have the path {path!r}: they cannot both be stored.")
+        tensors[path] = _copied(value)
+        return {"tensor": path}
+    if isinstance(value, np.generic):
+        return _flatten(group, path, value.item(), tensors)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    prefix = f"{path}/" if path else ""
+    if isinstance(value, list | tuple):
+        items: list[JsonValue] = [_flatten(group, f"{prefix}{i}", v, tensors) for i, v in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        pairs: list[JsonValue] = [
+            [_flatten(group, path, k, tensors), _flatten(group, f"{prefix}{k}", v, tensors)] for k, v in value.items()
+        ]
+        return {"counter" if isinstance(value, Counter) else "mapping": pairs}
+    raise CheckpointError(
+        f"{path!r} in the state dict of {group!r} is a {type(value).__name__}, which cannot be stored without pickle. "
+        "Define state_tensors() and load_state_tensors(tensors) on the trainer."
+    )
+
+
+def _unflatten(group: str, value: JsonValue, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unflatten(group, item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    try:
+        ((kind, content),) = value.items()
+        if kind == "tensor":
+            return tensors[str(content)].clone()
+        items = _unflatten(group, content, tensors)
+        builders: dict[str, Callable[[Any], object]] = {
+            "tuple": tuple,
+            "mapping": dict,
+            "counter": lambda pairs: Counter(dict(pairs)),
+        }
+        return builders[kind](items)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"The state dict of {group!r} in the checkpoint is malformed: {error!r}.") from error
+
+
+def torch_random_tensors() -> dict[str, torch.Tensor]:
+    """Global random states of torch, for the tensor group "random": "cpu" and, once CUDA is in use, "cuda.0", ..."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.update({f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())})
+    return states
+
+
+def restore_torch_random(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Set torch's global random states; those of GPUs absent here are passed over with a warning."""
+    for name, state in tensors.items():
+        device, _, index = name.partition(".")
+        try:
+            if device == "cpu":
+                torch.set_rng_state(state)
+            elif device == "cuda" and index.isdecimal() and int(index) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(state, int(index))
+            else:
+                _log.warning("The checkpoint holds a random state of %s, which is absent here.", name)
+        except (RuntimeError, TypeError) as error:
+            raise CheckpointError(f"The random state of {name} does not fit this torch: {error}.") from error

@@ -1,0 +1,450 @@
+"""The Replay Manager's contract, for the native backend and the NumPy reference alike."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pearl.errors import (
+    CheckpointError,
+    ConfigurationError,
+    PriorityError,
+    QueueClosedError,
+    QueueTimeoutError,
+    ReplayError,
+)
+from pearl.replay import REPLAY_BACKENDS, ReplayRequestQueue, make_replay_manager
+from pearl.replay.native import NativeReplayManager
+from pearl.replay.protocol import Sample
+from pearl.replay.reference import ReferenceReplayManager
+from pearl.spec import ReplaySpec
+
+MANAGERS = [NativeReplayManager, ReferenceReplayManager]
+
+
+@pytest.fixture(params=MANAGERS, ids=["native", "reference"])
+def manager(request):
+    return request.param
+
+
+def filled(manager, capacity=100, **options):
+    replay = manager(capacity, **options)
+    replay.insert(np.arange(capacity), np.linspace(0.1, 2.0, capacity, dtype=np.float32))
+    return replay
+
+
+def assert_same(a, b):
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def assert_same_state(a, b):
+    left, right = a.state_dict(), b.state_dict()
+    assert left.keys() == right.keys()
+    for name in left:
+        if name != "fanout":
+            np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+    assert a.statistics() == b.statistics()
+
+
+priorities_strategy = st.one_of(
+    st.floats(0, 300, width=32),
+    st.floats(0, width=32, allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, 1e-45, 1.0, 255.99998, 256.0, 3.4e38, np.inf]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_native_equals_reference_bit_for_bit(data):
+    capacity = data.draw(st.integers(1, 3000), label="capacity")
+    fanout = data.draw(st.sampled_from([2, 4, 16, 256]), label="fanout")
+    mode = data.draw(st.sampled_from(["prioritized", "prioritized", "uniform"]), label="mode")
+    seed = data.draw(st.integers(0, 2**64 - 1), label="seed")
+    alpha = data.draw(st.floats(0, 4), label="alpha")
+    options = {"fanout": fanout, "mode": mode, "alpha": alpha, "seed": seed}
+    native, reference = NativeReplayManager(capacity, **options), ReferenceReplayManager(capacity, **options)
+    written: set[int] = set()
+    last: Sample | None = None
+    for _ in range(data.draw(st.integers(1, 12), label="operations")):
+        operation = data.draw(st.sampled_from(["insert", "insert", "sample", "update", "alpha", "reload"]))
+        if operation == "insert":
+            slots = data.draw(st.lists(st.integers(0, capacity - 1), max_size=40))
+            values = data.draw(st.none() | st.lists(priorities_strategy, min_size=len(slots), max_size=len(slots)))
+            for replay in (native, reference):
+                replay.insert(slots, values)
+            written.update(slots)
+        elif operation == "sample" and written:
+            batch, beta = data.draw(st.integers(1, 100)), data.draw(st.floats(0, 4))
+            last = native.sample(batch, beta)
+            assert_same(last, reference.sample(batch, beta))
+            assert written.issuperset(last.indices.tolist())
+        elif operation == "update" and last is not None:
+            count = len(last.indices)
+            values = data.draw(st.lists(priorities_strategy, min_size=count, max_size=count))
+            generations = data.draw(st.sampled_from([None, last.generations]))
+            applied = native.update(last.indices, values, generations)
+            assert applied == reference.update(last.indices, values, generations)
+        elif operation == "alpha":
+            exponent = data.draw(st.floats(0, 4))
+            for replay in (native, reference):
+                replay.set_alpha(exponent)
+        elif operation == "reload":
+            state = native.state_dict()
+            native.load_state_dict(reference.state_dict())
+            reference.load_state_dict(state)
+        assert_same_state(native, reference)
+        assert native.total == reference.total
+    slots = np.arange(capacity)
+    assert_same((native.retrieve(slots),), (reference.retrieve(slots),))
+
+
+def test_fanouts_give_the_same_samples():
+    batches = [filled(NativeReplayManager, fanout=fanout, seed=5).sample(64) for fanout in (2, 8, 16, 32, 64, 128, 256)]
+    for batch in batches[1:]:
+        assert_same(batches[0], batch)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_total_stays_the_sum_of_the_leaves(threads):
+    replay = NativeReplayManager(1500, fanout=16, seed=1)
+    replay.insert(np.arange(1000))
+
+    def mix(seed):
+        random = np.random.default_rng(seed)
+        for i in range(200):
+            sample = replay.sample(64)
+            replay.update(sample.indices, random.exponential(50, 64), sample.generations)
+            replay.insert(random.integers(0, 1500, 5), random.exponential(1, 5) if i % 2 else None)
+            if i % 50 == 49:
+                replay.set_alpha(random.uniform(0.3, 1.2))
+
+    workers = [threading.Thread(target=mix, args=(seed,)) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    state, statistics = replay.state_dict(), replay.statistics()
+    assert replay.total == state["leaves"].sum(dtype=np.uint64)
+    assert np.all((state["leaves"] > 0) == (state["generations"] > 0))
+    assert statistics.updates + statistics.stale == threads * 200 * 64
+    assert statistics.inserts == 1000 + threads * 200 * 5
+
+
+def test_zero_priority_is_never_sampled(manager):
+    replay = manager(64, alpha=0.6, seed=2)
+    replay.insert(np.arange(40), np.where(np.arange(40) % 2, 1.0, 0.0))
+    indices = np.concatenate([replay.sample(32).indices for _ in range(50)])
+    assert np.all(indices % 2 == 1)
+
+
+def test_all_zero_is_uniform_over_the_written_slots(manager):
+    replay = manager(64, seed=2)
+    replay.insert([3, 10, 60], [0.0, 0.0, 0.0])
+    sample = replay.sample(300)
+    assert set(sample.indices.tolist()) == {3, 10, 60}
+    assert np.all(sample.weights == 1.0)
+    assert np.bincount(sample.indices).max() <= 102
+
+
+def test_uniform_mode_samples_written_slots_alike(manager):
+    replay = manager(1000, mode="uniform", seed=4)
+    replay.insert(np.arange(500))
+    sample = replay.sample(1000)
+    assert np.array_equal(np.unique(sample.indices), np.arange(500))
+    assert np.all(sample.weights == 1.0)
+    assert replay.update(sample.indices, np.ones(1000)) == 1000
+    assert replay.total == replay.filled == 500
+
+
+def test_stale_updates_are_dropped_and_counted(manager):
+    replay = filled(manager, 20, seed=1)
+    sample = replay.sample(8)
+    overwritten = sample.indices[0]
+    replay.insert([overwritten], [0.5])
+    stale = int((sample.indices == overwritten).sum())
+    assert replay.update(sample.indices, np.full(8, 1.5, np.float32), sample.generations) == 8 - stale
+    assert replay.statistics().stale == stale
+    assert replay.retrieve([overwritten])[0] == 0.5
+
+
+def test_of_duplicates_the_last_wins(manager):
+    replay = filled(manager, 10, alpha=1.0)
+    replay.update([3, 3, 3], [1.0, 2.0, 0.25])
+    assert replay.retrieve([3])[0] == 0.25
+    replay.insert([4, 4], [1.0, 0.5])
+    assert replay.retrieve([4])[0] == 0.5
+    assert replay.state_dict()["generations"][4] == 3
+    assert replay.state_dict()["leaves"][3] == 2**18
+
+
+def test_new_items_get_the_running_maximum(manager):
+    replay = manager(10)
+    assert replay.max_priority == 1.0
+    replay.insert([0])
+    replay.update([0], [7.5])
+    replay.update([0], [0.5])
+    replay.insert([1])
+    assert replay.max_priority == 7.5
+    assert replay.retrieve([0, 1]).tolist() == [0.5, 7.5]
+
+
+def test_a_large_priority_rescales_and_keeps_small_ones_alive(manager):
+    replay = manager(4, alpha=1.0)
+    replay.insert([0, 1, 2], [0.0, 1e-6, 1.0])
+    before = replay.state_dict()["leaves"]
+    replay.update([2], [1e6])
+    after = replay.state_dict()["leaves"]
+    statistics = replay.statistics()
+    assert before.tolist() == [0, 1, 2**20, 0]
+    assert (statistics.rescales, statistics.scale) == (1, 8)
+    assert after.tolist() == [0, 1, 256_000_000, 0]
+    assert replay.total == 256_000_001
+
+
+def test_the_order_in_a_batch_does_not_matter(manager):
+    values = np.array([1.0, 1e9, 3.0, 1e5], np.float32)
+    forward, backward = manager(4), manager(4)
+    forward.insert(np.arange(4), values)
+    backward.insert(np.arange(4)[::-1], values[::-1])
+    assert_same_state(forward, backward)
+
+
+def test_infinity_saturates_and_is_counted(manager):
+    replay = manager(4)
+    replay.insert([0, 1], [np.inf, 1.0])
+    assert replay.statistics().saturated == 1
+    assert replay.max_priority == 1.0
+    assert replay.state_dict()["leaves"][0] == 2**28 - 1
+    assert replay.retrieve([0])[0] == np.inf
+
+
+@pytest.mark.parametrize("method", ["insert", "update"])
+def test_nan_and_negative_priorities_change_nothing(manager, method):
+    replay = filled(manager, 10)
+    before = replay.state_dict()
+    with pytest.raises(PriorityError, match=r"found 2 that are not, at position 1, 3\."):
+        getattr(replay, method)([1, 2, 3, 4], [1e9, np.nan, 1.0, -0.5])
+    for name, value in replay.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.insert([0, 10]), r"position 1 must lie in \[0, 10\); found 10"),
+        (lambda r: r.update([-1], [1.0]), r"position 0 must lie in \[0, 10\); found -1"),
+        (lambda r: r.retrieve([11]), "found 11"),
+        (lambda r: r.update([0, 9], [1.0, 1.0]), "Index 9 at position 1 was never inserted"),
+        (lambda r: r.sample(0), "batch_size must be at least 1; found 0"),
+        (lambda r: r.sample(-3), "batch_size must be at least 1; found -3"),
+        (lambda r: r.sample(4, beta=-1.0), r"beta must lie in \[0, 4\]"),
+        (lambda r: r.set_alpha(float("nan")), r"alpha must lie in \[0, 4\]"),
+        (lambda r: r.insert([0.5]), "whole numbers"),
+        (lambda r: r.insert([[0]]), "vector"),
+        (lambda r: r.insert(np.array([2**63], np.uint64)), "fit int64"),
+        (lambda r: r.update([0, 1], [1.0]), r"priorities must .*2.*found 1"),
+        (lambda r: r.update(np.arange(2), np.ones(1, np.float32)), r"priorities must .*2.*found 1"),
+        (lambda r: r.update([0], ["x"]), "real numbers"),
+        (lambda r: r.update([0], [1.0], [-1]), "fit uint32"),
+    ],
+)
+def test_wrong_arguments_say_what_was_expected(manager, call, message):
+    replay = manager(10)
+    replay.insert(np.arange(5))
+    with pytest.raises(ReplayError, match=message):
+        call(replay)
+
+
+def test_lossless_conversions_are_made(manager):
+    replay = manager(10)
+    replay.insert(np.arange(10, dtype=np.int32)[::2], np.arange(5))
+    assert replay.update(range(0, 4, 2), [1, 2.5], np.array([1, 1])) == 2
+    assert replay.retrieve(np.arange(10, dtype=np.uint8)[::2]).tolist() == [1.0, 2.5, 2.0, 3.0, 4.0]
+    replay.insert([], [])
+    assert replay.update([], []) == 0
+
+
+def test_an_empty_replay_cannot_be_sampled(manager):
+    with pytest.raises(ReplayError, match="empty"):
+        manager(10).sample(1)
+
+
+def test_closed_means_closed(manager):
+    replay = filled(manager)
+    replay.close()
+    replay.close()
+    for call in (lambda: replay.sample(1), lambda: replay.insert([0]), lambda: replay.total, replay.statistics):
+        with pytest.raises(ReplayError, match="closed"):
+            call()
+
+
+def test_out_is_filled(manager):
+    replay, twin = filled(manager, seed=9), filled(manager, seed=9)
+    out = Sample(np.zeros(16, np.int64), np.zeros(16, np.float32), np.zeros(16, np.uint32))
+    assert replay.sample(16, out=out) is out
+    assert_same(out, twin.sample(16))
+
+
+def test_out_must_fit():
+    out = Sample(np.zeros(16, np.int32), np.zeros(16, np.float32), np.zeros(16, np.uint32))
+    with pytest.raises(ReplayError, match=r"out.indices must be contiguous int64 of shape \(16,\)"):
+        filled(NativeReplayManager).sample(16, out=out)
+
+
+@pytest.mark.parametrize("mode", ["prioritized", "uniform"])
+def test_a_saved_state_goes_on_with_identical_samples(manager, mode):
+    replay = filled(manager, 100, mode=mode, seed=3)
+    replay.sample(10)
+    other = manager(100, mode=mode, fanout=4, seed=77)
+    other.load_state_dict(replay.state_dict())
+    assert_same_state(replay, other)
+    for _ in range(5):
+        sample = replay.sample(20)
+        assert_same(sample, other.sample(20))
+        for each in (replay, other):
+            each.update(sample.indices, np.arange(20), sample.generations)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"capacity": 7}, "capacity must be 10; found 7"),
+        ({"mode": "uniform"}, "mode must be 'prioritized'; found 'uniform'"),
+        ({"format": 99}, "format must be 1; found 99"),
+        ({"leaves": np.zeros(9, np.uint32)}, r"leaves must be uint32 of shape \(10,\)"),
+        ({"leaves": np.full(10, 2**31, np.uint32)}, "leaves are damaged"),
+        ({"generations": np.zeros(10, np.uint32)}, "leaves are damaged"),
+        ({"priorities": np.full(10, np.nan, np.float32)}, "priorities are damaged"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"call": "x"}, "'x' where a number was expected"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(manager, change, message):
+    replay = filled(manager, 10)
+    twin = filled(manager, 10)
+    with pytest.raises(CheckpointError, match=message):
+        replay.load_state_dict({**replay.state_dict(), **change})
+    assert_same_state(replay, twin)
+
+
+def test_a_state_that_lacks_something_is_refused(manager):
+    state = filled(manager, 10).state_dict()
+    del state["scale"]
+    with pytest.raises(CheckpointError, match="lacks scale"):
+        manager(10).load_state_dict(state)
+
+
+def test_alpha_requantises_from_exact_priorities(manager):
+    replay = filled(manager, 50, alpha=0.6)
+    before = replay.state_dict()["leaves"]
+    replay.set_alpha(0.9)
+    assert not np.array_equal(replay.state_dict()["leaves"], before)
+    replay.set_alpha(0.6)
+    assert np.array_equal(replay.state_dict()["leaves"], before)
+
+
+def test_backends_come_from_the_registry():
+    spec = ReplaySpec(32, fanout="auto")
+    for backend in REPLAY_BACKENDS:
+        assert make_replay_manager(spec, seed=0, backend=backend).fanout == 16
+    with pytest.raises(ConfigurationError, match=r"'abacus'.*known: native, reference"):
+        make_replay_manager(spec, seed=0, backend="abacus")
+
+
+# The RRQ
+
+
+@pytest.fixture(params=[(NativeReplayManager, "autorun"), (ReferenceReplayManager, "autorun"),
+                        (NativeReplayManager, "inline")], ids=["native", "thread", "inline"])  # fmt: skip
+def make_queue(request):
+    manager, executor = request.param
+    queues = []
+
+    def make(replay=None, **options):
+        queues.append(ReplayRequestQueue(replay or filled(manager, seed=6), executor=executor, **options))
+        return queues[-1]
+
+    make.manager, make.executor = manager, executor
+    yield make
+    for queue in queues:
+        queue.close()
+
+
+def test_requests_give_what_direct_calls_give(make_queue):
+    direct, queue = filled(NativeReplayManager, seed=6), make_queue(max_batch=16)
+    for i in range(50):
+        queue.write_sample(16, beta=0.5)
+        queue.drain()
+        sample = queue.poll()
+        assert_same(sample, direct.sample(16, beta=0.5))
+        values = np.linspace(0, i, 16, dtype=np.float32)
+        queue.write_update(sample.indices, values, sample.generations)
+        values[:] = np.nan  # arrays were copied
+        direct.update(sample.indices, np.linspace(0, i, 16, dtype=np.float32), sample.generations)
+        if i % 5 == 0:
+            queue.write_insert(np.arange(i, i + 40))
+            direct.insert(np.arange(i, i + 40))
+    queue.drain()
+    assert queue.poll() is None
+    assert queue.pending() == 0
+    assert_same_state(queue.manager, direct)
+
+
+def test_unpolled_samples_are_bounded(make_queue):
+    queue = make_queue(depth=3)
+    for _ in range(3):
+        queue.write_sample(4)
+    with pytest.raises(QueueTimeoutError, match="3 samples wait to be polled"):
+        queue.write_sample(4)
+    queue.drain()
+    assert queue.poll() is not None
+    queue.write_sample(4)
+
+
+def test_wrong_requests_raise_where_they_are_written_or_polled(make_queue):
+    queue = make_queue(replay=make_queue.manager(10))
+    if make_queue.executor == "inline":
+        with pytest.raises(ReplayError, match="empty"):
+            queue.write_sample(4)
+        return
+    queue.write_sample(4)
+    queue.drain()
+    with pytest.raises(ReplayError, match="empty"):
+        queue.poll()
+    assert queue.poll() is None
+    queue.write_insert([1, 2])
+    queue.write_sample(4)
+    queue.drain()
+    assert set(queue.poll().indices.tolist()) == {1, 2}
+
+
+def test_closing_finishes_what_is_queued(make_queue):
+    with make_queue() as queue:
+        queue.write_update([0], [50.0])
+        queue.write_sample(4)
+    assert queue.manager.retrieve([0])[0] == 50.0
+    assert len(queue.poll().indices) == 4
+    with pytest.raises(QueueClosedError):
+        queue.write_sample(4)
+
+
+def test_each_response_rings_the_bell(make_queue):
+    from pearl import _native
+
+    bell = _native.Doorbell(bytearray(_native.Doorbell.nbytes))
+    queue = make_queue()
+    queue.attach_bell(bell)
+    seen = bell.value()
+    queue.write_sample(4)
+    assert bell.wait(seen, 10.0)
+    assert queue.poll() is not None
+
+
+def test_unknown_executors_are_refused():
+    with pytest.raises(ConfigurationError, match="'fast'"):
+        ReplayRequestQueue(ReferenceReplayManager(4), executor="fast")
