@@ -21,8 +21,8 @@ $(BIN)/python:
 
 # Rebuilt when a kernel or the dependencies change; Python files are used in place.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS)
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt scikit-build-core pybind11 cmake ninja
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is solved

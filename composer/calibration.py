@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from composer.matrix import Measurement, decode, parse_document
+from composer.documents import decode, parse_document
+from composer.matrix import Measurement
 from pearl.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

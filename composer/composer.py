@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
 from composer.codegen import ProgramSource, generate
 from composer.matrix import AssignmentMatrix
-from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig, parse_metric, place
+from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform
 from composer.profiling import Problem, Profiler
 from pearl.actors.environment import make_vector_env, reward_threshold
@@ -18,7 +19,19 @@ from pearl.algorithms.trainer import check_trainer_class, make_trainer
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import ConfigurationError, GenerationError, PlacementError
 from pearl.learner.extract import extract_networks
-from pearl.spec import ActorSpec, NetworkSpec, ReplayMode, ReplaySpec, Scalar, TrainSpec, TransitionSpec, check_batch_fits
+from pearl.replay.memory import check_fits, free_memory
+from pearl.spec import (
+    ActorSpec,
+    NetworkSpec,
+    ReplayMode,
+    ReplaySpec,
+    Scalar,
+    TrainSpec,
+    TransitionSpec,
+    check_batch_fits,
+)
+
+_T = TypeVar("_T")
 
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
 
@@ -98,9 +111,8 @@ class Composer:
         """
         unknown = set(schedule) - set(inspect.signature(TrainSpec).parameters)
         if unknown:
-            raise ConfigurationError(
-                f"set_training knows {', '.join(inspect.signature(TrainSpec).parameters)}; found {', '.join(sorted(unknown))}."
-            )
+            known = ", ".join(inspect.signature(TrainSpec).parameters)
+            raise ConfigurationError(f"set_training knows {known}; found {', '.join(sorted(unknown))}.")
         TrainSpec(**schedule)
         self._training = schedule
 
@@ -150,8 +162,12 @@ class Composer:
         """
         placement = self.placement
         assert self._problem is not None
-        if replay is not None and learner is not None and (replay.device, learner.device) != placement.chosen.pair:
-            placement = placement.with_choice(replay_manager=replay.device, learner=learner.device)
+        pair = (
+            placement.replay_manager if replay is None else replay.device,
+            placement.learner if learner is None else learner.device,
+        )
+        if pair != placement.chosen.pair:
+            placement = placement.with_choice(replay_manager=pair[0], learner=pair[1])
         problem = self._problem
         goal = reward_threshold(problem.actors.env) if until_return is None else until_return
         path = Path(path)
@@ -252,7 +268,8 @@ class Composer:
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **self._training})
         check_batch_fits(self._replay, train)
-        self._networks = extract_networks(trainer)
+        check_fits(self._replay.capacity, transition.nbytes, free_memory())
+        self._networks = extract_networks(trainer, observation_space.shape)
         return Problem(
             self._trainer_class,
             self._settings,
@@ -265,7 +282,7 @@ class Composer:
         )
 
 
-def _made(value: Any, name: str) -> Any:
+def _made(value: _T | None, name: str) -> _T:
     if value is None:
         raise ConfigurationError(f"Composer.{name} exists after Composer.run(); call that first.")
     return value

@@ -1,45 +1,25 @@
-"""Algorithm 1 of PEARL: which device takes the Replay Manager, the Learner and the Data Storage, and why."""
+"""The placement: which device takes the Replay Manager, the Learner and the Data Storage, and why."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import pandas as pd
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
-from composer.matrix import (
-    AssignmentMatrix,
-    LearnerCell,
-    MissingCell,
-    ReplayCell,
-    UnavailableDevice,
-    from_document,
-    microseconds,
-    plain,
-    to_document,
-    unavailable_lines,
-)
-from composer.platform import Platform
-from pearl.devices.description import Backend, Device
+from composer.documents import from_document, to_document
+from composer.matrix import UnavailableDevice
+from composer.report import microseconds, placement_report, plain
+from pearl.devices.description import Backend
 from pearl.errors import ConfigurationError, PlacementError
 
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-# Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation.
-MESSAGE_BYTES = 8 + 4 + 4
-# The "word" of Algorithm 1's Step 2: one index.
-WORD_BYTES = 8
-
-_TIE = 1e-9  # costs closer than this, relatively, are equal
-_BYTES_PER_US_PER_GBPS = 1e3
+TIE = 1e-9  # costs closer than this, relatively, are equal
 
 
 @dataclass(frozen=True)
@@ -307,7 +287,7 @@ class Placement:
                 eps=candidate.eps,
                 watts=candidate.watts,
                 times_worse=chosen.score(self.metric) / candidate.score(self.metric),
-                reason=_reason(candidate, chosen, self.metric),
+                reason=self.why_not(candidate),
             )
             for candidate in self.candidates
             if candidate is not chosen
@@ -333,6 +313,17 @@ class Placement:
             storage = options[0] if was_best or self.storage not in options else self.storage
         return dataclasses.replace(self, replay_manager=pair[0], learner=pair[1], storage=storage)
 
+    def why_not(self, candidate: Candidate) -> str:
+        """Why the choice is preferred to `candidate`, or by how much it is worse, in one line."""
+        return _reason(candidate, self.chosen, self.metric)
+
+    def why_not_storage(self, option: StorageOption) -> str:
+        """How much more or less traffic the Data Storage on another device would cause, in one line."""
+        difference = option.traffic_us - self.storage_option.traffic_us
+        if math.isclose(option.traffic_us, self.storage_option.traffic_us, rel_tol=TIE):
+            return "equal traffic"
+        return f"{microseconds(abs(difference))} us {'more' if difference > 0 else 'less'} traffic per iteration"
+
     def to_pandas(self) -> pd.DataFrame:
         """One row per pair, best first: devices, cost, the terms of Eq. 7, storage, whether chosen."""
         rows = []
@@ -349,7 +340,7 @@ class Placement:
                     "eps": candidate.eps,
                     "watts": math.nan if candidate.watts is None else candidate.watts,
                     **dataclasses.asdict(candidate.terms),
-                    "reason": "" if is_chosen else _reason(candidate, self.chosen, self.metric),
+                    "reason": "" if is_chosen else self.why_not(candidate),
                 }
             )
         return pd.DataFrame(rows)
@@ -364,71 +355,15 @@ class Placement:
         return from_document(cls, text, cls.FORMAT, cls.VERSION)
 
     def __rich__(self) -> RenderableType:
-        return Group(
-            self._choice_table(), self._pairs_table(), self._storage_table(), *unavailable_lines(self.unavailable)
-        )
+        return placement_report(self)
 
     def __str__(self) -> str:
         return plain(self)
 
-    def _choice_table(self) -> Table:
-        table = Table(title=f"Placement for {self.metric}, setting {self.setting}", box=box.ASCII2)
-        for heading in ("primitive", "device", "parameters"):
-            table.add_column(heading)
-        replay, learner = self.replay_config, self.learner_config
-        tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}, streams {learner.streams}"
-        actors = f"{self.actor_count} x {self.envs_per_actor} environments"
-        for primitive, device, parameters in (
-            ("Replay Manager", replay.device, f"fanout {replay.fanout}, workers {replay.workers}"),
-            ("Learner", learner.device, f"batch {self.batch_size}, {tuning}"),
-            ("Data Storage", self.storage, f"{self.transition_bytes:,} bytes per transition"),
-            ("Actors", self.host, actors),
-        ):
-            table.add_row(primitive, Text(device), Text(parameters))
-        power = "" if self.watts is None else f", {self.watts:,.0f} W"
-        table.caption = (
-            f"predicted: {microseconds(self.t_itr_us)} us per iteration, "
-            f"{self.eps:,.0f} EPS, {self.gps:,.0f} GPS{power}"
-        )
-        return table
-
-    def _pairs_table(self) -> Table:
-        table = Table(title="Pairs of devices (PEARL Eq. 7), best first", box=box.ASCII2)
-        for heading in ("RM", "Learner", "T_itr us", "EPS", "W", "why"):
-            table.add_column(heading, justify="right" if heading in ("T_itr us", "EPS", "W") else "left")
-        for candidate in self.candidates:
-            reason = "chosen" if candidate is self.chosen else _reason(candidate, self.chosen, self.metric)
-            watts = "" if candidate.watts is None else f"{candidate.watts:,.0f}"
-            cost = (microseconds(candidate.t_itr_us), f"{candidate.eps:,.0f}", watts)
-            table.add_row(*(Text(cell) for cell in (*candidate.pair, *cost, reason)))
-        for pair in self.impossible:
-            cells = (pair.replay_manager, pair.learner, "-", "-", "", f"not possible: {pair.reason}")
-            table.add_row(*(Text(cell) for cell in cells))
-        return table
-
-    def _storage_table(self) -> Table:
-        table = Table(title="Data Storage (Algorithm 1, Step 2)", box=box.ASCII2)
-        for heading in ("device", "traffic us", "batch to Learner us", "why"):
-            table.add_column(heading, justify="right" if heading.endswith("us") else "left")
-        used = self.storage_option
-        for option in self.chosen.storage:
-            if option.device == self.storage:
-                reason = "chosen"
-            elif math.isclose(option.traffic_us, used.traffic_us, rel_tol=_TIE):
-                reason = "equal traffic"
-            else:
-                difference = option.traffic_us - used.traffic_us
-                sign = "more" if difference > 0 else "less"
-                reason = f"{microseconds(abs(difference))} us {sign} traffic per iteration"
-            times = (microseconds(option.traffic_us), microseconds(option.data_transfer_us))
-            table.add_row(*(Text(cell) for cell in (option.device, *times, reason)))
-        return table
-
 
 def _reason(candidate: Candidate, chosen: Candidate, metric: Metric) -> str:
-    """Why `chosen` is preferred to `candidate` (or by how much it is worse), in one line."""
     worse = chosen.score(metric) / candidate.score(metric)
-    if math.isclose(worse, 1.0, rel_tol=_TIE):
+    if math.isclose(worse, 1.0, rel_tol=TIE):
         traffic = candidate.traffic_bytes - chosen.traffic_bytes
         if traffic:
             return f"equal: {abs(traffic):,.0f} bytes {'more' if traffic > 0 else 'less'} traffic per iteration"
@@ -454,193 +389,3 @@ def _largest_difference(candidate: Candidate, chosen: Candidate, *, more: bool) 
     amount = microseconds(abs(differences[name]))
     through = "" if len(candidate.route) < 3 or "moving" not in name else f" through {candidate.route[1]}"
     return f"{name}{through} costs {amount} us {'more' if differences[name] > 0 else 'less'}"
-
-
-def parse_metric(metric: str) -> Metric:
-    """The metric named `throughput`, `Throughput`, `power_efficiency` or `PowerEfficiency`, in any case."""
-    plain_name = str(metric).lower().replace("_", "")
-    for known in METRICS:
-        if plain_name == known.replace("_", ""):
-            return known
-    raise ConfigurationError(
-        f"The metric to optimise must be 'throughput' or 'power_efficiency' (also 'Throughput', 'PowerEfficiency'); "
-        f"found {metric!r}."
-    )
-
-
-def place(
-    matrix: AssignmentMatrix,
-    platform: Platform,
-    *,
-    metric: str = "throughput",
-    batch_size: int,
-    transition_bytes: int,
-    actor_count: int,
-    envs_per_actor: int = 1,
-    storage_forced: str | None = None,
-) -> Placement:
-    """Run PEARL's Algorithm 1 on `matrix`.
-
-    Step 1 takes the pair that maximises experiences per second (or per joule) by Eq. 7; costs equal to 1e-9 go to
-    the least traffic between devices, then to fewer devices, then to the order of the matrix. Step 2 puts the Data
-    Storage where its traffic takes least time, or on `storage_forced`. `transition_bytes` is E; every environment
-    (`actor_count` times `envs_per_actor`) inserts one transition per iteration.
-
-    Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
-    missing active_watts where power counts.
-    """
-    search = _Search(
-        matrix,
-        platform,
-        parse_metric(metric),
-        batch_size,
-        transition_bytes,
-        actor_count * envs_per_actor,
-        storage_forced,
-    )
-    for name, value in (
-        ("batch_size", batch_size),
-        ("transition_bytes", transition_bytes),
-        ("actor_count", actor_count),
-        ("envs_per_actor", envs_per_actor),
-    ):
-        if value < 1:
-            raise ConfigurationError(f"{name} must be at least 1; found {value!r}.")
-    for name in (*matrix.devices, *(() if storage_forced is None else (storage_forced,))):
-        platform.device(name)
-    host = platform.host.name
-    candidates, impossible = search.pairs()
-    if not candidates:
-        reasons = "; ".join(f"RM on {i.replay_manager}, Learner on {i.learner}: {i.reason}" for i in impossible)
-        left_out = "; ".join(f"{device.device} is left out: {device.reason}" for device in matrix.unavailable)
-        raise PlacementError(
-            f"No pair of devices can take Replay Manager and Learner. {reasons or 'The matrix has no rows'}. {left_out}"
-            " Add a device that can, such as the CPU, to the device CSV."
-        )
-    ranked = search.ranked(candidates)
-    best = ranked[0]
-    return Placement(
-        replay_manager=best.replay.device,
-        learner=best.learner.device,
-        storage=best.storage[0].device,
-        metric=search.metric,
-        batch_size=batch_size,
-        transition_bytes=transition_bytes,
-        actor_count=actor_count,
-        envs_per_actor=envs_per_actor,
-        host=host,
-        candidates=tuple(ranked),
-        impossible=tuple(impossible),
-        unavailable=matrix.unavailable,
-    )
-
-
-@dataclass(frozen=True)
-class _Search:
-    matrix: AssignmentMatrix
-    platform: Platform
-    metric: Metric
-    batch_size: int
-    transition_bytes: int
-    insertions: int  # transitions that all Actors insert in one iteration
-    storage_forced: str | None
-
-    def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
-        """Every pair in the order of the matrix, with its cost or with why it has none."""
-        candidates: list[Candidate] = []
-        impossible: list[Impossible] = []
-        for replay_device in self.matrix.devices:
-            for learner_device in self.matrix.devices:
-                cells = self._cells(replay_device, learner_device)
-                missing = [cell.reason for cell in cells if isinstance(cell, MissingCell)]
-                replay, learner = cells
-                if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
-                    impossible.append(Impossible(replay_device, learner_device, "; ".join(dict.fromkeys(missing))))
-                    continue
-                try:
-                    candidates.append(self._candidate(replay_device, replay, learner_device, learner))
-                except PlacementError as error:  # no route between two devices
-                    impossible.append(Impossible(replay_device, learner_device, str(error)))
-        return candidates, impossible
-
-    def _cells(self, i: str, j: str) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell]:
-        if i != j:
-            return self.matrix[i].replay, self.matrix[j].learner
-        pair = self.matrix[i].pair
-        return (pair, pair) if isinstance(pair, MissingCell) else (pair.replay, pair.learner)
-
-    def _candidate(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell) -> Candidate:
-        host = self.platform.host.name
-        batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
-        to_learner = self.platform.link(i, j)
-        terms = IterationTerms(
-            sample_us=replay.sample.value_us,
-            sample_transfer_us=to_learner.transfer_us(batch_message),
-            insert_us=replay.insert.value_us,
-            insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
-            learner_us=learner.step.value_us,
-            priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
-            update_us=replay.update.value_us,
-        )
-        used = tuple(dict.fromkeys((host, i, j)))
-        on_i, on_j = self.platform.device(i), self.platform.device(j)
-        return Candidate(
-            replay=ReplayConfig(i, on_i.backend, on_i.selector, replay.fanout, replay.workers),
-            learner=LearnerConfig(
-                j, on_j.backend, on_j.selector, learner.threads, learner.sub_batches, learner.streams
-            ),
-            terms=terms,
-            t_itr_us=terms.t_itr_us,
-            eps=self.batch_size / terms.t_itr_us * 1e6,
-            watts=self._watts([self.platform.device(name) for name in used]),
-            devices_used=len(used),
-            message_bytes=(2 * batch_message if i != j else 0) + (insert_message if i != host else 0),
-            route=to_learner.hops,
-            storage=self._storage(learner_device=j, host=host, replay_device=i),
-        )
-
-    def _watts(self, devices: list[Device]) -> float | None:
-        for device in devices:
-            if device.active_watts is None:
-                if self.metric == "power_efficiency":
-                    raise ConfigurationError(
-                        f"Power efficiency needs the power of every device used: fill the cell of device "
-                        f"{device.name!r}, column 'active_watts', in the device CSV."
-                    )
-                return None
-        return float(sum(device.active_watts or 0.0 for device in devices))
-
-    def _storage(self, *, learner_device: str, host: str, replay_device: str) -> tuple[StorageOption, ...]:
-        """Step 2: C_Learner = BS (E + 1), C_Actor = N_Actor E, C_RM = BS, in words of one index each."""
-        experience = self.transition_bytes + WORD_BYTES
-        flows = (
-            (learner_device, self.batch_size * experience),
-            (host, self.insertions * self.transition_bytes),
-            (replay_device, self.batch_size * WORD_BYTES),
-        )
-        names = dict.fromkeys(device for device, _ in flows)
-        if self.storage_forced is not None:
-            names.setdefault(self.storage_forced)
-        options = [self._storage_option(name, flows, learner_device) for name in names]
-        return tuple(sorted(options, key=lambda option: (option.device != self.storage_forced, option.traffic_us)))
-
-    def _storage_option(self, name: str, flows: tuple[tuple[str, int], ...], learner_device: str) -> StorageOption:
-        traffic = sum(
-            nbytes / (self.platform.link(name, device).bandwidth_gbps * _BYTES_PER_US_PER_GBPS)
-            for device, nbytes in flows
-        )
-        batch = self.platform.link(name, learner_device).transfer_us(self.batch_size * self.transition_bytes)
-        crossing = sum(nbytes for device, nbytes in flows if device != name)
-        return StorageOption(name, traffic, batch, float(crossing))
-
-    def ranked(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Best first. Within each group of equal scores: least traffic, then fewer devices, then their order."""
-        by_score = sorted(candidates, key=lambda candidate: -candidate.score(self.metric))
-        return [candidate for group in self._ties(by_score) for candidate in group]
-
-    def _ties(self, by_score: list[Candidate]) -> Iterator[list[Candidate]]:
-        while by_score:
-            least = by_score[0].score(self.metric) * (1 - _TIE)
-            count = sum(candidate.score(self.metric) >= least for candidate in by_score)
-            yield sorted(by_score[:count], key=lambda candidate: (candidate.traffic_bytes, candidate.devices_used))
-            by_score = by_score[count:]

@@ -165,10 +165,11 @@ class Profiler:
         times = NullTimes.parse(device.selector)
 
         def cells(factor: float) -> tuple[ReplayCell, LearnerCell]:
-            values = [Measurement.modelled(v * factor) for v in (times.sample_us, times.insert_us, times.update_us)]
-            return ReplayCell(*values, fanout=self._fanouts()[0]), LearnerCell(
-                Measurement.modelled(times.learner_us * factor)
+            sample, insert, update, step = (
+                Measurement.modelled(value_us * factor)
+                for value_us in (times.sample_us, times.insert_us, times.update_us, times.learner_us)
             )
+            return ReplayCell(sample, insert, update, self._fanouts()[0]), LearnerCell(step)
 
         replay, learner = cells(1.0)
         return MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing)))
@@ -269,7 +270,8 @@ class Profiler:
 
     @functools.cached_property
     def _networks(self) -> str:
-        return " ".join(spec.signature for spec in extract_networks(self._trainer("cpu")))
+        shape = self.problem.observation_space.shape
+        return " ".join(spec.signature for spec in extract_networks(self._trainer("cpu"), shape))
 
     def _known(
         self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]]
@@ -319,15 +321,11 @@ class Profiler:
 
         return {
             "sample": measure(sampling, self.budget_s / 3),
-            "update": measure(
-                lambda: replay.update(sample.indices, priorities, sample.generations), self.budget_s / 3
-            ),
+            "update": measure(lambda: replay.update(sample.indices, priorities, sample.generations), self.budget_s / 3),
             "insert": measure(self._insertion(replay, storage, rng), self.budget_s / 3),
         }
 
-    def _insertion(
-        self, replay: ReplayManager, storage: DataStorage, rng: np.random.Generator
-    ) -> Callable[[], None]:
+    def _insertion(self, replay: ReplayManager, storage: DataStorage, rng: np.random.Generator) -> Callable[[], None]:
         """Insert what all actors bring in one iteration: one transition per environment."""
         count = min(self.problem.actors.env_count, self.problem.replay.capacity)
         columns = self.problem.random_columns(count, rng)
@@ -393,7 +391,7 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def torch_device(device: Device) -> str:
-    """torch's name of a device."""
+    """The name that torch gives a device."""
     if device.backend == "cuda":
         from pearl.devices.description import cuda_index
 

@@ -18,11 +18,11 @@ class DDPGTrainer(DDPG):
     """DDPG with the paper's network sizes (Table III); correlated noise and 5-step returns find the distant goal."""
 
     hidden_sizes = (256, 128)
-    actor_learning_rate = 1e-3
+    actor_learning_rate = 5e-4
     replay_ratio = 16.0
-    learning_starts = 4000
+    learning_starts = 8000
     n_step = 5
-    exploration = OrnsteinUhlenbeck(sigma=0.3, theta=0.15)
+    exploration = OrnsteinUhlenbeck(sigma=0.4, theta=0.1)
 
 
 def main() -> int:

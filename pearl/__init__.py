@@ -18,3 +18,7 @@ def __getattr__(name: str) -> object:
 
         return Composer
     raise AttributeError(f"module 'pearl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

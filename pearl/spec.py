@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class TransitionSpec:
         _require(len(set(names)) == len(names), f"A transition's columns must differ in name; found {names}.")
 
     @classmethod
-    def from_spaces(cls, observation_space: gym.Space, action_space: gym.Space) -> TransitionSpec:
+    def from_spaces(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
         """Build the spec for one environment's (unbatched) spaces; actions are int64 or float32."""
         obs_shape, obs_dtype = observation_space.shape, observation_space.dtype
         action_shape, action_dtype = action_space.shape, action_space.dtype
@@ -130,7 +130,11 @@ class NetworkSpec:
     @property
     def signature(self) -> str:
         """A short text equal for equal structures: part of calibration keys."""
-        parts = (f"{layer.kind}{'x'.join(map(str, layer.out_shape))}" for layer in self.layers)
+        # The count of parameters tells kernel sizes, and networks that could not be traced, apart.
+        parts = (
+            f"{layer.kind}{'x'.join(map(str, layer.out_shape))}" + (f"/{layer.parameters}" if layer.parameters else "")
+            for layer in self.layers
+        )
         return f"{'x'.join(map(str, self.input_shape))}:" + "-".join(parts)
 
 

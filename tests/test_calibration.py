@@ -132,6 +132,16 @@ def test_imported_measurements_say_so_and_give_way_to_measured_ones(tmp_path: Pa
     assert ours.get(key("learner")) == VALUES
 
 
+def test_what_another_machine_measured_serves_only_devices_like_its_own(tmp_path: Path) -> None:
+    theirs = CalibrationStore(tmp_path / "theirs.json")
+    theirs.put(key(device_fingerprint="like-mine"), VALUES)
+    theirs.put(key("learner", device_fingerprint="unlike-mine"), VALUES)
+    ours = CalibrationStore(tmp_path / "ours.json")
+    assert ours.import_file(theirs.path) == 2
+    assert ours.get(key(device_fingerprint="like-mine")) is not None
+    assert ours.get(key("learner", device_fingerprint="like-mine")) is None
+
+
 def test_a_file_that_is_no_calibration_is_not_imported(tmp_path: Path) -> None:
     store = CalibrationStore(tmp_path / "c.json")
     (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))

@@ -80,6 +80,15 @@ def test_cpu_facts_come_from_proc_and_sys(tmp_path: Path) -> None:
     assert (info.memory_total, info.memory_available) == (1000 << 10, 500 << 10)
 
 
+def test_instruction_sets_are_those_the_kernel_lists(tmp_path: Path) -> None:
+    flags = "fpu sse4_2 avx avx2 fma avx512f avx512_vnni"
+    x86 = tree(tmp_path / "x86", {"cpuinfo": f"processor\t: 0\nflags\t\t: {flags}\n"})
+    arm = tree(tmp_path / "arm", {"cpuinfo": "processor\t: 0\nFeatures\t: fp asimd\n"})
+    isa = describe_cpu(x86, tmp_path, affinity={0}).isa
+    assert isa == ("avx", "avx2", "avx512f", "avx512vnni", "fma", "sse4.2")
+    assert describe_cpu(arm, tmp_path, affinity={0}).isa == ("neon",)
+
+
 def test_affinity_bounds_cores_and_siblings_share_one(tmp_path: Path) -> None:
     proc, sys_root = hyperthreaded_machine(tmp_path)
     (sys_root / "fs/cgroup/jobs/cpu.max").write_text("max 100000")
@@ -152,6 +161,17 @@ def test_fingerprint_follows_the_hardware_not_the_name() -> None:
     fpga = Device("f", "fpga", "sycl", dsp=100)
     assert fpga.fingerprint() != Device("f", "fpga", "sycl", dsp=200).fingerprint()
     assert len(Device("g", "gpu", "cuda", "cuda:99").fingerprint()) == 16
+
+
+def test_a_cpu_is_the_same_whether_or_not_the_native_kernels_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, info = Device("a", "cpu", "cpu"), describe_cpu()
+    with_kernels = device.fingerprint()
+    monkeypatch.setitem(sys.modules, "pearl._native", None)  # importing it now raises ImportError
+    monkeypatch.delattr("pearl._native", raising=False)
+    with pytest.raises(ImportError):
+        from pearl import _native  # noqa: F401
+    assert device.fingerprint() == with_kernels
+    assert describe_cpu().isa == info.isa
 
 
 @pytest.mark.parametrize(("selector", "index"), [("", 0), ("cuda", 0), ("cuda:3", 3), ("12", 12)])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer.algorithm1 import parse_metric, place
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -19,7 +20,7 @@ from composer.matrix import (
     ReplayCell,
     UnavailableDevice,
 )
-from composer.placement import Placement, parse_metric, place
+from composer.placement import Placement
 from composer.platform import Platform
 from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError, PlacementError

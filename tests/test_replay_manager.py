@@ -268,6 +268,20 @@ def test_lossless_conversions_are_made(manager):
     assert replay.update([], []) == 0
 
 
+@pytest.mark.parametrize(
+    ("capacity", "options", "message"),
+    [
+        (0, {}, "capacity must lie in"),
+        (2**36 + 1, {}, "capacity must lie in"),
+        (10, {"fanout": 12}, "power of two from 2 to 256; found 12"),
+        (10, {"alpha": float("nan")}, "alpha must lie in"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_refused(manager, capacity, options, message):
+    with pytest.raises(ReplayError, match=message):
+        manager(capacity, **options)
+
+
 def test_an_empty_replay_cannot_be_sampled(manager):
     with pytest.raises(ReplayError, match="empty"):
         manager(10).sample(1)
@@ -289,10 +303,10 @@ def test_out_is_filled(manager):
     assert_same(out, twin.sample(16))
 
 
-def test_out_must_fit():
+def test_out_must_fit(manager):
     out = Sample(np.zeros(16, np.int32), np.zeros(16, np.float32), np.zeros(16, np.uint32))
     with pytest.raises(ReplayError, match=r"out.indices must be contiguous int64 of shape \(16,\)"):
-        filled(NativeReplayManager).sample(16, out=out)
+        filled(manager).sample(16, out=out)
 
 
 @pytest.mark.parametrize("mode", ["prioritized", "uniform"])
@@ -421,6 +435,19 @@ def test_wrong_requests_raise_where_they_are_written_or_polled(make_queue):
     queue.write_sample(4)
     queue.drain()
     assert set(queue.poll().indices.tolist()) == {1, 2}
+
+
+def test_wrong_arrays_raise_where_they_are_written(make_queue):
+    queue = make_queue()
+    with pytest.raises(PriorityError, match="at position 1"):
+        queue.write_update([0, 1], [1.0, np.nan])
+    with pytest.raises(PriorityError, match="at position 0"):
+        queue.write_insert([0, 1], [-1.0, 1.0])
+    with pytest.raises(ReplayError, match=r"must lie in \[0, 100\); found 100"):
+        queue.write_insert([100])
+    with pytest.raises(ReplayError, match="batch_size must be at least 1"):
+        queue.write_sample(0)
+    assert queue.pending() == 0
 
 
 def test_closing_finishes_what_is_queued(make_queue):

@@ -130,3 +130,9 @@ def test_weights_are_those_of_the_probabilities():
     probability = priorities[sample.indices] / priorities.sum()
     weights = (8 * probability) ** -0.5
     np.testing.assert_allclose(sample.weights, weights / weights.max(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("manager", [NativeReplayManager, ReferenceReplayManager])
+def test_seeds_are_whole_numbers_of_any_kind(manager):
+    for seed in (-1, 2**64 - 1, np.int64(-1)):
+        assert manager(4, seed=seed).state_dict()["seed"] == 2**64 - 1

@@ -46,19 +46,31 @@ void check_exponent(const char* name, double exponent) {
   throw ReplayError(message.str());
 }
 
+namespace {
+
+std::size_t checked_capacity(std::int64_t capacity) {
+  // 2^36 leaves of 28 bits are the most whose sum fits 64 bits.
+  if (capacity >= 1 && capacity <= std::int64_t{1} << 36) return static_cast<std::size_t>(capacity);
+  throw ReplayError("Replay capacity must lie in [1, 2**36]; found " + std::to_string(capacity) + ".");
+}
+
+double checked_alpha(double alpha) {
+  check_exponent("alpha", alpha);
+  return alpha;
+}
+
+}  // namespace
+
 SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, bool prioritized, double alpha,
                              std::uint64_t seed)
-    : capacity_(capacity < 1 ? throw ReplayError("Replay capacity must be at least 1; found " +
-                                                 std::to_string(capacity) + ".")
-                             : static_cast<std::size_t>(capacity)),
+    : capacity_(checked_capacity(capacity)),
       fanout_(fanout),
       prioritized_(prioritized),
-      alpha_(alpha),
+      alpha_(checked_alpha(alpha)),
       alpha_q28_(exponent_q28(alpha)),
       seed_(seed),
       scale_(kDefaultScale),
       slots_(capacity_) {
-  check_exponent("alpha", alpha);
   if (prioritized_) tree_ = make_sum_tree(capacity_, fanout_);
 }
 

@@ -72,9 +72,7 @@ class Actor:
         seeds = np.random.SeedSequence((setup.seed, setup.index, setup.restarts))
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
-        self._explorer = make_explorer(
-            getattr(self.trainer, "exploration", None), action_space, self._count, self.rng
-        )
+        self._explorer = make_explorer(getattr(self.trainer, "exploration", None), action_space, self._count, self.rng)
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP
         self._env_seed = int(env_seed.generate_state(1)[0])
         self.env_steps = setup.env_steps

@@ -32,6 +32,7 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.Vect
     _check_name(spec.env)
     count = spec.envs_per_actor if envs is None else envs
     vector_kwargs: dict[str, Any] = {}
+    env_kwargs: dict[str, Any] = dict(spec.env_kwargs)
     if spec.vectorization == "sync":
         vector_kwargs["autoreset_mode"] = AutoresetMode.SAME_STEP
     try:
@@ -40,7 +41,7 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.Vect
             num_envs=count,
             vectorization_mode=spec.vectorization,
             vector_kwargs=vector_kwargs,
-            **dict(spec.env_kwargs),
+            **env_kwargs,
         )
     except gym.error.DependencyNotInstalled as error:
         raise EnvError(f"Environment {spec.env!r} needs a package that is not installed: {error}") from error
@@ -50,7 +51,9 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.Vect
             '"import gymnasium; gymnasium.pprint_registry()".'
         ) from error
     except Exception as error:
-        raise EnvError(f"Environment {spec.env!r} failed in its constructor: {type(error).__name__}: {error}") from error
+        raise EnvError(
+            f"Environment {spec.env!r} failed in its constructor: {type(error).__name__}: {error}"
+        ) from error
 
 
 def autoreset_mode(envs: gym.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:

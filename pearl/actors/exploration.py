@@ -13,7 +13,7 @@ from pearl.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """Random discrete actions with probability falling linearly from `start` to `end` over `steps` environment steps."""
+    """Random discrete actions; their probability falls linearly from `start` to `end` in `steps` environment steps."""
 
     start: float = 1.0
     end: float = 0.05

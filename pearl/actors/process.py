@@ -34,8 +34,9 @@ def run_actor(setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue,
     """Main function of an actor process: until its queue closes or its parent is gone."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle
-    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle; environments may unblock it
+    host = multiprocessing.parent_process()
+    parent = host.pid if host is not None else os.getppid()  # it may be gone by now
     torch.set_num_threads(1)
     try:
         actor = Actor(setup)
@@ -84,7 +85,13 @@ class ActorGroup:
         process = self._context.Process(
             target=run_actor, args=(setup, dcq, self._wsq, send), name=f"actor-{setup.index}", daemon=True
         )
-        process.start()
+        # Ctrl-C reaches every process of the terminal. An actor inherits that it is blocked: it would end before
+        # it could say that it is the host's to handle.
+        allowed = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
         send.close()
         return _Running(process, receive, setup)
 

@@ -14,44 +14,69 @@ from pearl.errors import EnvError
 from pearl.learner.flat import FlatParameters
 
 
-class ScaledPolicy(nn.Module):
-    """`center + half_range * tanh(network(obs))`: actions inside the Box, `(batch, *action)`."""
+_WIDEST = 1e3  # observation bounds beyond this are no scale to go by (CartPole's velocities: 3e38)
+_FINAL_RANGE = 3e-3  # of the last layers' initial weights (Lillicrap et al. 2016, Sec. 7): actions start unsaturated
+
+
+class ToUnit(nn.Module):
+    """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; where bounds are wide or infinite, identity."""
 
     center: torch.Tensor
     half_range: torch.Tensor
 
-    def __init__(self, network: nn.Module, low: torch.Tensor, high: torch.Tensor) -> None:
+    def __init__(self, box: spaces.Box) -> None:
         super().__init__()
-        self.network = network
-        self.register_buffer("center", (high + low) / 2)
-        self.register_buffer("half_range", (high - low) / 2)
+        low, high = torch.as_tensor(box.low).double().flatten(), torch.as_tensor(box.high).double().flatten()
+        scaled = (low >= -_WIDEST) & (high <= _WIDEST) & (high > low)
+        one = torch.ones_like(low)
+        self.register_buffer("center", torch.where(scaled, (high + low) / 2, 0 * one).float())
+        self.register_buffer("half_range", torch.where(scaled, (high - low) / 2, one).float())
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Actions of observations `(batch, *obs)`."""
-        squashed = self.network(obs.flatten(1)).view(-1, *self.center.shape)
-        return self.center + self.half_range * squashed
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale `(batch, size)`."""
+        return (x - self.center) / self.half_range
 
 
-class ScaledCritic(nn.Module):
-    """Action value `(batch,)` from observations and actions, the latter scaled to [-1, 1]."""
+class FromUnit(ToUnit):
+    """The inverse of `ToUnit`."""
 
-    center: torch.Tensor
-    half_range: torch.Tensor
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale `(batch, size)` from [-1, 1]."""
+        return self.center + self.half_range * x
 
-    def __init__(self, network: nn.Module, low: torch.Tensor, high: torch.Tensor) -> None:
+
+def policy_network(network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> nn.Sequential:
+    """Observations `(batch, *obs)` to actions `(batch, *action)` in their bounds, through `network` in unit scale."""
+    shape = () if len(actions.shape) == 1 else (nn.Unflatten(1, actions.shape),)
+    return nn.Sequential(nn.Flatten(), ToUnit(observations), network, FromUnit(actions), *shape)
+
+
+class Critic(nn.Module):
+    """Action values `(batch,)` of observations and actions, through `network` in unit scale."""
+
+    def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
         super().__init__()
-        self.network = network
-        self.register_buffer("center", (high + low) / 2)
-        self.register_buffer("half_range", (high - low) / 2)
+        self.observation_scale, self.action_scale, self.network = ToUnit(observations), ToUnit(actions), network
 
     def forward(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Values of `(obs, action)` pairs."""
-        scaled = (action - self.center) / self.half_range
-        return self.network(torch.cat((obs.flatten(1), scaled.flatten(1)), dim=1)).squeeze(1)
+        inputs = torch.cat((self.observation_scale(obs.flatten(1)), self.action_scale(action.flatten(1))), dim=1)
+        values: torch.Tensor = self.network(inputs)
+        return values.squeeze(1)
+
+
+def _shrink_last_layer(network: nn.Module) -> None:
+    linear = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    if linear:
+        for parameter in linear[-1].parameters():
+            nn.init.uniform_(parameter, -_FINAL_RANGE, _FINAL_RANGE)
 
 
 class DDPG(Trainer):
-    """DDPG for bounded continuous actions. Networks default to the paper's hidden sizes (256, 128), Table III."""
+    """DDPG for bounded continuous actions. Networks default to the paper's hidden sizes (256, 128), Table III.
+
+    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds.
+    """
 
     batch_size: int = 128
     hidden_sizes: tuple[int, ...] = (256, 128)
@@ -92,13 +117,19 @@ class DDPG(Trainer):
 
     def build(self) -> None:
         """Actor, critic, their targets, and Adam over the flat parameters of each."""
-        box = self.action_space
-        assert isinstance(box, spaces.Box)
-        low, high = torch.as_tensor(box.low).float(), torch.as_tensor(box.high).float()
-        self.actor = ScaledPolicy(self.build_actor(), low, high).to(self.device)
-        self.critic = ScaledCritic(self.build_critic(), low, high).to(self.device)
-        self.target_actor = ScaledPolicy(self.build_actor(), low, high).to(self.device)
-        self.target_critic = ScaledCritic(self.build_critic(), low, high).to(self.device)
+        observations, actions = self.observation_space, self.action_space
+        assert isinstance(observations, spaces.Box)
+        assert isinstance(actions, spaces.Box)
+
+        def networks() -> tuple[nn.Module, Critic]:
+            actor, critic = self.build_actor(), self.build_critic()
+            _shrink_last_layer(actor)
+            _shrink_last_layer(critic)
+            policy = policy_network(actor, observations, actions).to(self.device)
+            return policy, Critic(critic, observations, actions).to(self.device)
+
+        self.actor, self.critic = networks()
+        self.target_actor, self.target_critic = networks()
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())
         self._actor_flat = FlatParameters(self.actor)
@@ -123,13 +154,14 @@ class DDPG(Trainer):
 
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
         """The policy's actions `(envs, *action)` float32, in the environment's units."""
-        return self.actor(obs)
+        actions: torch.Tensor = self.actor(obs)
+        return actions
 
     def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
             next_value = self.target_critic(batch.next_obs, self.target_actor(batch.next_obs))
             target = torch.addcmul(batch.reward, batch.discount, next_value)
-        error = self.critic(batch.obs, batch.action) - target
+        error: torch.Tensor = self.critic(batch.obs, batch.action) - target
         torch.autograd.backward(torch.dot(error * error, weights) / batch_size)
         return error.detach().abs_()
 

@@ -67,7 +67,8 @@ class DQN(Trainer):
 
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
         """Actions of the largest value, `(envs,)` int64, counted from 0."""
-        return self.q(obs).argmax(dim=1)
+        values: torch.Tensor = self.q(obs)
+        return values.argmax(dim=1)
 
     def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
@@ -78,7 +79,7 @@ class DQN(Trainer):
             else:
                 next_value = next_values.amax(dim=1)
             target = torch.addcmul(batch.reward, batch.discount, next_value)
-        value = self.q(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+        value: torch.Tensor = self.q(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
         losses = functional.smooth_l1_loss(value, target, reduction="none")
         loss = torch.dot(losses, weights) / batch_size
         torch.autograd.backward(loss)

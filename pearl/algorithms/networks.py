@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 
-def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int, *, output: type[nn.Module] | None = None) -> nn.Sequential:
-    """A ReLU multi-layer perceptron from `(batch, inputs)` to `(batch, outputs)`, with an optional output activation."""
+def mlp(
+    inputs: int, hidden_sizes: Sequence[int], outputs: int, *, output: type[nn.Module] | None = None
+) -> nn.Sequential:
+    """A ReLU multi-layer perceptron from `(batch, inputs)` to `(batch, outputs)`; `output` is the last activation."""
     layers: list[nn.Module] = []
     width = inputs
     for size in hidden_sizes:
@@ -67,8 +69,9 @@ class DuelingHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Action values of features `x`."""
-        advantage = self.advantage(x)
-        return self.value(x) + advantage - advantage.mean(dim=1, keepdim=True)
+        value: torch.Tensor = self.value(x)
+        advantage: torch.Tensor = self.advantage(x)
+        return value + advantage - advantage.mean(dim=1, keepdim=True)
 
 
 def q_network(obs_shape: tuple[int, ...], actions: int, hidden_sizes: Sequence[int], *, dueling: bool) -> nn.Sequential:

@@ -6,7 +6,7 @@ import abc
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -216,14 +216,16 @@ def make_trainer(
 
 
 def modules_of(trainer: object) -> dict[str, nn.Module]:
-    """The trainer's torch modules by attribute name."""
+    """The trainer's torch modules by attribute name; a trainer may itself be a module."""
+    if isinstance(trainer, nn.Module):
+        return dict(trainer.named_children())
     return {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
 
 
 def policy_tensors(trainer: object) -> list[torch.Tensor]:
     """Parameters and floating buffers that actors need: of `trainer.policy` if it has one, else of all its modules."""
-    policy = getattr(trainer, "policy", None)
-    modules: Iterator[nn.Module] = iter([policy]) if isinstance(policy, nn.Module) else iter(modules_of(trainer).values())
+    whole = next((m for m in (getattr(trainer, "policy", None), trainer) if isinstance(m, nn.Module)), None)
+    modules = [whole] if whole is not None else list(modules_of(trainer).values())
     tensors: list[torch.Tensor] = []
     for module in modules:
         tensors += [p.data for p in module.parameters()]

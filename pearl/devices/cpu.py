@@ -18,6 +18,19 @@ from pearl.devices.description import Device
 
 _GB = 1e9
 _CACHE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# The flags of /proc/cpuinfo and what compilers call them.
+_ISA_FLAGS = {
+    "sse4_2": "sse4.2",
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512_vnni": "avx512vnni",
+    "asimd": "neon",
+}
 # A bandwidth buffer is far larger than any cache, yet leaves most of a small machine's memory alone.
 _LARGEST_BUFFER = 512 << 20
 _SMALLEST_BUFFER = 8 << 20
@@ -125,15 +138,9 @@ def _physical_cores(sys: Path, cpus: set[int]) -> int:
 
 
 def _isa(cpuinfo: str) -> tuple[str, ...]:
-    try:
-        from pearl import _native
-
-        return tuple(sorted(_native.cpu_features()))
-    except ImportError:
-        words = set(_cpuinfo_value(cpuinfo, "flags", "Features").split())
-        # The kernel's spelling on the left, the compilers' on the right.
-        names = {"sse4_2": "sse4.2", "avx": "avx", "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "asimd": "neon"}
-        return tuple(sorted(name for flag, name in names.items() if flag in words))
+    """The instruction sets that matter to kernels, from the kernel alone: what is installed must not change them."""
+    flags = set(_cpuinfo_value(cpuinfo, "flags", "Features").split())
+    return tuple(sorted(name for flag, name in _ISA_FLAGS.items() if flag in flags))
 
 
 def _package_watts(sys: Path) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
+from pearl.algorithms.networks import ScaleBytes
 from pearl.errors import TrainerError
 from pearl.spec import LayerSpec, NetworkSpec, Scalar
 
@@ -22,7 +23,21 @@ _FUNCTIONS = {
     nn.functional.relu: "relu",
     nn.functional.layer_norm: "layernorm",
 }
-_METHODS = {"relu": "relu", "tanh": "tanh", "flatten": "flatten", "view": "reshape", "reshape": "reshape", "mean": "mean"}
+_METHODS = {
+    "relu": "relu",
+    "tanh": "tanh",
+    "flatten": "flatten",
+    "view": "reshape",
+    "reshape": "reshape",
+    "mean": "mean",
+}
+
+
+class _Tracer(fx.Tracer):
+    """Does not look inside layers that users derive from, nor inside what only changes the dtype."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (nn.Linear, nn.Conv2d, ScaleBytes)) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Recorder(fx.Interpreter):
@@ -39,11 +54,14 @@ class _Recorder(fx.Interpreter):
         return result
 
 
-def extract_network(name: str, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> NetworkSpec:
+def extract_network(
+    name: str, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> NetworkSpec:
     """Trace `module` on a batch of `(1, *input_shape)` and describe its operations in execution order.
 
-    A module that cannot be traced (data-dependent control flow) becomes one layer of kind "opaque" with its parameter
-    count; it then runs on the torch backends. Raises TrainerError if it does not accept the input.
+    A module that cannot be traced (data-dependent control flow), or that uses parameters outside its layers, becomes
+    one layer of kind "opaque" with its parameter count; it then runs on the torch backends. A layer called twice has
+    its parameters counted once. Raises TrainerError if it does not accept the input.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     example = torch.zeros((1, *input_shape), dtype=dtype, device=device)
@@ -55,20 +73,29 @@ def extract_network(name: str, module: nn.Module, input_shape: tuple[int, ...], 
             f"Network {name!r} does not accept observations of shape {input_shape}: {type(error).__name__}: {error}"
         ) from error
     try:
-        traced = fx.symbolic_trace(module)
+        traced = fx.GraphModule(module, _Tracer().trace(module))
         recorder = _Recorder(traced)
         with torch.no_grad():
             recorder.run(example)
+        layers = _layers(traced, recorder.shapes)
     except Exception:
+        layers = None
+    if layers is None or _uses_bare_parameters(module, traced):
         parameters = sum(p.numel() for p in module.parameters())
-        opaque = LayerSpec(type(module).__name__, "opaque", input_shape, output_shape, (-1,), parameters, parameters)
-        return NetworkSpec(name, input_shape, output_shape, (opaque,))
-    return NetworkSpec(name, input_shape, output_shape, _layers(traced, recorder.shapes))
+        layers = (LayerSpec(type(module).__name__, "opaque", input_shape, output_shape, (-1,), parameters, parameters),)
+    return NetworkSpec(name, input_shape, output_shape, layers)
+
+
+def _uses_bare_parameters(module: nn.Module, traced: fx.GraphModule) -> bool:
+    """Whether `forward` uses parameters outside layers, which the operations then do not account for."""
+    bare = {name for name, _ in module.named_parameters()}
+    return any(node.op == "get_attr" and node.target in bare for node in traced.graph.nodes)
 
 
 def _layers(traced: fx.GraphModule, shapes: Mapping[fx.Node, tuple[int, ...]]) -> tuple[LayerSpec, ...]:
     layers: list[LayerSpec] = []
     index: dict[fx.Node, int] = {}
+    counted: set[nn.Module] = set()
     for node in traced.graph.nodes:
         if node.op == "placeholder":
             index[node] = -1
@@ -81,7 +108,9 @@ def _layers(traced: fx.GraphModule, shapes: Mapping[fx.Node, tuple[int, ...]]) -
         if node.op == "call_module":
             child = traced.get_submodule(str(node.target))
             kind = type(child).__name__.lower()
-            parameters = sum(p.numel() for p in child.parameters())
+            if child not in counted:
+                parameters = sum(p.numel() for p in child.parameters())
+                counted.add(child)
             macs = _macs(child, shapes[node])
             options = _options(child)
         elif node.op == "call_function":
@@ -128,29 +157,36 @@ def _options(layer: nn.Module) -> dict[str, Scalar | tuple[int, ...]]:
     return {}
 
 
-def extract_networks(trainer: object) -> tuple[NetworkSpec, ...]:
-    """Specs of a trainer's policy and, for actor-critic trainers, of the networks whose input is the observation."""
+def extract_networks(trainer: object, observation_shape: tuple[int, ...] | None = None) -> tuple[NetworkSpec, ...]:
+    """Specs of a trainer's policy and, for actor-critic trainers, of the networks whose input is the observation.
+
+    `observation_shape` serves a trainer that states no `input_shape`. A network that takes something else than the
+    observation becomes one opaque layer.
+    """
     from pearl.algorithms.trainer import modules_of
 
-    input_shape = tuple(getattr(trainer, "input_shape", ()))
+    stated = getattr(trainer, "input_shape", observation_shape)
+    input_shape = () if stated is None else tuple(stated)
     policy = getattr(trainer, "policy", None)
-    if isinstance(policy, nn.Module):
-        specs = [extract_network("policy", policy, input_shape)]
-    else:
-        specs = []
+    specs = [_traced_or_opaque("policy", policy, input_shape)] if isinstance(policy, nn.Module) else []
     for name, module in modules_of(trainer).items():
         if module is policy or name.startswith("target"):
             continue
         if isinstance(policy, nn.Module):
-            parameters = sum(p.numel() for p in module.parameters())
-            specs.append(
-                NetworkSpec(
-                    name,
-                    input_shape,
-                    (),
-                    (LayerSpec(name, "opaque", input_shape, (), (-1,), parameters, parameters),),
-                )
-            )
+            specs.append(_opaque(name, module, input_shape))
         else:
-            specs.append(extract_network(name, module, input_shape))
+            specs.append(_traced_or_opaque(name, module, input_shape))
     return tuple(specs)
+
+
+def _traced_or_opaque(name: str, module: nn.Module, input_shape: tuple[int, ...]) -> NetworkSpec:
+    try:
+        return extract_network(name, module, input_shape)
+    except TrainerError:
+        return _opaque(name, module, input_shape)
+
+
+def _opaque(name: str, module: nn.Module, input_shape: tuple[int, ...]) -> NetworkSpec:
+    parameters = sum(p.numel() for p in module.parameters())
+    layer = LayerSpec(name, "opaque", input_shape, (), (-1,), parameters, parameters)
+    return NetworkSpec(name, input_shape, (), (layer,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -48,7 +49,10 @@ class TorchLearner:
         """Set this thread's core count; on CUDA, make the sub-batches' streams."""
         torch.set_num_threads(self.threads)
         if self._torch_device.type == "cuda":
-            self._streams = [torch.cuda.Stream(self._torch_device) for _ in range(self.sub_batches)]
+            self._streams = [
+                torch.cuda.Stream(self._torch_device)  # type: ignore[no-untyped-call]
+                for _ in range(self.sub_batches)
+            ]
 
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
         """One step; the mean absolute TD error is its metric."""
@@ -65,7 +69,7 @@ class TorchLearner:
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]
-        return [(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a]
+        return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
     def _step_in_parts(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         trainer = self.trainer

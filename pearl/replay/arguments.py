@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pearl.errors import CheckpointError, ReplayError
-from pearl.replay.protocol import ReplayStateDict
+from pearl.errors import CheckpointError, PriorityError, ReplayError
+from pearl.replay.protocol import ReplayStateDict, Sample
 
 STATE_FORMAT = 1
 LEAF_MAX = 2**28 - 1
@@ -69,6 +69,38 @@ def _of_length(name: str, array: np.ndarray, count: int) -> np.ndarray:
     if len(array) != count:
         raise ReplayError(f"{name} must have one item per index ({count}); found {len(array)}.")
     return array
+
+
+def check_out(out: Sample, batch_size: int) -> None:
+    """Raise ReplayError unless the arrays of `out` can take a batch of `batch_size`."""
+    for name, array, dtype in zip(Sample._fields, out, ("int64", "float32", "uint32"), strict=True):
+        if array.dtype != dtype or array.shape != (batch_size,) or not array.flags.c_contiguous:
+            raise ReplayError(
+                f"out.{name} must be contiguous {dtype} of shape ({batch_size},); found {array.dtype} {array.shape}."
+            )
+
+
+def check_indices(indices: np.ndarray, capacity: int) -> None:
+    """Raise ReplayError naming the first index outside [0, capacity)."""
+    for position in np.flatnonzero((indices < 0) | (indices >= capacity))[:1]:
+        raise ReplayError(f"Index at position {position} must lie in [0, {capacity}); found {indices[position]}.")
+
+
+def check_priorities(priorities: np.ndarray) -> None:
+    """Raise PriorityError naming the first positions that are NaN or negative."""
+    wrong = np.flatnonzero(~(priorities >= 0))
+    if len(wrong):
+        named = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
+        raise PriorityError(
+            f"Priorities must be at least 0 and not NaN; found {len(wrong)} that are not, at position {named}. "
+            "Nothing was changed."
+        )
+
+
+def check_exponent(name: str, exponent: float) -> None:
+    """Raise ReplayError unless `exponent` (alpha or beta) lies in [0, 4]."""
+    if not 0.0 <= exponent <= EXPONENT_MAX:
+        raise ReplayError(f"{name} must lie in [0, 4]; found {exponent}.")
 
 
 def checked_state(state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str) -> ReplayStateDict:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl import _native
-from pearl.errors import ReplayError
-from pearl.replay.arguments import STATE_FORMAT, as_generations, as_indices, as_priorities, checked_state
+from pearl.replay.arguments import STATE_FORMAT, as_generations, as_indices, as_priorities, check_out, checked_state
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
 from pearl.spec import ReplayMode
 
@@ -20,7 +20,7 @@ class NativeReplayManager:
     def __init__(
         self, capacity: int, *, fanout: int = 16, mode: ReplayMode = "prioritized", alpha: float = 0.6, seed: int = 0
     ) -> None:
-        self._tree = _native.SumTree(capacity, fanout, mode == "prioritized", alpha, seed % 2**64)
+        self._tree = _native.SumTree(capacity, fanout, mode == "prioritized", alpha, operator.index(seed) % 2**64)
         self._capacity, self._fanout, self._mode = capacity, fanout, mode
 
     @property
@@ -113,12 +113,3 @@ class NativeReplayManager:
     def start_autorun(self, max_batch: int, depth: int) -> _native.ReplayAutorun:
         """Start a native thread that serves requests on this replay until stopped."""
         return _native.ReplayAutorun(self._tree, max_batch, depth)
-
-
-def check_out(out: Sample, batch_size: int) -> None:
-    """Raise ReplayError unless the arrays of `out` can take a batch of `batch_size`."""
-    for name, array, dtype in zip(Sample._fields, out, ("int64", "float32", "uint32"), strict=True):
-        if array.dtype != dtype or array.shape != (batch_size,) or not array.flags.c_contiguous:
-            raise ReplayError(
-                f"out.{name} must be contiguous {dtype} of shape ({batch_size},); found {array.dtype} {array.shape}."
-            )

@@ -11,14 +11,17 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pearl.errors import PriorityError, ReplayError
+from pearl.errors import ReplayError
 from pearl.replay.arguments import (
-    EXPONENT_MAX,
     LEAF_MAX,
     STATE_FORMAT,
     as_generations,
     as_indices,
     as_priorities,
+    check_exponent,
+    check_indices,
+    check_out,
+    check_priorities,
     checked_state,
 )
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
@@ -158,15 +161,15 @@ class ReferenceReplayManager:
     def __init__(
         self, capacity: int, *, fanout: int = 16, mode: ReplayMode = "prioritized", alpha: float = 0.6, seed: int = 0
     ) -> None:
-        if capacity < 1:
-            raise ReplayError(f"Replay capacity must be at least 1; found {capacity}.")
+        if not 1 <= capacity <= 2**36:
+            raise ReplayError(f"Replay capacity must lie in [1, 2**36]; found {capacity}.")
         if mode == "prioritized" and (not 2 <= fanout <= 256 or fanout & (fanout - 1)):
             raise ReplayError(f"Fanout must be a power of two from 2 to 256; found {fanout}.")
-        _check_exponent("alpha", alpha)
+        check_exponent("alpha", alpha)
         self._capacity, self._fanout, self._mode = capacity, fanout, mode
         self._lock = threading.Lock()
         self._closed = False
-        self._alpha, self._seed, self._call, self._scale = float(alpha), seed % 2**64, 0, DEFAULT_SCALE
+        self._alpha, self._seed, self._call, self._scale = float(alpha), operator.index(seed) % 2**64, 0, DEFAULT_SCALE
         self._max_priority = np.float32(1.0)
         self._counters = dict.fromkeys(("inserts", "updates", "samples", "stale", "saturated", "rescales"), 0)
         rows = capacity if mode == "prioritized" else 0
@@ -206,12 +209,16 @@ class ReferenceReplayManager:
     @property
     def alpha(self) -> float:
         """Exponent of the priorities."""
-        return self._alpha
+        with self._lock:
+            self._require_open()
+            return self._alpha
 
     @property
     def max_priority(self) -> float:
         """Running maximum of the finite priorities given, at least 1."""
-        return float(self._max_priority)
+        with self._lock:
+            self._require_open()
+            return float(self._max_priority)
 
     def insert(self, indices: ArrayLike, priorities: ArrayLike | None = None) -> None:
         """Put new items `(n,)` into slots; see ReplayManager."""
@@ -219,9 +226,9 @@ class ReferenceReplayManager:
         values = None if priorities is None else as_priorities(priorities, len(slots))
         with self._lock:
             self._require_open()
-            self._check_indices(slots)
+            check_indices(slots, self._capacity)
             if values is not None:
-                _check_priorities(values)
+                check_priorities(values)
             self._counters["inserts"] += len(slots)
             if self._mode == "prioritized" and len(slots):
                 if values is None:
@@ -238,7 +245,9 @@ class ReferenceReplayManager:
         batch_size = operator.index(batch_size)
         if batch_size < 1:
             raise ReplayError(f"batch_size must be at least 1; found {batch_size}.")
-        _check_exponent("beta", beta)
+        check_exponent("beta", beta)
+        if out is not None:
+            check_out(out, batch_size)
         with self._lock:
             self._require_open()
             written = np.flatnonzero(self._generations)
@@ -271,8 +280,8 @@ class ReferenceReplayManager:
         with self._lock:
             self._require_open()
             if self._mode == "prioritized":
-                self._check_indices(slots)
-                _check_priorities(values)
+                check_indices(slots, self._capacity)
+                check_priorities(values)
                 current = self._generations[slots]
                 for position in np.flatnonzero(current == 0)[:1]:
                     raise ReplayError(
@@ -293,14 +302,14 @@ class ReferenceReplayManager:
         slots = as_indices(indices)
         with self._lock:
             self._require_open()
-            self._check_indices(slots)
+            check_indices(slots, self._capacity)
             written = self._generations[slots] > 0
             raw = self._priorities[slots] if self._mode == "prioritized" else np.ones(len(slots), np.float32)
             return np.where(written, raw, np.float32(0))
 
     def set_alpha(self, alpha: float) -> None:
         """Change the exponent and requantise every slot."""
-        _check_exponent("alpha", alpha)
+        check_exponent("alpha", alpha)
         with self._lock:
             self._require_open()
             self._alpha = float(alpha)
@@ -375,12 +384,6 @@ class ReferenceReplayManager:
             return int(np.count_nonzero(self._generations))
         return int(self._leaves.sum(dtype=np.uint64))
 
-    def _check_indices(self, slots: np.ndarray) -> None:
-        for position in np.flatnonzero((slots < 0) | (slots >= self._capacity))[:1]:
-            raise ReplayError(
-                f"Index at position {position} must lie in [0, {self._capacity}); found {slots[position]}."
-            )
-
     def _admit(self, values: np.ndarray) -> None:
         finite = values[np.isfinite(values)]
         largest = finite.max(initial=np.float32(0))
@@ -400,18 +403,3 @@ class ReferenceReplayManager:
         last_first, first = np.unique(slots[::-1], return_index=True)  # of duplicates the last wins
         self._priorities[last_first] = values[::-1][first]
         self._leaves[last_first] = quantise(values[::-1][first], self._alpha, self._scale)
-
-
-def _check_exponent(name: str, exponent: float) -> None:
-    if not 0.0 <= exponent <= EXPONENT_MAX:
-        raise ReplayError(f"{name} must lie in [0, 4]; found {exponent}.")
-
-
-def _check_priorities(values: np.ndarray) -> None:
-    wrong = np.flatnonzero(~(values >= 0))
-    if len(wrong):
-        named = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
-        raise PriorityError(
-            f"Priorities must be at least 0 and not NaN; found {len(wrong)} that are not, at position {named}. "
-            "Nothing was changed."
-        )

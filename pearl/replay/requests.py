@@ -12,8 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl import _native
-from pearl.errors import ConfigurationError, QueueClosedError, QueueTimeoutError
-from pearl.replay.arguments import as_generations, as_indices, as_priorities
+from pearl.errors import ConfigurationError, QueueClosedError, QueueTimeoutError, ReplayError
+from pearl.replay.arguments import (
+    as_generations,
+    as_indices,
+    as_priorities,
+    check_exponent,
+    check_indices,
+    check_priorities,
+)
 from pearl.replay.protocol import ReplayManager, Sample
 
 Executor: TypeAlias = Literal["autorun", "inline"]
@@ -33,8 +40,9 @@ class ReplayRequestQueue:
     """Requests to one Replay Manager, executed in order; samples come back through `poll`, in order.
 
     executor "autorun": a thread of its own (native, without the GIL, where the manager has one) executes while the
-    host goes on; an error shows at the next `poll`. "inline": a request executes as it is written, for serial runs.
-    At most `depth` requests and `depth` unpolled samples are held; arrays are copied, so the caller may reuse them.
+    host goes on; what can be checked is checked at once, other errors show at the next `poll`. "inline": a request
+    executes as it is written, for serial runs. At most `depth` requests and `depth` unpolled samples are held; arrays
+    are copied, so the caller may reuse them. `max_batch` is the size up to which the native thread never allocates.
 
     Written to and polled by one thread. Use as a context manager: leaving it finishes what is queued.
     """
@@ -155,6 +163,9 @@ class _PythonExecutor(ABC):
     def write_sample(self, manager: ReplayManager, batch_size: int, beta: float, timeout_s: float) -> None:
         if self._unanswered() >= self._depth:
             raise QueueTimeoutError(f"{self._depth} samples wait to be polled: poll() before asking for more.")
+        if batch_size < 1:
+            raise ReplayError(f"batch_size must be at least 1; found {batch_size}.")
+        check_exponent("beta", beta)
         self._submit(lambda: manager.sample(batch_size, beta), timeout_s, samples=1)
 
     def write_update(
@@ -165,12 +176,18 @@ class _PythonExecutor(ABC):
         generations: np.ndarray | None,
         timeout_s: float,
     ) -> None:
+        if manager.mode == "prioritized":
+            check_indices(indices, manager.capacity)
+            check_priorities(priorities)
         arrays = indices.copy(), priorities.copy(), None if generations is None else generations.copy()
         self._submit(lambda: manager.update(*arrays), timeout_s)
 
     def write_insert(
         self, manager: ReplayManager, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float
     ) -> None:
+        check_indices(indices, manager.capacity)
+        if priorities is not None:
+            check_priorities(priorities)
         arrays = indices.copy(), None if priorities is None else priorities.copy()
         self._submit(lambda: manager.insert(*arrays), timeout_s)
 

@@ -1,17 +1,27 @@
-"""What a generated program is made of: queues, workers, session."""
+"""What a generated program is made of: queues, workers, session.
 
-from pearl.runtime.collection import CollectionBuffer
-from pearl.runtime.options import Options, parse_options
-from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
-from pearl.runtime.session import Program, Session, import_class, run_program
-from pearl.runtime.workers import (
-    AssignmentQueue,
-    DoneQueue,
-    GrantQueue,
-    LearnerWorker,
-    ProgressQueue,
-    TrainingLoop,
-)
+The names are loaded when they are asked for: a process that needs only the queues, such as an Actor whose policy runs
+natively, does not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pearl.runtime.collection import CollectionBuffer
+    from pearl.runtime.options import Options, parse_options
+    from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
+    from pearl.runtime.session import Program, Session, import_class, run_program
+    from pearl.runtime.workers import (
+        AssignmentQueue,
+        DoneQueue,
+        GrantQueue,
+        LearnerWorker,
+        ProgressQueue,
+        TrainingLoop,
+    )
 
 __all__ = [
     "AssignmentQueue",
@@ -32,3 +42,22 @@ __all__ = [
     "parse_options",
     "run_program",
 ]
+
+_MODULES = {
+    "collection": ("CollectionBuffer",),
+    "options": ("Options", "parse_options"),
+    "queues": ("Bell", "ColumnQueue", "DataCollectionQueue", "WeightSyncQueue"),
+    "session": ("Program", "Session", "import_class", "run_program"),
+    "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'pearl.runtime' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pearl.runtime.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

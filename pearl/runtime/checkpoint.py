@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from pearl.runtime.checkpoint_files import (
     Manifest,
     NumpyArray,
     Scalar,
+    Tensors,
     array_path,
     check_file,
     is_count,
@@ -48,8 +49,6 @@ from pearl.runtime.checkpoint_files import (
 
 if TYPE_CHECKING:
     import torch
-
-Tensors: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
 
 _FOLDER = re.compile(r"checkpoint-(\d{9,})(?:-r(\d+))?")
 _LEFTOVER = re.compile(r"\.checkpoint-\d+(?:-r\d+)?-tmp-\d+")

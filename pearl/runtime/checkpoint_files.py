@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 Scalar: TypeAlias = "bool | int | float | str"
+Tensors: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 
 FORMAT_VERSION = 1

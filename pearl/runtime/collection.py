@@ -64,5 +64,5 @@ class CollectionBuffer:
 
 
 def collides(storage: _Ring, rows: int, batches: Sequence[np.ndarray]) -> bool:
-    """Would inserting `rows` transitions overwrite a slot of a sampled batch that is still being trained on?"""
+    """Whether inserting `rows` transitions would overwrite a slot of a sampled batch still being trained on."""
     return any(bool(((indices - storage.cursor) % storage.capacity < rows).any()) for indices in batches)

@@ -57,16 +57,52 @@ def parse_options(
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--timesteps", type=_whole, default=timesteps, metavar="N", help="environment steps (default: %(default)s)")
-    add("--seed", type=_whole, default=seed, metavar="N", help="seed of networks, environments, noise and sampling (default: %(default)s)")
-    add("--run-dir", type=Path, default=Path(run_dir), metavar="DIR", help="folder for logs, curve and weights (default: %(default)s)")
+    add(
+        "--seed",
+        type=_whole,
+        default=seed,
+        metavar="N",
+        help="seed of networks, environments, noise and sampling (default: %(default)s)",
+    )
+    add(
+        "--run-dir",
+        type=Path,
+        default=Path(run_dir),
+        metavar="DIR",
+        help="folder for logs, curve and weights (default: %(default)s)",
+    )
     add("--checkpoint-dir", type=Path, metavar="DIR", help="folder for checkpoints (default: RUN_DIR/checkpoints)")
-    add("--checkpoint-interval", type=_whole, default=0, metavar="N", help="environment steps between checkpoints (default: a tenth of the run)")
+    add(
+        "--checkpoint-interval",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="environment steps between checkpoints (default: a tenth of the run)",
+    )
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--serial", action="store_true", help="one thread, deterministic to the bit for a seed")
     add("--bench", action="store_true", help="train as fast as possible without waiting for data, and report the rate")
-    add("--bench-seconds", type=float, default=10.0, metavar="S", help="how long --bench measures (default: %(default)s)")
-    add("--eval-episodes", type=_whole, default=eval_episodes, metavar="N", help="greedy episodes at the end; 0 for none (default: %(default)s)")
-    add("--eval-interval", type=_whole, default=0, metavar="N", help="environment steps between short evaluations (default: a twentieth of the run)")
+    add(
+        "--bench-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="how long --bench measures (default: %(default)s)",
+    )
+    add(
+        "--eval-episodes",
+        type=_whole,
+        default=eval_episodes,
+        metavar="N",
+        help="greedy episodes at the end; 0 for none (default: %(default)s)",
+    )
+    add(
+        "--eval-interval",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="environment steps between short evaluations (default: a twentieth of the run)",
+    )
     add(
         "--until-return",
         type=_return,

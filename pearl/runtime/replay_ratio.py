@@ -13,15 +13,16 @@ _UNLIMITED = 1 << 30
 class ReplayRatio:
     """Keeps samples trained per transition collected at `train.replay_ratio`, from both sides.
 
-    Training waits for data, collection waits for training; each may lead by `lead_rows` transitions, so that neither
-    waits for the other's last message. An infinite ratio lets both run free.
+    Training waits for data, collection waits for training. `lead_rows` is how many transitions may be collected and not
+    yet stored: collection may lead by these and one batch's worth, so that one of the two can always go on. An infinite ratio lets both run free.
     """
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:
         self._ratio = train.replay_ratio
         self._batch = train.batch_size
         self._starts = max(train.learning_starts, train.batch_size)
-        self._lead = max(lead_rows, math.ceil(2 * train.batch_size / train.replay_ratio))
+        # When collection has to wait, even what is stored, up to `lead_rows` fewer, suffices for a batch.
+        self._lead = lead_rows + math.ceil(train.batch_size / train.replay_ratio)
         self._counters = counters
 
     def _credit(self, transitions: int) -> float:
@@ -37,7 +38,7 @@ class ReplayRatio:
         return max(0, int(self._credit(self._counters.stored) // self._batch))
 
     def collection_allowed(self) -> bool:
-        """May more transitions be collected now?"""
+        """Whether more transitions may be collected now."""
         if self._counters.collected < self._starts or math.isinf(self._ratio):
             return True
         return self._credit(self._counters.collected) <= self._ratio * self._lead

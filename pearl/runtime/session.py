@@ -14,6 +14,7 @@ import math
 import signal
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,9 +190,7 @@ class Session:
     def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
         steps = self.counters.env_steps
-        setups = [
-            dataclasses.replace(self._actor_setup(i), env_steps=steps, restarts=steps) for i in range(len(dcqs))
-        ]
+        setups = [dataclasses.replace(self._actor_setup(i), env_steps=steps, restarts=steps) for i in range(len(dcqs))]
         if self.options.serial:
             self._inline = [InlineActor(s, q, wsq) for s, q in zip(setups, dcqs, strict=True)]
         else:
@@ -280,12 +279,26 @@ class Session:
             self._progressed = False
         elif not self.options.serial:
             self.bell.wait(self._seen, _WAIT_S)
-        elif not any([worker.run_once() for worker in self._workers]) and not self._draining:
-            for actor in self._inline:
+        elif not any([worker.run_once() for worker in self._workers]) and not self._draining:  # noqa: C419 (all run)
+            self._run_inline_actors()
+
+    def _run_inline_actors(self) -> None:
+        for actor in self._inline:
+            try:
                 actor.run_once()
+            except PearlError:
+                raise
+            except Exception as error:
+                detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
+                self._failure = ActorError(
+                    f"The environment {self.actors.env} or the policy failed in an actor. The run stops here; its "
+                    f"checkpoint can be resumed with --resume once the cause is mended.\n{detail}"
+                )
+                self._stop("actors failed")
+                return
 
     def wants_data(self, buffer: CollectionBuffer) -> bool:
-        """May the host take another message from the actors?"""
+        """Whether the host may take another message from the actors."""
         return not self._draining and not buffer.full and self._ratio.collection_allowed()
 
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
@@ -296,7 +309,7 @@ class Session:
         return not collides(self._storage, buffer.count, self._in_flight)
 
     def may_sample(self) -> bool:
-        """May the next batch be sampled: enough data, replay ratio, at most D updates ahead, one request at a time?"""
+        """Whether to sample: enough data, the replay ratio, at most D updates ahead, one request at a time."""
         return (
             not self._draining
             and self._requested == len(self._in_flight)
@@ -315,7 +328,8 @@ class Session:
         """Setting 2: how many iterations the training loop may run next; 0 to wait."""
         if self._draining or self._granted:
             return 0
-        aim = max(1, int(_GRANT_S * self._rate.busy))
+        # How fast this run happens to be must not show in a serial run's order of work.
+        aim = 1 if self.options.serial else max(1, int(_GRANT_S * self._rate.busy))
         return min(self._ratio.batches_allowed(), aim)
 
     # --- what happened ----------------------------------------------------------------------------------------------
@@ -367,7 +381,9 @@ class Session:
         self.counters.gradient_steps += iterations
         self.counters.samples += iterations * self.train.batch_size
         self._td_error = td_error
-        self._rate.trained(iterations, idle=not self._requested and (self._draining or not self._ratio.batches_allowed()))
+        self._rate.trained(
+            iterations, idle=not self._requested and (self._draining or not self._ratio.batches_allowed())
+        )
         self._progressed = True
 
     # --- log, checkpoints, evaluations ------------------------------------------------------------------------------
@@ -428,8 +444,12 @@ class Session:
     def _checkpoint(self) -> None:
         self.save()
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
-        # A resumed run starts new episodes; in serial mode this one does too, and so both stay the same to the bit.
-        self._inline = [actor.restarted(self.counters.env_steps) for actor in self._inline]
+        if self.options.serial:
+            # A resumed run starts new episodes with the newest weights; so does this one, and both stay the same to
+            # the bit.
+            for worker in self._workers:
+                worker.restarted()
+            self._inline = [actor.restarted(self.counters.env_steps) for actor in self._inline]
 
     def save(self) -> Path:
         """Write a checkpoint; called only when nothing is under way."""

@@ -9,15 +9,13 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 
 from pearl.errors import CheckpointError
-from pearl.runtime.checkpoint_files import JsonValue
-
-Tensors: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
+from pearl.runtime.checkpoint_files import JsonValue, Tensors
 
 RANDOM_GROUP = "random"  # torch's random states; never part of a trainer
 

@@ -22,9 +22,9 @@ from pearl.spec import FieldSpec, TransitionSpec
 class Storage(Protocol):
     """What the workers need of a Data Storage."""
 
-    def gather(
-        self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None
-    ) -> Mapping[str, np.ndarray]: ...
+    def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
+        """The rows at `indices`, in `out` where it is given."""
+        ...
 
 
 class Worker:
@@ -41,6 +41,10 @@ class Worker:
 
     def handle(self, message: Mapping[str, np.ndarray]) -> None:
         """Process one message of the input queue."""
+        raise NotImplementedError
+
+    def restarted(self) -> None:
+        """Serial mode, after a checkpoint: go on as a resumed run would."""
         raise NotImplementedError
 
     def launch(self) -> None:
@@ -98,6 +102,11 @@ class _WeightPublisher:
         self._steps += 1
         if self._steps % self._interval == 0:
             self.publish()
+
+    def restart(self) -> None:
+        """As after construction: the newest weights are out, and the count starts again."""
+        self._steps = 0
+        self.publish()
 
     def publish(self) -> None:
         self._learner.write_weights(self._staging)
@@ -161,6 +170,10 @@ class LearnerWorker(Worker):
         self._ldq, self._learner, self._storage = ldq, target, storage
         self._publisher = _WeightPublisher(target, wsq, weight_sync_interval)
         self._publisher.publish()
+
+    def restarted(self) -> None:
+        """Publish the newest weights."""
+        self._publisher.restart()
 
     def handle(self, message: Mapping[str, np.ndarray]) -> None:
         """Train one batch."""
@@ -226,6 +239,10 @@ class TrainingLoop(Worker):
         self._sampling = threading.Lock()
         self._publisher = _WeightPublisher(learner, wsq, weight_sync_interval)
         self._publisher.publish()
+
+    def restarted(self) -> None:
+        """Publish the newest weights."""
+        self._publisher.restart()
 
     def handle(self, message: Mapping[str, np.ndarray]) -> None:
         """Run the granted iterations."""

@@ -9,7 +9,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 namespace pearl {
 
@@ -63,7 +62,9 @@ inline std::int64_t exponent_q28(double exponent) {
 }
 
 // log2(p^alpha) from log2(p), both Q32.
-inline std::int64_t power_q32(std::int64_t log2, std::int64_t exponent_q28) { return ((log2 >> 8) * exponent_q28) >> 20; }
+inline std::int64_t power_q32(std::int64_t log2, std::int64_t exponent_q28) {
+  return ((log2 >> 8) * exponent_q28) >> 20;
+}
 
 // round(2^y * 2^scale), half up, y Q32; anything beyond 28 bits is returned as 2^28.
 inline std::uint32_t round_scaled(std::int64_t y, int scale) {
@@ -77,8 +78,10 @@ inline std::uint32_t round_scaled(std::int64_t y, int scale) {
 
 // The leaf for a priority that is neither NaN nor negative.
 inline std::uint32_t quantise(float priority, std::int64_t alpha_q28, int scale) {
-  if (!(priority > 0.0f)) return 0;
-  if (priority > std::numeric_limits<float>::max()) return kLeafMax;
+  // Compared as bits, so that a thread that flushes subnormals to zero quantises like any other.
+  const auto bits = std::bit_cast<std::int32_t>(priority);
+  if (bits <= 0) return 0;
+  if (bits >= 0x7F800000) return kLeafMax;
   const std::uint32_t leaf = round_scaled(power_q32(log2_q32(priority), alpha_q28), scale);
   return leaf < 1 ? 1 : (leaf > kLeafMax ? kLeafMax : leaf);
 }

@@ -1,4 +1,5 @@
-// K-ary sum tree of priorities (the paper's Replay Manager): uint32 leaves, uint64 sums, exact for any order of updates.
+// K-ary sum tree of priorities (the paper's Replay Manager): uint32 leaves, uint64 sums, exact for any order of
+// updates.
 //
 // Layout: one array per level, children of node i at [i * K, (i + 1) * K), so that siblings are contiguous and a group
 // of sixteen leaves is one cache line. Level 0 holds the leaves; the last level has one node, the total.

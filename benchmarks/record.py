@@ -1,0 +1,89 @@
+"""How benchmarks write down what they found, and what found it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: `ours` against `theirs` (None: the peer could not run, `reason` says why; no peer: empty name).
+
+    `ratio` says how many times better ours is, whatever `better` says of the unit.
+    """
+
+    case: str
+    ours: float
+    unit: str
+    better: Literal["lower", "higher"]
+    spread: tuple[float, float]
+    n: int
+    peer: str = ""
+    theirs: float | None = None
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        if self.theirs is None:
+            return None
+        return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs
+
+
+def machine() -> dict[str, object]:
+    """The facts that a number depends on."""
+    from pearl.devices.cpu import describe_cpu
+
+    cpu = describe_cpu()
+    return {
+        "cpu": cpu.model,
+        "cores": cpu.logical_cores,
+        "memory_gb": round(cpu.memory_gb, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The commit measured, with "-dirty" if the tree differs from it."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parent,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+def write(name: str, command: str, threads: int, rows: Sequence[Row], **more: object) -> Path:
+    """Write benchmarks/results/<name>.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {
+        "name": name,
+        "command": command,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "load": [round(v, 2) for v in os.getloadavg()],
+        "threads": threads,
+        **more,
+        "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(f"written: {path}", file=sys.stderr)
+    return path

@@ -1,0 +1,97 @@
+"""Do the committed examples learn, and how long does it take? Three seeds each, as a user would run them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.record import Row, write
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An example, and the mean return over 100 greedy episodes that it must reach for `seeds_needed` of the seeds."""
+
+    example: str
+    environment: str
+    least: float
+    seeds_needed: int
+
+
+GOALS = (
+    Goal("dqn_cartpole", "CartPole-v1", 475.0, 3),
+    Goal("ddpg_pendulum", "Pendulum-v1", -200.0, 3),
+    Goal("ddpg_mountain_car", "MountainCarContinuous-v0", 85.0, 2),
+)
+
+
+def train(goal: Goal, seed: int, folder: Path) -> dict[str, float]:
+    """Run the example and return what its summary says, with the wall-clock time of the whole command."""
+    run_dir = folder / f"{goal.example}-{seed}"
+    script = ROOT / "examples" / f"{goal.example}.py"
+    start = time.monotonic()
+    command = [sys.executable, str(script), "--seed", str(seed), "--run-dir", str(run_dir)]
+    subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    total_s = time.monotonic() - start
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return {
+        "mean": summary["evaluation"]["mean"],
+        "std": summary["evaluation"]["std"],
+        "env_steps": summary["env_steps"],
+        "train_s": summary["wall_s"],
+        "total_s": total_s,
+        "measured_eps": summary["measured_eps"],
+        "predicted_eps": summary["predicted_eps"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=[goal.example for goal in GOALS])
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    runs: list[dict[str, object]] = []
+    failed = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for goal in GOALS:
+            if arguments.only not in (None, goal.example):
+                continue
+            results = []
+            for seed in range(1, arguments.seeds + 1):
+                result = train(goal, seed, Path(scratch))
+                results.append(result)
+                runs.append({"example": goal.example, "seed": seed, **result})
+                print(
+                    f"{goal.environment:26} seed {seed}  mean return {result['mean']:8.1f} +- {result['std']:6.1f}  "
+                    f"{result['env_steps']:7.0f} steps  training {result['train_s']:5.1f} s  "
+                    f"whole command {result['total_s']:5.1f} s  EPS measured / predicted "
+                    f"{result['measured_eps'] / result['predicted_eps']:.2f}",
+                    flush=True,
+                )
+            means = sorted(result["mean"] for result in results)
+            times = sorted(result["train_s"] for result in results)
+            reached = sum(mean >= goal.least for mean in means)
+            if reached < min(goal.seeds_needed, arguments.seeds):
+                failed.append(goal.environment)
+            middle = len(means) // 2
+            rows += [
+                Row(f"{goal.environment}: mean return", means[middle], "return", "higher", (means[0], means[-1]), len(means)),
+                Row(f"{goal.environment}: training", times[middle], "s", "lower", (times[0], times[-1]), len(times)),
+            ]
+    if arguments.only is None:
+        write("solve", "make bench-solve", threads=2, rows=rows, runs=runs)
+    if failed:
+        sys.exit(f"Did not reach its goal: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Algorithm 1 of PEARL: search all pairs of devices for Replay Manager and Learner, then place the Data Storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from composer.matrix import AssignmentMatrix, LearnerCell, MissingCell, ReplayCell
+from composer.placement import (
+    METRICS,
+    TIE,
+    Candidate,
+    Impossible,
+    IterationTerms,
+    LearnerConfig,
+    Metric,
+    Placement,
+    ReplayConfig,
+    StorageOption,
+)
+from composer.platform import Platform
+from pearl.devices.description import Device
+from pearl.errors import ConfigurationError, PlacementError
+
+# Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation.
+MESSAGE_BYTES = 8 + 4 + 4
+# The "word" of Algorithm 1's Step 2: one index.
+WORD_BYTES = 8
+
+_BYTES_PER_US_PER_GBPS = 1e3
+
+
+def parse_metric(metric: str) -> Metric:
+    """The metric named `throughput`, `Throughput`, `power_efficiency` or `PowerEfficiency`, in any case."""
+    plain_name = str(metric).lower().replace("_", "")
+    for known in METRICS:
+        if plain_name == known.replace("_", ""):
+            return known
+    raise ConfigurationError(
+        f"The metric to optimise must be 'throughput' or 'power_efficiency' (also 'Throughput', 'PowerEfficiency'); "
+        f"found {metric!r}."
+    )
+
+
+def place(
+    matrix: AssignmentMatrix,
+    platform: Platform,
+    *,
+    metric: str = "throughput",
+    batch_size: int,
+    transition_bytes: int,
+    actor_count: int,
+    envs_per_actor: int = 1,
+    storage_forced: str | None = None,
+) -> Placement:
+    """Run PEARL's Algorithm 1 on `matrix`.
+
+    Step 1 takes the pair that maximises experiences per second (or per joule) by Eq. 7; costs equal to 1e-9 go to
+    the least traffic between devices, then to fewer devices, then to the order of the matrix. Step 2 puts the Data
+    Storage where its traffic takes least time, or on `storage_forced`. `transition_bytes` is E; every environment
+    (`actor_count` times `envs_per_actor`) inserts one transition per iteration.
+
+    Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
+    missing active_watts where power counts.
+    """
+    search = _Search(
+        matrix,
+        platform,
+        parse_metric(metric),
+        batch_size,
+        transition_bytes,
+        actor_count * envs_per_actor,
+        storage_forced,
+    )
+    for name, value in (
+        ("batch_size", batch_size),
+        ("transition_bytes", transition_bytes),
+        ("actor_count", actor_count),
+        ("envs_per_actor", envs_per_actor),
+    ):
+        if value < 1:
+            raise ConfigurationError(f"{name} must be at least 1; found {value!r}.")
+    for name in (*matrix.devices, *(() if storage_forced is None else (storage_forced,))):
+        platform.device(name)
+    host = platform.host.name
+    candidates, impossible = search.pairs()
+    if not candidates:
+        reasons = "; ".join(f"RM on {i.replay_manager}, Learner on {i.learner}: {i.reason}" for i in impossible)
+        left_out = "; ".join(f"{device.device} is left out: {device.reason}" for device in matrix.unavailable)
+        raise PlacementError(
+            f"No pair of devices can take Replay Manager and Learner. {reasons or 'The matrix has no rows'}. {left_out}"
+            " Add a device that can, such as the CPU, to the device CSV."
+        )
+    ranked = search.ranked(candidates)
+    best = ranked[0]
+    return Placement(
+        replay_manager=best.replay.device,
+        learner=best.learner.device,
+        storage=best.storage[0].device,
+        metric=search.metric,
+        batch_size=batch_size,
+        transition_bytes=transition_bytes,
+        actor_count=actor_count,
+        envs_per_actor=envs_per_actor,
+        host=host,
+        candidates=tuple(ranked),
+        impossible=tuple(impossible),
+        unavailable=matrix.unavailable,
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    matrix: AssignmentMatrix
+    platform: Platform
+    metric: Metric
+    batch_size: int
+    transition_bytes: int
+    insertions: int  # transitions that all Actors insert in one iteration
+    storage_forced: str | None
+
+    def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
+        """Every pair in the order of the matrix, with its cost or with why it has none."""
+        candidates: list[Candidate] = []
+        impossible: list[Impossible] = []
+        for replay_device in self.matrix.devices:
+            for learner_device in self.matrix.devices:
+                cells = self._cells(replay_device, learner_device)
+                missing = [cell.reason for cell in cells if isinstance(cell, MissingCell)]
+                replay, learner = cells
+                if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
+                    impossible.append(Impossible(replay_device, learner_device, "; ".join(dict.fromkeys(missing))))
+                    continue
+                try:
+                    candidates.append(self._candidate(replay_device, replay, learner_device, learner))
+                except PlacementError as error:  # no route between two devices
+                    impossible.append(Impossible(replay_device, learner_device, str(error)))
+        return candidates, impossible
+
+    def _cells(self, i: str, j: str) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell]:
+        if i != j:
+            return self.matrix[i].replay, self.matrix[j].learner
+        pair = self.matrix[i].pair
+        return (pair, pair) if isinstance(pair, MissingCell) else (pair.replay, pair.learner)
+
+    def _candidate(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell) -> Candidate:
+        host = self.platform.host.name
+        batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
+        to_learner = self.platform.link(i, j)
+        terms = IterationTerms(
+            sample_us=replay.sample.value_us,
+            sample_transfer_us=to_learner.transfer_us(batch_message),
+            insert_us=replay.insert.value_us,
+            insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
+            learner_us=learner.step.value_us,
+            priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
+            update_us=replay.update.value_us,
+        )
+        used = tuple(dict.fromkeys((host, i, j)))
+        on_i, on_j = self.platform.device(i), self.platform.device(j)
+        return Candidate(
+            replay=ReplayConfig(i, on_i.backend, on_i.selector, replay.fanout, replay.workers),
+            learner=LearnerConfig(
+                j, on_j.backend, on_j.selector, learner.threads, learner.sub_batches, learner.streams
+            ),
+            terms=terms,
+            t_itr_us=terms.t_itr_us,
+            eps=self.batch_size / terms.t_itr_us * 1e6,
+            watts=self._watts([self.platform.device(name) for name in used]),
+            devices_used=len(used),
+            message_bytes=(2 * batch_message if i != j else 0) + (insert_message if i != host else 0),
+            route=to_learner.hops,
+            storage=self._storage(learner_device=j, host=host, replay_device=i),
+        )
+
+    def _watts(self, devices: list[Device]) -> float | None:
+        for device in devices:
+            if device.active_watts is None:
+                if self.metric == "power_efficiency":
+                    raise ConfigurationError(
+                        f"Power efficiency needs the power of every device used: fill the cell of device "
+                        f"{device.name!r}, column 'active_watts', in the device CSV."
+                    )
+                return None
+        return float(sum(device.active_watts or 0.0 for device in devices))
+
+    def _storage(self, *, learner_device: str, host: str, replay_device: str) -> tuple[StorageOption, ...]:
+        """Step 2: C_Learner = BS (E + 1), C_Actor = N_Actor E, C_RM = BS, in words of one index each."""
+        experience = self.transition_bytes + WORD_BYTES
+        flows = (
+            (learner_device, self.batch_size * experience),
+            (host, self.insertions * self.transition_bytes),
+            (replay_device, self.batch_size * WORD_BYTES),
+        )
+        names = dict.fromkeys(device for device, _ in flows)
+        if self.storage_forced is not None:
+            names.setdefault(self.storage_forced)
+        options = [self._storage_option(name, flows, learner_device) for name in names]
+        return tuple(sorted(options, key=lambda option: (option.device != self.storage_forced, option.traffic_us)))
+
+    def _storage_option(self, name: str, flows: tuple[tuple[str, int], ...], learner_device: str) -> StorageOption:
+        traffic = sum(
+            nbytes / (self.platform.link(name, device).bandwidth_gbps * _BYTES_PER_US_PER_GBPS)
+            for device, nbytes in flows
+        )
+        batch = self.platform.link(name, learner_device).transfer_us(self.batch_size * self.transition_bytes)
+        crossing = sum(nbytes for device, nbytes in flows if device != name)
+        return StorageOption(name, traffic, batch, float(crossing))
+
+    def ranked(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Best first. Within each group of equal scores: least traffic, then fewer devices, then their order."""
+        by_score = sorted(candidates, key=lambda candidate: -candidate.score(self.metric))
+        return [candidate for group in self._ties(by_score) for candidate in group]
+
+    def _ties(self, by_score: list[Candidate]) -> Iterator[list[Candidate]]:
+        while by_score:
+            least = by_score[0].score(self.metric) * (1 - TIE)
+            count = sum(candidate.score(self.metric) >= least for candidate in by_score)
+            yield sorted(by_score[:count], key=lambda candidate: (candidate.traffic_bytes, candidate.devices_used))
+            by_score = by_score[count:]

@@ -1,0 +1,116 @@
+"""How a matrix and a placement read on a terminal: tables in plain characters."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from composer.matrix import AssignmentMatrix, Cell, Measurement, UnavailableDevice
+    from composer.placement import Placement
+
+_WIDTH = 100
+
+
+def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
+    """The table of a matrix, and the devices left out."""
+    table = Table(title="Primitive-device assignment matrix, microseconds of one iteration", box=box.ASCII2)
+    for heading in ("device", *matrix.columns):
+        table.add_column(heading)
+    for row in matrix.rows:
+        table.add_row(Text(row.device), *(Text(_cell_text(cell)) for _, cell in row.cells()), end_section=True)
+    return Group(table, *_unavailable_lines(matrix.unavailable))
+
+
+def placement_report(placement: Placement) -> RenderableType:
+    """The choice, every pair and every place of the Data Storage with its cost, and the devices left out."""
+    return Group(
+        _choice_table(placement),
+        _pairs_table(placement),
+        _storage_table(placement),
+        *_unavailable_lines(placement.unavailable),
+    )
+
+
+def plain(renderable: RenderableType, width: int = _WIDTH) -> str:
+    """What rich shows of `renderable`, without colours, lines at most `width` long."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=False, color_system=None, highlight=False)
+    console.print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def microseconds(value: float) -> str:
+    """A latency for reading: two decimals below 100, one below 1,000, none above."""
+    return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
+
+
+def _cell_text(cell: Cell) -> str:
+    lines = [f"{name:<7}{microseconds(m.value_us):>8}  {_source_text(m)}" for name, m in cell.measurements()]
+    return "\n".join([*lines, cell.parameters])
+
+
+def _source_text(measurement: Measurement) -> str:
+    """Where a value comes from: `measured n=50 +-4%`, `modelled`."""
+    if measurement.n == 0:
+        return measurement.source
+    return f"{measurement.source} n={measurement.n} +-{measurement.spread / 2:.0%}"
+
+
+def _choice_table(placement: Placement) -> Table:
+    table = Table(title=f"Placement for {placement.metric}, setting {placement.setting}", box=box.ASCII2)
+    for heading in ("primitive", "device", "parameters"):
+        table.add_column(heading)
+    replay, learner = placement.replay_config, placement.learner_config
+    tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}, streams {learner.streams}"
+    actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
+    for primitive, device, parameters in (
+        ("Replay Manager", replay.device, f"fanout {replay.fanout}, workers {replay.workers}"),
+        ("Learner", learner.device, f"batch {placement.batch_size}, {tuning}"),
+        ("Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition"),
+        ("Actors", placement.host, actors),
+    ):
+        table.add_row(primitive, Text(device), Text(parameters))
+    power = "" if placement.watts is None else f", {placement.watts:,.0f} W"
+    table.caption = (
+        f"predicted: {microseconds(placement.t_itr_us)} us per iteration, "
+        f"{placement.eps:,.0f} EPS, {placement.gps:,.0f} GPS{power}"
+    )
+    return table
+
+
+def _pairs_table(placement: Placement) -> Table:
+    table = Table(title="Pairs of devices (PEARL Eq. 7), best first", box=box.ASCII2)
+    for heading in ("RM", "Learner", "T_itr us", "EPS", "W", "why"):
+        table.add_column(heading, justify="right" if heading in ("T_itr us", "EPS", "W") else "left")
+    for candidate in placement.candidates:
+        reason = "chosen" if candidate is placement.chosen else placement.why_not(candidate)
+        watts = "" if candidate.watts is None else f"{candidate.watts:,.0f}"
+        cost = (microseconds(candidate.t_itr_us), f"{candidate.eps:,.0f}", watts)
+        table.add_row(*(Text(cell) for cell in (*candidate.pair, *cost, reason)))
+    for pair in placement.impossible:
+        cells = (pair.replay_manager, pair.learner, "-", "-", "", f"not possible: {pair.reason}")
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _storage_table(placement: Placement) -> Table:
+    table = Table(title="Data Storage (Algorithm 1, Step 2)", box=box.ASCII2)
+    for heading in ("device", "traffic us", "batch to Learner us", "why"):
+        table.add_column(heading, justify="right" if heading.endswith("us") else "left")
+    for option in placement.chosen.storage:
+        reason = "chosen" if option.device == placement.storage else placement.why_not_storage(option)
+        times = (microseconds(option.traffic_us), microseconds(option.data_transfer_us))
+        table.add_row(*(Text(cell) for cell in (option.device, *times, reason)))
+    return table
+
+
+def _unavailable_lines(unavailable: Sequence[UnavailableDevice]) -> list[Text]:
+    """One line per device that is left out, with its reason."""
+    return [Text(f"{device.device} is left out: {device.reason}") for device in unavailable]

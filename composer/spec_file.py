@@ -1,0 +1,359 @@
+"""Reads a composition from a TOML file: what the `set_*` calls of a `Composer` say, as a document."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from composer.composer import Composer
+from pearl.actors.exploration import EpsilonGreedy, Exploration, GaussianNoise, OrnsteinUhlenbeck
+from pearl.algorithms.trainer import check_trainer_class
+from pearl.errors import ConfigurationError, PearlError, TrainerError
+
+_EXPLORATIONS: dict[str, type[Exploration]] = {
+    kind.__name__: kind for kind in (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck)
+}
+_TRAINER = re.compile(r"(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """What the table [program] says: arguments of `Composer.runtime_gen`, with absolute paths."""
+
+    path: Path
+    run_dir: Path
+    timesteps: int = 100_000
+    until_return: float | None = None
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One key of a table: what its value must be, in words and as TOML types."""
+
+    expected: str
+    types: tuple[type, ...]
+    required: bool = False
+
+    def accepts(self, value: object) -> bool:
+        """`type`, not `isinstance`: true is no whole number."""
+        return type(value) in self.types
+
+
+_TEXT = _Key("text in quotes", (str,))
+_WHOLE = _Key("a whole number", (int,))
+_NUMBER = _Key("a number", (int, float))
+_ENV_KWARGS = _Key("a table of numbers, texts and booleans", (dict,))
+
+_TABLES: dict[str, dict[str, _Key]] = {
+    "platform": {"devices": _TEXT, "connections": _TEXT, "metric": _TEXT},
+    "actors": {
+        "env": _Key(_TEXT.expected, (str,), required=True),
+        "count": _WHOLE,
+        "envs_per_actor": _WHOLE,
+        "vectorization": _TEXT,
+        "env_kwargs": _ENV_KWARGS,
+    },
+    "trainer": {"class": _Key('"module:Class" or "file.py:Class"', (str,), required=True)},
+    "replay": {
+        "size": _Key(_WHOLE.expected, (int,), required=True),
+        "mode": _TEXT,
+        "fanout": _Key('a whole number, or "auto"', (int, str)),
+        "alpha": _NUMBER,
+        "beta": _NUMBER,
+        "beta_final": _NUMBER,
+    },
+    "training": {
+        "batch_size": _WHOLE,
+        "replay_ratio": _NUMBER,
+        "learning_starts": _WHOLE,
+        "priority_update_delay": _WHOLE,
+        "gamma": _NUMBER,
+        "n_step": _WHOLE,
+        "weight_sync_interval": _WHOLE,
+    },
+    "program": {"path": _TEXT, "timesteps": _WHOLE, "run_dir": _TEXT, "until_return": _NUMBER},
+}
+
+
+def load_spec(path: str | Path, *, progress: bool = True) -> tuple[Composer, ProgramOptions]:
+    """Read a composition file: a Composer with everything set, and what its program is to be.
+
+    Paths in the file count from its folder. `progress` is the Composer's. The module of the trainer class is
+    imported; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class
+    cannot be imported) naming the file, the table and the key.
+    """
+    return _SpecFile(Path(path)).compose(progress)
+
+
+class _SpecFile:
+    """One composition file, parsed; its methods check a table and hand it on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path.resolve().parent
+        self.document = self._parse()
+        for name, table in self.document.items():
+            if name not in _TABLES:
+                kind = "table" if isinstance(table, dict) else "key"
+                raise self._error("", f"the tables {_listed(_TABLES)}", f"the {kind} {name!r}", _closest(name, _TABLES))
+            if not isinstance(table, dict):
+                raise self._error("", f"a table [{name}]", f"{name} = {_shown(table)}")
+
+    def _parse(self) -> dict[str, Any]:
+        try:
+            text = self.path.read_bytes().decode("utf-8")
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"There is no composition file {self.path}. Check the path; examples/cartpole.toml shows one."
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        except UnicodeDecodeError as error:
+            line = error.object[: error.start].count(b"\n") + 1
+            raise ConfigurationError(
+                f"{self.path}, line {line}: expected UTF-8 text; found the byte 0x{error.object[error.start]:02x}. "
+                "Save the file as UTF-8."
+            ) from error
+        try:
+            return tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+            raise ConfigurationError(f"{self.path} is not a TOML file: {error}.") from error
+
+    def compose(self, progress: bool) -> tuple[Composer, ProgramOptions]:
+        composer = Composer(progress=progress)
+        self._set_platform(composer)
+        actors = self._table("actors")
+        with self._naming("actors"):
+            composer.set_actors(actors.pop("count", 1), **actors)
+        self._set_trainer(composer)
+        replay = self._table("replay")
+        with self._naming("replay"):
+            composer.set_replay(**replay)
+        with self._naming("training"):
+            composer.set_training(**self._table("training"))
+        return composer, self._program()
+
+    # --- tables -----------------------------------------------------------------------------------------------------
+
+    def _set_platform(self, composer: Composer) -> None:
+        table = self._table("platform")
+        if ("devices" in table) != ("connections" in table):
+            raise self._error(
+                "platform",
+                "both devices and connections, or neither",
+                " and ".join(table),
+                " `pearl devices` writes both files for this machine; without them it is discovered while composing.",
+            )
+        if "devices" in table:
+            composer.set_device_file(self._file("platform", "devices"))
+            composer.set_connection_file(self._file("platform", "connections"))
+        if "metric" in table:
+            with self._naming("platform", "metric"):
+                composer.set_opt_metric(table["metric"])
+
+    def _set_trainer(self, composer: Composer) -> None:
+        table = self._raw("trainer")
+        stated = self._checked("trainer", {"class": table["class"]} if "class" in table else {})["class"]
+        settings = {key: value for key, value in table.items() if key != "class"}
+        with self._naming("trainer", "class"):
+            trainer_class = check_trainer_class(self._trainer_class(stated))
+        values = {key: self._setting(trainer_class, key, value) for key, value in settings.items()}
+        with self._naming("trainer"):
+            composer.set_train_function(learner=trainer_class, **values)
+
+    def _program(self) -> ProgramOptions:
+        table = self._table("program")
+        timesteps = table.get("timesteps", ProgramOptions.timesteps)
+        if timesteps < 1:
+            raise self._error("program", "a whole number of at least 1", _shown(timesteps), key="timesteps")
+        run_dir = self._file("program", "run_dir") if "run_dir" in table else self.folder / "runs" / self.path.stem
+        program = self._file("program", "path") if "path" in table else run_dir / "program.py"
+        return ProgramOptions(program, run_dir, timesteps, table.get("until_return"))
+
+    def _raw(self, name: str) -> dict[str, Any]:
+        table: dict[str, Any] = self.document.get(name, {})
+        return table
+
+    def _table(self, name: str) -> dict[str, Any]:
+        return self._checked(name, self._raw(name))
+
+    def _checked(self, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+        keys = _TABLES[name]
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            if key not in keys:
+                raise self._error(name, f"the keys {_listed(keys)}", repr(key), _closest(key, keys))
+            if not keys[key].accepts(value):
+                raise self._error(name, keys[key].expected, _shown(value), key=key)
+            if isinstance(value, float) and math.isnan(value):
+                raise self._error(name, keys[key].expected, "nan", key=key)
+            values[key] = _real(value) if keys[key].types == _NUMBER.types else value
+        for key, expected in keys.items():
+            if expected.required and key not in values:
+                raise self._error(name, expected.expected, "nothing", f" Add the key {key} to [{name}].", key=key)
+        for key, value in values.get("env_kwargs", {}).items():
+            if type(value) not in (bool, int, float, str):
+                raise self._error(name, "a number, a text or a boolean", _shown(value), key=f"env_kwargs.{key}")
+        return values
+
+    def _file(self, table: str, key: str) -> Path:
+        text: str = self._raw(table)[key]
+        if not text or not text.isprintable():
+            raise self._error(table, "a path", _shown(text), key=key)
+        return self.folder / Path(text).expanduser()
+
+    # --- the trainer ------------------------------------------------------------------------------------------------
+
+    def _trainer_class(self, stated: str) -> object:
+        match = _TRAINER.fullmatch(stated)
+        module = match["module"] if match else ""
+        is_file = module.endswith(".py") and module.isprintable()
+        if match is None or not (is_file or _MODULE.fullmatch(module)):
+            raise ConfigurationError(
+                f'expected "module:Class" or "file.py:Class", such as "my_trainer.py:DQNTrainer"; found {stated!r}.'
+            )
+        imported = self._import_file(self.folder / module) if is_file else _import(module, self.folder)
+        try:
+            return getattr(imported, match["name"])
+        except AttributeError as error:
+            classes = [name for name, value in vars(imported).items() if isinstance(value, type)]
+            raise TrainerError(f"{module} has no class {match['name']!r}.{_closest(match['name'], classes)}") from error
+
+    def _import_file(self, file: Path) -> ModuleType:
+        """Import a file under its stem: the name by which the generated program will import it again."""
+        file = file.resolve()
+        if not file.is_file():
+            raise ConfigurationError(f"there is no file {file}. Paths count from the folder of {self.path.name}.")
+        if not file.stem.isidentifier() or file.stem in sys.stdlib_module_names:
+            raise ConfigurationError(
+                f"{file.name} cannot be imported by that name, which is not a Python identifier or belongs to "
+                "Python's own library: rename it, for example to my_trainer.py."
+            )
+        module = _import(file.stem, file.parent)
+        found = getattr(module, "__file__", None)
+        if found is None or Path(found).resolve() != file:
+            raise ConfigurationError(
+                f"{file.name} cannot be imported: another module {file.stem!r} comes first ({found}). Rename the file."
+            )
+        return module
+
+    def _setting(self, trainer_class: type, key: str, value: object) -> object:
+        default = getattr(trainer_class, key, None)
+        if key == "exploration" and isinstance(value, dict):
+            return self._exploration(value)
+        plain = self._plain(key, value)
+        expected, fits = _expectation(default)
+        if not fits(plain):
+            raise self._error("trainer", expected, _shown(value), key=key)
+        return _real(plain) if type(default) is float else plain
+
+    def _plain(self, key: str, value: object) -> object:
+        """Numbers, texts and booleans; lists as tuples and tables of them."""
+        if isinstance(value, list):
+            return tuple(self._plain(key, item) for item in value)
+        if isinstance(value, dict):
+            return {name: self._plain(key, item) for name, item in value.items()}
+        if type(value) not in (bool, int, float, str):
+            raise self._error("trainer", "a number, a text, a boolean, or a list of them", _shown(value), key=key)
+        return value
+
+    def _exploration(self, table: Mapping[str, Any]) -> object:
+        rest = dict(table)
+        kind = rest.pop("kind", None)
+        if not isinstance(kind, str) or kind not in _EXPLORATIONS:
+            found = "nothing" if kind is None else _shown(kind)
+            advice = _closest(str(kind), _EXPLORATIONS)
+            raise self._error("trainer", f"one of {_listed(_EXPLORATIONS)}", found, advice, key="exploration.kind")
+        fields = {f.name: f.default for f in dataclasses.fields(_EXPLORATIONS[kind])}
+        for key, value in rest.items():
+            where = f"exploration.{key}"
+            if key not in fields:
+                raise self._error("trainer", f"the keys {_listed(fields)}", repr(key), _closest(key, fields), key=where)
+            expected, fits = _expectation(fields[key])
+            if not fits(value):
+                raise self._error("trainer", expected, _shown(value), key=where)
+        values: dict[str, Any] = {k: _real(v) if type(fields[k]) is float else v for k, v in rest.items()}
+        return _EXPLORATIONS[kind](**values)
+
+    # --- errors -----------------------------------------------------------------------------------------------------
+
+    def _error(self, table: str, expected: str, found: str, advice: str = "", *, key: str = "") -> ConfigurationError:
+        return ConfigurationError(f"{self._where(table, key)}: expected {expected}; found {found}.{advice}")
+
+    def _where(self, table: str, key: str) -> str:
+        place = f"[{table}] {key}".strip() if table else ""
+        return f"{self.path}, {place}" if place else str(self.path)
+
+    @contextmanager
+    def _naming(self, table: str, key: str = "") -> Iterator[None]:
+        """Put the place in front of what a check elsewhere says."""
+        try:
+            yield
+        except PearlError as error:
+            raise type(error)(f"{self._where(table, key)}: {error}") from error
+
+
+def _import(name: str, folder: Path) -> ModuleType:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name.split(".")[0]:
+            raise TrainerError(
+                f"there is no module {name!r} in {folder} or among the installed packages. "
+                'Name the module without ".py", or the file with it.'
+            ) from error
+        raise TrainerError(f"importing {name} failed: {error}.") from error
+    except Exception as error:  # whatever the user's module does at import
+        raise TrainerError(f"importing {name} failed: {type(error).__name__}: {error}.") from error
+
+
+def _expectation(default: object) -> tuple[str, Callable[[object], bool]]:
+    """What a value must be that replaces `default`, in words and as a check; None says nothing about it."""
+    if type(default) is bool:
+        return "true or false", lambda value: type(value) is bool
+    if type(default) is int:
+        return _WHOLE.expected, _WHOLE.accepts
+    if type(default) is float:
+        return _NUMBER.expected, _NUMBER.accepts
+    if type(default) is str:
+        return _TEXT.expected, _TEXT.accepts
+    if type(default) is tuple:
+        return "a list such as [64, 64]", lambda value: type(value) is tuple
+    return "", lambda value: True
+
+
+def _real(value: object) -> object:
+    return float(value) if type(value) is int else value
+
+
+def _closest(name: str, known: Mapping[str, object] | list[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(names)
+
+
+def _shown(value: object) -> str:
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

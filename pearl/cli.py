@@ -1,0 +1,513 @@
+"""The command `pearl`: describe the machine, compose, run, measure, report.
+
+Commands import what they need when they run, so that help and errors of usage appear at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pearl import __version__
+from pearl.errors import ConfigurationError, GenerationError, PearlError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pearl.devices import CpuInfo, Device
+
+_PLAIN_WIDTH = 100  # of what is not shown on a terminal, as composer's tables have it
+
+
+class _Group(TyperGroup):
+    """Shows errors made for people as one message; with --debug, their traceback too."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PearlError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            print(f"Error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+
+
+def _examples(*commands: str) -> str:
+    return "Examples:\n\n```text\n" + "\n".join(commands) + "\n```"
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_examples(
+        "pearl devices",
+        "pearl compose examples/cartpole.toml",
+        "pearl run examples/runs/cartpole/program.py",
+        "pearl report examples/runs/cartpole",
+    ),
+)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app(prog_name="pearl")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pearl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pearl(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error too.")] = False,
+) -> None:
+    """Compose deep reinforcement learning for the heterogeneous machine at hand.
+
+    Describe the machine (devices), have every primitive profiled and placed and a training program written
+    (compose), run that program (run), measure its speed (bench), and read what it left (report).
+    """
+
+
+# --- pearl devices --------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    name="devices",
+    epilog=_examples(
+        "pearl devices",
+        "pearl devices --output-dir machines/lab --force",
+        "pearl devices --no-measure --devices cpu.csv --connections links.csv",
+    ),
+)
+def _devices(
+    output_dir: Annotated[Path, typer.Option(help="Folder for both files; made if it is absent.")] = Path(),
+    devices: Annotated[str, typer.Option(help="Name of the device CSV.")] = "devices.csv",
+    connections: Annotated[str, typer.Option(help="Name of the connection CSV.")] = "connections.csv",
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Measure no bandwidth: quick, but the cells stay empty.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Find the devices of this machine, measure their memory and links, and write both CSV files.
+
+    Devices that cannot be used are shown with the reason and are not written.
+    """
+    from pearl.devices import describe_cpu, discover, write_csv
+    from pearl.runtime.progress import stage
+
+    device_path, connection_path = output_dir / devices, output_dir / connections
+    if device_path.resolve() == connection_path.resolve():
+        raise ConfigurationError(f"Both files would be {device_path}: give --devices and --connections other names.")
+    existing = [str(path) for path in (device_path, connection_path) if path.exists()]
+    if existing and not force:
+        raise ConfigurationError(
+            f"{' and '.join(existing)} would be overwritten. Add --force to replace, or choose another --output-dir."
+        )
+    _make_folder(output_dir)
+    with stage(_console(), "Discovering devices") as shown:
+        found, links = discover(measure=not no_measure, progress=shown.advance)
+    write_csv(found, links, device_path, connection_path)
+    _console().print(_cpu_table(describe_cpu()), _device_table(found))
+    print(f"Devices:     {device_path} ({len(found)} of this machine)")
+    print(f"Connections: {connection_path} ({len(links)})")
+    if missing := [device.name for device in found if device.active_watts is None]:
+        print(f"Fill active_watts of {', '.join(missing)} to optimise power_efficiency: no meter was found.")
+
+
+def _cpu_table(info: CpuInfo) -> Table:
+    quota = "" if info.cpu_quota is None else f", limited to {info.cpu_quota:g} by a control group"
+    caches = (("L1d", info.l1d_bytes), ("L2", info.l2_bytes), ("L3", info.l3_bytes))
+    known = ", ".join(f"{name} {_binary(size)}" for name, size in caches if size)
+    return _facts(
+        "Host CPU",
+        {
+            "model": info.model,
+            "cores": f"{info.logical_cores} logical, {info.physical_cores} physical{quota}",
+            "caches": known or "not known",
+            "ISA": " ".join(info.isa) or "not known",
+            "memory": f"{info.memory_total / 1e9:,.1f} GB, {info.memory_available / 1e9:,.1f} GB free",
+            "NUMA nodes": str(info.numa_nodes),
+        },
+    )
+
+
+def _device_table(found: Sequence[Device]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Devices", title_justify="left", box=box.ASCII2)
+    for heading in ("name", "kind", "backend", "cores", "clock MHz", "memory GB", "GB/s", "W", "state"):
+        table.add_column(
+            heading, justify="right" if heading in ("cores", "clock MHz", "memory GB", "GB/s", "W") else "left"
+        )
+    for device in found:
+        numbers = (device.cores, device.clock_mhz, device.memory_gb, device.memory_bandwidth_gbps, device.active_watts)
+        cells = ("-" if number is None else f"{number:,.10g}" for number in numbers)
+        table.add_row(Text(device.name), device.kind, device.backend, *cells, _state(device))
+    for absent in _absent(found):
+        table.add_row("-", absent.kind, absent.backend, *"-----", _state(absent))
+    return table
+
+
+def _absent(found: Sequence[Device]) -> Iterable[Device]:
+    """One device of each backend that PEARL knows and this machine, or this version, lacks."""
+    from pearl.devices import Device
+
+    for candidate in (Device("cuda", "gpu", "cuda"), Device("sycl", "fpga", "sycl")):
+        if all(device.backend != candidate.backend for device in found):
+            yield candidate
+
+
+def _state(device: Device) -> str:
+    available = device.availability()
+    return "usable" if available.ok else f"unavailable: {available.reason}"
+
+
+def _binary(size: int) -> str:
+    return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
+
+
+# --- pearl compose --------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    name="compose",
+    epilog=_examples(
+        "pearl compose examples/cartpole.toml",
+        "pearl compose my.toml --output programs/mine.py",
+    ),
+)
+def _compose(
+    spec: Annotated[Path, typer.Argument(help="The composition; see examples/cartpole.toml.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Where the program goes. Default: what the file says, runs/NAME/program.py.")
+    ] = None,
+    placement_json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Where the placement goes. Default: placement.json beside the program."),
+    ] = None,
+    matrix_json: Annotated[
+        Path | None,
+        typer.Option("--matrix-json", help="Where the matrix goes. Default: matrix.json beside the program."),
+    ] = None,
+) -> None:
+    """Profile the primitives, choose their devices, and write the training program.
+
+    Prints the assignment matrix and the placement with its reasons, and writes both as JSON. Measurements are kept
+    between runs. A program that is there already and differs is kept under another name.
+    """
+    from composer.spec_file import load_spec
+
+    composer, options = load_spec(spec)
+    path = output or options.path
+    replay, learner = composer.run()
+    _console().print(composer.matrix, composer.placement)
+    earlier = _read_text(path) if path.is_file() else None
+    composer.runtime_gen(
+        replay=replay,
+        learner=learner,
+        path=path,
+        timesteps=options.timesteps,
+        run_dir=options.run_dir,
+        until_return=options.until_return,
+    )
+    if earlier is not None and earlier != _read_text(path):
+        kept = _free_name(path)
+        _write_text(kept, earlier)
+        print(f"Kept:      {_shown(kept)} (the program that was there)")
+    matrix_json = matrix_json or path.with_name("matrix.json")
+    placement_json = placement_json or path.with_name("placement.json")
+    _write_text(matrix_json, composer.matrix.to_json() + "\n")
+    _write_text(placement_json, composer.placement.to_json() + "\n")
+    print(f"Matrix:    {_shown(matrix_json)}")
+    print(f"Placement: {_shown(placement_json)}")
+    print(f"Program:   {_shown(path)}")
+    print(f"Run it:    pearl run {_shown(path)}")
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (free := path.with_name(f"{path.stem}-earlier-{number:03d}{path.suffix}")).exists():
+        number += 1
+    return free
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GenerationError(f"{path} cannot be written: {error.strerror or error}. Choose another path.") from error
+
+
+# --- pearl run, pearl bench -----------------------------------------------------------------------------------------
+
+
+@app.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False},
+    epilog=_examples(
+        "pearl run runs/cartpole/program.py",
+        "pearl run runs/cartpole/program.py --seed 2 --timesteps 20_000",
+        "pearl run runs/cartpole/program.py --help",
+    ),
+)
+def _run(
+    program: Annotated[Path, typer.Argument(help="A program that was composed.")],
+    options: Annotated[list[str] | None, typer.Argument(help="Options of the program itself; see its --help.")] = None,
+) -> None:
+    """Run a composed program; what follows its name goes to the program.
+
+    Its exit code is returned. Ctrl-C lets it write a checkpoint and stop; a second one stops it at once.
+    """
+    raise typer.Exit(_run_program(program, _passed_on(options)))
+
+
+@app.command(
+    name="bench",
+    epilog=_examples(
+        "pearl bench runs/cartpole/program.py --seconds 30",
+        "pearl bench runs/cartpole/program.py -- --seed 2",
+    ),
+)
+def _bench(
+    program: Annotated[Path, typer.Argument(help="A program that was composed.")],
+    options: Annotated[list[str] | None, typer.Argument(help="Options of the program itself; see its --help.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure, from the first batch on.")] = 10.0,
+) -> None:
+    """Measure how fast a composed program trains, beside what the composer predicted.
+
+    The program trains free-running, without waiting for data, in a temporary folder: nothing of its runs changes.
+    """
+    with tempfile.TemporaryDirectory(prefix="pearl-bench-") as folder:
+        measuring = ["--bench", "--bench-seconds", str(seconds), "--run-dir", folder]
+        code = _run_program(program, [*measuring, *_passed_on(options)])
+        result = Path(folder) / "bench.json"
+        rates = _read_json(result) if result.exists() else None
+    if rates is None:
+        if not code:
+            raise ConfigurationError(f"{program} ended without a measurement: it is no composed program.")
+        raise typer.Exit(code)
+    _console().print(_rates_table(rates))
+    raise typer.Exit(code)
+
+
+def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
+    """The options without the `--` that may set them off."""
+    options = options or []
+    return options[1:] if options[:1] == ["--"] else options
+
+
+def _run_program(program: Path, options: Sequence[str]) -> int:
+    """Run `program` in a Python of its own; 128 + n if signal n ended it."""
+    if not program.is_file():
+        raise ConfigurationError(f"There is no program {program}. `pearl compose SPEC.toml` writes one.")
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if child is not None:
+            child.send_signal(number)
+
+    # A terminal sends Ctrl-C to the child too, which ends the run in good order: here it is only waited for.
+    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: forward}
+    earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        child = subprocess.Popen([sys.executable, str(program), *options])
+        code = child.wait()
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _rates_table(rates: Mapping[str, Any]) -> Table:
+    predicted, measured, overall = (_number(rates, key) for key in ("predicted_eps", "measured_eps", "overall_eps"))
+    share = f"{measured / predicted:.2f} of the prediction" if predicted else "no prediction"
+    return _facts(
+        f"Experiences trained per second (EPS) of {rates.get('program', 'the program')}",
+        {
+            "predicted by the composer": f"{predicted:,.0f}",
+            "measured, while a batch was under way": f"{measured:,.0f} ({share})",
+            "measured, waiting for data included": f"{overall:,.0f}",
+            "gradient steps per second (GPS)": f"{_number(rates, 'gps'):,.1f}",
+        },
+    )
+
+
+# --- pearl report ---------------------------------------------------------------------------------------------------
+
+
+@app.command(name="report", epilog=_examples("pearl report runs/dqn_cartpole"))
+def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Sum up what a run left: its summary, evaluation, progress, learning curve and checkpoints."""
+    summary_path, progress_path, bench_path = (
+        run_dir / name for name in ("summary.json", "progress.csv", "bench.json")
+    )
+    checkpoints = sorted(path.parent for path in run_dir.glob("checkpoints/checkpoint-*/manifest.json"))
+    if not run_dir.is_dir():
+        raise ConfigurationError(f"There is no folder {run_dir}. A program's --run-dir says where its run goes.")
+    if not (checkpoints or any(path.is_file() for path in (summary_path, progress_path, bench_path))):
+        raise ConfigurationError(
+            f"{run_dir} is not the folder of a run: it has no summary.json, no progress.csv and no checkpoints. "
+            "A program's --run-dir says where its run goes."
+        )
+    console = _console()
+    if summary_path.is_file():
+        summary = _read_json(summary_path)
+        console.print(_summary_table(summary))
+        if progress_path.is_file() and progress_path.stat().st_mtime > summary_path.stat().st_mtime:
+            print("progress.csv is newer than this summary: a later run goes on, or was stopped before its end.")
+    else:
+        print(f"{run_dir} has no summary.json: the run goes on, or was stopped before its end.")
+    for title, name in (("Last progress", "progress.csv"), ("Last evaluation", "evaluations.csv")):
+        if row := _last_row(run_dir / name):
+            console.print(_facts(title, {key: _rounded(value) for key, value in row.items() if value}))
+    if bench_path.is_file():
+        console.print(_rates_table(_read_json(bench_path)))
+    _print_files(run_dir, checkpoints)
+
+
+def _summary_table(summary: Mapping[str, Any]) -> Table:
+    facts = {"environment": str(summary.get("environment", "-")), "seed": str(summary.get("seed", "-"))}
+    facts["stopped"] = str(summary.get("stopped", "-"))
+    for key in ("env_steps", "gradient_steps", "episodes", "actor_restarts"):
+        facts[key.replace("_", " ")] = f"{_number(summary, key):,.0f}"
+    facts["replay ratio"] = f"{_number(summary, 'replay_ratio'):.2f}"
+    facts["wall-clock time"] = f"{_number(summary, 'wall_s'):,.1f} s"
+    facts["EPS"] = (
+        f"{_number(summary, 'measured_eps'):,.0f} while training, {_number(summary, 'overall_eps'):,.0f} overall; "
+        f"predicted {_number(summary, 'predicted_eps'):,.0f}"
+    )
+    found = summary.get("evaluation")
+    if isinstance(found, dict):
+        facts["evaluation"] = (
+            f"mean return {_number(found, 'mean'):.1f} +- {_number(found, 'std'):.1f} over "
+            f"{_number(found, 'episodes'):.0f} greedy episodes, {_number(found, 'min'):.1f} to "
+            f"{_number(found, 'max'):.1f}"
+        )
+    else:
+        facts["evaluation"] = "none"
+    return _facts(f"Run of {summary.get('program', 'a program')}", facts)
+
+
+def _print_files(run_dir: Path, checkpoints: Sequence[Path]) -> None:
+    """Lines, not a table: a path must not be broken."""
+    for what, name in (
+        ("Learning curve:", "learning_curve.png"),
+        ("Weights:", "weights.safetensors"),
+        ("Log:", "run.log"),
+        ("TensorBoard:", "tensorboard"),
+    ):
+        print(f"{what:<16}{run_dir / name if (run_dir / name).exists() else 'none'}")
+    for path in checkpoints:
+        print(f"{'Checkpoint:':<16}{path} ({_folder_size(path)})")
+    if not checkpoints:
+        print(f"{'Checkpoint:':<16}none in {run_dir / 'checkpoints'}")
+
+
+def _folder_size(folder: Path) -> str:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _last_row(path: Path) -> dict[str, str] | None:
+    """The last complete row of a CSV file of the run; a row cut by a kill does not count."""
+    if not path.is_file():
+        return None
+    lines = [line for line in _read_text(path).splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        rows = list(csv.DictReader([lines[0], lines[-1]])) if len(lines) > 1 else []
+    except csv.Error as error:
+        raise ConfigurationError(f"{path} is not a CSV file of a run: {error}.") from error
+    return {key: value or "" for key, value in rows[0].items() if key} if rows else None
+
+
+def _rounded(text: str) -> str:
+    try:
+        return f"{float(text):,.10g}" if text.lstrip("-").isdigit() else f"{float(text):,.2f}"
+    except ValueError:
+        return text
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not JSON ({error}). It is written at the end of a run.") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path} must hold an object, as written at the end of a run; found {found!r:.60}.")
+    return found
+
+
+def _number(values: Mapping[str, Any], key: str) -> float:
+    value = values.get(key, float("nan"))
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    return Console(
+        force_terminal=None if terminal else False, width=None if terminal else _PLAIN_WIDTH, highlight=False
+    )
+
+
+def _facts(title: str, facts: Mapping[str, str]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", box=box.ASCII2, show_header=False)
+    for name, value in facts.items():
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the user is, if it lies below."""
+    path = path.resolve()
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The folder {folder} cannot be made: {error.strerror or error}. Choose another --output-dir."
+        ) from error

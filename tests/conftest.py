@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from programs import CsvPair, write_csv_pair
+
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--accept-golden",
+        action="store_true",
+        help="write what the templates render now into tests/golden instead of comparing with it",
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Measurements are shared by the tests of one session and never touch the user's cache folder."""
+    folder = tmp_path_factory.mktemp("calibration")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEARL_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def quick_profiles() -> Iterator[None]:
+    """Short measurements: composing takes a fraction of a second a device."""
+    from composer import composer
+    from composer.profiling import Profiler
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composer, "Profiler", functools.partial(Profiler, budget_s=0.03))
+        yield
+
+
+@pytest.fixture
+def csv_pair(tmp_path: Path) -> CsvPair:
+    """`csv_pair("cpu0,cpu,cpu", ..., connections=[...])` writes both files and returns their paths."""
+
+    def write(*devices: str, connections: Sequence[str] = ()) -> tuple[Path, Path]:
+        return write_csv_pair(tmp_path, devices, connections)
+
+    return write

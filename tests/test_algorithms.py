@@ -1,0 +1,587 @@
+"""Losses, targets, gradients and updates of the algorithms against float64 written out here; trainers made and checked."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from pearl.actors.exploration import EpsilonGreedy
+from pearl.algorithms import DDPG, DQN, Batch, Trainer, make_trainer
+from pearl.algorithms.networks import mlp
+from pearl.algorithms.trainer import modules_of, policy_tensors
+from pearl.errors import EnvError, TrainerError
+from pearl.learner.flat import FlatParameters
+
+OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
+DISCRETE = spaces.Discrete(3)
+BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+ROWS = 64
+
+State = dict[str, torch.Tensor]
+
+
+def batch_of(actions: spaces.Space[Any], seed: int = 0, rows: int = ROWS) -> tuple[Batch, torch.Tensor]:
+    """Random transitions, some of which terminate, with rewards large enough for both arms of the Huber loss."""
+    rng = np.random.default_rng(seed)
+    if isinstance(actions, spaces.Box):
+        action = torch.as_tensor(rng.uniform(actions.low, actions.high, (rows, *actions.shape)), dtype=torch.float32)
+    else:
+        action = torch.as_tensor(rng.integers(0, 3, rows))
+    discount = np.where(rng.random(rows) < 0.25, 0.0, 0.97)
+    columns = (rng.normal(size=(rows, 6)), rng.normal(size=rows) * 2, rng.normal(size=(rows, 6)), discount)
+    obs, reward, next_obs, discounts = (torch.as_tensor(c, dtype=torch.float32) for c in columns)
+    return Batch(obs, action, reward, next_obs, discounts), torch.as_tensor(rng.uniform(0.1, 1, rows)).float()
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
+
+
+def doubles(module: nn.Module) -> State:
+    return {name: value.detach().double().requires_grad_() for name, value in module.named_parameters()}
+
+
+def dense(
+    state: State, prefix: str, layers: tuple[int, ...], x: torch.Tensor, *, rectify_last: bool = False
+) -> torch.Tensor:
+    """Linear layers by index, with a rectifier after each but the last."""
+    for i, index in enumerate(layers):
+        x = x @ state[f"{prefix}{index}.weight"].T + state[f"{prefix}{index}.bias"]
+        if i < len(layers) - 1 or rectify_last:
+            x = x.clamp(min=0)
+    return x
+
+
+def action_values(state: State, x: torch.Tensor, *, dueling: bool) -> torch.Tensor:
+    if not dueling:
+        return dense(state, "", (0, 2, 4), x)
+    features = dense(state, "", (0,), x, rectify_last=True)
+    advantage = dense(state, "2.advantage.", (0, 2), features)
+    return dense(state, "2.value.", (0, 2), features) + advantage - advantage.sum(1, keepdim=True) / 3
+
+
+def dqn_loss(
+    q: State, target_q: State, batch: Batch, weights: torch.Tensor, *, double: bool, dueling: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted Huber loss, and the absolute TD errors."""
+    obs, next_obs = batch.obs.double(), batch.next_obs.double()
+    every = torch.arange(len(obs))
+    with torch.no_grad():
+        after = action_values(target_q, next_obs, dueling=dueling)
+        chosen = action_values(q, next_obs, dueling=dueling) if double else after
+        target = batch.reward.double() + batch.discount.double() * after[every, chosen.argmax(1)]
+    error = (action_values(q, obs, dueling=dueling)[every, batch.action] - target).abs()
+    huber = torch.where(error < 1, error**2 / 2, error - 0.5)
+    assert 5 < int((error < 1).sum()) < len(error) - 5, "the batch must try both arms"
+    return (huber * weights.double()).sum() / len(obs), error.detach()
+
+
+def act(state: State, obs: torch.Tensor) -> torch.Tensor:
+    low, high = torch.as_tensor(BOX.low).double(), torch.as_tensor(BOX.high).double()
+    return (low + high) / 2 + (high - low) / 2 * torch.tanh(dense(state, "network.", (0, 2, 4), obs))
+
+
+def criticise(state: State, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    low, high = torch.as_tensor(BOX.low).double(), torch.as_tensor(BOX.high).double()
+    scaled = (action - (low + high) / 2) / ((high - low) / 2)
+    return dense(state, "network.", (0, 2, 4), torch.cat((obs, scaled), 1))[:, 0]
+
+
+def critic_loss(
+    critic: State, target_critic: State, target_actor: State, batch: Batch, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    obs, next_obs = batch.obs.double(), batch.next_obs.double()
+    with torch.no_grad():
+        after = criticise(target_critic, next_obs, act(target_actor, next_obs))
+        target = batch.reward.double() + batch.discount.double() * after
+    error = criticise(critic, obs, batch.action.double()) - target
+    return (error**2 * weights.double()).sum() / len(obs), error.detach().abs()
+
+
+def actor_loss(actor: State, critic: State, batch: Batch) -> torch.Tensor:
+    return -criticise(critic, batch.obs.double(), act(actor, batch.obs.double())).sum() / len(batch.obs)
+
+
+def gradients(loss: torch.Tensor, state: State) -> State:
+    return dict(zip(state, torch.autograd.grad(loss, list(state.values())), strict=True))
+
+
+def descend(state: State, gradient: State, rate: float) -> State:
+    return {n: (p - rate * gradient[n]).detach().requires_grad_() for n, p in state.items()}
+
+
+def toward(target: State, online: State, tau: float) -> State:
+    return {n: (p + tau * (online[n] - p)).detach().requires_grad_() for n, p in target.items()}
+
+
+def assert_close(module: nn.Module, expected: State, tolerance: float = 1e-5) -> None:
+    found = dict(module.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert relative(found[name].detach(), value) <= tolerance, name
+
+
+def estranged(trainer_class: type[Trainer], actions: spaces.Space[Any], **settings: Any) -> Any:
+    """A trainer whose targets differ from its networks, as in the middle of a run."""
+    trainer, other = (trainer_class(OBS, actions, seed=seed, hidden_sizes=(32, 16), **settings) for seed in (0, 1))
+    for name, module in modules_of(trainer).items():
+        if name.startswith("target"):
+            module.load_state_dict(modules_of(other)[name].state_dict())
+    return trainer
+
+
+class PlainDQN(DQN):
+    """Gradient descent instead of Adam: the weights then tell the gradient's size."""
+
+    def build(self) -> None:
+        super().build()
+        self.optimizer = torch.optim.SGD(self.optimizer.param_groups[0]["params"], self.learning_rate)  # type: ignore[assignment]
+
+
+class PlainDDPG(DDPG):
+    def build(self) -> None:
+        super().build()
+        self.critic_optimizer = torch.optim.SGD(  # type: ignore[assignment]
+            self.critic_optimizer.param_groups[0]["params"], self.learning_rate
+        )
+        self.actor_optimizer = torch.optim.SGD(  # type: ignore[assignment]
+            self.actor_optimizer.param_groups[0]["params"], self.actor_learning_rate
+        )
+
+
+# --- DQN --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("double", [False, True])
+def test_dqn_gradients_and_priorities(double: bool, dueling: bool) -> None:
+    trainer = estranged(DQN, DISCRETE, double=double, dueling=dueling)
+    batch, weights = batch_of(DISCRETE)
+    q, target = doubles(trainer.q), doubles(trainer.target_q)
+    loss, errors = dqn_loss(q, target, batch, weights, double=double, dueling=dueling)
+    _, other_errors = dqn_loss(q, target, batch, weights, double=not double, dueling=dueling)
+    assert not torch.allclose(errors, other_errors), "the batch must tell double from plain"
+    priorities = trainer.phases[0].compute(batch, weights, ROWS)
+    assert relative(priorities, errors) <= 1e-5
+    for name, gradient in gradients(loss, q).items():
+        assert relative(dict(trainer.q.named_parameters())[name].grad, gradient) <= 1e-5, name
+    assert all(p.grad is None for p in trainer.target_q.parameters())
+
+
+@pytest.mark.parametrize("settings", [{"target_update_interval": 3}, {"tau": 0.1}], ids=["hard", "polyak"])
+def test_dqn_follows_the_reference_over_steps(settings: dict[str, Any]) -> None:
+    trainer = estranged(PlainDQN, DISCRETE, learning_rate=0.5, max_grad_norm=0.0, **settings)
+    q, target = doubles(trainer.q), doubles(trainer.target_q)
+    for step in range(1, 8):
+        batch, weights = batch_of(DISCRETE, seed=step)
+        loss, errors = dqn_loss(q, target, batch, weights, double=True, dueling=False)
+        q = descend(q, gradients(loss, q), 0.5)
+        if "tau" in settings:
+            target = toward(target, q, 0.1)
+        elif step % 3 == 0:
+            target = q
+        assert relative(trainer.update_policy(batch, weights), errors) <= 1e-5
+        assert_close(trainer.q, q)
+        assert_close(trainer.target_q, target)
+    assert trainer.gradient_steps == 7
+
+
+@pytest.mark.parametrize(("limit", "moved"), [(0.01, 0.01), (1e6, None), (0.0, None)])
+def test_gradients_are_clipped_by_their_norm(limit: float, moved: float | None) -> None:
+    trainer = estranged(PlainDQN, DISCRETE, learning_rate=1.0, max_grad_norm=limit)
+    batch, weights = batch_of(DISCRETE)
+    q = doubles(trainer.q)
+    gradient = gradients(dqn_loss(q, doubles(trainer.target_q), batch, weights, double=True, dueling=False)[0], q)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradient.values()))
+    trainer.update_policy(batch, weights)
+    after = doubles(trainer.q)
+    found = math.sqrt(sum(float((after[n] - q[n]).square().sum()) for n in q))
+    assert norm > 0.02
+    assert found == pytest.approx(moved or norm, rel=1e-4)
+
+
+def test_actions_are_those_of_the_largest_value() -> None:
+    trainer = estranged(DQN, DISCRETE, dueling=True)
+    obs = batch_of(DISCRETE)[0].obs * 20
+    values = action_values(doubles(trainer.q), obs.double(), dueling=True)
+    assert len(set(values.argmax(1).tolist())) > 1
+    assert torch.equal(trainer.get_action(obs), values.argmax(1))
+
+
+# --- DDPG -------------------------------------------------------------------------------------------------------------
+
+
+def test_ddpg_gradients_and_priorities() -> None:
+    trainer = estranged(DDPG, BOX)
+    batch, weights = batch_of(BOX)
+    actor, critic = doubles(trainer.actor), doubles(trainer.critic)
+    critic_phase, actor_phase = trainer.phases
+    loss, errors = critic_loss(critic, doubles(trainer.target_critic), doubles(trainer.target_actor), batch, weights)
+    assert relative(critic_phase.compute(batch, weights, ROWS), errors) <= 1e-5
+    for name, gradient in gradients(loss, critic).items():
+        assert relative(dict(trainer.critic.named_parameters())[name].grad, gradient) <= 1e-5, name
+    assert actor_phase.compute(batch, weights, ROWS) is None
+    for name, gradient in gradients(actor_loss(actor, critic, batch), actor).items():
+        assert relative(dict(trainer.actor.named_parameters())[name].grad, gradient) <= 1e-5, name
+
+
+def test_ddpg_follows_the_reference_over_steps() -> None:
+    trainer = estranged(PlainDDPG, BOX, learning_rate=0.05, actor_learning_rate=0.1, tau=0.05)
+    actor, critic = doubles(trainer.actor), doubles(trainer.critic)
+    target_actor, target_critic = doubles(trainer.target_actor), doubles(trainer.target_critic)
+    for step in range(1, 7):
+        batch, weights = batch_of(BOX, seed=step)
+        loss, errors = critic_loss(critic, target_critic, target_actor, batch, weights)
+        critic = descend(critic, gradients(loss, critic), 0.05)
+        # The actor climbs the critic that has just moved; the critic does not move by the actor's gradient.
+        actor = descend(actor, gradients(actor_loss(actor, critic, batch), actor), 0.1)
+        target_actor, target_critic = toward(target_actor, actor, 0.05), toward(target_critic, critic, 0.05)
+        assert relative(trainer.update_policy(batch, weights), errors) <= 1e-5
+        for name, expected in (
+            ("actor", actor),
+            ("critic", critic),
+            ("target_actor", target_actor),
+            ("target_critic", target_critic),
+        ):
+            assert_close(modules_of(trainer)[name], expected)
+
+
+def test_ddpg_actions_fill_the_box_and_never_leave_it() -> None:
+    trainer = DDPG(OBS, BOX)
+    with torch.no_grad():
+        obs = torch.randn(500, 6) * 1000
+        action = trainer.get_action(obs).numpy()
+    assert (action >= BOX.low).all()
+    assert (action <= BOX.high).all()
+    assert (np.ptp(action, axis=0) > 0.5 * (BOX.high - BOX.low)).all()
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("algorithm", "actions"), [(DQN, DISCRETE), (DDPG, BOX)])
+def test_a_discount_of_zero_stops_the_bootstrap(algorithm: type[Trainer], actions: spaces.Space[Any]) -> None:
+    batch, weights = batch_of(actions)
+    ended = batch._replace(discount=torch.zeros(ROWS))
+    a, b = (estranged(algorithm, actions) for _ in range(2))
+    same = a.update_policy(ended, weights)
+    assert torch.equal(same, b.update_policy(ended._replace(next_obs=batch.next_obs * 100 - 7), weights))
+    assert bool(ended.terminated.all())
+    a, b = (estranged(algorithm, actions) for _ in range(2))
+    went_on = batch._replace(discount=torch.full((ROWS,), 0.9))
+    moved = went_on._replace(next_obs=batch.next_obs * 3)
+    assert not torch.allclose(a.update_policy(went_on, weights), b.update_policy(moved, weights))
+
+
+@pytest.mark.parametrize(("algorithm", "actions"), [(PlainDQN, DISCRETE), (PlainDDPG, BOX)])
+def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(
+    algorithm: type[Trainer], actions: spaces.Space[Any]
+) -> None:
+    batch, weights = batch_of(actions)
+    weights[ROWS // 2 :] = 0
+    a, b = (estranged(algorithm, actions) for _ in range(2))
+    other, _ = batch_of(actions, seed=9)
+    mixed = Batch(*(torch.cat((x[: ROWS // 2], y[ROWS // 2 :])) for x, y in zip(batch, other, strict=True)))
+    for trainer, rows in ((a, batch), (b, mixed)):
+        trainer.phases[0].compute(rows, weights, ROWS)
+    kept = a.q if isinstance(a, DQN) else a.critic
+    equal = b.q if isinstance(b, DQN) else b.critic
+    for p, r in zip(kept.parameters(), equal.parameters(), strict=True):
+        assert p.grad is not None
+        assert bool(p.grad.any())
+        torch.testing.assert_close(p.grad, r.grad, rtol=1e-6, atol=1e-8)
+
+
+def test_a_seed_makes_the_networks_and_leaves_the_programs_random_numbers_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    trainers = [DQN(OBS, DISCRETE, seed=seed) for seed in (5, 5, 6)]
+    assert torch.equal(torch.rand(3), expected)
+    first, again, other = (torch.cat([t.reshape(-1) for t in policy_tensors(t)]) for t in trainers)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+# --- flat parameters --------------------------------------------------------------------------------------------------
+
+
+def test_adam_over_the_flat_tensor_is_adam_over_each_parameter() -> None:
+    torch.manual_seed(0)
+    plain = mlp(5, (17, 9), 3)
+    flat_module = copy.deepcopy(plain)
+    flat = FlatParameters(flat_module)
+    flat_adam = torch.optim.Adam([flat.parameter], lr=3e-3, fused=True)
+    adam = torch.optim.Adam(plain.parameters(), lr=3e-3)
+    start = [p.detach().clone() for p in plain.parameters()]
+    for _ in range(50):
+        x = torch.randn(32, 5)
+        for module in (plain, flat_module):
+            (module(x) - x[:, :3].sin()).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+        flat_adam.step()
+        flat.zero_grad()
+    for a, b, before in zip(plain.parameters(), flat_module.parameters(), start, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(a, before, atol=1e-2)
+
+
+def test_a_flat_module_keeps_names_shapes_and_values() -> None:
+    module = mlp(5, (17,), 3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    flat = FlatParameters(module)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+    module.load_state_dict({name: value + 1 for name, value in before.items()})
+    assert float(flat.parameter.detach().sum()) == pytest.approx(
+        sum(float(v.sum()) + v.numel() for v in before.values()), rel=1e-5
+    )
+    other = mlp(5, (17,), 3)
+    target = FlatParameters(other, gradients=False)
+    target.copy_from(flat)
+    assert all(torch.equal(value, before[name] + 1) for name, value in other.state_dict().items())
+    flat.parameter.data.zero_()
+    assert all(bool((p == 0).all()) for p in module.parameters())
+    target.move_toward(flat, 0.25)
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(value, (before[name] + 1) * 0.75)
+
+
+def test_a_trainer_trains_on_after_its_weights_were_loaded() -> None:
+    trainer, twin = (DQN(OBS, DISCRETE, seed=s, hidden_sizes=(16,)) for s in (0, 1))
+    for name, module in modules_of(trainer).items():
+        modules_of(twin)[name].load_state_dict(module.state_dict())
+    for step in range(5):
+        batch, weights = batch_of(DISCRETE, seed=step)
+        assert torch.equal(trainer.update_policy(batch, weights), twin.update_policy(batch, weights))
+
+
+def test_a_module_without_parameters_cannot_be_flattened() -> None:
+    with pytest.raises(ValueError, match="no parameters"):
+        FlatParameters(nn.ReLU())
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+class SmallDQN(DQN):
+    hidden_sizes = (8,)
+    extra: float = 0.5
+
+
+def test_settings_are_class_attributes_that_arguments_override() -> None:
+    trainer = SmallDQN(OBS, DISCRETE, learning_rate=0.25, extra=2.0, exploration=EpsilonGreedy(0.5, 0.5, 1))
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.25
+    assert trainer.extra == 2.0
+    assert [tuple(p.shape) for p in trainer.q.parameters()] == [(8, 6), (8,), (3, 8), (3,)]
+    assert trainer.exploration == EpsilonGreedy(0.5, 0.5, 1)
+    assert (SmallDQN.learning_rate, SmallDQN.extra) == (1e-3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("learning_rat", "learning_rate"), ("extr", "extra"), ("hiden_sizes", "hidden_sizes")]
+)
+def test_an_unknown_setting_names_its_nearest_match(name: str, meant: str) -> None:
+    with pytest.raises(
+        TrainerError, match=rf"SmallDQN has no setting '{name}'\. Did you mean '{meant}'\?.*batch_size, "
+    ):
+        SmallDQN(OBS, DISCRETE, **{name: 1})  # type: ignore[arg-type]
+
+
+def test_an_unlike_setting_and_a_method_are_no_settings() -> None:
+    with pytest.raises(TrainerError, match=r"no setting 'zzz'\. Its settings are"):
+        SmallDQN(OBS, DISCRETE, zzz=1)
+    with pytest.raises(TrainerError, match="no setting 'get_action'"):
+        SmallDQN(OBS, DISCRETE, get_action=None)
+
+
+# --- spaces -----------------------------------------------------------------------------------------------------------
+
+
+def spaces_of(env: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    made = gym.make(env)
+    made.close()
+    return made.observation_space, made.action_space
+
+
+def test_dqn_on_pendulum_and_ddpg_on_cartpole() -> None:
+    with pytest.raises(EnvError, match=r"DQN and needs a Discrete action space; the environment has Box.*DDPG"):
+        make_trainer(DQN, *spaces_of("Pendulum-v1"))
+    with pytest.raises(EnvError, match=r"DDPG and needs a Box action space; the environment has Discrete\(2\).*DQN"):
+        make_trainer(DDPG, *spaces_of("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "observations", "actions", "message"),
+    [
+        (DDPG, OBS, spaces.Box(-np.inf, 1.0, (2,), np.float32), "needs bounded actions.*RescaleAction or ClipAction"),
+        (DQN, spaces.Discrete(5), DISCRETE, r"needs Box observations; the environment has Discrete\(5\).*Flatten"),
+        (DDPG, spaces.Dict({"a": OBS}), BOX, "needs Box observations; the environment has Dict.*FlattenObservation"),
+        (DQN, OBS, spaces.MultiDiscrete([2, 2]), r"needs a Discrete action space; the environment has MultiDiscrete"),
+    ],
+)
+def test_other_spaces_that_an_algorithm_cannot_handle(
+    algorithm: type[Trainer], observations: gym.Space[Any], actions: gym.Space[Any], message: str
+) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_trainer(algorithm, observations, actions)
+
+
+def test_images_too_small_for_the_nature_network() -> None:
+    with pytest.raises(TrainerError, match=r"at least 36 x 36 pixels; found \(3, 16, 16\)"):
+        make_trainer(DQN, spaces.Box(0, 255, (3, 16, 16), np.uint8), DISCRETE)
+
+
+def test_bytes_and_floats_of_the_same_image_have_the_same_values() -> None:
+    image = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+    trainer = make_trainer(DQN, image, DISCRETE)
+    assert isinstance(trainer, DQN)
+    pixels = torch.randint(0, 256, (2, 1, 36, 36), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.q(pixels), trainer.q(pixels.float() / 255))
+
+
+# --- classes that users write -----------------------------------------------------------------------------------------
+
+
+class NoArguments:
+    def __init__(self) -> None:
+        self.policy: nn.Module = nn.Linear(6, 3)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.values(obs).argmax(1)
+
+    def values(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.policy(obs)
+        return values
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return weights
+
+
+class Keywords(NoArguments):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self.kwargs = kwargs
+
+
+class Chosen(NoArguments):
+    def __init__(self, action_space: gym.Space[Any], width: int = 4) -> None:
+        super().__init__()
+        self.given = (action_space, width)
+
+
+class Needy(NoArguments):
+    def __init__(self, observation_space: gym.Space[Any], replay_path: str, *, horizon: int) -> None:
+        super().__init__()
+
+
+class AsModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.body(obs) * self.scale
+        return values.argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return weights
+
+
+class NoModules(NoArguments):
+    def __init__(self) -> None:
+        self.table = np.zeros((6, 3))
+
+
+class WrongInputShape(NoArguments):
+    input_shape = (4,)
+
+
+class WrongNetwork(NoArguments):
+    def __init__(self) -> None:
+        self.policy = nn.Linear(4, 3)
+
+
+class WrongAction(NoArguments):
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.values(obs)
+
+
+class NoTensor(NoArguments):
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return 1  # type: ignore[return-value]
+
+
+class Failing(NoArguments):
+    def __init__(self) -> None:
+        raise KeyError("table")
+
+
+class NoUpdate:
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs
+
+
+class Neither:
+    update_policy = None
+
+
+def test_a_constructor_gets_what_it_takes() -> None:
+    assert isinstance(make_trainer(NoArguments, OBS, DISCRETE), NoArguments)
+    keywords = make_trainer(Keywords, OBS, DISCRETE, seed=4, settings={"width": 9})
+    assert isinstance(keywords, Keywords)
+    assert keywords.kwargs == {
+        "observation_space": OBS,
+        "action_space": DISCRETE,
+        "seed": 4,
+        "device": "cpu",
+        "width": 9,
+    }
+    chosen = make_trainer(Chosen, OBS, DISCRETE, settings={"width": 7})
+    assert isinstance(chosen, Chosen)
+    assert chosen.given == (DISCRETE, 7)
+
+
+def test_a_trainer_may_itself_be_a_module() -> None:
+    trainer = make_trainer(AsModule, OBS, DISCRETE)
+    assert sum(t.numel() for t in policy_tensors(trainer)) == 6 * 3 + 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (NoUpdate, r"Trainer class NoUpdate lacks update_policy\(\)\. It needs"),
+        (Neither, r"Trainer class Neither lacks get_action\(\) and update_policy\(\)"),
+        (Needy, r"Needy\(\) requires replay_path, horizon, which PEARL does not supply"),
+        (NoModules, "NoModules holds no torch module with parameters"),
+        (WrongInputShape, r"input_shape is \(4,\), but the environment's observations have shape \(6,\)"),
+        (WrongNetwork, r"get_action\(\) failed on a batch of 2 observations of shape \(6,\).*disagrees"),
+        (WrongAction, r"returned shape \(2, 3\) for 2 observations; actions of Discrete\(3\) need \(2,\)"),
+        (NoTensor, r"returned shape \(\) for 2 observations"),
+        (Failing, r"Failing\(\) failed: KeyError: 'table'"),
+    ],
+)
+def test_a_class_that_cannot_train_says_why(trainer: type, message: str) -> None:
+    with pytest.raises(TrainerError, match=message):
+        make_trainer(trainer, OBS, DISCRETE)
+
+
+def test_an_argument_that_the_constructor_does_not_take() -> None:
+    with pytest.raises(TrainerError, match=r"NoArguments\(\) takes no argument 'depth', 'width'"):
+        make_trainer(NoArguments, OBS, DISCRETE, settings={"width": 9, "depth": 1})
+
+
+def test_an_instance_is_not_a_class() -> None:
+    with pytest.raises(TrainerError, match="Pass the class itself.*without parentheses"):
+        make_trainer(NoArguments(), OBS, DISCRETE)  # type: ignore[arg-type]

@@ -1,0 +1,363 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import pearl
+from composer.matrix import AssignmentMatrix
+from composer.placement import Placement
+from composer.platform import Platform
+from pearl.cli import app
+
+ROOT = Path(__file__).parent.parent
+
+SPEC = """
+[actors]
+env = "CartPole-v1"
+envs_per_actor = 4
+[trainer]
+class = "pearl.algorithms:DQN"
+hidden_sizes = [16]
+[replay]
+size = 1000
+[training]
+batch_size = 32
+learning_starts = 100
+[program]
+timesteps = 400
+"""
+
+# Stands for a program: says what it was given, and how it ends.
+STUB = """
+import json, pathlib, signal, sys, time
+folder = pathlib.Path(__file__).parent
+(folder / "seen.json").write_text(json.dumps(sys.argv[1:]))
+if "--wait" in sys.argv:
+    def stop(number, frame):
+        time.sleep(0.5)  # a checkpoint
+        (folder / "stopped").write_text(str(number))
+        sys.exit(128 + number)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    (folder / "ready").touch()
+    time.sleep(60)
+if "--bench" in sys.argv:
+    run_dir = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+    rates = {"program": "stub", "predicted_eps": 1000.0, "measured_eps": 900.0, "overall_eps": 800.0, "gps": 12.5}
+    (run_dir / "bench.json").write_text(json.dumps(rates))
+sys.exit(7 if "--fail" in sys.argv else 0)
+"""
+
+
+def pearl_command(*arguments, **options):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))}
+    command = [sys.executable, "-m", "pearl", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, **options)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def stub(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(STUB)
+    return path
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory):
+    """A small composition, profiled for real."""
+    folder = tmp_path_factory.mktemp("composed")
+    (folder / "small.toml").write_text(SPEC)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEARL_CACHE_DIR", str(folder / "cache"))
+        result = invoke("compose", folder / "small.toml")
+        assert result.exit_code == 0, result.output
+        yield folder, result.stdout
+
+
+# --- help and errors ------------------------------------------------------------------------------------------------
+
+
+def test_help_in_a_process_of_its_own_loads_no_torch():
+    code = "import sys; sys.argv = ['pearl', '--help']\nfrom pearl.cli import main\ntry:\n    main()\n"
+    code += (
+        "finally:\n    print('loaded', [m for m in ('torch', 'pandas', 'gymnasium', 'composer') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "loaded []" in done.stdout
+    with pearl_command("--help", stdout=subprocess.PIPE) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    for command in ("devices", "compose", "run", "bench", "report"):
+        assert command in output
+
+
+@pytest.mark.parametrize("command", ["devices", "compose", "run", "bench", "report"])
+def test_every_command_explains_itself(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f"pearl {command}" in result.output
+    assert "Examples:" in result.output
+
+
+def test_version():
+    result = invoke("--version")
+    assert result.output == f"pearl {pearl.__version__}\n"
+
+
+def test_no_command_shows_help():
+    assert "Usage" in invoke().output
+
+
+def test_an_error_is_one_message_and_debug_adds_the_traceback(tmp_path):
+    result = invoke("report", tmp_path / "absent")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: There is no folder")
+    assert "Traceback" not in result.stderr
+    result = invoke("--debug", "report", tmp_path / "absent")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert "Error: There is no folder" in result.stderr
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+
+def test_devices_writes_files_that_the_composer_reads(tmp_path):
+    folder = tmp_path / "new" / "machine"
+    result = invoke("devices", "--no-measure", "--output-dir", folder)
+    assert result.exit_code == 0, result.output
+    platform = Platform.from_files(folder / "devices.csv", folder / "connections.csv")
+    assert platform.host.name == "cpu0"
+    for text in ("Host CPU", "caches", "ISA", "cpu0", "unavailable", str(folder / "devices.csv")):
+        assert text in result.stdout
+
+
+def test_devices_measures(tmp_path):
+    result = invoke("devices", "--output-dir", tmp_path, "--devices", "d.csv", "--connections", "c.csv")
+    assert result.exit_code == 0, result.output
+    platform = Platform.from_files(tmp_path / "d.csv", tmp_path / "c.csv")
+    assert platform.host.memory_bandwidth_gbps > 0.1
+
+
+def test_devices_overwrites_only_when_told(tmp_path):
+    (tmp_path / "devices.csv").write_text("mine")
+    result = invoke("devices", "--no-measure", "--output-dir", tmp_path)
+    assert result.exit_code == 1
+    assert "--force" in result.stderr
+    assert (tmp_path / "devices.csv").read_text() == "mine"
+    assert not (tmp_path / "connections.csv").exists()
+    assert invoke("devices", "--no-measure", "--output-dir", tmp_path, "--force").exit_code == 0
+    assert (tmp_path / "devices.csv").read_text().startswith("name,")
+
+
+def test_devices_refuses_one_name_for_both_files(tmp_path):
+    result = invoke("devices", "--output-dir", tmp_path, "--devices", "x.csv", "--connections", "x.csv")
+    assert result.exit_code == 1
+    assert "other names" in result.stderr
+
+
+def test_devices_says_where_it_cannot_write(tmp_path):
+    (tmp_path / "file").touch()
+    result = invoke("devices", "--no-measure", "--output-dir", tmp_path / "file" / "below")
+    assert result.exit_code == 1
+    assert "cannot be made" in result.stderr
+
+
+# --- compose --------------------------------------------------------------------------------------------------------
+
+
+def test_compose_prints_and_writes_program_matrix_and_placement(composed):
+    folder, output = composed
+    out = folder / "runs" / "small"
+    compile((out / "program.py").read_text(), "program.py", "exec")
+    matrix = AssignmentMatrix.from_json((out / "matrix.json").read_text())
+    placement = Placement.from_json((out / "placement.json").read_text())
+    assert matrix.devices[0] == placement.host == "cpu0"
+    for text in ("assignment matrix", "Placement for throughput", "pearl run", "program.py"):
+        assert text in output
+
+
+def test_compose_again_keeps_an_edited_program(composed):
+    folder, _ = composed
+    program = folder / "programs" / "mine.py"
+    extra = ("--json", folder / "programs" / "p.json", "--matrix-json", folder / "programs" / "m.json")
+    assert invoke("compose", folder / "small.toml", "--output", program, *extra).exit_code == 0
+    edited = program.read_text() + "# mine\n"
+    program.write_text(edited)
+    result = invoke("compose", folder / "small.toml", "--output", program, *extra)
+    assert result.exit_code == 0
+    kept = program.with_name("mine-earlier-001.py")
+    assert kept.read_text() == edited
+    assert kept.name in result.stdout
+    assert "# mine" not in program.read_text()
+    assert (folder / "programs" / "p.json").exists()
+    assert (folder / "programs" / "m.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (SPEC.replace("size = 1000", "sise = 1000"), "Did you mean 'size'?"),
+        (SPEC.replace("CartPole-v1", "CartPole-v9"), "CartPole-v9"),
+        (SPEC.replace("CartPole-v1", "__import__('os').system('touch pwned')"), "not the name of an environment"),
+        (SPEC.replace("CartPole-v1", "Pendulum-v1"), "Discrete action space"),
+        (SPEC.replace("batch_size = 32", "batch_size = 2000"), "A batch of 2000"),
+        (SPEC + "[platform]\ndevices = 'absent.csv'\nconnections = 'absent.csv'\n", "absent.csv"),
+        (SPEC + "[platform\n", "line 15"),
+    ],
+)
+def test_compose_explains_what_is_wrong(tmp_path, monkeypatch, text, part):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.toml").write_text(text)
+    result = invoke("compose", "bad.toml")
+    assert result.exit_code == 1
+    assert part in result.stderr
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+def test_compose_says_where_it_cannot_write(composed):
+    folder, _ = composed
+    (folder / "file").touch()
+    result = invoke("compose", folder / "small.toml", "--output", folder / "file" / "program.py")
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+
+
+# --- run and bench --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ((), []),
+        (("--seed", "3", "--serial"), ["--seed", "3", "--serial"]),
+        (("--", "--seed", "3"), ["--seed", "3"]),
+        (("--help",), ["--help"]),
+        (("--debug", "a", "--", "b"), ["--debug", "a", "--", "b"]),
+    ],
+)
+def test_run_passes_options_on(stub, given, seen):
+    assert invoke("run", stub, *given).exit_code == 0
+    assert json.loads((stub.parent / "seen.json").read_text()) == seen
+
+
+def test_run_returns_the_exit_code(stub):
+    assert invoke("run", stub, "--fail").exit_code == 7
+    stub.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert invoke("run", stub).exit_code == 128 + signal.SIGKILL
+
+
+def test_run_names_a_program_that_is_absent(tmp_path):
+    result = invoke("run", tmp_path / "absent.py")
+    assert result.exit_code == 1
+    assert "pearl compose" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (lambda process: os.killpg(process.pid, signal.SIGINT), signal.SIGINT),  # as a terminal does on Ctrl-C
+        (lambda process: process.send_signal(signal.SIGTERM), signal.SIGTERM),
+    ],
+)
+def test_run_lets_the_program_stop_in_good_order(stub, send, number):
+    with pearl_command("run", stub, "--wait", start_new_session=True, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not (stub.parent / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        send(process)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert (stub.parent / "stopped").read_text() == str(int(number))
+    assert errors == ""
+
+
+def test_bench_shows_measured_beside_predicted(stub):
+    result = invoke("bench", stub, "--seconds", "2.5", "--", "--seed", "3")
+    assert result.exit_code == 0, result.output
+    assert "900 (0.90 of the prediction)" in result.stdout
+    assert "1,000" in result.stdout
+    seen = json.loads((stub.parent / "seen.json").read_text())
+    assert seen[:3] == ["--bench", "--bench-seconds", "2.5"]
+    assert seen[-2:] == ["--seed", "3"]
+    assert not Path(seen[4]).exists()  # its temporary folder is gone
+
+
+def test_bench_of_something_else(stub, tmp_path):
+    stub.write_text("")
+    result = invoke("bench", stub)
+    assert result.exit_code == 1
+    assert "no composed program" in result.stderr
+    stub.write_text("raise SystemExit(3)")
+    assert invoke("bench", stub).exit_code == 3
+    assert invoke("bench", tmp_path / "absent.py").exit_code == 1
+
+
+def test_compose_run_report(composed, tmp_path):
+    folder, _ = composed
+    options = ("--run-dir", tmp_path / "run", "--serial", "--eval-episodes", "2", "--until-return", "none")
+    assert invoke("run", folder / "runs" / "small" / "program.py", *options).exit_code == 0
+    result = invoke("report", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    for text in ("CartPole-v1", "all steps done", "2 greedy episodes", "learning_curve.png", "checkpoint-0000004"):
+        assert text in result.stdout
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "summary.json").unlink()
+    result = invoke("report", tmp_path / "run")
+    assert result.exit_code == 0
+    assert "has no summary.json" in result.stdout
+
+
+# --- report ---------------------------------------------------------------------------------------------------------
+
+
+def test_report_of_a_folder_that_is_no_run(tmp_path):
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 1
+    assert "is not the folder of a run" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
+def test_report_of_a_damaged_summary(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 1
+    assert "summary.json" in result.stderr
+
+
+def test_report_of_an_incomplete_summary_shows_what_is_there(tmp_path):
+    (tmp_path / "summary.json").write_text('{"environment": "CartPole-v1", "env_steps": "many", "evaluation": {}}')
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 0
+    assert "CartPole-v1" in result.stdout
+
+
+def test_report_of_a_killed_run_takes_the_last_complete_row(tmp_path):
+    (tmp_path / "progress.csv").write_text("wall_s,env_steps,mean_return\n1.0,1000,20.5\n2.0,2000,30.25\n3.0,30")
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 0
+    assert "2,000" in result.stdout
+    assert "30.25" in result.stdout
+    assert "has no summary.json" in result.stdout
+
+
+def test_report_tells_a_summary_from_an_earlier_run(tmp_path):
+    (tmp_path / "summary.json").write_text('{"environment": "CartPole-v1"}')
+    os.utime(tmp_path / "summary.json", (0, 0))
+    (tmp_path / "progress.csv").write_text("wall_s,env_steps\n1.0,1000\n")
+    assert "newer than this summary" in invoke("report", tmp_path).stdout

@@ -1,0 +1,57 @@
+"""What an import costs: torch and pandas are loaded by what needs them, and by nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import pearl
+import pearl.runtime
+
+HEAVY = ("torch", "pandas", "gymnasium", "matplotlib", "rich", "tensorboard", "jinja2")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Which of the heavy packages a fresh interpreter has loaded after `statement`."""
+    script = f"{statement}\nimport sys\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["pearl", "pearl.errors", "pearl.devices", "pearl.replay", "pearl.actors", "pearl.runtime", "pearl.runtime.queues"],
+)
+def test_a_light_module_loads_no_heavy_package(module: str) -> None:
+    assert loaded_by(f"import {module}") == set()
+
+
+@pytest.mark.parametrize("module", ["checkpoint", "progress", "run_log", "options", "collection", "shared_buffer"])
+def test_a_module_of_the_runtime_loads_no_torch(module: str) -> None:
+    assert "torch" not in loaded_by(f"import pearl.runtime.{module}")
+
+
+def test_the_queues_named_through_the_package_load_no_torch() -> None:
+    assert loaded_by("from pearl.runtime import DataCollectionQueue, WeightSyncQueue") == set()
+
+
+@pytest.mark.parametrize("name", ["pearl", "pearl.runtime", "pearl.replay", "pearl.devices"])
+def test_every_public_name_is_there_and_listed(name: str) -> None:
+    module = importlib.import_module(name)
+    assert set(module.__all__) <= set(dir(module))
+    assert [public for public in module.__all__ if not hasattr(module, public)] == []
+
+
+def test_the_composer_is_a_name_of_pearl() -> None:
+    import composer
+
+    assert pearl.Composer is composer.Composer
+
+
+@pytest.mark.parametrize("module", [pearl, pearl.runtime])
+def test_a_name_that_is_not_there_is_an_attribute_error(module: object) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Absent'"):
+        module.Absent  # type: ignore[attr-defined]  # noqa: B018

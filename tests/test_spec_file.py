@@ -1,0 +1,292 @@
+import itertools
+import math
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.spec_file import ProgramOptions, load_spec
+from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
+from pearl.errors import ConfigurationError, PearlError, TrainerError
+
+_SERIAL = itertools.count()
+
+TRAINER = """
+from pearl.algorithms import DQN
+
+
+class SpecTrainer(DQN):
+    hidden_sizes = (16,)
+"""
+
+LEAST = """
+[actors]
+env = "CartPole-v1"
+[trainer]
+class = "{module}.py:SpecTrainer"
+[replay]
+size = 1000
+"""
+
+
+@pytest.fixture
+def module(tmp_path):
+    """A trainer file beside the spec, under a name that no other test imports."""
+    name = f"spec_trainer_{next(_SERIAL)}"
+    (tmp_path / f"{name}.py").write_text(TRAINER)
+    return name
+
+
+@pytest.fixture
+def spec(tmp_path, module):
+    def write(text, name="spec.toml"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text).replace("{module}", module), encoding="utf-8")
+        return path
+
+    return write
+
+
+def load(path):
+    return load_spec(path, progress=False)
+
+
+def test_the_least_that_is_needed_takes_defaults(spec, tmp_path):
+    composer, program = load(spec(LEAST))
+    assert composer._actors.env == "CartPole-v1"
+    assert (composer._actors.count, composer._actors.envs_per_actor) == (1, 8)
+    assert composer._replay.capacity == 1000
+    assert composer._trainer_class.__name__ == "SpecTrainer"
+    assert composer._metric == "throughput"
+    run_dir = tmp_path / "runs" / "spec"
+    assert program == ProgramOptions(run_dir / "program.py", run_dir, 100_000, None)
+
+
+def test_every_key_reaches_the_composer(spec, tmp_path):
+    composer, program = load(
+        spec("""
+        [platform]
+        devices = "machine/devices.csv"
+        connections = "machine/connections.csv"
+        metric = "PowerEfficiency"
+        [actors]
+        env = "CartPole-v1"
+        count = 2
+        envs_per_actor = 3
+        vectorization = "vector_entry_point"
+        env_kwargs = { sutton_barto_reward = true }
+        [trainer]
+        class = "{module}.py:SpecTrainer"
+        hidden_sizes = [32, 32]
+        learning_rate = 1
+        dueling = true
+        [trainer.exploration]
+        kind = "EpsilonGreedy"
+        end = 0
+        steps = 500
+        [replay]
+        size = 5_000
+        mode = "uniform"
+        fanout = "auto"
+        alpha = 1
+        beta = 0.5
+        beta_final = 0.9
+        [training]
+        batch_size = 32
+        replay_ratio = inf
+        learning_starts = 10
+        priority_update_delay = 2
+        gamma = 0.9
+        n_step = 3
+        weight_sync_interval = 4
+        [program]
+        path = "out/train.py"
+        run_dir = "out"
+        timesteps = 2_000
+        until_return = 200
+        """)
+    )
+    assert composer._device_file == tmp_path / "machine/devices.csv"
+    assert composer._connection_file == tmp_path / "machine/connections.csv"
+    assert composer._metric == "power_efficiency"
+    assert (composer._actors.count, composer._actors.envs_per_actor) == (2, 3)
+    assert composer._actors.vectorization == "vector_entry_point"
+    assert composer._actors.env_kwargs == {"sutton_barto_reward": True}
+    assert composer._settings == {
+        "hidden_sizes": (32, 32),
+        "learning_rate": 1.0,
+        "dueling": True,
+        "exploration": EpsilonGreedy(end=0.0, steps=500),
+    }
+    assert type(composer._settings["learning_rate"]) is float
+    replay = composer._replay
+    assert (replay.capacity, replay.mode, replay.fanout) == (5000, "uniform", "auto")
+    assert (replay.alpha, replay.beta, replay.beta_final) == (1.0, 0.5, 0.9)
+    assert composer._training["replay_ratio"] == math.inf
+    assert composer._training["weight_sync_interval"] == 4
+    assert program == ProgramOptions(tmp_path / "out/train.py", tmp_path / "out", 2000, 200.0)
+
+
+def test_a_trainer_can_be_named_by_module_beside_the_file(spec, module):
+    composer, _ = load(spec(LEAST.replace("{module}.py", module)))
+    assert composer._trainer_class.__module__ == module
+
+
+def test_a_trainer_file_is_found_relative_to_the_spec_not_to_the_user(spec, tmp_path, module, monkeypatch):
+    (tmp_path / "code").mkdir()
+    (tmp_path / f"{module}.py").rename(tmp_path / "code" / f"{module}.py")
+    path = spec(LEAST.replace('"{module}', '"code/{module}'))
+    monkeypatch.chdir("/")
+    composer, _ = load(path)
+    assert composer._trainer_class.__module__ == module
+
+
+def test_the_example_loads():
+    composer, program = load(Path(__file__).parent.parent / "examples" / "cartpole.toml")
+    assert composer._trainer_class.__name__ == "DQNTrainer"
+    assert program.run_dir.parts[-3:] == ("examples", "runs", "cartpole")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("[actors]", "[actor]", ["the table 'actor'", "Did you mean 'actors'?"]),
+        ("[actors]", "colour = 3\n[actors]", ["the key 'colour'"]),
+        ('[actors]\nenv = "CartPole-v1"', "actors = 3", ["expected a table [actors]", "actors = 3"]),
+        ("[replay]\nsize", "[[replay]]\nsize", ["expected a table [replay]"]),
+        ("env =", "environment =", ["[actors]", "'environment'"]),
+        ("size =", "sise =", ["[replay]", "'sise'", "Did you mean 'size'?"]),
+        ("size = 1000", "", ["[replay] size", "found nothing", "Add the key"]),
+        ("size = 1000", 'size = "1000"', ["[replay] size", "a whole number", "'1000'"]),
+        ("size = 1000", "size = 1e3", ["[replay] size", "a whole number", "1000.0"]),
+        ("size = 1000", "size = true", ["[replay] size", "a whole number", "true"]),
+        ("size = 1000", "size = 0", ["[replay]", "at least 1"]),
+        ("size = 1000", "size = 1000\nfanout = 12", ["[replay]", "power of two", "12"]),
+        ("size = 1000", "size = 1000\nfanout = 1.5", ["[replay] fanout", '"auto"', "1.5"]),
+        ("size = 1000", "size = 1000\nmode = 'prioritised'", ["[replay]", "prioritized", "'prioritised'"]),
+        ("size = 1000", "size = 1000\nalpha = nan", ["[replay] alpha", "a number", "nan"]),
+        ("size = 1000", "size = 1000\nalpha = 2024-01-01", ["[replay] alpha", "a number"]),
+        ("size = 1000", "size = 1000\n[training]\nbatch_size = 0", ["[training]", "batch_size", "found 0"]),
+        ("size = 1000", "size = 1000\n[training]\nbatchsize = 8", ["'batchsize'", "Did you mean 'batch_size'?"]),
+        ("size = 1000", "size = 1000\n[program]\ntimesteps = 0", ["[program] timesteps", "at least 1"]),
+        ("size = 1000", 'size = 1000\n[program]\npath = ""', ["[program] path", "a path"]),
+        ("size = 1000", 'size = 1000\n[program]\npath = "a\\u0000b"', ["[program] path", "a path"]),
+        ("size = 1000", 'size = 1000\n[platform]\nmetric = "speed"', ["[platform] metric", "'speed'"]),
+        ("size = 1000", 'size = 1000\n[platform]\ndevices = "d.csv"', ["[platform]", "both devices and connections"]),
+        ('"CartPole-v1"', '"CartPole-v1"\ncount = 0', ["[actors]", "at least 1", "found 0"]),
+        ('"CartPole-v1"', '"CartPole-v1"\nenv_kwargs = { a = [1] }', ["[actors] env_kwargs.a", "[1]"]),
+        ("[replay]", "hidden_sizes = 64\n[replay]", ["[trainer] hidden_sizes", "a list", "64"]),
+        ("[replay]", "learning_rate = 'fast'\n[replay]", ["[trainer] learning_rate", "a number", "'fast'"]),
+        ("[replay]", "dueling = 1\n[replay]", ["[trainer] dueling", "true or false", "found 1"]),
+        ("[replay]", "exploration = { kind = 'Epsilon' }\n[replay]", ["[trainer] exploration.kind", "EpsilonGreedy"]),
+        ("[replay]", "exploration = { end = 0.1 }\n[replay]", ["[trainer] exploration.kind", "found nothing"]),
+        (
+            "[replay]",
+            "exploration = { kind = 'GaussianNoise', sigm = 1 }\n[replay]",
+            ["[trainer] exploration.sigm", "Did you mean 'sigma'?"],
+        ),
+        (
+            "[replay]",
+            "exploration = { kind = 'GaussianNoise', sigma = 'x' }\n[replay]",
+            ["[trainer] exploration.sigma", "a number"],
+        ),
+    ],
+)
+def test_a_fault_names_file_table_and_key(spec, old, new, parts):
+    assert old in LEAST
+    path = spec(LEAST.replace(old, new, 1))
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    for part in [str(path), *parts]:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "part"),
+    [
+        ("SpecTrainer", "file.py:Class"),
+        ("{module}.py", "file.py:Class"),
+        ("{module}.py:Spec Trainer", "file.py:Class"),
+        ("__import__('os').system('touch pwned'):X", "file.py:Class"),
+        ("a b:X", "file.py:Class"),
+        ("absent.py:SpecTrainer", "there is no file"),
+        ("absent_module:SpecTrainer", "there is no module 'absent_module'"),
+        ("{module}.py:SpecTrainr", "Did you mean 'SpecTrainer'?"),
+        ("os:path", "a trainer class"),
+        ("random.py:X", "there is no file"),
+    ],
+)
+def test_a_trainer_that_cannot_be_had(spec, tmp_path, stated, part, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = spec(LEAST.replace("{module}.py:SpecTrainer", stated))
+    with pytest.raises(ConfigurationError, match=r"\[trainer\] class") as caught:
+        load(path)
+    assert part in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("def broken(:", "SyntaxError"),
+        ("import a_package_that_is_absent", "a_package_that_is_absent"),
+        ("raise RuntimeError('not today')", "RuntimeError: not today"),
+        ("class SpecTrainer: pass", "lacks get_action() and update_policy()"),
+    ],
+)
+def test_a_trainer_file_that_is_wrong(spec, tmp_path, module, text, part):
+    (tmp_path / f"{module}.py").write_text(text)
+    with pytest.raises(TrainerError) as caught:
+        load(spec(LEAST))
+    assert part in str(caught.value)
+    assert "[trainer] class" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["random.py", "my-trainer.py"])
+def test_a_file_that_no_program_could_import_is_refused(spec, tmp_path, name):
+    (tmp_path / name).write_text(TRAINER)
+    with pytest.raises(ConfigurationError, match="rename it"):
+        load(spec(LEAST.replace("{module}.py", name)))
+
+
+def test_two_files_of_one_name_are_told_apart(spec, tmp_path, module):
+    load(spec(LEAST))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / f"{module}.py").write_text(TRAINER)
+    with pytest.raises(ConfigurationError, match="comes first"):
+        load(spec(LEAST.replace('"{module}', '"other/{module}')))
+
+
+def test_malformed_files(tmp_path):
+    path = tmp_path / "spec.toml"
+    with pytest.raises(ConfigurationError, match="There is no composition file"):
+        load(path)
+    path.write_text("[actors]\nenv = \n")
+    with pytest.raises(ConfigurationError, match="line 2"):
+        load(path)
+    path.write_bytes(b"[actors]\nenv = '\xff'\n")
+    with pytest.raises(ConfigurationError, match=r"line 2.*0xff"):
+        load(path)
+    path.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigurationError, match="not a TOML file"):
+        load(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load(tmp_path)
+    path.write_text("")
+    with pytest.raises(ConfigurationError, match=r"\[actors\] env"):
+        load(path)
+
+
+def test_exploration_of_another_kind(spec):
+    composer, _ = load(spec(LEAST.replace("[replay]", "exploration = { kind = 'GaussianNoise', sigma = 1 }\n[replay]")))
+    assert composer._settings["exploration"] == GaussianNoise(sigma=1.0)
+
+
+@given(st.text(max_size=60))
+def test_any_text_either_loads_or_is_a_pearl_error(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("fuzz") / "spec.toml"
+    path.write_text(LEAST.replace("{module}", "nowhere") + text, encoding="utf-8", errors="replace")
+    with pytest.raises(PearlError):  # the trainer is nowhere, so nothing loads
+        load(path)

@@ -1,0 +1,126 @@
+"""Trainer classes and environments that the system tests compose programs from.
+
+Generated programs and their actor processes import this module, and with it the environments' names.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
+from pearl.algorithms import DDPG, DQN, Batch
+
+
+class TinyDQN(DQN):
+    hidden_sizes = (16,)
+    batch_size = 16
+    replay_ratio = 2.0
+    learning_starts = 100
+    exploration = EpsilonGreedy(steps=1000)
+
+
+class TinyDDPG(DDPG):
+    hidden_sizes = (16,)
+    batch_size = 16
+    replay_ratio = 1.0
+    learning_starts = 100
+    exploration = GaussianNoise(random_steps=50)
+
+
+class OwnTrainer:
+    """Nothing but the two members that a trainer must have, and a network."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Discrete, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.network = nn.Sequential(
+            nn.Linear(observation_space.shape[0], 16), nn.ReLU(), nn.Linear(16, int(action_space.n))
+        )
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-2)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.network(obs).argmax(dim=1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = batch.reward + batch.discount * self.network(batch.next_obs).amax(dim=1)
+        error = self.network(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1) - target
+        self.optimizer.zero_grad()
+        (weights * error.square()).mean().backward()
+        self.optimizer.step()
+        return error.detach().abs()
+
+
+class WithoutUpdate:
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(obs), dtype=torch.int64)
+
+
+class WrongInput(OwnTrainer):
+    input_shape = (7,)
+
+
+class WrongNetwork(OwnTrainer):
+    """Built for 7 numbers whatever the environment observes, and does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1, 1, (7,)), spaces.Discrete(2))
+
+
+class Counting(gym.Env[np.ndarray, np.int64]):
+    """Observes how far the episode is; action 1 earns 1; episodes last ten steps. `pause_s` slows every step."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._pause_s = pause_s
+        self._step = 0
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._step / 10, 1.0, 0.5], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self._pause_s:
+            time.sleep(self._pause_s)
+        self._step += 1
+        return self._observation(), float(action == 1), self._step >= 10, False, {}
+
+
+class Breaking(Counting):
+    """Raises after `steps` steps."""
+
+    def __init__(self, steps: int = 50) -> None:
+        super().__init__()
+        self._left = steps
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._left -= 1
+        if self._left < 0:
+            self._break_down()
+        return super().step(action)
+
+    def _break_down(self) -> None:
+        raise RuntimeError("the gearbox of this environment fell off")
+
+
+class Telling(Counting):
+    """Its observations are no array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"number": spaces.Box(0, 1, (3,)), "word": spaces.Discrete(5)})
+
+
+for _name, _kind in (("Counting", Counting), ("Breaking", Breaking), ("Telling", Telling)):
+    gym.register(f"{_name}-v0", _kind, disable_env_checker=True)
