@@ -30,6 +30,7 @@ from pearl.actors.actor import Actor, ActorSetup
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import Device
 from pearl.devices.null import NullTimes
+from pearl.errors import EnvError
 from pearl.learner.extract import extract_networks
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
@@ -146,7 +147,8 @@ class Profiler:
     def collection_us(self) -> Measurement:
         """Microseconds in which all actors together produce one transition."""
         actors = self.problem.actors
-        key = self._key("actor", self.platform.host, {"env": actors.env, "envs": actors.envs_per_actor})
+        parameters = {"env": actors.env, "envs": actors.envs_per_actor, "env_kwargs": repr(dict(actors.env_kwargs))}
+        key = self._key("actor", self.platform.host, parameters)
         one = self._known(key, ("transition",), self._measure_actor)["transition"]
         parallel = min(actors.count, self.platform.host.cores or 1)
         return Measurement.from_samples([s / parallel for s in one.samples or (one.value_us,)], one.source)
@@ -381,8 +383,15 @@ class Profiler:
         message = queue.reserve()
         assert message is not None
         steps = p.actors.envs_per_actor * setup.steps_per_message
-        samples = measure(lambda: actor.collect(message), self.budget_s / 2)
-        actor.close()
+        try:
+            samples = measure(lambda: actor.collect(message), self.budget_s / 2)
+        except Exception as error:
+            raise EnvError(
+                f"The environment {p.actors.env} or the policy failed while an actor was profiled: "
+                f"{type(error).__name__}: {error}. The traceback above names the line; run the environment on its own."
+            ) from error
+        finally:
+            actor.close()
         return {"transition": [s / steps for s in samples]}
 
 

@@ -45,9 +45,11 @@ def described(
     mode: Any = "prioritized",
     fanout: int | str = 16,
     training: dict[str, Any] | None = None,
+    progress: bool = False,
+    calibration: Path | None = None,
 ) -> Composer:
     """A composer that has been told everything and has not run yet."""
-    composer = Composer(progress=False)
+    composer = Composer(progress=progress, calibration=calibration)
     composer.set_device_file(files[0])
     composer.set_connection_file(files[1])
     composer.set_actors(actors, env=env, envs_per_actor=4, env_kwargs=env_kwargs)

@@ -123,7 +123,9 @@ class Actor:
                 message["episode_length"][episodes] = self._episodes.lengths[env]
                 episodes += 1
             self._episodes.returns[done], self._episodes.lengths[done] = 0.0, 0
-            self._explorer.end_episodes(done)
+        # Also after a reset: the step that it took is none of the episode's.
+        if (begins := done | ~real).any():
+            self._explorer.end_episodes(begins)
         self._ended = done
         self._obs = np.array(new_obs, self._obs_dtype)
         stepped = int(real.sum())

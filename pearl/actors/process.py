@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import signal
 import time
@@ -87,6 +88,8 @@ class ActorGroup:
         )
         # Ctrl-C reaches every process of the terminal. An actor inherits that it is blocked: it would end before
         # it could say that it is the host's to handle.
+        # (The resource tracker would unblock it when it starts.)
+        multiprocessing.resource_tracker.ensure_running()
         allowed = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             process.start()

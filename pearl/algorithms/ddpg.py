@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from gymnasium import spaces
 from torch import nn
+from torch.nn import functional
 
 from pearl.actors.exploration import Exploration, OrnsteinUhlenbeck
 from pearl.algorithms.batch import Batch
@@ -15,6 +16,7 @@ from pearl.learner.flat import FlatParameters
 
 
 _WIDEST = 1e3  # observation bounds beyond this are no scale to go by (CartPole's velocities: 3e38)
+_LINEAR_RANGE = 2.0  # tanh(2) = 0.96
 _FINAL_RANGE = 3e-3  # of the last layers' initial weights (Lillicrap et al. 2016, Sec. 7): actions start unsaturated
 
 
@@ -45,10 +47,28 @@ class FromUnit(ToUnit):
         return self.center + self.half_range * x
 
 
-def policy_network(network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> nn.Sequential:
-    """Observations `(batch, *obs)` to actions `(batch, *action)` in their bounds, through `network` in unit scale."""
-    shape = () if len(actions.shape) == 1 else (nn.Unflatten(1, actions.shape),)
-    return nn.Sequential(nn.Flatten(), ToUnit(observations), network, FromUnit(actions), *shape)
+class Policy(nn.Module):
+    """Actions `(batch, *action)` in their bounds for observations `(batch, *obs)`: `tanh(network)`, rescaled."""
+
+    def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+        super().__init__()
+        self.observation_scale, self.network = ToUnit(observations), network
+        self.squash, self.action_scale = nn.Tanh(), FromUnit(actions)
+        self._shape = actions.shape
+
+    def unsquashed(self, obs: torch.Tensor) -> torch.Tensor:
+        """What the network says before tanh, `(batch, action size)`."""
+        found: torch.Tensor = self.network(self.observation_scale(obs.flatten(1)))
+        return found
+
+    def act(self, unsquashed: torch.Tensor) -> torch.Tensor:
+        """Actions of `unsquashed`'s outputs."""
+        actions: torch.Tensor = self.action_scale(self.squash(unsquashed))
+        return actions if len(self._shape) == 1 else actions.unflatten(1, self._shape)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions of observations."""
+        return self.act(self.unsquashed(obs))
 
 
 class Critic(nn.Module):
@@ -75,7 +95,9 @@ def _shrink_last_layer(network: nn.Module) -> None:
 class DDPG(Trainer):
     """DDPG for bounded continuous actions. Networks default to the paper's hidden sizes (256, 128), Table III.
 
-    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds.
+    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds. `saturation_penalty` weighs
+    how far the policy's outputs before tanh exceed 2: beyond, tanh passes no gradient, and a policy driven there by a
+    young critic would never come back.
     """
 
     batch_size: int = 128
@@ -84,6 +106,7 @@ class DDPG(Trainer):
     actor_learning_rate: float = 5e-4
     tau: float = 0.005
     max_grad_norm: float = 0.0
+    saturation_penalty: float = 0.1
     exploration: Exploration | None = OrnsteinUhlenbeck()
 
     def check_spaces(self) -> None:
@@ -106,9 +129,8 @@ class DDPG(Trainer):
             )
 
     def build_actor(self) -> nn.Module:
-        """A network from `(batch, observation size)` to `(batch, action size)` in [-1, 1]."""
-        actions = observation_size(self.action_space)
-        return mlp(observation_size(self.observation_space), self.hidden_sizes, actions, output=nn.Tanh)
+        """A network from `(batch, observation size)` to `(batch, action size)`, which `tanh` then bounds."""
+        return mlp(observation_size(self.observation_space), self.hidden_sizes, observation_size(self.action_space))
 
     def build_critic(self) -> nn.Module:
         """A network from `(batch, observation size + action size)` to `(batch, 1)`."""
@@ -121,11 +143,11 @@ class DDPG(Trainer):
         assert isinstance(observations, spaces.Box)
         assert isinstance(actions, spaces.Box)
 
-        def networks() -> tuple[nn.Module, Critic]:
+        def networks() -> tuple[Policy, Critic]:
             actor, critic = self.build_actor(), self.build_critic()
             _shrink_last_layer(actor)
             _shrink_last_layer(critic)
-            policy = policy_network(actor, observations, actions).to(self.device)
+            policy = Policy(actor, observations, actions).to(self.device)
             return policy, Critic(critic, observations, actions).to(self.device)
 
         self.actor, self.critic = networks()
@@ -169,8 +191,10 @@ class DDPG(Trainer):
         self._step(self._critic_flat, self.critic_optimizer)
 
     def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:
-        value = self.critic(batch.obs, self.actor(batch.obs))
-        torch.autograd.backward(-value.sum() / batch_size)
+        unsquashed = self.actor.unsquashed(batch.obs)
+        value = self.critic(batch.obs, self.actor.act(unsquashed))
+        excess = functional.relu(unsquashed.abs() - _LINEAR_RANGE).square().sum()
+        torch.autograd.backward((self.saturation_penalty * excess - value.sum()) / batch_size)
 
     def _apply_actor(self) -> None:
         self._step(self._actor_flat, self.actor_optimizer)

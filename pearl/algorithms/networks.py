@@ -9,18 +9,14 @@ import torch
 from torch import nn
 
 
-def mlp(
-    inputs: int, hidden_sizes: Sequence[int], outputs: int, *, output: type[nn.Module] | None = None
-) -> nn.Sequential:
-    """A ReLU multi-layer perceptron from `(batch, inputs)` to `(batch, outputs)`; `output` is the last activation."""
+def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential:
+    """A ReLU multi-layer perceptron from `(batch, inputs)` to `(batch, outputs)`."""
     layers: list[nn.Module] = []
     width = inputs
     for size in hidden_sizes:
         layers += [nn.Linear(width, size), nn.ReLU()]
         width = size
     layers.append(nn.Linear(width, outputs))
-    if output is not None:
-        layers.append(output())
     return nn.Sequential(*layers)
 
 

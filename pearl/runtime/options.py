@@ -28,8 +28,11 @@ class Options:
 
 
 def _whole(text: str) -> int:
-    value = float(text.replace("_", ""))
-    if value < 0 or value != int(value):
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        value = math.nan
+    if not (value >= 0 and value.is_integer()):
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {text!r}")
     return int(value)
 
@@ -37,7 +40,10 @@ def _whole(text: str) -> int:
 def _return(text: str) -> float | None:
     if text.lower() == "none":
         return None
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f'expected a number or "none", found {text!r}')
     return value

@@ -177,6 +177,12 @@ class WeightSyncQueue:
     def __setstate__(self, state: tuple[int, SharedBuffer]) -> None:
         self._attach(*state, create=False)
 
+    def reader(self) -> WeightSyncQueue:
+        """Another reader in this process, which has seen nothing yet."""
+        other = WeightSyncQueue.__new__(WeightSyncQueue)
+        other._attach(self.weight_count, self._buffer, create=False)
+        return other
+
     def write(self, weights: np.ndarray) -> int:
         """Writer: publish `(weight_count,)` float32; returns the new version."""
         return self._native.write(weights)

@@ -14,7 +14,8 @@ class ReplayRatio:
     """Keeps samples trained per transition collected at `train.replay_ratio`, from both sides.
 
     Training waits for data, collection waits for training. `lead_rows` is how many transitions may be collected and not
-    yet stored: collection may lead by these and one batch's worth, so that one of the two can always go on. An infinite ratio lets both run free.
+    yet stored: collection may lead by these and one batch's worth, so that one of the two can always go on. An
+    infinite ratio lets both run free.
     """
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:

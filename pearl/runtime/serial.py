@@ -12,7 +12,9 @@ class InlineActor:
     """Collects one message whenever its queue is empty: the policy is then never older than one message."""
 
     def __init__(self, setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue) -> None:
-        self._setup, self._dcq, self._wsq = setup, dcq, wsq
+        self._setup, self._dcq = setup, dcq
+        # A reader of its own: one that others share would give each version to the first of them only.
+        self._wsq = wsq.reader()
         self._actor = Actor(setup)
 
     def run_once(self) -> bool:
@@ -31,8 +33,6 @@ class InlineActor:
         self._actor.close()
         while self._dcq.peek() is not None:
             self._dcq.release()
-        # A new reader of the WSQ sees the newest weights again, as a resumed run's does.
-        self._wsq.version = 0
         return InlineActor(
             dataclasses.replace(self._setup, env_steps=env_steps, restarts=env_steps), self._dcq, self._wsq
         )

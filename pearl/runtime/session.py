@@ -492,11 +492,16 @@ class Session:
         directory = self.options.run_dir
         save_weights(self.trainer, directory / "weights.safetensors")
         write_summary(directory / "summary.json", summary)
-        curve = plot_learning_curve(directory, title=f"{self._trainer_class.__name__} on {self.actors.env}")
         self._say(f"Weights:        {directory / 'weights.safetensors'}")
-        self._say(f"Learning curve: {curve}")
+        self._say(f"Learning curve: {self._plot()}")
         self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
         return self.exit_code
+
+    def _plot(self) -> Path | str:
+        if not self.counters.episodes:
+            return "none, no episode has ended yet"
+        title = f"{self._trainer_class.__name__} on {self.actors.env}"
+        return plot_learning_curve(self.options.run_dir, title=title)
 
     def _report_rates(self) -> dict[str, float]:
         batch, predicted = self.train.batch_size, self.program.predicted_eps

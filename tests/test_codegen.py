@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CsvPair
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import ONE_CPU, described
+from trainers import TinyDQN
+
+from composer.algorithm1 import place
+from composer.codegen import ProgramSource, generate, render
+from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, Measurement, PairCell, ReplayCell
+from composer.placement import Placement
+from composer.platform import Platform
+from composer.profiling import Problem
+from composer.python_source import documented, laid_out, literal
+from composer.trainer_source import trainer_import
+from pearl.actors.exploration import EpsilonGreedy
+from pearl.algorithms import DQN
+from pearl.devices.description import Connection, Device
+from pearl.errors import ConfigurationError, GenerationError
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+DEVICES = (
+    Device("cpu0", "cpu", "cpu", cores=8),
+    Device("cpu1", "cpu", "cpu", cores=8),
+    Device("gpu0", "gpu", "cuda", "cuda:1"),
+)
+CONNECTIONS = (Connection("cpu0", "cpu1", 1.0, 10.0), Connection("cpu0", "gpu0", 5.0, 12.0))
+
+
+def placed(replay_manager: str, learner: str, storage: str | None = None) -> Placement:
+    """A placement on the devices above, whose latencies are made up."""
+    rows = []
+    for number, device in enumerate(DEVICES, start=1):
+        latency = Measurement.modelled(10.0 * number)
+        replay, learned = ReplayCell(latency, latency, latency, fanout=16), LearnerCell(latency, threads=number)
+        rows.append(MatrixRow(device.name, replay, learned, PairCell(replay, learned)))
+    placement = place(
+        AssignmentMatrix(tuple(rows), ()),
+        Platform(DEVICES, CONNECTIONS),
+        batch_size=64,
+        transition_bytes=48,
+        actor_count=4,
+        envs_per_actor=8,
+    )
+    return placement.with_choice(replay_manager=replay_manager, learner=learner, storage=storage)
+
+
+def source(
+    placement: Placement,
+    *,
+    trainer: type = DQN,
+    settings: Mapping[str, Any] | None = None,
+    actors: ActorSpec | None = None,
+    **changes: Any,
+) -> ProgramSource:
+    observations, actions = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
+    problem = Problem(
+        trainer,
+        settings or {},
+        observations,
+        actions,
+        TransitionSpec.from_spaces(observations, actions),
+        ReplaySpec(100_000),
+        TrainSpec(),
+        actors or ActorSpec("CartPole-v1", count=4),
+    )
+    values: dict[str, Any] = {
+        "placement": placement,
+        "replay": placement.replay_config,
+        "learner": placement.learner_config,
+        "problem": problem,
+        "device_file": None,
+        "connection_file": None,
+        "timesteps": 100_000,
+        "run_dir": Path("runs/cartpole"),
+        "until_return": 475.0,
+    }
+    return ProgramSource(**{**values, **changes})
+
+
+def text_of(program: ProgramSource) -> str:
+    return render(program, {device.name: device for device in DEVICES})
+
+
+# --- golden files ---------------------------------------------------------------------------------------------------
+
+PROGRAMS = {
+    "setting1": lambda: source(placed("cpu0", "cpu1"), trainer=TinyDQN, until_return=None),
+    "setting2": lambda: source(
+        placed("cpu0", "cpu0"),
+        settings={"hidden_sizes": (256, 256), "exploration": EpsilonGreedy(steps=8000), "tau": 1.0},
+        actors=ActorSpec("LunarLander-v3", env_kwargs={"enable_wind": True, "gravity": -9.5}),
+    ),
+    "setting1_storage_on_gpu": lambda: source(placed("cpu0", "gpu0", storage="gpu0")),
+}
+
+
+@pytest.fixture
+def fixed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pearl.__version__", "1.2.3")
+
+
+@pytest.mark.usefixtures("fixed_version")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_read_as_accepted(name: str, request: pytest.FixtureRequest) -> None:
+    text = text_of(PROGRAMS[name]()).replace(str(TESTS), "/home/user/project")
+    golden = GOLDEN / f"{name}.py"
+    if request.config.getoption("--accept-golden"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), "if this is meant, accept it: pytest --accept-golden"
+
+
+def test_every_golden_file_is_in_use() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.py")} == set(PROGRAMS)
+
+
+LONG = "a_rather_long_name_of_a_folder/" * 5
+WORDY = {
+    "note": "words and more words " * 12,
+    "quoted": "it's \"both\" " * 15,
+    "sizes": tuple(range(1000, 1040)),
+    "nested": {"of": [list(range(100, 140)), {"deep": ("word " * 30,)}], "exploration": None},
+    "exploration": EpsilonGreedy(start=0.123456789, end=0.0123456789, steps=8000),
+    "one": (1,),
+    "none": [],
+    "infinite": float("inf"),
+}
+
+
+@pytest.fixture(scope="session")
+def written_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The golden programs, and one whose values are all long."""
+    folder = tmp_path_factory.mktemp("written")
+    files = [folder / f"{'devices and ' * 8}{kind}.csv" for kind in ("devices", "connections")]
+    for file in files:
+        file.write_text("")
+    wordy = source(
+        placed("cpu0", "cpu1"),
+        trainer=TinyDQN,
+        settings=WORDY,
+        actors=ActorSpec("Counting-v0", env_kwargs={f"a_long_keyword_argument_{i}": f"value {i}" for i in range(8)}),
+        run_dir=Path(LONG),
+        device_file=files[0],
+        connection_file=files[1],
+    )
+    texts = {name: text_of(make()) for name, make in PROGRAMS.items()} | {"wordy": text_of(wordy)}
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return [folder / f"{name}.py" for name in texts]
+
+
+def module_run(module: str, *arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **kwargs)
+
+
+def test_programs_are_formatted_and_linted(written_programs: list[Path]) -> None:
+    pytest.importorskip("ruff", reason="ruff is not installed")
+    rules = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    style = ("--isolated", "--line-length", "120", "--target-version", "py310")
+    select = ("--select", ",".join(rules["select"]), "--ignore", ",".join(rules["ignore"]))
+    checked = module_run("ruff", "check", *style, *select, *written_programs)
+    assert checked.returncode == 0, checked.stdout
+    formatted = module_run("ruff", "format", "--diff", *style, *written_programs)
+    assert formatted.returncode == 0, formatted.stdout
+
+
+@pytest.mark.slow
+def test_programs_are_typed(written_programs: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    flags = ("--strict", "--follow-imports=silent", "--config-file", os.devnull, "--cache-dir", tmp_path)
+    environment = {**os.environ, "MYPYPATH": str(TESTS.parent)}
+    checked = module_run("mypy", *flags, *written_programs, env=environment, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner) | st.lists(inner, min_size=1)
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_values_survive_being_written(value: Any) -> None:
+    names = {"float": float}
+    assert eval(literal(value), names) == value
+    assert "\n" not in literal(value)
+    assert eval(laid_out(value, 100), names) == value
+
+
+@given(st.text(min_size=150))
+def test_long_text_survives_being_wrapped(text: str) -> None:
+    assert ast.literal_eval(laid_out(text, 60, 4)) == text
+
+
+@given(st.text())
+def test_text_survives_a_docstring(text: str) -> None:
+    assert ast.literal_eval(f'"""First {documented(text)} last.\n"""') == f"First {text} last.\n"
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), np.float64(0.5), b"bytes", len, [object()]])
+def test_values_without_source_are_refused(value: object) -> None:
+    with pytest.raises(GenerationError, match=r"cannot be written .* subclass of the trainer"):
+        literal(value)
+
+
+def test_numpy_text_is_written_as_text() -> None:
+    assert literal(np.str_("quick")) == '"quick"'
+
+
+def test_explorations_are_imported(tmp_path: Path) -> None:
+    text = text_of(source(placed("cpu0", "cpu0"), settings={"exploration": EpsilonGreedy(steps=5)}))
+    names: dict[str, Any] = {"__name__": "generated", "__doc__": None}
+    exec(compile(text, "generated", "exec"), names)
+    assert names["SETTINGS"] == {"exploration": EpsilonGreedy(steps=5)}
+
+
+HOSTILE = [
+    pytest.param("'; open('{proof}', 'w'); '", id="quote"),
+    pytest.param('"; open("{proof}", "w"); "', id="double-quote"),
+    pytest.param('"""\nopen("{proof}", "w")\n"""', id="triple-quote"),
+    pytest.param("'''\nopen('{proof}', 'w')\n'''", id="single-triple-quote"),
+    pytest.param('\\"; open("{proof}", "w") #', id="backslash"),
+    pytest.param('\\"""\nopen("{proof}", "w")\n\\"""', id="backslash-triple-quote"),
+    pytest.param("x\nopen('{proof}', 'w')", id="newline"),
+    pytest.param("x\r\x0copen('{proof}', 'w')", id="other-line-ends"),
+    pytest.param("{{ ''.__class__.__mro__ }}{{% for x in y %}}{{# '{proof}' #}}", id="jinja"),
+    pytest.param("{{open('{proof}', 'w')}}", id="braces"),
+    pytest.param("${{{proof}}} %s %(x)s", id="format"),
+    pytest.param("\u2028open('{proof}', 'w')\u202e\ud800", id="unicode"),
+]
+
+
+def shape(text: str) -> str:
+    """The syntax tree with every literal value taken out."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            node.value = type(node.value).__name__
+    return ast.dump(tree)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_value_breaks_out_of_its_literal(text: str, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    hostile = text.replace("{proof}", str(proof))
+
+    def program(value: str) -> str:
+        placement = dataclasses.replace(placed("cpu0", "cpu1"), host=value)
+        object.__setattr__(placement, "metric", value)
+        object.__setattr__(placement.replay_config, "backend", value)
+        return text_of(
+            source(
+                placement,
+                settings={value: value, "list": [value], "text": value * 10},
+                actors=ActorSpec(value, env_kwargs={value: value}),
+                run_dir=Path(value),
+                device_file=None,
+            )
+        )
+
+    written = program(hostile)
+    assert shape(written) == shape(program("harmless"))
+    names: dict[str, Any] = {"__name__": "generated"}
+    exec(compile(written, "generated", "exec"), names)
+    assert not proof.exists()
+    assert names["ACTORS"].env == hostile
+    assert names["SETTINGS"][hostile] == hostile
+    assert hostile in names["__doc__"]
+
+
+def test_device_files_cannot_break_out(tmp_path: Path) -> None:
+    file = tmp_path / '"); open("proof", "w"); ("""'
+    file.write_text("")
+    written = text_of(source(placed("cpu0", "cpu1"), device_file=file, connection_file=file))
+    assert shape(written) == shape(text_of(source(placed("cpu0", "cpu1"))))
+
+
+# --- parameters -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timesteps", [0, -1, 1.5, True, "1000; import os"])
+def test_wrong_timesteps_are_refused(timesteps: Any) -> None:
+    with pytest.raises(GenerationError, match=rf"timesteps must be .* found {re.escape(repr(timesteps))}"):
+        text_of(source(placed("cpu0", "cpu0"), timesteps=timesteps))
+
+
+def test_wrong_fanout_is_refused() -> None:
+    placement = placed("cpu0", "cpu0")
+    with pytest.raises(ConfigurationError, match="power of two"):
+        text_of(source(placement, replay=dataclasses.replace(placement.replay_config, fanout=12)))
+
+
+# --- where the trainer class comes from -----------------------------------------------------------------------------
+
+CLASS = "class Mine:\n    pass\n"
+GUARD = 'if __name__ == "__main__":\n    print("composing")\n'
+
+
+@pytest.fixture
+def as_main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Runs a script's text as Python runs a script, and gives its class `Mine`."""
+
+    def run(text: str, name: str = "my_script.py") -> type:
+        script = tmp_path / name
+        script.write_text(text)
+        module = types.ModuleType("__main__")
+        module.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        exec(compile(text, str(script), "exec"), vars(module))
+        return vars(module)["Mine"]
+
+    return run
+
+
+def test_class_of_the_composing_script(as_main: Any, tmp_path: Path) -> None:
+    assert trainer_import(as_main(CLASS + GUARD), ()) == ("my_script", str(tmp_path.resolve()))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "advice"),
+    [
+        pytest.param(CLASS + "composed = 1\n", "my_script.py", 'if __name__ == "__main__":', id="no-guard"),
+        pytest.param(CLASS + GUARD, "my-script.py", "rename", id="no-identifier"),
+        pytest.param('if __name__ == "__main__":\n    class Mine: pass\n', "s.py", "top level", id="inside-guard"),
+        pytest.param("Mine = type('Mine', (), {})\n" + GUARD, "s.py", "top level", id="made-by-a-call"),
+    ],
+)
+def test_class_of_a_script_that_cannot_be_imported(as_main: Any, text: str, name: str, advice: str) -> None:
+    with pytest.raises(GenerationError, match=re.escape(advice)):
+        trainer_import(as_main(text, name), ())
+
+
+def test_class_of_a_console_or_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("__main__")  # a console's has no __file__
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(CLASS, vars(module))
+    with pytest.raises(GenerationError, match=r"notebook.*\.py file"):
+        trainer_import(vars(module)["Mine"], ())
+
+
+@pytest.mark.parametrize("module", ["__main__", "nowhere", "trainers"])
+def test_class_made_by_exec(module: str) -> None:
+    names: dict[str, Any] = {"__name__": module}
+    exec(CLASS, names)
+    with pytest.raises(GenerationError, match=r"no source file.*\.py file"):
+        trainer_import(names["Mine"], ())
+
+
+class Outer:
+    class Inner(DQN):
+        pass
+
+
+def test_nested_class() -> None:
+    with pytest.raises(GenerationError, match=r"Outer\.Inner.*top level"):
+        trainer_import(Outer.Inner, ())
+
+
+@pytest.mark.parametrize("name", ["Session", "DataStorage", "SETTINGS", "print", "class", "not a name"])
+def test_class_whose_name_the_program_needs(name: str) -> None:
+    taken = type(name, (DQN,), {"__module__": __name__, "__qualname__": name})
+    with pytest.raises(GenerationError, match="another name"):
+        text_of(source(placed("cpu0", "cpu0"), trainer=taken))
+
+
+def test_script_without_guard_says_so_to_its_user(csv_pair: CsvPair, tmp_path: Path) -> None:
+    devices, connections = csv_pair(*ONE_CPU)
+    script = tmp_path / "compose.py"
+    script.write_text(
+        "from pearl import Composer\n"
+        "from pearl.algorithms import DQN\n\n\n"
+        "class Mine(DQN):\n    hidden_sizes = (4,)\n\n\n"
+        "composer = Composer(progress=False)\n"
+        f"composer.set_device_file({str(devices)!r})\n"
+        f"composer.set_connection_file({str(connections)!r})\n"
+        "composer.set_actors(1, env='CartPole-v1')\n"
+        "composer.set_train_function(learner=Mine)\n"
+        "composer.set_replay(100)\n"
+        "composer.runtime_gen(*composer.run(), path='program.py')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "GenerationError" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr
+    assert not (tmp_path / "program.py").exists()
+
+
+# --- where the program goes -----------------------------------------------------------------------------------------
+
+
+def test_unwritable_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    program = source(placed("cpu0", "cpu0"))
+    devices = {device.name: device for device in DEVICES}
+    for path in (tmp_path / "file" / "program.py", tmp_path, Path("/proc/program.py")):
+        with pytest.raises(GenerationError) as caught:
+            generate(path, program, devices)
+        assert str(path) in str(caught.value)
+        assert "another path" in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_failed_generation_leaves_the_earlier_program(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    devices = {device.name: device for device in DEVICES}
+    generate(path, source(placed("cpu0", "cpu0")), devices)
+    before = path.read_text()
+    with pytest.raises(GenerationError):
+        generate(path, source(placed("cpu0", "cpu0"), settings={"value": object()}), devices)
+    assert path.read_text() == before
+    assert os.access(path, os.X_OK)
+
+
+@pytest.mark.usefixtures("quick_profiles")
+def test_program_in_a_new_folder(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*ONE_CPU))
+    composer.run()
+    path = composer.runtime_gen(path=tmp_path / "new" / "folder" / "my_program.py")
+    assert f'run_dir="{Path("runs") / "my_program"}"' in path.read_text()

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CsvPair
+from programs import ONE_CPU, TWO_CPUS, described
+from trainers import TinyDQN
+
+from composer import AssignmentMatrix, Placement
+from composer import Composer as ComposerItself
+from pearl import Composer
+from pearl.errors import ConfigurationError, GenerationError, PlacementError
+
+pytestmark = pytest.mark.usefixtures("quick_profiles")
+
+NULL_GPU = "gpu0,gpu,null,sample_us=500;insert_us=500;update_us=500;learner_us=0.001,,200"
+
+
+def test_the_dozen_lines_in_the_papers_spelling(csv_pair: CsvPair, tmp_path: Path) -> None:
+    device_file, connection_file = csv_pair(*ONE_CPU)
+    composer = Composer(progress=False)
+    composer.set_device_file(device_file)
+    composer.set_connection_file(connection_file)
+    composer.set_opt_metric("Throughput")
+    composer.set_actors(4, env="CartPole-v1")
+    composer.set_train_function(learner=TinyDQN)
+    composer.set_replay(2000, mode="prioritized", fanout=16)
+    replay, learner = composer.run()
+    written = composer.RuntimeGen(replay=replay, learner=learner, path=tmp_path / "cartpole_runtime.py")
+
+    assert written == tmp_path / "cartpole_runtime.py"
+    assert replay.device == learner.device == "cpu0"
+    text = written.read_text()
+    compile(text, str(written), "exec")
+    for chosen in ('env="CartPole-v1"', "count=4", "capacity=2000", "fanout=16", 'folder="', "batch_size=16"):
+        assert chosen in text
+    assert device_file.name in text
+    shown = subprocess.run([sys.executable, written, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--timesteps" in shown
+
+
+def test_pearl_re_exports_the_composer() -> None:
+    assert Composer is ComposerItself
+
+
+def test_results_print_and_convert(csv_pair: CsvPair) -> None:
+    composer = described(csv_pair(*TWO_CPUS, connections=["cpu0,cpu1,1,10"]))
+    composer.run()
+    matrix, placement = composer.matrix, composer.placement
+    for text in (str(matrix), str(placement)):
+        assert "cpu0" in text
+        assert "cpu1" in text
+    for column in ("RM only", "Learner only", "RM & Learner", "measured"):
+        assert column in str(matrix)
+    assert set(matrix.to_pandas().reset_index().astype(str).to_numpy().ravel()) >= {"cpu0", "cpu1", "measured"}
+    assert len(placement.to_pandas()) == 4
+    assert AssignmentMatrix.from_json(matrix.to_json()) == matrix
+    assert Placement.from_json(placement.to_json()) == placement
+    assert json.loads(placement.to_json())
+    (network,) = composer.networks
+    assert network.parameters == 4 * 16 + 16 + 16 * 2 + 2
+
+
+def test_results_exist_after_run_only(csv_pair: CsvPair) -> None:
+    composer = described(csv_pair(*ONE_CPU))
+    for name in ("matrix", "placement", "platform"):
+        with pytest.raises(ConfigurationError, match=r"Composer\.run\(\)"):
+            getattr(composer, name)
+    with pytest.raises(ConfigurationError, match=r"Composer\.run\(\)"):
+        composer.runtime_gen(path="never_written.py")
+
+
+def test_only_what_is_new_is_measured(csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(batch_size: int) -> str:
+        composer = described(
+            csv_pair(*ONE_CPU),
+            training={"batch_size": batch_size},
+            progress=True,
+            calibration=tmp_path / "calibration.json",
+        )
+        composer.run()
+        return capsys.readouterr().out
+
+    assert "profiled: 0 measured" not in said(16)
+    assert "profiled: 0 measured" in said(16)
+    assert "profiled: 0 measured" not in said(32)
+
+
+def test_auto_fanout_picks_a_candidate_and_writes_it(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*ONE_CPU), fanout="auto", capacity=5000)
+    replay, learner = composer.run()
+    assert replay.fanout in (4, 8, 16, 32, 64)
+    text = composer.runtime_gen(replay, learner, tmp_path / "program.py").read_text()
+    assert f"fanout={replay.fanout}," in text
+
+
+def test_two_cpus_offer_both_settings(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*TWO_CPUS, connections=["cpu0,cpu1,1,10"]))
+    replay, learner = composer.run()
+    pairs = {(a.replay_manager, a.learner) for a in composer.placement.alternatives} | {composer.placement.chosen.pair}
+    assert pairs == {(i, j) for i in ("cpu0", "cpu1") for j in ("cpu0", "cpu1")}
+
+    replay = dataclasses.replace(replay, device="cpu0")
+    apart = composer.runtime_gen(replay, dataclasses.replace(learner, device="cpu1"), tmp_path / "apart.py")
+    together = composer.runtime_gen(replay, dataclasses.replace(learner, device="cpu0"), tmp_path / "together.py")
+    assert "setting 1" in apart.read_text()
+    assert "LearnerWorker(" in apart.read_text()
+    assert "setting 2" in together.read_text()
+    assert "TrainingLoop(" in together.read_text()
+
+
+def test_one_edited_configuration_is_enough(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*TWO_CPUS, connections=["cpu0,cpu1,1,10"]))
+    replay, _ = composer.run()
+    composer._placement = composer.placement.with_choice(replay_manager="cpu0", learner="cpu0")
+    moved = dataclasses.replace(replay, device="cpu1")
+    text = composer.runtime_gen(replay=moved, path=tmp_path / "program.py").read_text()
+    apart = next(c for c in composer.placement.candidates if c.pair == ("cpu1", "cpu0"))
+    assert "setting 1" in text
+    assert f"predicted_eps={round(apart.eps, 1)!r}," in text
+
+
+def test_edited_configurations_are_checked(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*ONE_CPU))
+    replay, learner = composer.run()
+    program = tmp_path / "program.py"
+    with pytest.raises(PlacementError, match="cpu7"):
+        composer.runtime_gen(replay, dataclasses.replace(learner, device="cpu7"), program)
+    with pytest.raises(GenerationError, match=r"threads must be .* found 0"):
+        composer.runtime_gen(replay, dataclasses.replace(learner, threads=0), program)
+    with pytest.raises(ConfigurationError, match=r"power of two .* found 7"):
+        composer.runtime_gen(dataclasses.replace(replay, fanout=7), learner, program)
+    assert not program.exists()
+
+
+def test_devices_without_a_backend_are_named_and_left_out(csv_pair: CsvPair) -> None:
+    rows = (*ONE_CPU, "arc,gpu,sycl", "agilex,fpga,sycl")
+    composer = described(csv_pair(*rows, connections=["cpu0,arc,5,10", "cpu0,agilex,5,10"]))
+    replay, learner = composer.run()
+    assert replay.device == learner.device == "cpu0"
+    assert {d.device for d in composer.matrix.unavailable} == {"arc", "agilex"}
+    assert composer.matrix.devices == ("cpu0",)
+    for text in (str(composer.matrix), str(composer.placement)):
+        assert "arc" in text
+        assert "sycl" in text
+
+
+def test_power_efficiency_takes_the_devices_that_save_energy(csv_pair: CsvPair) -> None:
+    times = "sample_us=0.1;insert_us=0.1;update_us=0.1;learner_us={learner_us}"
+    rows = [
+        "cpu0,cpu,cpu,,2,10",
+        f"fast,gpu,null,{times.format(learner_us=1)},,100000",
+        f"frugal,gpu,null,{times.format(learner_us=2)},,1",
+    ]
+    files = csv_pair(*rows, connections=["cpu0,fast,0.001,1000", "cpu0,frugal,0.001,1000"])
+    chosen = {}
+    for metric in ("throughput", "PowerEfficiency"):
+        composer = described(files)
+        composer.set_opt_metric(metric)
+        _, learner = composer.run()
+        chosen[metric] = learner.device
+    assert chosen == {"throughput": "fast", "PowerEfficiency": "frugal"}
+
+
+def test_power_efficiency_needs_watts(csv_pair: CsvPair) -> None:
+    composer = described(csv_pair("cpu0,cpu,cpu,,2,"))
+    composer.set_opt_metric("power_efficiency")
+    with pytest.raises(ConfigurationError, match=r"'cpu0'.*'active_watts'"):
+        composer.run()
+
+
+def test_null_devices_are_placed_but_never_programmed(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*ONE_CPU, NULL_GPU, connections=["cpu0,gpu0,0.001,1000"]))
+    replay, learner = composer.run()
+    assert learner.device == "gpu0"
+    assert "modelled" in str(composer.matrix)
+    with pytest.raises(GenerationError, match="gpu0.*null device"):
+        composer.runtime_gen(replay, learner, tmp_path / "program.py")
+    assert not (tmp_path / "program.py").exists()
+
+
+def test_own_memory_is_checked_before_anything_is_measured(
+    csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composer = described(csv_pair(*ONE_CPU), capacity=10**13)
+    monkeypatch.setattr("composer.composer.Profiler", None)  # profiling would fail
+    with pytest.raises(ConfigurationError, match="memory are free"):
+        composer.run()
+
+
+def test_missing_calls_are_named(csv_pair: CsvPair) -> None:
+    devices, connections = csv_pair(*ONE_CPU)
+    composer = Composer(progress=False)
+    composer.set_device_file(devices)
+    composer.set_connection_file(connections)
+    with pytest.raises(ConfigurationError) as caught:
+        composer.run()
+    for call in ("set_actors", "set_train_function", "set_replay"):
+        assert call in str(caught.value)
+
+
+def test_one_file_without_the_other(csv_pair: CsvPair) -> None:
+    devices, connections = csv_pair(*ONE_CPU)
+    composer = Composer(progress=False)
+    composer.set_device_file(devices)
+    with pytest.raises(ConfigurationError, match="set_connection_file"):
+        composer.run()
+    composer = Composer(progress=False)
+    composer.set_connection_file(connections)
+    with pytest.raises(ConfigurationError, match="set_device_file"):
+        composer.run()

@@ -1,0 +1,121 @@
+"""Greedy evaluation: how many episodes, whose, and which actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from pearl.actors.exploration import EpsilonGreedy
+from pearl.algorithms import DQN, Batch
+from pearl.runtime.evaluation import Evaluation, evaluate
+from pearl.spec import ActorSpec
+
+
+class LongOrShort(gym.Env[np.ndarray, Any]):
+    """Chance decides per environment whether all its episodes take 1 step or 40; a step is worth the action taken."""
+
+    made = 0
+    closed = 0
+
+    def __init__(self, first_action: int = 0) -> None:
+        LongOrShort.made += 1
+        self.observation_space = spaces.Box(0, 100, (2,), np.float64)
+        self.action_space = spaces.Discrete(4, start=first_action)
+        self._length = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._length = self._length or (1 if self.np_random.random() < 0.5 else 40)
+        self._step = 0
+        return np.array([self._length, 0.0]), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self._step += 1
+        ended = self._step == self._length
+        return np.array([self._length, self._step]), float(action), ended and self._length == 1, ended, {}
+
+    def close(self) -> None:
+        LongOrShort.closed += 1
+
+
+gym.register("PearlLongOrShort-v0", lambda **k: LongOrShort(**k), disable_env_checker=True)
+
+
+class Always:
+    exploration = EpsilonGreedy(1.0, 1.0, 1)
+
+    def __init__(self, action: int) -> None:
+        self.net = nn.Linear(1, 1)
+        self.action = action
+        self.batches: set[int] = set()
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        assert obs.dtype == torch.float32
+        self.batches.add(len(obs))
+        return torch.full((len(obs),), self.action)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("evaluation does not train")
+
+
+@pytest.mark.parametrize("episodes", [1, 7, 100, 130, 200])
+def test_exactly_as_many_episodes_as_asked_for(episodes: int) -> None:
+    result = evaluate(Always(1), ActorSpec("PearlLongOrShort-v0"), episodes, seed=0)
+    assert result.returns.shape == result.lengths.shape == (episodes,)
+    assert set(result.lengths.tolist()) <= {1, 40}
+    assert np.array_equal(result.returns, result.lengths)
+
+
+def test_short_episodes_are_not_over_represented() -> None:
+    # 100 environments, half of which could play 40 episodes while the others play one: each plays two.
+    result = evaluate(Always(1), ActorSpec("PearlLongOrShort-v0"), 200, seed=0)
+    of_each_kind = {length: int((result.lengths == length).sum()) for length in (1, 40)}
+    once = evaluate(Always(1), ActorSpec("PearlLongOrShort-v0"), 100, seed=0)
+    assert of_each_kind == {length: 2 * int((once.lengths == length).sum()) for length in (1, 40)}
+    assert 50 < of_each_kind[1] < 150
+
+
+@pytest.mark.parametrize("first_action", [0, 2])
+def test_actions_are_greedy_and_in_the_environments_numbers(first_action: int) -> None:
+    spec = ActorSpec("PearlLongOrShort-v0", env_kwargs={"first_action": first_action})
+    result = evaluate(Always(1), spec, 20, seed=1)
+    assert np.array_equal(result.returns, result.lengths * (1 + first_action))
+
+
+def test_a_seed_decides_the_result() -> None:
+    trainer = DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
+    first, again, other = (evaluate(trainer, ActorSpec("CartPole-v1"), 12, seed=seed) for seed in (3, 3, 4))
+    assert np.array_equal(first.returns, again.returns)
+    assert np.array_equal(first.lengths, again.lengths)
+    assert not np.array_equal(first.returns, other.returns)
+    assert np.array_equal(first.returns, first.lengths)
+
+
+def test_an_environments_own_vector_is_not_used() -> None:
+    trainer = DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
+    plain = evaluate(trainer, ActorSpec("CartPole-v1"), 5, seed=3)
+    vector = evaluate(trainer, ActorSpec("CartPole-v1", vectorization="vector_entry_point"), 5, seed=3)
+    assert np.array_equal(plain.returns, vector.returns)
+
+
+def test_environments_are_closed_even_if_the_policy_fails() -> None:
+    class Fails(Always):
+        def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no action")
+
+    LongOrShort.made = LongOrShort.closed = 0
+    with pytest.raises(RuntimeError, match="no action"):
+        evaluate(Fails(0), ActorSpec("PearlLongOrShort-v0"), 3, seed=0)
+    assert LongOrShort.made == LongOrShort.closed == 3
+
+
+def test_mean_and_spread() -> None:
+    result = Evaluation(np.array([1.0, 3.0]), np.array([1, 1]))
+    assert (result.mean, result.std) == (2.0, 1.0)

@@ -1,0 +1,211 @@
+"""The Learner on torch: sub-batches, weight snapshots, priorities; on the CPU and, where there is one, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from pearl.algorithms import DDPG, DQN, Batch, Trainer
+from pearl.algorithms.trainer import modules_of
+from pearl.errors import ConfigurationError
+from pearl.learner.torch_learner import TorchLearner, load_policy_weights
+
+OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
+CASES = [(DQN, spaces.Discrete(3)), (DDPG, spaces.Box(-2.0, 2.0, (2,), np.float32))]
+ROWS = 50  # 3 and 4 do not divide it
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU that torch can use")
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])])
+each_algorithm = pytest.mark.parametrize(("algorithm", "actions"), CASES, ids=["dqn", "ddpg"])
+
+
+def batch_of(actions: spaces.Space[Any], seed: int, rows: int = ROWS) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    action = (
+        rng.uniform(-2, 2, (rows, 2)).astype(np.float32)
+        if isinstance(actions, spaces.Box)
+        else rng.integers(0, 3, rows)
+    )
+    columns = {
+        "obs": rng.normal(size=(rows, 6)).astype(np.float32),
+        "action": action,
+        "reward": rng.normal(size=rows).astype(np.float32),
+        "next_obs": rng.normal(size=(rows, 6)).astype(np.float32),
+        "discount": np.where(rng.random(rows) < 0.2, 0, 0.99).astype(np.float32),
+    }
+    return columns, rng.uniform(0.1, 1.0, rows).astype(np.float32)
+
+
+def trained(
+    algorithm: type[Trainer], actions: spaces.Space[Any], device: str, sub_batches: int
+) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:
+    """All weights after three steps, and the priorities of each."""
+    trainer = algorithm(OBS, actions, device=device, hidden_sizes=(32, 16), max_grad_norm=0.5)
+    learner = TorchLearner(trainer, device=device, sub_batches=sub_batches)
+    learner.prepare()
+    priorities = [learner.step(*batch_of(actions, seed)).priorities for seed in range(3)]
+    weights = {
+        f"{name}.{key}": value.cpu()
+        for name, module in modules_of(trainer).items()
+        for key, value in module.state_dict().items()
+    }
+    assert trainer.gradient_steps == 3
+    return weights, priorities
+
+
+@each_device
+@each_algorithm
+@pytest.mark.parametrize("sub_batches", [2, 3, 4])
+def test_sub_batches_train_as_the_whole_batch(
+    algorithm: type[Trainer], actions: spaces.Space[Any], sub_batches: int, device: str
+) -> None:
+    whole, priorities = trained(algorithm, actions, device, 1)
+    parts, part_priorities = trained(algorithm, actions, device, sub_batches)
+    for name, expected in whole.items():
+        difference = float((parts[name] - expected).norm() / expected.norm().clamp(min=1e-12))
+        # Adam divides by the gradient's own size: where that is nearly 0, summation order shows.
+        assert difference <= (1e-6 if device == "cpu" else 1e-4), name
+    for expected_row, row in zip(priorities, part_priorities, strict=True):
+        assert row.shape == (ROWS,)
+        np.testing.assert_allclose(row, expected_row, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sub_batches", [2, 8])
+def test_a_batch_smaller_than_the_count_of_sub_batches(sub_batches: int) -> None:
+    trainer = DQN(OBS, spaces.Discrete(3))
+    learner = TorchLearner(trainer, sub_batches=sub_batches)
+    batch, weights = batch_of(spaces.Discrete(3), 0, rows=3)
+    assert learner.step(batch, weights).priorities.shape == (3,)
+
+
+@each_device
+@each_algorithm
+def test_priorities_are_the_absolute_td_errors_before_the_step(
+    algorithm: type[Trainer], actions: spaces.Space[Any], device: str
+) -> None:
+    trainer = algorithm(OBS, actions, device=device)
+    batch, weights = batch_of(actions, 0)
+    columns = Batch(*(torch.as_tensor(batch[name]).to(device) for name in Batch._fields))
+    with torch.no_grad():
+        if isinstance(trainer, DQN):
+            value = trainer.q(columns.obs)[torch.arange(ROWS), columns.action]
+            # Targets still equal their networks: the double and the plain target are the same.
+            after = trainer.q(columns.next_obs).amax(1)
+        else:
+            assert isinstance(trainer, DDPG)
+            value = trainer.critic(columns.obs, columns.action)
+            after = trainer.critic(columns.next_obs, trainer.actor(columns.next_obs))
+        expected = (value - columns.reward - columns.discount * after).abs().cpu().numpy()
+    learner = TorchLearner(trainer, device=device)
+    learner.prepare()
+    result = learner.step(batch, weights)
+    assert result.priorities.dtype == np.float32
+    np.testing.assert_allclose(result.priorities, expected, rtol=1e-4, atol=1e-5)
+    assert result.metrics["td_error"] == pytest.approx(expected.mean(), rel=1e-4)
+
+
+@each_algorithm
+def test_the_callers_batch_may_be_reused_after_the_step(algorithm: type[Trainer], actions: spaces.Space[Any]) -> None:
+    learner = TorchLearner(algorithm(OBS, actions))
+    batch, weights = batch_of(actions, 0)
+    kept = {name: column.copy() for name, column in batch.items()}
+    priorities = learner.step(batch, weights).priorities
+    assert all(np.array_equal(batch[name], kept[name]) for name in kept)
+    before = priorities.copy()
+    for column in batch.values():
+        column.fill(0)
+    learner.step(*batch_of(actions, 1))
+    assert np.array_equal(priorities, before)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class Normalised:
+    """A policy with floating buffers, and a counter that is none."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.policy = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device)
+        self.critic = nn.Linear(6, 1)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.policy(obs)
+        return values.argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return batch.reward.abs() * weights
+
+
+@each_device
+def test_weights_and_buffers_reach_another_trainer(device: str) -> None:
+    source, target = Normalised(device), Normalised()
+    with torch.no_grad():
+        source.policy(torch.randn(64, 6, device=device) * 3 + 1)  # moves the running statistics
+    learner = TorchLearner(source, device=device)
+    assert learner.weight_count == (6 * 4 + 4) + 4 * 4 + (4 * 2 + 2)
+    snapshot = np.full(learner.weight_count, np.nan, np.float32)
+    learner.write_weights(snapshot)
+    critic = target.critic.weight.detach().clone()
+    load_policy_weights(target, snapshot)
+    for name, value in source.policy.state_dict().items():
+        if value.is_floating_point():
+            assert torch.equal(target.policy.state_dict()[name], value.cpu()), name
+    assert float(target.policy.state_dict()["1.running_mean"].abs().sum()) > 0
+    assert torch.equal(target.critic.weight, critic)
+    # A copy: training on does not change what was handed over.
+    before = snapshot.copy()
+    with torch.no_grad():
+        for p in source.policy.parameters():
+            p.add_(1)
+    assert np.array_equal(snapshot, before)
+
+
+@each_device
+@each_algorithm
+def test_snapshots_follow_training(algorithm: type[Trainer], actions: spaces.Space[Any], device: str) -> None:
+    trainer = algorithm(OBS, actions, device=device)
+    learner = TorchLearner(trainer, device=device)
+    learner.prepare()
+    snapshots = np.zeros((2, learner.weight_count), np.float32)
+    learner.write_weights(snapshots[0])
+    learner.step(*batch_of(actions, 0))
+    learner.write_weights(snapshots[1])
+    assert not np.array_equal(snapshots[0], snapshots[1])
+    actor_side = algorithm(OBS, actions, seed=99)
+    load_policy_weights(actor_side, snapshots[1])
+    obs = torch.randn(40, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(actor_side.policy(obs), trainer.policy(obs.to(device)).cpu(), rtol=1e-4, atol=1e-5)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_with_its_own_update_takes_whole_batches_only() -> None:
+    with pytest.raises(ConfigurationError, match=r"Normalised defines its own update_policy.*sub_batches must be 1"):
+        TorchLearner(Normalised(), sub_batches=2)
+    batch, weights = batch_of(spaces.Discrete(3), 0)
+    np.testing.assert_allclose(
+        TorchLearner(Normalised()).step(batch, weights).priorities, abs(batch["reward"]) * weights
+    )
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"sub_batches": 0}, {"threads": -1, "sub_batches": 2}])
+def test_counts_below_one_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="threads and sub_batches must be at least 1; found"):
+        TorchLearner(DQN(OBS, spaces.Discrete(3)), **options)  # type: ignore[arg-type]
+
+
+def test_preparing_sets_the_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            TorchLearner(DQN(OBS, spaces.Discrete(3)), threads=threads).prepare()
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
