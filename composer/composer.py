@@ -128,7 +128,6 @@ class Composer:
         self._problem = self._check_problem()
         profiler = Profiler(self._platform, self._problem, CalibrationStore(self._store_path), self._reporter())
         self._matrix = profiler.matrix()
-        self._collection = profiler.collection_us()
         if not self._matrix.rows:
             reasons = "; ".join(f"{d.device}: {d.reason}" for d in self._matrix.unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")

@@ -144,6 +144,7 @@ class Profiler:
         rows = tuple(self._row(device) for device in devices)
         return AssignmentMatrix(rows, tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable))
 
+    @functools.cached_property
     def collection_us(self) -> Measurement:
         """Microseconds in which all actors together produce one transition."""
         actors = self.problem.actors
@@ -212,8 +213,10 @@ class Profiler:
             )
             cells.append(LearnerCell(found["step"], threads, parts, parts if device.backend == "cuda" else 1))
         if device.backend == "cpu":
-            # The paper's rule: as few threads as keep up with the Actors; all of them together if none does.
-            collect_us = self.collection_us().value_us * self.problem.train.batch_size
+            # The paper's rule: as few threads as keep up with the Actors; the fastest if none does. Of each transition
+            # collected, replay_ratio samples are trained.
+            train = self.problem.train
+            collect_us = self.collection_us.value_us * train.batch_size / train.replay_ratio
             for cell in cells:
                 if cell.step.value_us <= collect_us:
                     return cell

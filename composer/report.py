@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from composer.matrix import AssignmentMatrix, Cell, Measurement, UnavailableDevice
     from composer.placement import Placement
 
-_WIDTH = 100
+_WIDTH = 120
+_LINES = ("sample", "insert", "update", "step", "with")
 
 
 def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
-    """The table of a matrix, and the devices left out."""
+    """The table of a matrix, a line per latency, and the devices left out."""
     table = Table(title="Primitive-device assignment matrix, microseconds of one iteration", box=box.ASCII2)
-    for heading in ("device", *matrix.columns):
+    for heading in ("device", "", *matrix.columns):
         table.add_column(heading)
     for row in matrix.rows:
-        table.add_row(Text(row.device), *(Text(_cell_text(cell)) for _, cell in row.cells()), end_section=True)
+        columns = [_cell_lines(cell) for _, cell in row.cells()]
+        for number, name in enumerate(_LINES):
+            device = Text(row.device if number == 0 else "")
+            cells = [Text(lines.get(name, "")) for lines in columns]
+            table.add_row(device, name, *cells, end_section=name == _LINES[-1])
     return Group(table, *_unavailable_lines(matrix.unavailable))
 
 
@@ -51,9 +56,12 @@ def microseconds(value: float) -> str:
     return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 
-def _cell_text(cell: Cell) -> str:
-    lines = [f"{name:<7}{microseconds(m.value_us):>8}  {_source_text(m)}" for name, m in cell.measurements()]
-    return "\n".join([*lines, cell.parameters])
+def _cell_lines(cell: Cell) -> dict[str, str]:
+    """What a cell shows in each line of its device."""
+    if not cell.measurements():
+        return {_LINES[0]: cell.parameters}
+    lines = {name: f"{microseconds(m.value_us):>7} {_source_text(m)}" for name, m in cell.measurements()}
+    return {**lines, "with": cell.parameters}
 
 
 def _source_text(measurement: Measurement) -> str:

@@ -36,7 +36,7 @@ def batch_of(actions: spaces.Space[Any], seed: int = 0, rows: int = ROWS) -> tup
     else:
         action = torch.as_tensor(rng.integers(0, 3, rows))
     discount = np.where(rng.random(rows) < 0.25, 0.0, 0.97)
-    columns = (rng.normal(size=(rows, 6)), rng.normal(size=rows) * 2, rng.normal(size=(rows, 6)), discount)
+    columns = (3 * rng.normal(size=(rows, 6)), rng.normal(size=rows) * 2, 3 * rng.normal(size=(rows, 6)), discount)
     obs, reward, next_obs, discounts = (torch.as_tensor(c, dtype=torch.float32) for c in columns)
     return Batch(obs, action, reward, next_obs, discounts), torch.as_tensor(rng.uniform(0.1, 1, rows)).float()
 
@@ -84,15 +84,19 @@ def dqn_loss(
     return (huber * weights.double()).sum() / len(obs), error.detach()
 
 
+def unsquashed(state: State, obs: torch.Tensor) -> torch.Tensor:
+    return dense(state, "network.", (0, 2, 4), obs / 5)  # observations lie in [-5, 5]
+
+
 def act(state: State, obs: torch.Tensor) -> torch.Tensor:
     low, high = torch.as_tensor(BOX.low).double(), torch.as_tensor(BOX.high).double()
-    return (low + high) / 2 + (high - low) / 2 * torch.tanh(dense(state, "network.", (0, 2, 4), obs))
+    return (low + high) / 2 + (high - low) / 2 * torch.tanh(unsquashed(state, obs))
 
 
 def criticise(state: State, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     low, high = torch.as_tensor(BOX.low).double(), torch.as_tensor(BOX.high).double()
     scaled = (action - (low + high) / 2) / ((high - low) / 2)
-    return dense(state, "network.", (0, 2, 4), torch.cat((obs, scaled), 1))[:, 0]
+    return dense(state, "network.", (0, 2, 4), torch.cat((obs / 5, scaled), 1))[:, 0]
 
 
 def critic_loss(
@@ -107,7 +111,13 @@ def critic_loss(
 
 
 def actor_loss(actor: State, critic: State, batch: Batch) -> torch.Tensor:
-    return -criticise(critic, batch.obs.double(), act(actor, batch.obs.double())).sum() / len(batch.obs)
+    """Minus the mean value, and a tenth of the squares by which outputs before tanh exceed 2."""
+    obs = batch.obs.double()
+    outputs = unsquashed(actor, obs)
+    saturated = outputs.abs() > 2
+    assert 2 < int(saturated.sum()) < saturated.numel() - 2, "the batch must try both sides of the penalty"
+    penalty = ((outputs.abs() - 2) ** 2 * saturated).sum()
+    return (0.1 * penalty - criticise(critic, obs, act(actor, obs)).sum()) / len(obs)
 
 
 def gradients(loss: torch.Tensor, state: State) -> State:
@@ -131,10 +141,12 @@ def assert_close(module: nn.Module, expected: State, tolerance: float = 1e-5) ->
 
 def estranged(trainer_class: type[Trainer], actions: spaces.Space[Any], **settings: Any) -> Any:
     """A trainer whose targets differ from its networks, as in the middle of a run."""
-    trainer, other = (trainer_class(OBS, actions, seed=seed, hidden_sizes=(32, 16), **settings) for seed in (0, 1))
-    for name, module in modules_of(trainer).items():
-        if name.startswith("target"):
-            module.load_state_dict(modules_of(other)[name].state_dict())
+    trainer = trainer_class(OBS, actions, hidden_sizes=(32, 16), **settings)
+    gain, generator = 1.5 if issubclass(trainer_class, DDPG) else 0.6, torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in modules_of(trainer).values():
+            for p in module.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * gain / p.shape[-1] ** 0.5)
     return trainer
 
 
@@ -254,14 +266,26 @@ def test_ddpg_follows_the_reference_over_steps() -> None:
             assert_close(modules_of(trainer)[name], expected)
 
 
-def test_ddpg_actions_fill_the_box_and_never_leave_it() -> None:
-    trainer = DDPG(OBS, BOX)
+WIDE = spaces.Box(-np.float32(5e4), np.float32(1e5), (2, 2), np.float32)
+
+
+@pytest.mark.parametrize("box", [BOX, WIDE], ids=["narrow", "wide"])
+def test_ddpg_actions_fill_the_box_and_never_leave_it(box: spaces.Box) -> None:
+    trainer = estranged(DDPG, box)
     with torch.no_grad():
-        obs = torch.randn(500, 6) * 1000
-        action = trainer.get_action(obs).numpy()
-    assert (action >= BOX.low).all()
-    assert (action <= BOX.high).all()
-    assert (np.ptp(action, axis=0) > 0.5 * (BOX.high - BOX.low)).all()
+        action = trainer.get_action(torch.randn(500, 6) * 100).numpy()
+    assert action.shape == (500, *box.shape)
+    assert (action >= box.low).all()
+    assert (action <= box.high).all()
+    assert (np.ptp(action, axis=0) > 0.9 * (box.high - box.low)).all()
+
+
+def test_a_new_policy_acts_near_the_centre_of_the_box() -> None:
+    with torch.no_grad():
+        action = DDPG(OBS, BOX).get_action(torch.randn(500, 6)).numpy()
+    half = (BOX.high - BOX.low) / 2
+    assert (np.abs(action - (BOX.high + BOX.low) / 2) < 0.1 * half).all()
+    assert (np.ptp(action, axis=0) > 0).all()
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_numpy_text_is_written_as_text() -> None:
     assert literal(np.str_("quick")) == '"quick"'
 
 
-def test_explorations_are_imported(tmp_path: Path) -> None:
+def test_explorations_are_imported() -> None:
     text = text_of(source(placed("cpu0", "cpu0"), settings={"exploration": EpsilonGreedy(steps=5)}))
     names: dict[str, Any] = {"__name__": "generated", "__doc__": None}
     exec(compile(text, "generated", "exec"), names)
@@ -392,8 +392,11 @@ def test_script_without_guard_says_so_to_its_user(csv_pair: CsvPair, tmp_path: P
     devices, connections = csv_pair(*ONE_CPU)
     script = tmp_path / "compose.py"
     script.write_text(
+        "import functools\n\n"
+        "import composer.composer as quick\n"
         "from pearl import Composer\n"
-        "from pearl.algorithms import DQN\n\n\n"
+        "from pearl.algorithms import DQN\n\n"
+        "quick.Profiler = functools.partial(quick.Profiler, budget_s=0.01)\n\n\n"
         "class Mine(DQN):\n    hidden_sizes = (4,)\n\n\n"
         "composer = Composer(progress=False)\n"
         f"composer.set_device_file({str(devices)!r})\n"

@@ -103,7 +103,7 @@ def test_printed_matrix_shows_sources_reasons_and_what_is_left_out() -> None:
     for expected in ("RM & Learner", "3.00", "n=5 +-40%", "1,234", "modelled", "not possible: its SRAM", "fanout 16"):
         assert expected in text
     assert "gpu0 is left out: torch finds no CUDA device" in text
-    assert all(len(line) <= 100 for line in text.splitlines())
+    assert all(len(line) <= 120 for line in text.splitlines())
     assert "\x1b" not in text
 
 

@@ -25,7 +25,7 @@ def linear(inputs: int, outputs: int) -> int:
 
 
 def test_an_mlp() -> None:
-    network = extract_network("policy", mlp(4, (64, 32), 2, output=nn.Tanh), (4,))
+    network = extract_network("policy", nn.Sequential(*mlp(4, (64, 32), 2), nn.Tanh()), (4,))
     assert kinds(network) == ["linear", "relu", "linear", "relu", "linear", "tanh"]
     assert [layer.in_shape for layer in network.layers] == [(4,), (64,), (64,), (32,), (32,), (2,)]
     assert [layer.out_shape for layer in network.layers] == [(64,), (64,), (32,), (32,), (2,), (2,)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -21,15 +23,15 @@ _FINAL_RANGE = 3e-3  # of the last layers' initial weights (Lillicrap et al. 201
 
 
 class ToUnit(nn.Module):
-    """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; where bounds are wide or infinite, identity."""
+    """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; where bounds exceed `widest`, identity."""
 
     center: torch.Tensor
     half_range: torch.Tensor
 
-    def __init__(self, box: spaces.Box) -> None:
+    def __init__(self, box: spaces.Box, widest: float = math.inf) -> None:
         super().__init__()
         low, high = torch.as_tensor(box.low).double().flatten(), torch.as_tensor(box.high).double().flatten()
-        scaled = (low >= -_WIDEST) & (high <= _WIDEST) & (high > low)
+        scaled = (low >= -widest) & (high <= widest) & (high > low)
         one = torch.ones_like(low)
         self.register_buffer("center", torch.where(scaled, (high + low) / 2, 0 * one).float())
         self.register_buffer("half_range", torch.where(scaled, (high - low) / 2, one).float())
@@ -52,7 +54,7 @@ class Policy(nn.Module):
 
     def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
         super().__init__()
-        self.observation_scale, self.network = ToUnit(observations), network
+        self.observation_scale, self.network = ToUnit(observations, _WIDEST), network
         self.squash, self.action_scale = nn.Tanh(), FromUnit(actions)
         self._shape = actions.shape
 
@@ -76,7 +78,8 @@ class Critic(nn.Module):
 
     def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
         super().__init__()
-        self.observation_scale, self.action_scale, self.network = ToUnit(observations), ToUnit(actions), network
+        self.observation_scale, self.action_scale = ToUnit(observations, _WIDEST), ToUnit(actions)
+        self.network = network
 
     def forward(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Values of `(obs, action)` pairs."""

@@ -112,6 +112,7 @@ class Session:
         self._progressed = False
         self._td_error = math.nan
         self._logged_at = -math.inf
+        self._saved = (-1, options.checkpoint_dir)  # the steps of the newest checkpoint, and where it is
         self._rate = StepRate()
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
@@ -454,7 +455,8 @@ class Session:
     def save(self) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
-        return self._state.save(self.options.checkpoint_dir, counters)
+        self._saved = (counters.env_steps, self._state.save(self.options.checkpoint_dir, counters))
+        return self._saved[1]
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -465,7 +467,8 @@ class Session:
         if self.options.bench:
             write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **rates})
             return self.exit_code
-        self._say(f"Checkpoint:     {self.save()}")
+        steps, checkpoint = self._saved
+        self._say(f"Checkpoint:     {checkpoint if steps == self.counters.env_steps else self.save()}")
         if self._failure is not None:
             raise self._failure
         summary: dict[str, object] = {

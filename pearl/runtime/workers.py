@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,17 @@ from pearl.spec import FieldSpec, TransitionSpec
 
 
 class Storage(Protocol):
-    """What the workers need of a Data Storage."""
+    """A Data Storage in the host's memory."""
 
-    def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
-        """The rows at `indices`, in `out` where it is given."""
-        ...
+    def gather(
+        self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None
+    ) -> Mapping[str, np.ndarray]: ...
+
+
+class LearnerStorage(Protocol):
+    """A Data Storage wherever the Learner is; its columns are what the Learner takes."""
+
+    def gather(self, indices: np.ndarray) -> Mapping[str, Any]: ...
 
 
 class Worker:
@@ -120,7 +126,7 @@ class AssignmentQueue(ColumnQueue):
         super().__init__(batch_fields(batch_size, transition), slots)
         self._names = [f.name for f in transition.fields] if transition is not None else []
 
-    def assign(self, sample: Sample, storage: Storage) -> None:
+    def assign(self, sample: Sample, storage: Storage | None = None) -> None:
         """Host: hand a sampled batch to the Learner, with its transitions unless they stay with the Learner."""
         message = self.reserve(timeout_s=60.0)
         if message is None:
@@ -129,6 +135,7 @@ class AssignmentQueue(ColumnQueue):
         message["weights"][:] = sample.weights
         message["generations"][:] = sample.generations
         if self._names:
+            assert storage is not None
             storage.gather(sample.indices, {name: message[name] for name in self._names})
         self.publish()
 
@@ -164,7 +171,7 @@ class LearnerWorker(Worker):
         *,
         target: Learner,
         weight_sync_interval: int,
-        storage: Storage | None = None,
+        storage: LearnerStorage | None = None,
     ) -> None:
         super().__init__("Learner", laq, bell, target.prepare)
         self._ldq, self._learner, self._storage = ldq, target, storage

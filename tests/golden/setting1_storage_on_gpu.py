@@ -144,9 +144,9 @@ def main() -> int:
             if session.may_sample():
                 rrq.write_sample(TRAIN.batch_size, session.beta)
                 session.sampling()
-            # A batch is sampled: the Learner gets its transitions.
+            # A batch is sampled: the Learner gets its indices and gathers the transitions itself.
             if sample := rrq.poll():
-                laq.assign(sample, storage)
+                laq.assign(sample)
                 session.sampled(sample.indices)
             # Populate the replay while the Learner trains, never a slot that it trains on.
             if session.insertion_due(buffer):
