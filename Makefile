@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(shell find kernels CMakeLists.txt -type f 2>/dev/null)
+MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -54,7 +55,7 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure
 
 docs: setup  ## API reference from the docstrings, into docs/api
-	$(BIN)/pdoc --docformat google --output-directory docs/api pearl composer
+	$(BIN)/pdoc --output-directory docs/api $(MODULES)
 
 bench-solve: setup  ## The learning results of docs/benchmarks.md: three examples, three seeds each
 	$(BIN)/python -m benchmarks.solve

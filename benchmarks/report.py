@@ -49,7 +49,10 @@ def section(result: dict[str, Any]) -> str:
     ]
     rows = result["rows"]
     if any(row["peer"] for row in rows):
-        lines += ["| case | ours | peer | theirs | unit | times better | spread of ours | n |", "|---|--:|---|--:|---|--:|--:|--:|"]
+        lines += [
+            "| case | ours | peer | theirs | unit | times better | spread of ours | n |",
+            "|---|--:|---|--:|---|--:|--:|--:|",
+        ]
         for row in rows:
             theirs = number(row["theirs"]) if row["theirs"] is not None else row["reason"]
             lines.append(

@@ -84,7 +84,14 @@ def main() -> None:
                 failed.append(goal.environment)
             middle = len(means) // 2
             rows += [
-                Row(f"{goal.environment}: mean return", means[middle], "return", "higher", (means[0], means[-1]), len(means)),
+                Row(
+                    f"{goal.environment}: mean return",
+                    means[middle],
+                    "return",
+                    "higher",
+                    (means[0], means[-1]),
+                    len(means),
+                ),
                 Row(f"{goal.environment}: training", times[middle], "s", "lower", (times[0], times[-1]), len(times)),
             ]
     if arguments.only is None:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import dataclasses
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.profiling import Problem, torch_device
 from composer.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.trainer_source import trainer_import
+from pearl import algorithms
 from pearl.devices.description import Device
 from pearl.errors import GenerationError
+from pearl.runtime.earlier import put_aside
 
 _COMMON_NAMES = {
     *("CollectionBuffer", "DataCollectionQueue", "Program", "Session", "WeightSyncQueue"),
@@ -38,6 +41,10 @@ _TAKEN_NAMES = {
     *dir(builtins),
 }
 
+logger = logging.getLogger("pearl.composer")
+
+_SEAL = "\n# As composed: sha256 "  # ends a program, so that an edited one is told from one as composed
+
 
 @dataclass(frozen=True)
 class ProgramSource:
@@ -54,8 +61,11 @@ class ProgramSource:
     until_return: float | None
 
 
-def _digest(path: Path | None) -> str:
-    return f"{path.name} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" if path else "discovered"
+def _origin(source: ProgramSource) -> str:
+    """What the devices were read from, so that a program can be told from that of other files."""
+    files = [path for path in (source.device_file, source.connection_file) if path is not None]
+    digests = [f"{path.name} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
+    return ", ".join(digests) or "the devices found on the machine that composed it"
 
 
 def _check_backends(replay: Device, learner: Device) -> None:
@@ -94,8 +104,9 @@ def _imported_names(source: ProgramSource, setting: int, folder: str, *, storage
         modules["pearl.replay.torch_storage"].add("TorchDataStorage")
         modules["pearl.replay"].remove("DataStorage")
     if not folder:
-        module = problem.trainer_class.__module__
-        modules.setdefault(module, set()).add(problem.trainer_class.__name__)
+        name, module = problem.trainer_class.__name__, problem.trainer_class.__module__
+        public = module.startswith("pearl.algorithms.") and getattr(algorithms, name, None) is problem.trainer_class
+        modules.setdefault("pearl.algorithms" if public else module, set()).add(name)
     return imports(modules, expanded=("pearl.runtime",))
 
 
@@ -119,7 +130,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "imports": _imported_names(source, setting, folder, storage_on_learner=storage_on_learner),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting),
-        "composed_from": f"{_digest(source.device_file)}, {_digest(source.connection_file)}",
+        "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "actors": problem.actors,
@@ -175,15 +186,34 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def _seal(text: str) -> str:
+    return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def _edited(path: Path) -> bool:
+    """Is there a program at `path` that is not as it was composed?"""
+    if not path.exists():
+        return False
+    found = path.read_text(encoding="utf-8")
+    text, mark, _ = found.rpartition(_SEAL)
+    return not mark or found != text + _seal(text)
+
+
 def generate(path: Path, source: ProgramSource, devices: Mapping[str, Device]) -> Path:
-    """Write the program to `path`; GenerationError if it cannot be written."""
+    """Write the program to `path`; GenerationError if it cannot be written.
+
+    A program there that was edited since it was composed is kept under another name, which a warning tells.
+    """
     text = render(source, devices)
+    text += _seal(text)
     try:
+        if _edited(path):
+            logger.warning("%s was edited since it was composed; it is kept as %s.", path, put_aside(path).name)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.chmod(0o755)
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise GenerationError(f"The program cannot be written to {path}: {error}. Choose another path.") from error
     return path

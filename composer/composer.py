@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
 from composer.codegen import ProgramSource, generate
@@ -15,6 +17,7 @@ from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform
 from composer.profiling import Problem, Profiler
 from pearl.actors.environment import make_vector_env, reward_threshold
+from pearl.actors.exploration import make_explorer
 from pearl.algorithms.trainer import check_trainer_class, make_trainer
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import ConfigurationError, GenerationError, PlacementError
@@ -149,6 +152,7 @@ class Composer:
         learner: LearnerConfig | None = None,
         path: str | Path = "runtime_program.py",
         *,
+        placement: Placement | None = None,
         timesteps: int = 100_000,
         run_dir: str | Path | None = None,
         until_return: float | None = None,
@@ -156,10 +160,10 @@ class Composer:
         """Write the runtime program to `path`; returns it.
 
         `replay` and `learner` are what `run` returned, edited or not; another pair of devices is taken from the
-        placement's alternatives. `timesteps`, `run_dir` and `until_return` become the program's defaults (the
+        placement's alternatives. An edited `placement` replaces the composer's own. `timesteps`, `run_dir` and `until_return` become the program's defaults (the
         latter: the environment's registered reward threshold).
         """
-        placement = self.placement
+        placement = placement or self.placement
         assert self._problem is not None
         pair = (
             placement.replay_manager if replay is None else replay.device,
@@ -266,6 +270,7 @@ class Composer:
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **self._training})
+        make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         check_batch_fits(self._replay, train)
         check_fits(self._replay.capacity, transition.nbytes, free_memory())
         self._networks = extract_networks(trainer, observation_space.shape)

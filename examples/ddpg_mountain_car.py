@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from pearl import Composer
 from pearl.actors.exploration import OrnsteinUhlenbeck
 from pearl.algorithms import DDPG
+from pearl.runtime import run_generated
 
 ENV = "MountainCarContinuous-v0"
 FOLDER = Path("runs") / f"ddpg-{ENV}"
@@ -39,7 +39,7 @@ def main() -> int:
         replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=100_000, run_dir=FOLDER
     )
     print(f"\nProgram: {program}\n", flush=True)
-    return subprocess.call([sys.executable, program, *sys.argv[1:]])
+    return run_generated(program, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from pearl import Composer
 from pearl.actors.exploration import GaussianNoise
 from pearl.algorithms import DDPG
+from pearl.runtime import run_generated
 
 ENV = "Pendulum-v1"
 FOLDER = Path("runs") / f"ddpg-{ENV}"
@@ -38,7 +38,7 @@ def main() -> int:
         replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=25_000, run_dir=FOLDER
     )
     print(f"\nProgram: {program}\n", flush=True)
-    return subprocess.call([sys.executable, program, *sys.argv[1:]])
+    return run_generated(program, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ For another environment with discrete actions, change the line that names it.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from pearl import Composer
 from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
+from pearl.runtime import run_generated
 
 ENV = "CartPole-v1"
 FOLDER = Path("runs") / f"dqn-{ENV}"
@@ -43,7 +43,7 @@ def main() -> int:
         replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=50_000, run_dir=FOLDER
     )
     print(f"\nProgram: {program}\n", flush=True)
-    return subprocess.call([sys.executable, program, *sys.argv[1:]])
+    return run_generated(program, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
-import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +19,7 @@ from typer.core import TyperGroup
 
 from pearl import __version__
 from pearl.errors import ConfigurationError, GenerationError, PearlError
+from pearl.runtime.launch import run_generated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,7 +215,7 @@ def _compose(
     """Profile the primitives, choose their devices, and write the training program.
 
     Prints the assignment matrix and the placement with its reasons, and writes both as JSON. Measurements are kept
-    between runs. A program that is there already and differs is kept under another name.
+    between runs. A program there that was edited is kept under another name.
     """
     from composer.spec_file import load_spec
 
@@ -225,7 +223,11 @@ def _compose(
     path = output or options.path
     replay, learner = composer.run()
     _console().print(composer.matrix, composer.placement)
-    earlier = _read_text(path) if path.is_file() else None
+    # Before the program: where none can be written (a null device was chosen), these are what one composed for.
+    matrix_json = matrix_json or path.with_name("matrix.json")
+    placement_json = placement_json or path.with_name("placement.json")
+    _write_text(matrix_json, composer.matrix.to_json() + "\n")
+    _write_text(placement_json, composer.placement.to_json() + "\n")
     composer.runtime_gen(
         replay=replay,
         learner=learner,
@@ -234,25 +236,10 @@ def _compose(
         run_dir=options.run_dir,
         until_return=options.until_return,
     )
-    if earlier is not None and earlier != _read_text(path):
-        kept = _free_name(path)
-        _write_text(kept, earlier)
-        print(f"Kept:      {_shown(kept)} (the program that was there)")
-    matrix_json = matrix_json or path.with_name("matrix.json")
-    placement_json = placement_json or path.with_name("placement.json")
-    _write_text(matrix_json, composer.matrix.to_json() + "\n")
-    _write_text(placement_json, composer.placement.to_json() + "\n")
     print(f"Matrix:    {_shown(matrix_json)}")
     print(f"Placement: {_shown(placement_json)}")
     print(f"Program:   {_shown(path)}")
     print(f"Run it:    pearl run {_shown(path)}")
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while (free := path.with_name(f"{path.stem}-earlier-{number:03d}{path.suffix}")).exists():
-        number += 1
-    return free
 
 
 def _read_text(path: Path) -> str:
@@ -290,7 +277,7 @@ def _run(
 
     Its exit code is returned. Ctrl-C lets it write a checkpoint and stop; a second one stops it at once.
     """
-    raise typer.Exit(_run_program(program, _passed_on(options)))
+    raise typer.Exit(run_generated(program, _passed_on(options)))
 
 
 @app.command(
@@ -311,7 +298,7 @@ def _bench(
     """
     with tempfile.TemporaryDirectory(prefix="pearl-bench-") as folder:
         measuring = ["--bench", "--bench-seconds", str(seconds), "--run-dir", folder]
-        code = _run_program(program, [*measuring, *_passed_on(options)])
+        code = run_generated(program, [*measuring, *_passed_on(options)])
         result = Path(folder) / "bench.json"
         rates = _read_json(result) if result.exists() else None
     if rates is None:
@@ -326,28 +313,6 @@ def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
     """The options without the `--` that may set them off."""
     options = options or []
     return options[1:] if options[:1] == ["--"] else options
-
-
-def _run_program(program: Path, options: Sequence[str]) -> int:
-    """Run `program` in a Python of its own; 128 + n if signal n ended it."""
-    if not program.is_file():
-        raise ConfigurationError(f"There is no program {program}. `pearl compose SPEC.toml` writes one.")
-    child: subprocess.Popen[bytes] | None = None
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        if child is not None:
-            child.send_signal(number)
-
-    # A terminal sends Ctrl-C to the child too, which ends the run in good order: here it is only waited for.
-    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: forward}
-    earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        child = subprocess.Popen([sys.executable, str(program), *options])
-        code = child.wait()
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
 
 
 def _rates_table(rates: Mapping[str, Any]) -> Table:

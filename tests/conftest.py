@@ -8,7 +8,6 @@ import pytest
 from programs import CsvPair, write_csv_pair
 
 
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--accept-golden",

@@ -202,7 +202,7 @@ def test_compose_again_keeps_an_edited_program(composed):
     assert result.exit_code == 0
     kept = program.with_name("mine-earlier-001.py")
     assert kept.read_text() == edited
-    assert kept.name in result.stdout
+    assert kept.name in caplog.text
     assert "# mine" not in program.read_text()
     assert (folder / "programs" / "p.json").exists()
     assert (folder / "programs" / "m.json").exists()
@@ -228,6 +228,23 @@ def test_compose_explains_what_is_wrong(tmp_path, monkeypatch, text, part):
     assert part in result.stderr
     assert "Traceback" not in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+def test_compose_for_a_null_device_keeps_matrix_and_placement(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path / "cache"))
+    null = "sample_us=4;insert_us=3;update_us=3;learner_us=0.5"
+    (tmp_path / "d.csv").write_text(
+        f"name,kind,backend,selector\ncpu0,cpu,cpu,\nfpga0,fpga,sycl,\nfast,gpu,null,{null}\n"
+    )
+    (tmp_path / "c.csv").write_text("source,target,latency_us,bandwidth_gbps\ncpu0,fast,1,16\n")
+    (tmp_path / "null.toml").write_text(SPEC + "[platform]\ndevices = 'd.csv'\nconnections = 'c.csv'\n")
+    result = invoke("compose", tmp_path / "null.toml")
+    assert result.exit_code == 1
+    assert "null device" in result.stderr
+    assert "fpga0 is left out" in result.stdout
+    placement = Placement.from_json((tmp_path / "runs/null/placement.json").read_text())
+    assert (placement.replay_manager, placement.learner) == ("fast", "fast")
+    assert not (tmp_path / "runs/null/program.py").exists()
 
 
 def test_compose_says_where_it_cannot_write(composed):

@@ -16,7 +16,6 @@ from pearl.algorithms.trainer import Phase, Trainer, observation_size
 from pearl.errors import EnvError
 from pearl.learner.flat import FlatParameters
 
-
 _WIDEST = 1e3  # observation bounds beyond this are no scale to go by (CartPole's velocities: 3e38)
 _LINEAR_RANGE = 2.0  # tanh(2) = 0.96
 _FINAL_RANGE = 3e-3  # of the last layers' initial weights (Lillicrap et al. 2016, Sec. 7): actions start unsaturated
@@ -66,7 +65,7 @@ class Policy(nn.Module):
     def act(self, unsquashed: torch.Tensor) -> torch.Tensor:
         """Actions of `unsquashed`'s outputs."""
         actions: torch.Tensor = self.action_scale(self.squash(unsquashed))
-        return actions if len(self._shape) == 1 else actions.unflatten(1, self._shape)
+        return actions if len(self._shape) == 1 else actions.view(-1, *self._shape)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Actions of observations."""
@@ -98,9 +97,9 @@ def _shrink_last_layer(network: nn.Module) -> None:
 class DDPG(Trainer):
     """DDPG for bounded continuous actions. Networks default to the paper's hidden sizes (256, 128), Table III.
 
-    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds. `saturation_penalty` weighs
-    how far the policy's outputs before tanh exceed 2: beyond, tanh passes no gradient, and a policy driven there by a
-    young critic would never come back.
+    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds. `saturation_penalty`
+    weighs how far the policy's outputs before tanh exceed 2: beyond, tanh passes no gradient, and a policy driven there
+    by a young critic would never come back.
     """
 
     batch_size: int = 128

@@ -28,6 +28,11 @@ class NatureCNN(nn.Sequential):
 
     def __init__(self, in_shape: tuple[int, ...], features: int = 512) -> None:
         channels, height, width = in_shape
+        if channels > min(height, width):
+            raise ValueError(
+                f"The Nature CNN needs images as (channels, height, width); found {in_shape}. Wrap the environment: "
+                "gymnasium.wrappers.GrayscaleObservation, ResizeObservation((84, 84)) and FrameStackObservation(4)."
+            )
         for kernel, stride in ((8, 4), (4, 2), (3, 1)):
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if height < 1 or width < 1:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pearl.runtime.collection import CollectionBuffer
+    from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
     from pearl.runtime.session import Program, Session, import_class, run_program
@@ -40,11 +41,13 @@ __all__ = [
     "WeightSyncQueue",
     "import_class",
     "parse_options",
+    "run_generated",
     "run_program",
 ]
 
 _MODULES = {
     "collection": ("CollectionBuffer",),
+    "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
     "queues": ("Bell", "ColumnQueue", "DataCollectionQueue", "WeightSyncQueue"),
     "session": ("Program", "Session", "import_class", "run_program"),

@@ -12,9 +12,11 @@ from gymnasium.vector import AutoresetMode
 
 from pearl.actors.environment import autoreset_mode, make_vector_env
 from pearl.algorithms.trainer import TrainerLike
+from pearl.errors import EnvError
 from pearl.spec import ActorSpec
 
 _MOST_ENVS = 100
+_LONGEST_EPISODE = 200_000  # steps; beyond, an environment without a time limit would never let a run end
 
 
 class Evaluation(NamedTuple):
@@ -61,6 +63,11 @@ def evaluate(trainer: TrainerLike, spec: ActorSpec, episodes: int, seed: int) ->
             obs, reward, terminated, truncated, _ = envs.step(action + first_action if first_action else action)
             running += reward
             length += 1
+            if length.max() > _LONGEST_EPISODE:
+                raise EnvError(
+                    f"An episode of {spec.env} did not end within {_LONGEST_EPISODE:,} steps of greedy evaluation. "
+                    "Register the environment with max_episode_steps, or evaluate with --eval-episodes 0."
+                )
             for env in np.flatnonzero(terminated | truncated):
                 if played[env] < quota[env]:
                     returns.append(float(running[env]))

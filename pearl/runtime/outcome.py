@@ -6,16 +6,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pearl.algorithms.trainer import TrainerLike
 from pearl.runtime.evaluation import Evaluation, evaluate
 from pearl.runtime.options import Options
+from pearl.runtime.run_state import Best
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import ActorSpec
-
-if TYPE_CHECKING:
-    import torch
 
 _QUICK_EPISODES = 20
 
@@ -31,8 +28,8 @@ class Judge:
     actors: ActorSpec
     options: Options
     record: Callable[[Evaluation], None]
+    best: Best | None = field(default=None, repr=False)
     solved: Evaluation | None = None
-    _best: tuple[float, dict[str, dict[str, torch.Tensor]]] | None = field(default=None, repr=False)
 
     def _play(self, episodes: int, seed: int) -> Evaluation:
         found = evaluate(self.trainer, self.actors, episodes, seed=seed + self.options.seed)
@@ -45,8 +42,8 @@ class Judge:
         if not episodes:
             return None
         found = self._play(episodes, seed=10_000)
-        if self._best is None or found.mean > self._best[0]:
-            self._best = (found.mean, module_tensors(self.trainer))
+        if self.best is None or found.mean > self.best.mean:
+            self.best = Best(found.mean, module_tensors(self.trainer))
         goal = self.options.until_return
         if goal is None or found.mean < goal:
             return None
@@ -61,13 +58,13 @@ class Judge:
         if self.solved is not None:
             return self.solved
         last = self._play(self.options.eval_episodes, seed=20_000)
-        if self._best is None or self._best[0] <= last.mean:
+        if self.best is None or self.best.mean <= last.mean:
             return last
         weights = module_tensors(self.trainer)
-        load_module_tensors(self.trainer, self._best[1])
-        best = self._play(self.options.eval_episodes, seed=20_000)
-        if best.mean > last.mean:
-            return best
+        load_module_tensors(self.trainer, self.best.tensors)
+        again = self._play(self.options.eval_episodes, seed=20_000)
+        if again.mean > last.mean:
+            return again
         load_module_tensors(self.trainer, weights)
         return last
 

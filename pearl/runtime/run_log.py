@@ -225,7 +225,15 @@ def _is_finite(value: object) -> bool:
 
 def _move_earlier(directory: Path) -> None:
     """Put the record of an earlier run aside: a fresh start must not destroy it."""
-    names = ("progress.csv", "episodes.csv", "evaluations.csv", "tensorboard", "learning_curve.png")
+    names = (
+        "progress.csv",
+        "episodes.csv",
+        "evaluations.csv",
+        "tensorboard",
+        "learning_curve.png",
+        "summary.json",
+        "weights.safetensors",
+    )
     earlier = [directory / name for name in names if (directory / name).exists()]
     if not earlier:
         return

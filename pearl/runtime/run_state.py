@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from pearl.algorithms.trainer import TrainerLike
 from pearl.errors import CheckpointError
@@ -24,6 +25,7 @@ from pearl.runtime.trainer_state import (
 )
 
 _RETURN_WINDOW = 100
+_BEST = "best."  # prefix of the tensor groups of the best weights so far
 _STORAGE_SCALARS = ("size", "cursor", "inserted")
 
 
@@ -93,6 +95,13 @@ class Counters:
         return counters
 
 
+class Best(NamedTuple):
+    """The weights of the best evaluation so far (as `module_tensors` gives them), and its mean return."""
+
+    mean: float
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class RunState:
     """The parts of a run that a checkpoint covers."""
@@ -102,7 +111,7 @@ class RunState:
     replay: ReplayManager
     storage: HostStorage
 
-    def save(self, directory: Path, counters: Counters) -> Path:
+    def save(self, directory: Path, counters: Counters, best: Best | None = None) -> Path:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
         arrays: dict[str, np.ndarray] = {}
         scalars = counters.to_scalars()
@@ -115,21 +124,26 @@ class RunState:
             arrays[f"storage/{name}"] = column[: self.storage.size]
         scalars |= {f"storage/{name}": getattr(self.storage, name) for name in _STORAGE_SCALARS}
         tensors = {**module_tensors(self.trainer), RANDOM_GROUP: torch_random_tensors()}
+        if best is not None:
+            scalars["best_return"] = best.mean
+            tensors |= {f"{_BEST}{group}": dict(content) for group, content in best.tensors.items()}
         state = CheckpointState(counters.env_steps, self.identity, scalars, tensors, arrays)
         return save_checkpoint(directory, state)
 
-    def load(self, directory: Path) -> Counters:
+    def load(self, directory: Path) -> tuple[Counters, Best | None]:
         """Take the newest checkpoint of `directory` back; CheckpointError if it belongs to another program."""
         state = load_checkpoint(directory, self.identity)
         counters = Counters.from_scalars(state.counters, directory)
-        load_module_tensors(self.trainer, state.tensors)
+        best_tensors = _part(state.tensors, _BEST)
+        best = Best(float(state.counters["best_return"]), best_tensors) if best_tensors else None
+        load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(_BEST)})
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
         self.replay.load_state_dict({**_part(state.arrays, "replay/"), **_part(state.counters, "replay/")})
         scalars = {name: int(value) for name, value in _part(state.counters, "storage/").items()}
         self.storage.restore(_part(state.arrays, "storage/"), **scalars)
-        return counters
+        return counters, best
 
 
 def _part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

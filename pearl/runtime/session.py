@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
 from pearl.actors.actor import ActorSetup
 from pearl.actors.environment import make_vector_env
@@ -33,6 +34,7 @@ from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.collection import CollectionBuffer, collides
+from pearl.runtime.earlier import put_aside
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import Judge, evaluation_summary, save_weights, write_summary
@@ -52,6 +54,7 @@ _INSERTION_ROWS = 128  # an insertion brings at least so many transitions, where
 _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
 _LOG_INTERVAL_S = 1.0
 _WAIT_S = 0.05
+_SAME_INTERRUPT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Session:
         self._draining = False
         self._stop_reason = ""
         self._failure: PearlError | None = None
-        self._interrupts = 0
+        self._interrupted_at: float | None = None
         self._workers: list[Worker] = []
         self._inline: list[InlineActor] = []
         self._group: ActorGroup | None = None
@@ -121,6 +124,8 @@ class Session:
 
     def __enter__(self) -> Session:
         configure_logging(self.options.run_dir)
+        # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
+        torch.set_num_threads(1)
         self._started = time.monotonic()
         self._handlers = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -163,19 +168,21 @@ class Session:
         }
         self._storage = storage
         self._state = RunState(identity, self.trainer, replay, storage)
+        best = None
         if self.options.resume:
-            self.counters = self._state.load(self.options.checkpoint_dir)
+            self.counters, best = self._state.load(self.options.checkpoint_dir)
             self._say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
         elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
-            aside = _put_aside(self.options.checkpoint_dir)
+            aside = put_aside(self.options.checkpoint_dir)
             self._say(f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them.")
         lead = self.insertion_rows + self.message_rows
         self._ratio = ReplayRatio(self.train, self.counters, lead)
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
         self._next_evaluation = self._after(self.options.eval_interval)
         step = self.counters.env_steps
-        self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
-        self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation)
+        if not self.options.bench:
+            self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
+        self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation, best)
         self._display = ProgressDisplay(self.options.timesteps, initial_steps=step)
         self._display.__enter__()
 
@@ -216,9 +223,11 @@ class Session:
         self._workers, self._inline, self._group, self._rrq = [], [], None, None
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts += 1
-        if self._interrupts > 1:
+        # A terminal and a parent process may both deliver one and the same Ctrl-C.
+        now = time.monotonic()
+        if self._interrupted_at is not None and now - self._interrupted_at > _SAME_INTERRUPT_S:
             raise KeyboardInterrupt
+        self._interrupted_at = self._interrupted_at or now
         self._stop(f"{signal.Signals(number).name} received")
         self.exit_code = 128 + number
 
@@ -263,7 +272,8 @@ class Session:
         due: list[Callable[[], None]] = []
         if self.options.bench:
             return due
-        if self.counters.env_steps >= self._next_evaluation and self.counters.gradient_steps:
+        evaluates = self.options.eval_episodes and self.counters.gradient_steps
+        if evaluates and self.counters.env_steps >= self._next_evaluation:
             due.append(self._evaluate)
         if self.counters.env_steps >= self._next_checkpoint:
             due.append(self._checkpoint)
@@ -337,7 +347,6 @@ class Session:
 
     def collected(self, message: Mapping[str, np.ndarray]) -> None:
         """A DCQ message was taken into the buffer."""
-        assert self._log is not None
         counters = self.counters
         rows, steps, actor = (int(message[key][0]) for key in ("rows", "env_steps", "actor"))
         counters.env_steps += steps
@@ -346,7 +355,8 @@ class Session:
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             counters.episodes += 1
             counters.returns.append(float(ret))
-            self._log.episode(counters.env_steps, self._wall_s(), actor, float(ret), int(length))
+            if self._log is not None:
+                self._log.episode(counters.env_steps, self._wall_s(), actor, float(ret), int(length))
         self._progressed = True
 
     def inserted(self) -> None:
@@ -401,7 +411,7 @@ class Session:
 
     def _show(self) -> None:
         now = time.monotonic()
-        if self._display is None or self._log is None or now - self._logged_at < 0.1:
+        if self._display is None or now - self._logged_at < 0.1:
             return
         counters, gps = self.counters, self._rate.recent
         eps = gps * self.train.batch_size
@@ -413,7 +423,7 @@ class Session:
             replay_ratio=self._ratio.achieved,
             episodes=counters.episodes,
         )
-        if now - self._logged_at >= _LOG_INTERVAL_S:
+        if self._log is not None and now - self._logged_at >= _LOG_INTERVAL_S:
             self._logged_at = now
             self._log.scalars(
                 counters.env_steps,
@@ -455,7 +465,7 @@ class Session:
     def save(self) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
-        self._saved = (counters.env_steps, self._state.save(self.options.checkpoint_dir, counters))
+        self._saved = (counters.env_steps, self._state.save(self.options.checkpoint_dir, counters, self._judge.best))
         return self._saved[1]
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -485,7 +495,7 @@ class Session:
             "actor_restarts": self._restarts,
             **rates,
         }
-        if self.options.eval_episodes and not self._interrupts:
+        if self.options.eval_episodes and self._interrupted_at is None:
             found = self._judge.final()
             summary["evaluation"] = evaluation_summary(found)
             self._say(
@@ -528,15 +538,6 @@ def _make_writable(*directories: Path) -> None:
             raise ConfigurationError(
                 f"The folder {directory} cannot be written: {error}. Choose another with --run-dir or --checkpoint-dir."
             ) from error
-
-
-def _put_aside(directory: Path) -> Path:
-    number = 1
-    while (target := directory.with_name(f"{directory.name}-earlier-{number:03d}")).exists():
-        number += 1
-    directory.rename(target)
-    directory.mkdir()
-    return target
 
 
 def import_class(module: str, name: str, folder: str) -> type:

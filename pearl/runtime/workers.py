@@ -22,9 +22,7 @@ from pearl.spec import FieldSpec, TransitionSpec
 class Storage(Protocol):
     """A Data Storage in the host's memory."""
 
-    def gather(
-        self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None
-    ) -> Mapping[str, np.ndarray]: ...
+    def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]: ...
 
 
 class LearnerStorage(Protocol):

@@ -45,7 +45,7 @@ TinyDQN = import_class(
 PROGRAM = Program(
     name="cartpole",
     predicted_eps=1516415.2,  # experiences trained per second, free-running
-    composed_from="discovered, discovered",
+    composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(
     env="CartPole-v1",

@@ -20,7 +20,7 @@ The Host Runtime below moves messages between the queues of the paper's Figure 4
 from __future__ import annotations
 
 from pearl.actors.exploration import EpsilonGreedy
-from pearl.algorithms.dqn import DQN
+from pearl.algorithms import DQN
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.runtime import (
@@ -40,7 +40,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 PROGRAM = Program(
     name="cartpole",
     predicted_eps=2112043.9,  # experiences trained per second, free-running
-    composed_from="discovered, discovered",
+    composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(
     env="LunarLander-v3",

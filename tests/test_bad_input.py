@@ -1,0 +1,346 @@
+"""Everything that can be wrong with what a user says: the error tells where, what was expected, what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import trainers
+from programs import CONNECTION_HEADER, DEVICE_HEADER, ONE_CPU, described, write_csv_pair
+
+from composer import Composer
+from pearl.actors.exploration import GaussianNoise
+from pearl.algorithms import DDPG, DQN
+from pearl.errors import (
+    CapacityError,
+    ConfigurationError,
+    DeviceFileError,
+    EnvError,
+    GenerationError,
+    PearlError,
+    PlacementError,
+    TrainerError,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_profiles")
+
+
+def message_of(kind: type[PearlError], work: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        work()
+    assert caught.type is kind
+    return str(caught.value)
+
+
+def assert_says(message: str, *words: str) -> None:
+    for word in words:
+        assert word in message, f"{word!r} is missing in: {message}"
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+CPU = "cpu0,cpu,cpu,,2,60"
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        pytest.param(None, ["devices.csv", "cannot be read", "No such file", "pearl devices"], id="missing"),
+        pytest.param(b"", ["devices.csv", "empty", "header line"], id="empty"),
+        pytest.param(b"\n\n  \n", ["devices.csv", "empty"], id="blank"),
+        pytest.param(
+            b"name,kind,backend\ncpu\xe9,cpu,cpu\n", ["devices.csv, line 2", "UTF-8", "0xe9", "Save"], id="latin-1"
+        ),
+        pytest.param(b"name,kind\ncpu0,cpu\n", ["line 1", "'backend'", "Add it to the header"], id="missing-column"),
+        pytest.param(b"name,kind,backend\n", ["line 2", "one row per device", "header alone"], id="no-rows"),
+        pytest.param(
+            b"name,kind,backend\ncpu0,cpu,cpu\ncpu0,cpu,cpu\n",
+            ["line 3", "'name'", "each name once", "'cpu0'", "Line 2", "rename"],
+            id="duplicate-device",
+        ),
+        pytest.param(
+            b"name,kind,backend\ncpu0,tpu,cpu\n", ["line 2", "'kind'", "cpu, gpu, fpga", "'tpu'"], id="unknown-kind"
+        ),
+        pytest.param(
+            b"name,kind,backend\ncpu0,cpu,cuba\n",
+            ["line 2", "'backend'", "'cuba'", "Did you mean 'cuda'?"],
+            id="unknown-backend",
+        ),
+        pytest.param(
+            b"name,kind,backend,memory_gb\ncpu0,cpu,cpu,-8\n",
+            ["line 2", "'memory_gb'", "above 0", "'-8'"],
+            id="negative",
+        ),
+        pytest.param(
+            b"name,kind,backend,cores\ncpu0,cpu,cpu,four\n",
+            ["line 2", "'cores'", "whole number", "'four'"],
+            id="non-numeric",
+        ),
+        pytest.param(
+            b"name,kind,backend,memory\ncpu0,cpu,cpu,8\n",
+            ["line 1", "'memory'", "with its unit", "memory_gb", "memory_mb"],
+            id="unitless-header",
+        ),
+        pytest.param(
+            b"name,kind,backend,memory_gb\ncpu0,cpu,cpu,8 GB\n",
+            ["line 2", "'memory_gb'", "plain number", "the unit stands in the header", "'8 GB'"],
+            id="unit-in-cell",
+        ),
+    ],
+)
+def test_device_file(tmp_path: Path, devices: bytes | None, words: Sequence[str]) -> None:
+    files = write_csv_pair(tmp_path, ONE_CPU)
+    files[0].unlink()
+    if devices is not None:
+        files[0].write_bytes(devices)
+    assert_says(message_of(DeviceFileError, described(files).run), str(files[0]), *words)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        pytest.param(["cpu0,gpu7,1,10"], ["line 2", "'target'", "cpu0", "'gpu7'"], id="unknown-device"),
+        pytest.param(["cpu9,cpu0,1,10"], ["line 2", "'source'", "Did you mean 'cpu0'?"], id="unknown-source"),
+        pytest.param(["cpu0,cpu0,-1,10"], ["line 2", "'latency_us'", "at least 0", "'-1'"], id="negative"),
+        pytest.param(["cpu0,cpu0,1,0"], ["line 2", "'bandwidth_gbps'", "above 0", "'0'"], id="no-bandwidth"),
+        pytest.param(["cpu0,cpu0,1,fast"], ["line 2", "'bandwidth_gbps'", "'fast'"], id="non-numeric"),
+        pytest.param(["cpu0,cpu0,1,"], ["line 2", "'bandwidth_gbps'", "a number", "''"], id="empty-cell"),
+        pytest.param(["cpu0,cpu0,1,1", "cpu0,cpu0,2,2"], ["line 3", "each connection once"], id="duplicate"),
+    ],
+)
+def test_connection_file(tmp_path: Path, rows: list[str], words: Sequence[str]) -> None:
+    files = write_csv_pair(tmp_path, ONE_CPU, rows)
+    assert_says(message_of(DeviceFileError, described(files).run), str(files[1]), *words)
+
+
+def test_connection_file_without_units(tmp_path: Path) -> None:
+    files = write_csv_pair(tmp_path, ONE_CPU)
+    files[1].write_text("source,target,latency,bandwidth\ncpu0,cpu0,1,10\n")
+    message = message_of(DeviceFileError, described(files).run)
+    assert_says(message, "2 errors", "'latency'", "latency_us", "latency_ms", "'bandwidth'", "bandwidth_gbps")
+
+
+def test_every_fault_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+    files = write_csv_pair(tmp_path, ["cpu0,cpu,cpu,,zero,", "cpu1,cpu,cuda,,2,"])
+    assert_says(message_of(DeviceFileError, described(files).run), "line 2", "'cores'", "line 3", "'backend'")
+
+
+def test_no_usable_device(tmp_path: Path) -> None:
+    files = write_csv_pair(tmp_path, ["agilex,fpga,sycl,,,"])
+    assert_says(message_of(PlacementError, described(files).run), "agilex", "cpu")
+
+
+def test_only_a_cpu_without_backend(tmp_path: Path) -> None:
+    files = write_csv_pair(tmp_path, ["cpu0,cpu,sycl,,,"])
+    message = message_of(PlacementError, described(files).run)
+    assert_says(message, "devices.csv", "cpu0", "sycl", "not installed", "Add a cpu row")
+
+
+def test_device_without_a_route(tmp_path: Path) -> None:
+    null = "gpu0,gpu,null,sample_us=1;insert_us=1;update_us=1;learner_us=1,,"
+    composer = described(write_csv_pair(tmp_path, [*ONE_CPU, null]))
+    replay, learner = composer.run()
+    assert replay.device == learner.device == "cpu0"
+    assert_says(" ".join(str(composer.placement).split()), "not possible", "No route")
+
+
+# --- the problem ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return write_csv_pair(tmp_path, ONE_CPU)
+
+
+@pytest.mark.parametrize("metric", ["speed", "", "throughput; import os", 7])
+def test_unknown_metric(metric: Any) -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_opt_metric(metric))
+    assert_says(message, "'throughput'", "'power_efficiency'", repr(metric))
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        pytest.param("CartPole-v99", ["'CartPole-v99'", "pprint_registry"], id="unknown-version"),
+        pytest.param("CartPoll-v1", ["'CartPoll-v1'", "CartPole"], id="near-match"),
+        pytest.param("no name", ["'no name'", "such as 'CartPole-v1'"], id="no-name"),
+        pytest.param("os:Thing-v0", ["'os:Thing-v0'", "module to import", "bare name"], id="module"),
+    ],
+)
+def test_unknown_environment(files: tuple[Path, Path], env: str, words: Sequence[str]) -> None:
+    assert_says(message_of(EnvError, described(files, env=env).run), *words)
+
+
+@pytest.mark.parametrize("env", ["", None, 5])
+def test_environment_that_is_no_text(env: Any) -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_actors(1, env=env))
+    assert_says(message, "Gymnasium id", "'CartPole-v1'", repr(env))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "4", True])
+def test_count_of_actors(count: Any) -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_actors(count, env="CartPole-v1"))
+    assert_says(message, "count", "whole number", repr(count))
+
+
+def test_environment_whose_constructor_fails(files: tuple[Path, Path]) -> None:
+    composer = described(files, env="CartPole-v1", env_kwargs={"wheels": 4})
+    assert_says(message_of(EnvError, composer.run), "'CartPole-v1'", "wheels")
+
+
+def test_environment_that_fails_in_step(files: tuple[Path, Path]) -> None:
+    composer = described(files, env="Breaking-v0", env_kwargs={"steps": 5})
+    assert_says(message_of(EnvError, composer.run), "Breaking-v0", "RuntimeError", "gearbox")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "env", "kind", "words"),
+    [
+        pytest.param(DQN, "Pendulum-v1", EnvError, ["Discrete", "Box(-2.0, 2.0", "DDPG"], id="dqn-continuous"),
+        pytest.param(DDPG, "CartPole-v1", EnvError, ["Box action", "Discrete(2)", "DQN"], id="ddpg-discrete"),
+        pytest.param(DQN, "Telling-v0", ConfigurationError, ["Dict(", "FlattenObservation"], id="dict-observations"),
+        pytest.param(
+            trainers.WithoutUpdate, "CartPole-v1", TrainerError, ["WithoutUpdate", "update_policy()"], id="no-update"
+        ),
+        pytest.param(object, "CartPole-v1", TrainerError, ["get_action() and update_policy()"], id="no-members"),
+        pytest.param(
+            trainers.WrongInput, "CartPole-v1", TrainerError, ["input_shape", "(7,)", "(4,)"], id="input-shape"
+        ),
+        pytest.param(
+            trainers.WrongNetwork, "CartPole-v1", TrainerError, ["get_action()", "(4,)", "shapes"], id="network"
+        ),
+    ],
+)
+def test_trainer_that_does_not_fit(
+    files: tuple[Path, Path], trainer: type, env: str, kind: type[PearlError], words: Sequence[str]
+) -> None:
+    assert_says(message_of(kind, lambda: described(files, trainer=trainer, env=env).run()), *words)
+
+
+def test_trainer_that_is_no_class() -> None:
+    message = message_of(TrainerError, lambda: Composer().set_train_function(learner=trainers.TinyDQN.__init__))  # type: ignore[arg-type]
+    assert_says(message, "trainer class", "without parentheses")
+
+
+@pytest.mark.parametrize("exploration", [GaussianNoise(), "greedy"])
+def test_exploration_that_does_not_fit(files: tuple[Path, Path], exploration: object) -> None:
+    for _ in range(2):  # known measurements must not hide it
+        message = message_of(ConfigurationError, described(files, settings={"exploration": exploration}).run)
+        assert_says(message, type(exploration).__name__, "Discrete(2)", "`exploration`")
+
+
+def test_misspelt_setting(files: tuple[Path, Path]) -> None:
+    message = message_of(TrainerError, described(files, settings={"learning_rat": 0.1}).run)
+    assert_says(message, "TinyDQN", "'learning_rat'", "Did you mean 'learning_rate'?")
+
+
+def test_misspelt_schedule() -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_training(batchsize=4))
+    assert_says(message, "batch_size", "batchsize")
+
+
+# --- replay ---------------------------------------------------------------------------------------------------------
+
+
+def test_batch_larger_than_replay(files: tuple[Path, Path]) -> None:
+    message = message_of(ConfigurationError, described(files, capacity=100, training={"batch_size": 101}).run)
+    assert_says(message, "batch of 101", "replay of 100", "batch_size", "set_replay")
+
+
+def test_replay_larger_than_memory(files: tuple[Path, Path]) -> None:
+    message = message_of(CapacityError, described(files, capacity=10**13).run)
+    # Per transition: twice four numbers, an action of eight bytes, reward and discount.
+    assert_says(message, "10,000,000,000,000", "48 B", "480.0 TB", "are free", "Lower `size`")
+
+
+@pytest.mark.parametrize("fanout", [0, 1, 3, 24, 512, -16, 16.0, "16", "automatic"])
+def test_fanout(fanout: Any) -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_replay(1000, fanout=fanout))
+    assert_says(message, "power of two", "256", '"auto"', repr(fanout))
+
+
+@pytest.mark.parametrize("size", [0, -5, 1e6, "many"])
+def test_replay_size(size: Any) -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_replay(size))
+    assert_says(message, "capacity", "whole number", repr(size))
+
+
+def test_replay_mode() -> None:
+    message = message_of(ConfigurationError, lambda: Composer().set_replay(1000, mode="prioritised"))  # type: ignore[arg-type]
+    assert_says(message, '"prioritized"', '"uniform"', "'prioritised'")
+
+
+# --- Python code where values belong --------------------------------------------------------------------------------
+
+CODE = "__import__('pathlib').Path('{proof}').touch()"
+
+
+@pytest.fixture
+def proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the code would make, wherever a path with slashes is not possible in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path("proof")
+
+
+@pytest.mark.parametrize("column", DEVICE_HEADER.split(","))
+def test_code_in_a_device_cell_never_runs(files: tuple[Path, Path], proof: Path, column: str) -> None:
+    for code in (CODE.format(proof=proof), "=cmd|'touch proof'!A1", "@__import__('os').system('touch proof')"):
+        cells = dict(zip(DEVICE_HEADER.split(","), CPU.split(","), strict=True)) | {column: f'"{code}"'}
+        files[0].write_text(f"{DEVICE_HEADER}\n{','.join(cells.values())}\n")
+        assert_says(message_of(DeviceFileError, described(files).run), "line 2", f"'{column}'", code[:15])
+        assert not proof.exists()
+
+
+@pytest.mark.parametrize("column", CONNECTION_HEADER.split(","))
+def test_code_in_a_connection_cell_never_runs(files: tuple[Path, Path], proof: Path, column: str) -> None:
+    code = CODE.format(proof=proof)
+    cells = dict.fromkeys(("source", "target"), "cpu0") | {"latency_us": "1", "bandwidth_gbps": "1"} | {column: code}
+    files[1].write_text(f"{CONNECTION_HEADER}\n{','.join(cells.values())}\n")
+    assert_says(message_of(DeviceFileError, described(files).run), "line 2", f"'{column}'", code[:15])
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("env", [CODE, "proof:CartPole-v1", "CartPole-v1'); open('proof', 'w'); ('", "{{{{7*7}}}}-v1"])
+def test_code_in_an_environment_name_never_runs(files: tuple[Path, Path], proof: Path, env: str) -> None:
+    proof.with_suffix(".py").write_text("open('proof', 'w')\n")  # what importing the module `proof` would run
+    name = env.format(proof=proof)
+    assert_says(message_of(EnvError, described(files, env=name).run), name[:15])
+    assert not proof.exists()
+
+
+def test_code_in_a_registered_name_never_runs(files: tuple[Path, Path], proof: Path, tmp_path: Path) -> None:
+    """Even where somebody registers an environment under such a name."""
+    name = "x'''+open('proof','w')+'''-v0"
+    spec = gym.spec("Counting-v0")
+    gym.registry[name] = spec
+    try:
+        composer = described(files, env=name)
+        with pytest.raises(EnvError):
+            composer.run()
+    finally:
+        del gym.registry[name]
+    assert not proof.exists()
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def test_unwritable_program(files: tuple[Path, Path], tmp_path: Path) -> None:
+    composer = described(files)
+    composer.run()
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "program.py"
+    message = message_of(GenerationError, lambda: composer.runtime_gen(path=path))
+    assert_says(message, str(path), "cannot be written", "Choose another path")
+
+
+def test_setting_that_cannot_be_written(files: tuple[Path, Path], tmp_path: Path) -> None:
+    composer = described(files, settings={"hidden_sizes": np.array([16])})
+    composer.run()
+    message = message_of(GenerationError, lambda: composer.runtime_gen(path=tmp_path / "program.py"))
+    assert_says(message, "array([16])", "ndarray", "plain values")
+    assert not (tmp_path / "program.py").exists()
