@@ -35,6 +35,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
+        """How many times better ours is."""
         if self.theirs is None:
             return None
         return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs

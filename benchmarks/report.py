@@ -19,11 +19,13 @@ The machines are shared and noisy: read medians and ratios. Each table says its 
 
 # What each benchmark asks, printed above its table.
 QUESTIONS = {
-    "solve": "Do the committed examples learn, and how long does it take? Each seed is one run of the example as a user "
-    "starts it. Goals: mean return over 100 greedy episodes of at least 475 (CartPole-v1, all seeds), -200 (Pendulum-v1, "
-    "all seeds), 85 (MountainCarContinuous-v0, two of three seeds). Training ends early where a greedy evaluation reaches "
-    "the environment's registered threshold; its time counts from the start of the program and includes evaluations. "
-    "EPS is experiences trained per second while a batch is under way; the prediction is the composer's (Eq. 7).",
+    "solve": """\
+Do the committed examples learn, and how long does it take? Each seed is one run of the example as a user starts it.
+Goals: mean return over 100 greedy episodes of at least 475 (CartPole-v1, all seeds), -200 (Pendulum-v1, all seeds),
+85 (MountainCarContinuous-v0, two of three seeds). Training ends early where a greedy evaluation reaches the
+environment's registered threshold; `train_s` counts from the start of the program and includes evaluations, `total_s`
+is the whole command, composing included. EPS is experiences trained per second while a batch is under way; the
+prediction is the composer's (Eq. 7).""",
 }
 
 

@@ -191,7 +191,7 @@ def _seal(text: str) -> str:
 
 
 def _edited(path: Path) -> bool:
-    """Is there a program at `path` that is not as it was composed?"""
+    """Tell whether the program at `path`, if there is one, differs from what was composed."""
     if not path.exists():
         return False
     found = path.read_text(encoding="utf-8")

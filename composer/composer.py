@@ -160,8 +160,8 @@ class Composer:
         """Write the runtime program to `path`; returns it.
 
         `replay` and `learner` are what `run` returned, edited or not; another pair of devices is taken from the
-        placement's alternatives. An edited `placement` replaces the composer's own. `timesteps`, `run_dir` and `until_return` become the program's defaults (the
-        latter: the environment's registered reward threshold).
+        placement's alternatives. An edited `placement` replaces the composer's own. `timesteps`, `run_dir` and
+        `until_return` become the program's defaults (the latter: the environment's registered reward threshold).
         """
         placement = placement or self.placement
         assert self._problem is not None

@@ -191,7 +191,7 @@ def test_compose_prints_and_writes_program_matrix_and_placement(composed):
         assert text in output
 
 
-def test_compose_again_keeps_an_edited_program(composed):
+def test_compose_again_keeps_an_edited_program(composed, caplog):
     folder, _ = composed
     program = folder / "programs" / "mine.py"
     extra = ("--json", folder / "programs" / "p.json", "--matrix-json", folder / "programs" / "m.json")

@@ -22,13 +22,17 @@ from pearl.spec import FieldSpec, TransitionSpec
 class Storage(Protocol):
     """A Data Storage in the host's memory."""
 
-    def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]: ...
+    def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
+        """Copy rows into `out`."""
+        ...
 
 
 class LearnerStorage(Protocol):
     """A Data Storage wherever the Learner is; its columns are what the Learner takes."""
 
-    def gather(self, indices: np.ndarray) -> Mapping[str, Any]: ...
+    def gather(self, indices: np.ndarray) -> Mapping[str, Any]:
+        """Rows as new columns."""
+        ...
 
 
 class Worker:
