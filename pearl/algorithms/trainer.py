@@ -7,7 +7,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -57,8 +57,6 @@ class Trainer(abc.ABC):
     hidden_sizes: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
     exploration: Exploration | None = None
-
-    _reserved: ClassVar[frozenset[str]] = frozenset({"observation_space", "action_space", "seed", "device"})
 
     def __init__(
         self,

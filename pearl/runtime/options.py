@@ -37,6 +37,16 @@ def _whole(text: str) -> int:
     return int(value)
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return value
+
+
 def _return(text: str) -> float | None:
     if text.lower() == "none":
         return None
@@ -90,7 +100,7 @@ def parse_options(
     add("--bench", action="store_true", help="train as fast as possible without waiting for data, and report the rate")
     add(
         "--bench-seconds",
-        type=float,
+        type=_seconds,
         default=10.0,
         metavar="S",
         help="how long --bench measures (default: %(default)s)",
