@@ -116,7 +116,9 @@ def test_kinds_of_problem_train(tmp_path: Path, quick_profiles: None, problem: d
 def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles: None, setting: int) -> None:
     # The checkpoint falls on an insertion, when many batches are due; weights are rarely sent to the actors.
     program = make_program(tmp_path, setting=setting, training={"replay_ratio": 16.0, "weight_sync_interval": 900})
-    common = ("--serial", "--timesteps", "2000", "--checkpoint-interval", "1024", "--eval-episodes", "0")
+    common = ("--serial", "--timesteps", "2000", "--checkpoint-interval", "1024")
+    # Evaluations on the way: the best weights so far are part of a run.
+    common += ("--eval-interval", "512", "--eval-episodes", "2")
 
     def weights(name: str, *arguments: str) -> bytes:
         code, output = run(program, *common, "--run-dir", str(tmp_path / name), *arguments)
@@ -135,8 +137,8 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
     assert weights("resumed", *resume) == whole
     assert checkpoints(tmp_path / "half")[-1].name == end.name
     first, last = summary(tmp_path / "whole"), summary(tmp_path / "resumed")
-    for counter in ("env_steps", "gradient_steps", "episodes", "replay_ratio"):
-        assert last[counter] == first[counter]
+    for same in ("env_steps", "gradient_steps", "episodes", "replay_ratio", "evaluation"):
+        assert last[same] == first[same]
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on(programs: dict[int, Path], tmp_path: Path) -> None:
