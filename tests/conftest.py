@@ -3,9 +3,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from programs import CsvPair, write_csv_pair
+
+if TYPE_CHECKING:
+    from programs import CsvPair
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +28,7 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         yield folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quick_profiles() -> Iterator[None]:
     """Short measurements: composing takes a fraction of a second a device."""
     from composer import composer
@@ -39,6 +42,7 @@ def quick_profiles() -> Iterator[None]:
 @pytest.fixture
 def csv_pair(tmp_path: Path) -> CsvPair:
     """`csv_pair("cpu0,cpu,cpu", ..., connections=[...])` writes both files and returns their paths."""
+    from programs import write_csv_pair  # brings torch, which most tests do without
 
     def write(*devices: str, connections: Sequence[str] = ()) -> tuple[Path, Path]:
         return write_csv_pair(tmp_path, devices, connections)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CsvPair
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import ONE_CPU, described
+from programs import ONE_CPU, CsvPair, described
 from trainers import TinyDQN
 
 from composer.algorithm1 import place

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CsvPair
-from programs import ONE_CPU, TWO_CPUS, described
+from programs import ONE_CPU, TWO_CPUS, CsvPair, described
 from trainers import TinyDQN
 
 from composer import AssignmentMatrix, Placement

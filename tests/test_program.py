@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -9,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import is_alive, make_program, run, running
+from programs import Running, is_alive, make_program, run, running
 from trainers import OwnTrainer, TinyDDPG
 
 SETTINGS = pytest.mark.parametrize("setting", [1, 2])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> dict[int, Path]:
     """The same problem in both settings."""
     folder = tmp_path_factory.mktemp("programs")
@@ -120,21 +121,25 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
     # Evaluations on the way: the best weights so far are part of a run.
     common += ("--eval-interval", "512", "--eval-episodes", "2")
 
-    def weights(name: str, *arguments: str) -> bytes:
-        code, output = run(program, *common, "--run-dir", str(tmp_path / name), *arguments)
-        assert code == 0, output
+    def started(name: str, *arguments: str) -> contextlib.AbstractContextManager[Running]:
+        return running(program, *common, "--run-dir", str(tmp_path / name), *arguments)
+
+    def weights(name: str, program: Running) -> bytes:
+        assert program.wait() == 0, program.output
         return (tmp_path / name / "weights.safetensors").read_bytes()
 
-    whole = weights("whole", "--seed", "7")
-    assert weights("again", "--seed", "7") == whole
-    assert weights("other", "--seed", "8") != whole
+    with started("whole", "--seed", "7") as one, started("again", "--seed", "7") as two:
+        whole = weights("whole", one)
+        assert weights("again", two) == whole
 
     # The other half of the run, from the checkpoint that the whole run left behind half way.
     half, end = checkpoints(tmp_path / "whole" / "checkpoints")
     (tmp_path / "half").mkdir()
     shutil.copytree(half, tmp_path / "half" / half.name)
     resume = ("--seed", "7", "--resume", "--checkpoint-dir", str(tmp_path / "half"))
-    assert weights("resumed", *resume) == whole
+    with started("other", "--seed", "8") as other, started("resumed", *resume) as resumed:
+        assert weights("resumed", resumed) == whole
+        assert weights("other", other) != whole
     assert checkpoints(tmp_path / "half")[-1].name == end.name
     first, last = summary(tmp_path / "whole"), summary(tmp_path / "resumed")
     for same in ("env_steps", "gradient_steps", "episodes", "replay_ratio", "evaluation"):
@@ -205,7 +210,7 @@ def test_resume_refuses_the_checkpoint_of_another_program(
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def slow_program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
     """Two actors whose environments take their time, so that a run lasts until it is disturbed."""
     folder = tmp_path_factory.mktemp("slow")

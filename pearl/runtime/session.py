@@ -290,7 +290,7 @@ class Session:
             self._progressed = False
         elif not self.options.serial:
             self.bell.wait(self._seen, _WAIT_S)
-        elif not any([worker.run_once() for worker in self._workers]) and not self._draining:  # noqa: C419 (all run)
+        elif not any([worker.run_inline() for worker in self._workers]) and not self._draining:  # noqa: C419 (all run)
             self._run_inline_actors()
 
     def _run_inline_actors(self) -> None:

@@ -72,6 +72,15 @@ class Worker:
         self._queue.release()
         return True
 
+    def run_inline(self) -> bool:
+        """Serial mode's `run_once`: what goes wrong is raised as `check` raises it."""
+        try:
+            return self.run_once()
+        except Exception as error:
+            self._error = error
+            self.check()
+            raise
+
     def _loop(self) -> None:
         try:
             while True:
