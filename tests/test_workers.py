@@ -229,16 +229,17 @@ def test_an_error_of_the_trainer_reaches_the_host(
     assert isinstance(error.value.__cause__, cause)
 
 
-def test_an_error_inline_is_raised_where_it_happens() -> None:
+def test_an_error_in_serial_mode_reads_like_one_of_a_thread() -> None:
     storage, _ = filled()
     s = setting1(Broken)
     for sample in batches(2):
         s.laq.assign(sample, storage)
-        assert s.worker.run_once()
+        assert s.worker.run_inline()
         s.ldq.release()
     s.laq.assign(batches(1)[0], storage)
-    with pytest.raises(ZeroDivisionError, match="the third step"):
-        s.worker.run_once()
+    with pytest.raises(PearlError, match="The Learner stopped: ZeroDivisionError: the third step") as error:
+        s.worker.run_inline()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_stopping_ends_the_thread_even_when_the_host_has_not_read_the_answers(
