@@ -49,7 +49,7 @@ def machine() -> dict[str, object]:
     return {
         "cpu": cpu.model,
         "cores": cpu.logical_cores,
-        "memory_gb": round(cpu.memory_gb, 1),
+        "memory_gb": round(cpu.memory_total / 1e9, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }

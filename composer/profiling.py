@@ -198,7 +198,7 @@ class Profiler:
 
     def _learner_cell(self, device: Device) -> LearnerCell | MissingCell:
         if device.backend == "cpu":
-            candidates = [(threads, 1) for threads in _powers_of_two(device.cores or 1)]
+            candidates = [(threads, 1) for threads in _powers_of_two(self._learner_cores(device))]
         else:
             most = min(self.problem.train.batch_size, _MOST_STREAMS) if self._splits() else 1
             candidates = [(1, parts) for parts in _powers_of_two(most)]
@@ -243,6 +243,11 @@ class Profiler:
             ReplayCell(found["sample"], found["insert"], found["update"], replay.fanout),
             LearnerCell(found["step"], learner.threads),
         )
+
+    def _learner_cores(self, device: Device) -> int:
+        """The core budget: where the Actors run too, each of their processes has a core and the Learner the others."""
+        cores = device.cores or 1
+        return max(1, cores - self.problem.actors.count) if device == self.platform.host else cores
 
     def _splits(self) -> bool:
         return issubclass(self.problem.trainer_class, Trainer)

@@ -180,9 +180,11 @@ class Session:
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
         self._next_evaluation = self._after(self.options.eval_interval)
         step = self.counters.env_steps
-        if not self.options.bench:
-            self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
         self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation, best)
+        if self.options.bench:
+            self._say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
+            return
+        self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
         self._display = ProgressDisplay(self.options.timesteps, initial_steps=step)
         self._display.__enter__()
 
