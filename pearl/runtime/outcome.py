@@ -54,19 +54,22 @@ class Judge:
         return full
 
     def final(self) -> Evaluation:
-        """The full evaluation; where the best weights on the way beat the last ones, they are kept in the trainer."""
-        if self.solved is not None:
-            return self.solved
+        """The full evaluation, on episodes that decided nothing: neither when to stop nor which weights to keep."""
+        if self.solved is None:
+            self._keep_the_better_weights()
+        return self._play(self.options.eval_episodes, seed=30_000)
+
+    def _keep_the_better_weights(self) -> None:
+        """Put the best weights on the way into the trainer, where they beat the last ones on the same episodes."""
+        if self.best is None:
+            return
         last = self._play(self.options.eval_episodes, seed=20_000)
-        if self.best is None or self.best.mean <= last.mean:
-            return last
+        if self.best.mean <= last.mean:
+            return
         weights = module_tensors(self.trainer)
         load_module_tensors(self.trainer, self.best.tensors)
-        again = self._play(self.options.eval_episodes, seed=20_000)
-        if again.mean > last.mean:
-            return again
-        load_module_tensors(self.trainer, weights)
-        return last
+        if self._play(self.options.eval_episodes, seed=20_000).mean <= last.mean:
+            load_module_tensors(self.trainer, weights)
 
 
 def save_weights(trainer: TrainerLike, path: Path) -> None:
