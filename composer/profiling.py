@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
+import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -45,6 +47,7 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
 _SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
 _FANOUTS = (4, 8, 16, 32, 64)
 _MOST_STREAMS = 16
+_FILL_ROWS = 4096
 
 
 def measure(work: Callable[[], object], budget_s: float) -> list[float]:
@@ -105,10 +108,11 @@ class Problem:
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Synthetic transitions: valid actions, everything else noise."""
         columns = self.transition.empty(rows)
-        self.action_space.seed(int(rng.integers(1 << 30)))
+        actions = copy.deepcopy(self.action_space)
+        actions.seed(int(rng.integers(1 << 30)))
         for name, column in columns.items():
             if name == ACTION:
-                column[:] = np.stack([np.asarray(self.action_space.sample()) for _ in range(rows)])
+                column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
             elif column.dtype == np.uint8:
                 column[:] = rng.integers(0, 256, column.shape, np.uint8)
             else:
@@ -264,9 +268,19 @@ class Profiler:
         from pearl import __version__
 
         shapes = " ".join(f"{f.name}{list(f.shape)}{f.dtype}" for f in self.problem.transition.fields)
-        everything = {**parameters, "batch_size": self.problem.train.batch_size}
+        everything = {
+            **parameters,
+            "batch_size": self.problem.train.batch_size,
+            "env_count": self.problem.actors.env_count,
+            "vectorization": self.problem.actors.vectorization,
+        }
         if primitive != "replay":
-            everything |= {"trainer": self.problem.trainer_class.__qualname__, "networks": self._networks}
+            everything |= {
+                "trainer": self.problem.trainer_class.__qualname__,
+                "trainer_source": _source_hash(self.problem.trainer_class),
+                "settings": repr(sorted(self.problem.settings.items())),
+                "networks": self._networks,
+            }
         return CalibrationKey(
             primitive,
             device.fingerprint(),
@@ -303,19 +317,24 @@ class Profiler:
             p.trainer_class, p.observation_space, p.action_space, device=device, settings=dict(p.settings)
         )
 
+    @functools.cached_property
+    def _full_storage(self) -> DataStorage:
+        """A storage whose every slot is written, as it is for most of a run; made once, for it may be large."""
+        storage = DataStorage(self.problem.transition, self.problem.replay.capacity)
+        rows = min(storage.capacity, _FILL_ROWS)
+        columns = self.problem.random_columns(rows, np.random.default_rng(0))
+        for start in range(0, storage.capacity, rows):
+            storage.insert(columns, min(rows, storage.capacity - start))
+        return storage
+
     def _full_replay(self, fanout: int) -> tuple[ReplayManager, DataStorage, np.random.Generator]:
-        """A replay whose every slot is written, as it is for most of a run."""
         spec = self.problem.replay
         rng = np.random.default_rng(0)
-        storage = DataStorage(self.problem.transition, spec.capacity)
         replay = make_replay_manager(ReplaySpec(spec.capacity, spec.mode, fanout, spec.alpha), seed=0)
-        rows = min(spec.capacity, 4096)
-        columns = self.problem.random_columns(rows, rng)
-        for start in range(0, spec.capacity, rows):
-            count = min(rows, spec.capacity - start)
-            slots = storage.insert(columns, count)
-            replay.insert(slots, rng.random(count, np.float32) + 0.01)
-        return replay, storage, rng
+        for start in range(0, spec.capacity, _FILL_ROWS):
+            slots = np.arange(start, min(start + _FILL_ROWS, spec.capacity))
+            replay.insert(slots, rng.random(len(slots), np.float32) + 0.01)
+        return replay, self._full_storage, rng
 
     def _measure_replay(self, fanout: int) -> dict[str, list[float]]:
         replay, storage, rng = self._full_replay(fanout)
@@ -401,6 +420,15 @@ class Profiler:
         finally:
             actor.close()
         return {"transition": [s / steps for s in samples]}
+
+
+def _source_hash(trainer_class: type) -> str:
+    """Changes when the file that defines the class does: then what was measured of it no longer holds."""
+    try:
+        source = Path(inspect.getfile(trainer_class)).read_bytes()
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source).hexdigest()[:16]
 
 
 def _powers_of_two(most: int) -> list[int]:

@@ -31,10 +31,6 @@ class CapacityError(ConfigurationError):
     """Something does not fit the memory that is free."""
 
 
-class DeviceUnavailableError(PearlError):
-    """A device was named whose backend or hardware is absent here."""
-
-
 class ReplayError(PearlError):
     """A Replay Manager or Data Storage was asked for something it cannot do (empty, closed, out of range)."""
 

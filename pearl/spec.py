@@ -6,7 +6,7 @@ All are frozen and checked at construction, so that anything holding one can rel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -247,8 +247,3 @@ def check_batch_fits(replay: ReplaySpec, train: TrainSpec) -> None:
         f"A batch of {train.batch_size} cannot be drawn from a replay of {replay.capacity} slots. "
         "Lower batch_size or raise the size given to set_replay.",
     )
-
-
-def columns_nbytes(columns: Iterable[np.ndarray]) -> int:
-    """Bytes of all columns together."""
-    return sum(int(c.nbytes) for c in columns)

@@ -21,7 +21,6 @@ from pearl.spec import (
     TrainSpec,
     TransitionSpec,
     check_batch_fits,
-    columns_nbytes,
 )
 
 FLAT = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -190,7 +189,7 @@ def test_bytes_of_a_transition() -> None:
     pendulum = TransitionSpec.from_spaces(FLAT, spaces.Box(-2.0, 2.0, (1,), np.float32))
     assert pendulum.nbytes == 2 * 3 * 4 + 4 + 4 + 4
     columns = pendulum.empty(10)
-    assert columns_nbytes(columns.values()) == 10 * pendulum.nbytes
+    assert sum(column.nbytes for column in columns.values()) == 10 * pendulum.nbytes
     assert {name: (c.shape, str(c.dtype)) for name, c in columns.items()} == {
         "obs": ((10, 3), "float32"),
         "action": ((10, 1), "float32"),

@@ -37,8 +37,7 @@ class TinyDDPG(DDPG):
 class OwnTrainer:
     """Nothing but the two members that a trainer must have, and a network."""
 
-    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Discrete, seed: int = 0) -> None:
-        torch.manual_seed(seed)
+    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Discrete) -> None:
         self.network = nn.Sequential(
             nn.Linear(observation_space.shape[0], 16), nn.ReLU(), nn.Linear(16, int(action_space.n))
         )

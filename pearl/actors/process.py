@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.errors import ActorError, QueueClosedError
 
@@ -39,15 +41,18 @@ def run_actor(setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue,
     host = multiprocessing.parent_process()
     parent = host.pid if host is not None else os.getppid()  # it may be gone by now
     torch.set_num_threads(1)
+    torch.manual_seed(int(np.random.SeedSequence((setup.seed, setup.index, setup.restarts)).generate_state(1)[0]))
     try:
         actor = Actor(setup)
         with contextlib.suppress(QueueClosedError):
             while os.getppid() == parent:
+                message = dcq.reserve(timeout_s=0.5)
+                if message is None:
+                    continue
+                # After the wait for room, which the replay ratio may make long: the newest weights.
                 if (weights := wsq.poll()) is not None:
                     actor.load_weights(weights)
-                message = dcq.reserve(timeout_s=0.5)
-                if message is not None:
-                    dcq.publish(actor.collect(message))
+                dcq.publish(actor.collect(message))
         actor.close()
     except BaseException:
         report.send_bytes(traceback.format_exc(limit=-8).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import difflib
 import inspect
 import math
@@ -203,7 +204,10 @@ def make_trainer(
     if lost:
         raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
     try:
-        trainer = trainer_class(**accepted)
+        # The seed must reach any class, and making networks must not disturb the program's own random numbers.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            trainer = trainer_class(**accepted)
     except (EnvError, TrainerError):
         raise
     except Exception as error:
@@ -246,8 +250,10 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{name}.input_shape is {tuple(stated)}, but the environment's observations have shape {expected}. "
             "Build the network for the environment's observation_space, or wrap the environment."
         )
-    observation_space.seed(0)
-    sample = np.stack([np.asarray(observation_space.sample()) for _ in range(2)])
+    # A copy: the space may be one that an environment draws from.
+    space = copy.deepcopy(observation_space)
+    space.seed(0)
+    sample = np.stack([np.asarray(space.sample()) for _ in range(2)])
     obs = torch.as_tensor(sample if sample.dtype == np.uint8 else sample.astype(np.float32))
     obs = obs.to(getattr(trainer, "device", "cpu"))
     try:

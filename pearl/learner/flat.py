@@ -27,6 +27,7 @@ class FlatParameters:
         sizes = [-(-p.numel() // _ALIGNMENT) * _ALIGNMENT for p in parameters]
         device = parameters[0].device
         self.parameter = nn.Parameter(torch.zeros(sum(sizes), device=device), requires_grad=gradients)
+        self._buffers = list(module.buffers())
         self.gradient = torch.zeros_like(self.parameter) if gradients else None
         if gradients:
             self.parameter.grad = self.gradient
@@ -50,7 +51,13 @@ class FlatParameters:
     def copy_from(self, other: FlatParameters) -> None:
         """Hard update: take all values of `other`, a module of the same structure."""
         self.parameter.data.copy_(other.parameter.data)
+        self._copy_buffers(other)
 
     def move_toward(self, other: FlatParameters, tau: float) -> None:
         """Polyak update: `self += tau * (other - self)`."""
         self.parameter.data.lerp_(other.parameter.data, tau)
+        self._copy_buffers(other)
+
+    def _copy_buffers(self, other: FlatParameters) -> None:
+        for mine, theirs in zip(self._buffers, other._buffers, strict=True):
+            mine.copy_(theirs)

@@ -10,7 +10,7 @@ import torch
 
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.trainer import Trainer, TrainerLike, policy_tensors
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.protocol import StepResult
 
 
@@ -64,6 +64,11 @@ class TorchLearner:
             priorities = self._step_in_parts(Batch(*columns), importance)
         else:
             priorities = self.trainer.update_policy(Batch(*columns), importance)
+        if priorities.numel() != len(importance):
+            raise TrainerError(
+                f"{type(self.trainer).__name__}.update_policy() must return a priority for each of the "
+                f"{len(importance)} transitions; found shape {tuple(priorities.shape)}."
+            )
         result = priorities.detach().reshape(-1).to("cpu", torch.float32).numpy()
         return StepResult(result, {"td_error": float(result.mean())})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from pearl.actors.environment import autoreset_mode, make_vector_env
-from pearl.algorithms.trainer import TrainerLike
-from pearl.errors import EnvError
+from pearl.algorithms.trainer import TrainerLike, modules_of, policy_tensors
+from pearl.errors import EnvError, PearlError
 from pearl.spec import ActorSpec
 
 _MOST_ENVS = 100
@@ -36,28 +38,55 @@ class Evaluation(NamedTuple):
         return float(self.returns.std())
 
 
-def evaluate(trainer: TrainerLike, spec: ActorSpec, episodes: int, seed: int) -> Evaluation:
-    """Play `episodes` greedy episodes and return all their returns.
+def evaluate(
+    trainer: TrainerLike,
+    spec: ActorSpec,
+    episodes: int,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Play `episodes` greedy episodes and return all their returns; None if `should_stop` said so before the end.
 
     Every environment of the vector plays a fixed count of episodes, so that short ones are not over-represented.
+    Modules are in evaluation mode meanwhile. Raises EnvError, with the environment's own traceback, where it fails.
     """
+    modules = [m for m in modules_of(trainer).values() if m.training]
+    for module in modules:
+        module.eval()
+    try:
+        return _play(trainer, spec, episodes, seed, should_stop)
+    except PearlError:
+        raise
+    except Exception as error:
+        detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
+        raise EnvError(f"The environment {spec.env} or the policy failed in the evaluation.\n{detail}") from error
+    finally:
+        for module in modules:
+            module.train()
+
+
+def _play(
+    trainer: TrainerLike, spec: ActorSpec, episodes: int, seed: int, should_stop: Callable[[], bool]
+) -> Evaluation | None:
     count = min(episodes, _MOST_ENVS)
     quota = np.full(count, episodes // count)
     quota[: episodes % count] += 1
     envs = make_vector_env(dataclasses.replace(spec, vectorization="sync"), count)
-    device = next((p.device for p in _parameters(trainer)), torch.device("cpu"))
-    action_space = envs.single_action_space
-    first_action = int(action_space.start) if isinstance(action_space, spaces.Discrete) else 0
-    assert autoreset_mode(envs) is AutoresetMode.SAME_STEP
-    obs, _ = envs.reset(seed=seed)
-    dtype = np.uint8 if obs.dtype == np.uint8 else np.float32
-    running = np.zeros(count)
-    length = np.zeros(count, np.int64)
-    played = np.zeros(count, np.int64)
-    returns: list[float] = []
-    lengths: list[int] = []
     try:
+        device = next((t.device for t in policy_tensors(trainer)), torch.device("cpu"))
+        action_space = envs.single_action_space
+        first_action = int(action_space.start) if isinstance(action_space, spaces.Discrete) else 0
+        assert autoreset_mode(envs) is AutoresetMode.SAME_STEP
+        obs, _ = envs.reset(seed=seed)
+        dtype = np.uint8 if obs.dtype == np.uint8 else np.float32
+        running = np.zeros(count)
+        length = np.zeros(count, np.int64)
+        played = np.zeros(count, np.int64)
+        returns: list[float] = []
+        lengths: list[int] = []
         while len(returns) < episodes:
+            if should_stop():
+                return None
             with torch.inference_mode():
                 action = trainer.get_action(torch.from_numpy(np.asarray(obs, dtype)).to(device)).cpu().numpy()
             obs, reward, terminated, truncated, _ = envs.step(action + first_action if first_action else action)
@@ -77,9 +106,3 @@ def evaluate(trainer: TrainerLike, spec: ActorSpec, episodes: int, seed: int) ->
     finally:
         envs.close()
     return Evaluation(np.array(returns), np.array(lengths))
-
-
-def _parameters(trainer: TrainerLike) -> list[torch.Tensor]:
-    from pearl.algorithms.trainer import policy_tensors
-
-    return policy_tensors(trainer)

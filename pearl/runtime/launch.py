@@ -25,9 +25,8 @@ def run_generated(program: str | Path, options: Sequence[str] = ()) -> int:
         if child is not None:
             child.send_signal(number)
 
-    # A terminal sends Ctrl-C to the child too, which ends the run in good order: here it is only waited for.
-    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: forward}
-    earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # A terminal sends Ctrl-C to the child too, which takes two in one second for one; others may send it here only.
+    earlier = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         child = subprocess.Popen([sys.executable, str(program), *options])
         code = child.wait()

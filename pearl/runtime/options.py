@@ -37,6 +37,13 @@ def _whole(text: str) -> int:
     return int(value)
 
 
+def _seed(text: str) -> int:
+    value = _whole(text)
+    if value >= 1 << 62:
+        raise argparse.ArgumentTypeError(f"expected a seed below 2**62, found {text!r}")
+    return value
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -75,7 +82,7 @@ def parse_options(
     add("--timesteps", type=_whole, default=timesteps, metavar="N", help="environment steps (default: %(default)s)")
     add(
         "--seed",
-        type=_whole,
+        type=_seed,
         default=seed,
         metavar="N",
         help="seed of networks, environments, noise and sampling (default: %(default)s)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,19 +21,23 @@ _QUICK_EPISODES = 20
 class Judge:
     """Evaluates the policy on the way and at the end, and remembers the best weights.
 
-    `record` is told every evaluation.
+    `record` is told every evaluation; `should_stop` is asked at every step, and ends an evaluation without a result.
     """
 
     trainer: TrainerLike
     actors: ActorSpec
     options: Options
     record: Callable[[Evaluation], None]
+    should_stop: Callable[[], bool] = lambda: False
     best: Best | None = field(default=None, repr=False)
     solved: Evaluation | None = None
 
-    def _play(self, episodes: int, seed: int) -> Evaluation:
-        found = evaluate(self.trainer, self.actors, episodes, seed=seed + self.options.seed)
-        self.record(found)
+    def _play(self, episodes: int, seed: int) -> Evaluation | None:
+        found = evaluate(
+            self.trainer, self.actors, episodes, seed=seed + self.options.seed, should_stop=self.should_stop
+        )
+        if found is not None:
+            self.record(found)
         return found
 
     def look(self) -> Evaluation | None:
@@ -42,18 +46,20 @@ class Judge:
         if not episodes:
             return None
         found = self._play(episodes, seed=10_000)
+        if found is None:
+            return None
         if self.best is None or found.mean > self.best.mean:
             self.best = Best(found.mean, module_tensors(self.trainer))
         goal = self.options.until_return
         if goal is None or found.mean < goal:
             return None
         full = self._play(self.options.eval_episodes, seed=20_000)
-        if full.mean < goal:
+        if full is None or full.mean < goal:
             return None
         self.solved = full
         return full
 
-    def final(self) -> Evaluation:
+    def final(self) -> Evaluation | None:
         """The full evaluation, on episodes that decided nothing: neither when to stop nor which weights to keep."""
         if self.solved is None:
             self._keep_the_better_weights()
@@ -64,11 +70,12 @@ class Judge:
         if self.best is None:
             return
         last = self._play(self.options.eval_episodes, seed=20_000)
-        if self.best.mean <= last.mean:
+        if last is None or self.best.mean <= last.mean:
             return
         weights = module_tensors(self.trainer)
         load_module_tensors(self.trainer, self.best.tensors)
-        if self._play(self.options.eval_episodes, seed=20_000).mean <= last.mean:
+        again = self._play(self.options.eval_episodes, seed=20_000)
+        if again is None or again.mean <= last.mean:
             load_module_tensors(self.trainer, weights)
 
 
@@ -88,7 +95,7 @@ def save_weights(trainer: TrainerLike, path: Path) -> None:
     save_file(flat, path)
 
 
-def write_summary(path: Path, summary: dict[str, object]) -> None:
+def write_summary(path: Path, summary: Mapping[str, object]) -> None:
     """JSON for people and programs."""
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 

@@ -7,7 +7,7 @@ consumer's doorbell, if it has one, so that a consumer of many queues sleeps on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -194,6 +194,3 @@ class WeightSyncQueue:
             return None
         self.version = version
         return self.staging
-
-
-Message = Mapping[str, np.ndarray]

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from pearl.errors import ConfigurationError
+from pearl.runtime.earlier import move_aside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,7 @@ PROGRESS_COLUMNS = (
     "eps",
     "gps",
     "replay_ratio",
-    "loss",
+    "td_error",
 )
 EPISODE_COLUMNS = ("env_steps", "wall_s", "actor", "return", "length")
 EVALUATION_COLUMNS = ("env_steps", "wall_s", "mean_return", "std_return", "episodes")
@@ -234,16 +235,9 @@ def _move_earlier(directory: Path) -> None:
         "summary.json",
         "weights.safetensors",
     )
-    earlier = [directory / name for name in names if (directory / name).exists()]
-    if not earlier:
-        return
-    number = 1
-    while (target := directory / f"earlier-{number:03d}").exists():
-        number += 1
-    target.mkdir()
-    for path in earlier:
-        path.rename(target / path.name)
-    _log.warning("The record of an earlier run was moved into %s.", target)
+    target = move_aside((directory / name for name in names), directory)
+    if target is not None:
+        _log.warning("The record of an earlier run was moved into %s.", target)
 
 
 # --- Learning curve -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from pearl.runtime.trainer_state import (
 )
 
 _RETURN_WINDOW = 100
-_BEST = "best."  # prefix of the tensor groups of the best weights so far
+_BEST = "best-"  # prefix of the tensor groups of the best weights so far; no attribute has a hyphen
 _STORAGE_SCALARS = ("size", "cursor", "inserted")
 
 

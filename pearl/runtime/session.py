@@ -29,12 +29,12 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import TrainerLike, make_trainer
-from pearl.errors import ActorError, ConfigurationError, PearlError
+from pearl.errors import ActorError, ConfigurationError, EnvError, PearlError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.collection import CollectionBuffer, collides
-from pearl.runtime.earlier import put_aside
+from pearl.runtime.earlier import move_aside
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import Judge, evaluation_summary, save_weights, write_summary
@@ -104,6 +104,7 @@ class Session:
         self._stop_reason = ""
         self._failure: PearlError | None = None
         self._interrupted_at: float | None = None
+        self._interruption_told = False
         self._workers: list[Worker] = []
         self._inline: list[InlineActor] = []
         self._group: ActorGroup | None = None
@@ -111,11 +112,13 @@ class Session:
         self._rrq: ReplayRequestQueue | None = None
         self._in_flight: deque[np.ndarray] = deque()
         self._requested = self._granted = self._buffered = 0
+        self._insertion_waits = False
         self._seen = 0
         self._progressed = False
         self._td_error = math.nan
         self._logged_at = -math.inf
-        self._saved = (-1, options.checkpoint_dir)  # the steps of the newest checkpoint, and where it is
+        # Environment and gradient steps of the newest checkpoint, and where it is.
+        self._saved = (-1, -1, options.checkpoint_dir)
         self._rate = StepRate()
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
@@ -126,6 +129,7 @@ class Session:
         configure_logging(self.options.run_dir)
         # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
         torch.set_num_threads(1)
+        torch.manual_seed(self.options.seed)
         self._started = time.monotonic()
         self._handlers = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -173,14 +177,15 @@ class Session:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
             self._say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
         elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
-            aside = put_aside(self.options.checkpoint_dir)
+            earlier = self.options.checkpoint_dir.glob("checkpoint-*")
+            aside = move_aside(earlier, self.options.checkpoint_dir)
             self._say(f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them.")
         lead = self.insertion_rows + self.message_rows
         self._ratio = ReplayRatio(self.train, self.counters, lead)
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
         self._next_evaluation = self._after(self.options.eval_interval)
         step = self.counters.env_steps
-        self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation, best)
+        self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation, self._interrupted, best)
         if self.options.bench:
             self._say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
             return
@@ -230,8 +235,20 @@ class Session:
         if self._interrupted_at is not None and now - self._interrupted_at > _SAME_INTERRUPT_S:
             raise KeyboardInterrupt
         self._interrupted_at = self._interrupted_at or now
-        self._stop(f"{signal.Signals(number).name} received")
+        # Nothing is printed here: the signal may have come in the middle of printing.
         self.exit_code = 128 + number
+
+    def _interrupted(self) -> bool:
+        """Tell whether a signal asked the run to stop, and say so to the user, once."""
+        if self._interrupted_at is None:
+            return False
+        name = signal.Signals(self.exit_code - 128).name
+        if not self._stop_reason:
+            self._stop(f"{name} received")
+        elif not self._interruption_told:
+            self._say(f"{name} received: what is left of the run is skipped.")
+        self._interruption_told = True
+        return True
 
     def _stop(self, reason: str) -> None:
         if not self._stop_reason:
@@ -245,6 +262,7 @@ class Session:
         self._seen = self.bell.value()
         for worker in self._workers:
             worker.check()
+        self._interrupted()
         self._check_actors()
         self._show()
         if self.options.bench:
@@ -262,7 +280,8 @@ class Session:
         return not self._stop_reason
 
     def _check_actors(self) -> None:
-        if self._group is None or self._failure is not None:
+        # Once the run stops, actors may end as they like: whoever stopped it may have stopped them too.
+        if self._group is None or self._stop_reason:
             return
         try:
             self._group.check(self.counters.env_steps)
@@ -317,14 +336,19 @@ class Session:
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
         """Insert now: the buffer is full (or the run drains), and no slot it would take is being trained on."""
         self._buffered = buffer.count
-        if not buffer.full and not (self._draining and buffer.count):
-            return False
-        return not collides(self._storage, buffer.count, self._in_flight)
+        wanted = buffer.full or (self._draining and buffer.count > 0)
+        # A sampling that is still under way may return any slot: insertion waits for its end.
+        sampled = self._requested == len(self._in_flight)
+        ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight)
+        self._insertion_waits = buffer.full and not ready
+        return ready
 
     def may_sample(self) -> bool:
         """Whether to sample: enough data, the replay ratio, at most D updates ahead, one request at a time."""
         return (
             not self._draining
+            # What is being trained on must leave room for what was collected, or neither would ever go on.
+            and not self._insertion_waits
             and self._requested == len(self._in_flight)
             and self._requested <= self.train.priority_update_delay
             and self._ratio.batches_allowed() > self._requested
@@ -447,7 +471,12 @@ class Session:
 
     def _evaluate(self) -> None:
         self._next_evaluation = self._after(self.options.eval_interval)
-        found = self._judge.look()
+        try:
+            found = self._judge.look()
+        except EnvError as error:
+            self._failure = error
+            self._stop("the evaluation failed")
+            return
         if found is not None:
             self._stop(
                 f"solved after {self.counters.env_steps:,} steps and {self._wall_s():.1f} s "
@@ -467,50 +496,70 @@ class Session:
     def save(self) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
-        self._saved = (counters.env_steps, self._state.save(self.options.checkpoint_dir, counters, self._judge.best))
-        return self._saved[1]
+        path = self._state.save(self.options.checkpoint_dir, counters, self._judge.best)
+        self._saved = (counters.env_steps, counters.gradient_steps, path)
+        return path
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self) -> int:
-        """End the run: checkpoint, evaluation, weights, curve, summary. Returns the exit code."""
+        """End the run: checkpoint, weights, curve, evaluation, summary. Returns the exit code."""
         self._stop_parties()
-        rates = self._report_rates()
         if self.options.bench:
+            if self._failure is not None:
+                raise self._failure
+            rates = self._report_rates()
             write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **rates})
             return self.exit_code
-        steps, checkpoint = self._saved
-        self._say(f"Checkpoint:     {checkpoint if steps == self.counters.env_steps else self.save()}")
+        rates = self._report_rates()
+        *saved, checkpoint = self._saved
+        if saved != [self.counters.env_steps, self.counters.gradient_steps]:
+            checkpoint = self.save()
+        self._say(f"Checkpoint:     {checkpoint}")
         if self._failure is not None:
             raise self._failure
-        summary: dict[str, object] = {
+        summary = self._summary(rates)
+        # Weights and summary first: whatever happens in the evaluation, they are there.
+        self._leave(summary)
+        if self.options.eval_episodes and not self._interrupted():
+            found = self._judge.final()
+            if found is not None:
+                summary["evaluation"] = evaluation_summary(found)
+                self._leave(summary)
+                self._say(
+                    f"Evaluation:     mean return {found.mean:.1f} +- {found.std:.1f} "
+                    f"over {len(found.returns)} greedy episodes"
+                )
+        directory = self.options.run_dir
+        self._say(f"Weights:        {directory / 'weights.safetensors'}")
+        self._say(f"Learning curve: {self._plot()}")
+        self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
+        return self.exit_code
+
+    def _leave(self, summary: Mapping[str, object]) -> None:
+        save_weights(self.trainer, self.options.run_dir / "weights.safetensors")
+        write_summary(self.options.run_dir / "summary.json", summary)
+
+    def _summary(self, rates: Mapping[str, float]) -> dict[str, object]:
+        counters, replay = self.counters, self._state.replay.statistics()
+        return {
             "program": self.program.name,
             "composed_from": self.program.composed_from,
             "environment": self.actors.env,
             "seed": self.options.seed,
             "stopped": self._stop_reason,
-            "env_steps": self.counters.env_steps,
-            "gradient_steps": self.counters.gradient_steps,
-            "episodes": self.counters.episodes,
+            "env_steps": counters.env_steps,
+            "gradient_steps": counters.gradient_steps,
+            "episodes": counters.episodes,
             "replay_ratio": self._ratio.achieved,
+            "priority_update_delay": self.train.priority_update_delay,
+            "stale_updates": replay.stale,
+            "saturated_priorities": replay.saturated,
+            "priority_rescales": replay.rescales,
             "wall_s": self._wall_s(),
             "actor_restarts": self._restarts,
             **rates,
         }
-        if self.options.eval_episodes and self._interrupted_at is None:
-            found = self._judge.final()
-            summary["evaluation"] = evaluation_summary(found)
-            self._say(
-                f"Evaluation:     mean return {found.mean:.1f} +- {found.std:.1f} "
-                f"over {len(found.returns)} greedy episodes"
-            )
-        directory = self.options.run_dir
-        save_weights(self.trainer, directory / "weights.safetensors")
-        write_summary(directory / "summary.json", summary)
-        self._say(f"Weights:        {directory / 'weights.safetensors'}")
-        self._say(f"Learning curve: {self._plot()}")
-        self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
-        return self.exit_code
 
     def _plot(self) -> Path | str:
         if not self.counters.episodes:
