@@ -289,6 +289,7 @@ def test_run_names_a_program_that_is_absent(tmp_path):
     ("send", "number"),
     [
         (lambda process: os.killpg(process.pid, signal.SIGINT), signal.SIGINT),  # as a terminal does on Ctrl-C
+        (lambda process: process.send_signal(signal.SIGINT), signal.SIGINT),  # as a supervisor may
         (lambda process: process.send_signal(signal.SIGTERM), signal.SIGTERM),
     ],
 )
@@ -302,6 +303,27 @@ def test_run_lets_the_program_stop_in_good_order(stub, send, number):
     assert process.returncode == 128 + number
     assert (stub.parent / "stopped").read_text() == str(int(number))
     assert errors == ""
+
+
+def test_an_interrupt_of_run_alone_leaves_the_programs_checkpoint(composed, tmp_path):
+    folder, _ = composed
+    options = ("--timesteps", "500000", "--checkpoint-interval", "400000", "--run-dir", tmp_path / "run")
+    command = ("run", folder / "runs" / "small" / "program.py", *options)
+    with pearl_command(*command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        episodes = tmp_path / "run" / "episodes.csv"
+        deadline = time.monotonic() + 60
+        while not (episodes.exists() and episodes.read_text().count("\n") > 5) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        try:
+            output, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 130, output
+    assert "SIGINT received" in output
+    assert "Traceback" not in output
+    assert len(list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))) == 1
 
 
 def test_bench_shows_measured_beside_predicted(stub):

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import ONE_CPU, TWO_CPUS, CsvPair, described
@@ -88,6 +92,60 @@ def test_only_what_is_new_is_measured(csv_pair: CsvPair, tmp_path: Path, capsys:
     assert "profiled: 0 measured" not in said(16)
     assert "profiled: 0 measured" in said(16)
     assert "profiled: 0 measured" not in said(32)
+
+
+@pytest.fixture
+def measured(csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Composer], int]:
+    """Runs a composer and tells how many measurements it took itself."""
+
+    def count(composer: Composer) -> int:
+        capsys.readouterr()
+        composer.run()
+        found = re.search(r"profiled: (\d+) measured", capsys.readouterr().out)
+        assert found
+        return int(found[1])
+
+    return count
+
+
+def test_what_a_measurement_depends_on_is_measured_anew(
+    csv_pair: CsvPair, tmp_path: Path, measured: Callable[[Composer], int]
+) -> None:
+    def problem(**settings: Any) -> Composer:
+        calibration = tmp_path / "calibration.json"
+        return described(csv_pair(*ONE_CPU), settings=settings, progress=True, calibration=calibration)
+
+    everything = measured(problem())
+    assert everything > 0
+    assert measured(problem()) == 0
+    # Of settings, Replay Managers know nothing.
+    assert 0 < measured(problem(learning_rate=0.5)) < everything
+    assert measured(problem(learning_rate=0.5)) == 0
+    # Insertions bring as many transitions as there are environments, of all actors together.
+    for actors in (
+        {"num_actors": 1, "envs_per_actor": 16},
+        {"num_actors": 2, "envs_per_actor": 4},
+        {"num_actors": 1, "envs_per_actor": 4, "vectorization": "vector_entry_point"},
+    ):
+        composer = problem()
+        composer.set_actors(env="CartPole-v1", **actors)
+        assert measured(composer) == everything, actors
+        assert measured(composer) == 0, actors
+
+
+def test_an_edited_trainer_is_measured_anew(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Callable[[Composer], int]
+) -> None:
+    source = tmp_path / "my_edited_trainer.py"
+    source.write_text("from trainers import TinyDQN\n\n\nclass Mine(TinyDQN):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, source.stem, raising=False)
+    trainer = importlib.import_module(source.stem).Mine
+    composer = described(csv_pair(*ONE_CPU), trainer=trainer, progress=True, calibration=tmp_path / "calibration.json")
+    everything = measured(composer)
+    assert measured(composer) == 0
+    source.write_text(source.read_text() + "\n    gamma = 0.9\n")
+    assert 0 < measured(composer) < everything, "the Replay Manager's alone are still valid"
 
 
 def test_auto_fanout_picks_a_candidate_and_writes_it(csv_pair: CsvPair, tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN, Batch
+from pearl.errors import EnvError
 from pearl.runtime.evaluation import Evaluation, evaluate
-from pearl.spec import ActorSpec
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 
 class LongOrShort(gym.Env[np.ndarray, Any]):
@@ -52,7 +55,7 @@ class Always:
     exploration = EpsilonGreedy(1.0, 1.0, 1)
 
     def __init__(self, action: int) -> None:
-        self.net = nn.Linear(1, 1)
+        self.net: nn.Module = nn.Linear(1, 1)
         self.action = action
         self.batches: set[int] = set()
 
@@ -65,9 +68,16 @@ class Always:
         raise AssertionError("evaluation does not train")
 
 
+def played(*arguments: Any, **options: Any) -> Evaluation:
+    """An evaluation that nobody stops."""
+    result = evaluate(*arguments, **options)
+    assert result is not None
+    return result
+
+
 @pytest.mark.parametrize("episodes", [1, 7, 100, 130, 200])
 def test_exactly_as_many_episodes_as_asked_for(episodes: int) -> None:
-    result = evaluate(Always(1), ActorSpec("PearlLongOrShort-v0"), episodes, seed=0)
+    result = played(Always(1), ActorSpec("PearlLongOrShort-v0"), episodes, seed=0)
     assert result.returns.shape == result.lengths.shape == (episodes,)
     assert set(result.lengths.tolist()) <= {1, 40}
     assert np.array_equal(result.returns, result.lengths)
@@ -75,9 +85,9 @@ def test_exactly_as_many_episodes_as_asked_for(episodes: int) -> None:
 
 def test_short_episodes_are_not_over_represented() -> None:
     # 100 environments, half of which could play 40 episodes while the others play one: each plays two.
-    result = evaluate(Always(1), ActorSpec("PearlLongOrShort-v0"), 200, seed=0)
+    result = played(Always(1), ActorSpec("PearlLongOrShort-v0"), 200, seed=0)
     of_each_kind = {length: int((result.lengths == length).sum()) for length in (1, 40)}
-    once = evaluate(Always(1), ActorSpec("PearlLongOrShort-v0"), 100, seed=0)
+    once = played(Always(1), ActorSpec("PearlLongOrShort-v0"), 100, seed=0)
     assert of_each_kind == {length: 2 * int((once.lengths == length).sum()) for length in (1, 40)}
     assert 50 < of_each_kind[1] < 150
 
@@ -85,13 +95,13 @@ def test_short_episodes_are_not_over_represented() -> None:
 @pytest.mark.parametrize("first_action", [0, 2])
 def test_actions_are_greedy_and_in_the_environments_numbers(first_action: int) -> None:
     spec = ActorSpec("PearlLongOrShort-v0", env_kwargs={"first_action": first_action})
-    result = evaluate(Always(1), spec, 20, seed=1)
+    result = played(Always(1), spec, 20, seed=1)
     assert np.array_equal(result.returns, result.lengths * (1 + first_action))
 
 
 def test_a_seed_decides_the_result() -> None:
     trainer = DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
-    first, again, other = (evaluate(trainer, ActorSpec("CartPole-v1"), 12, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (played(trainer, ActorSpec("CartPole-v1"), 12, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(first.returns, again.returns)
     assert np.array_equal(first.lengths, again.lengths)
     assert not np.array_equal(first.returns, other.returns)
@@ -100,8 +110,8 @@ def test_a_seed_decides_the_result() -> None:
 
 def test_an_environments_own_vector_is_not_used() -> None:
     trainer = DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
-    plain = evaluate(trainer, ActorSpec("CartPole-v1"), 5, seed=3)
-    vector = evaluate(trainer, ActorSpec("CartPole-v1", vectorization="vector_entry_point"), 5, seed=3)
+    plain = played(trainer, ActorSpec("CartPole-v1"), 5, seed=3)
+    vector = played(trainer, ActorSpec("CartPole-v1", vectorization="vector_entry_point"), 5, seed=3)
     assert np.array_equal(plain.returns, vector.returns)
 
 
@@ -111,9 +121,98 @@ def test_environments_are_closed_even_if_the_policy_fails() -> None:
             raise RuntimeError("no action")
 
     LongOrShort.made = LongOrShort.closed = 0
-    with pytest.raises(RuntimeError, match="no action"):
-        evaluate(Fails(0), ActorSpec("PearlLongOrShort-v0"), 3, seed=0)
+    trainer = Fails(0)
+    with pytest.raises(EnvError, match=r"PearlLongOrShort-v0 or the policy failed in the evaluation") as error:
+        evaluate(trainer, ActorSpec("PearlLongOrShort-v0"), 3, seed=0)
+    assert "in get_action" in str(error.value), "the line that failed"
+    assert "RuntimeError: no action" in str(error.value)
     assert LongOrShort.made == LongOrShort.closed == 3
+    assert trainer.net.training
+
+
+def test_an_evaluation_that_is_stopped_has_no_result() -> None:
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 5
+
+    LongOrShort.made = LongOrShort.closed = 0
+    trainer = Always(1)
+    assert evaluate(trainer, ActorSpec("PearlLongOrShort-v0"), 3, seed=0, should_stop=should_stop) is None
+    assert asked == 6
+    assert LongOrShort.made == LongOrShort.closed == 3
+    assert trainer.net.training
+
+
+# --- networks that act otherwise while they train --------------------------------------------------------------------
+
+
+class Dropping(Always):
+    """Notes in which mode it acts; dropout in a module of its own, and a part that is frozen in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(8).eval()))
+        self.outputs: list[torch.Tensor] = []
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        self.outputs.append(self.net(torch.ones(1, 2)))
+        return super().get_action(obs)
+
+
+class DroppingModule(nn.Module):
+    """A trainer that is a module itself, with dropout by its own flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 8)
+        self.outputs: list[torch.Tensor] = []
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        self.outputs.append(nn.functional.dropout(self.net(torch.ones(1, 2)), 0.5, self.training))
+        return torch.ones(len(obs), dtype=torch.int64)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("evaluation does not train")
+
+
+def modes(trainer: Dropping | DroppingModule) -> list[bool]:
+    root = trainer if isinstance(trainer, nn.Module) else trainer.net
+    return [module.training for module in root.modules()]
+
+
+@pytest.mark.parametrize("kind", [Dropping, DroppingModule])
+def test_nothing_is_dropped_in_an_evaluation_and_training_goes_on_as_before(
+    kind: type[Dropping | DroppingModule],
+) -> None:
+    trainer = kind()
+    before = modes(trainer)
+    assert True in before
+    evaluate(trainer, ActorSpec("PearlLongOrShort-v0"), 3, seed=0)
+    assert len(trainer.outputs) == 40
+    assert all(torch.equal(output, trainer.outputs[0]) for output in trainer.outputs)
+    assert torch.count_nonzero(trainer.outputs[0]) == 8
+    assert modes(trainer) == before
+
+
+@pytest.mark.parametrize("kind", [Dropping, DroppingModule])
+def test_nothing_is_dropped_where_an_actor_acts(kind: type[Dropping | DroppingModule]) -> None:
+    spec, train = ActorSpec("PearlLongOrShort-v0", envs_per_actor=2), TrainSpec(batch_size=4)
+    setup = ActorSetup(kind, {}, spec, train, seed=0, steps_per_message=10)
+    actor = Actor(setup)
+    trainer = actor.trainer
+    assert isinstance(trainer, (Dropping, DroppingModule))
+    trainer.outputs.clear()  # those of the checks
+    transition = TransitionSpec.from_spaces(actor.envs.single_observation_space, actor.envs.single_action_space)
+    message = DataCollectionQueue(transition, setup.message_rows(), 1).reserve()
+    assert message is not None
+    actor.collect(message)
+    actor.close()
+    assert len(trainer.outputs) == 10
+    assert all(torch.equal(output, trainer.outputs[0]) for output in trainer.outputs)
+    assert torch.count_nonzero(trainer.outputs[0]) == 8
 
 
 def test_mean_and_spread() -> None:

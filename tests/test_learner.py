@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, Batch, Trainer
-from pearl.algorithms.trainer import modules_of
+from pearl.algorithms.trainer import make_trainer, modules_of
 from pearl.errors import ConfigurationError
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
 
@@ -181,6 +181,71 @@ def test_snapshots_follow_training(algorithm: type[Trainer], actions: spaces.Spa
     obs = torch.randn(40, 6)
     with torch.no_grad():
         torch.testing.assert_close(actor_side.policy(obs), trainer.policy(obs.to(device)).cpu(), rtol=1e-4, atol=1e-5)
+
+
+class Normalising(DQN):
+    hidden_sizes = (8,)
+    target_update_interval = 2
+
+    def build_q_network(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+@each_device
+@pytest.mark.parametrize("tau", [1.0, 0.25], ids=["hard", "polyak"])
+def test_a_target_network_takes_the_statistics_that_its_network_has(tau: float, device: str) -> None:
+    trainer = Normalising(OBS, spaces.Discrete(3), device=device, tau=tau)
+    learner = TorchLearner(trainer, device=device)
+    learner.prepare()
+    for seed in range(2):
+        learner.step(*batch_of(spaces.Discrete(3), seed))
+    # Online and target network see different batches; what they have learned of them must not drift apart.
+    online, target = dict(trainer.q.named_buffers()), dict(trainer.target_q.named_buffers())
+    assert int(online["1.num_batches_tracked"]) > 0
+    for name, value in online.items():
+        assert torch.equal(target[name], value), name
+
+
+# --- making a trainer -------------------------------------------------------------------------------------------------
+
+
+class Unseeded:
+    """Draws its weights as torch does, and knows of no seed."""
+
+    def __init__(self) -> None:
+        self.policy = nn.Linear(6, 2)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.policy(obs)
+        return values.argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return batch.reward.abs()
+
+
+def test_the_seed_decides_the_weights_of_a_class_that_knows_of_none() -> None:
+    def weight(seed: int) -> torch.Tensor:
+        torch.rand(3)  # what else the program draws does not matter
+        trainer = make_trainer(Unseeded, OBS, spaces.Discrete(2), seed=seed)
+        assert isinstance(trainer, Unseeded)
+        return trainer.policy.weight
+
+    torch.manual_seed(5)
+    expected = torch.rand(9)[6:]
+    torch.manual_seed(5)
+    first, again = weight(3), weight(3)
+    assert torch.equal(first, again)
+    assert torch.equal(torch.rand(3), expected), "making a trainer drew from the program's random numbers"
+    assert not torch.equal(weight(4), first)
+
+
+def test_an_environments_own_spaces_draw_on_as_if_no_trainer_were_made() -> None:
+    observations = spaces.Box(-5.0, 5.0, (6,), np.float32, seed=8)
+    actions = spaces.Discrete(1000, seed=8)
+    twins = spaces.Box(-5.0, 5.0, (6,), np.float32, seed=8), spaces.Discrete(1000, seed=8)
+    make_trainer(DQN, observations, actions)
+    for space, twin in zip((observations, actions), twins, strict=True):
+        np.testing.assert_array_equal(space.sample(), twin.sample())
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

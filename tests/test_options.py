@@ -26,6 +26,8 @@ def test_options_of_the_command_line() -> None:
     assert options.checkpoint_interval == 100_000
     assert options_of("--until-return", "-150").until_return == -150.0
     assert options_of("--timesteps", "3").eval_interval == 1
+    assert options_of("--seed", str(2**61)).seed == 2**61
+    assert options_of("--bench-seconds", "0.5").bench_seconds == 0.5
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,12 @@ def test_options_of_the_command_line() -> None:
         (("--timesteps", "many"), "expected a whole number of at least 0, found 'many'"),
         (("--timesteps", "inf"), "expected a whole number of at least 0, found 'inf'"),
         (("--timesteps", "nan"), "expected a whole number of at least 0, found 'nan'"),
+        (("--seed", str(2**62)), f"expected a seed below 2**62, found '{2**62}'"),
+        (("--seed", "1e300"), "expected a seed below 2**62, found '1e300'"),
+        (("--bench-seconds", "0"), "expected seconds above 0, found '0'"),
+        (("--bench-seconds=-1",), "expected seconds above 0, found '-1'"),
+        (("--bench-seconds", "nan"), "expected seconds above 0, found 'nan'"),
+        (("--bench-seconds", "inf"), "expected seconds above 0, found 'inf'"),
         (("--until-return", "nan"), "expected a number or \"none\", found 'nan'"),
         (("--until-return", "high"), "expected a number or \"none\", found 'high'"),
         (("--seeds", "3"), "unrecognized arguments: --seeds 3"),

@@ -3,15 +3,24 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from programs import Running, is_alive, make_program, run, running
-from trainers import OwnTrainer, TinyDDPG
+from trainers import Guessing, OwnTrainer, Sluggish, TinyDDPG
+
+from pearl.actors.actor import ActorSetup
+from pearl.actors.process import ActorGroup
+from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 SETTINGS = pytest.mark.parametrize("setting", [1, 2])
 
@@ -27,8 +36,22 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
 
 
-def summary(run_dir: Path) -> dict[str, object]:
-    return json.loads((run_dir / "summary.json").read_text())
+def summary(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found
+
+
+def returns(run_dir: Path) -> list[float]:
+    """Of the training episodes."""
+    with (run_dir / "episodes.csv").open() as file:
+        return [float(row["return"]) for row in csv.DictReader(file)]
+
+
+def edit(program: Path, old: str, new: str) -> None:
+    """Programs may be edited freely."""
+    text = program.read_text()
+    assert text.count(old) == 1
+    program.write_text(text.replace(old, new))
 
 
 def has_episodes(run_dir: Path) -> bool:
@@ -82,6 +105,28 @@ def test_bench_writes_measured_beside_predicted(programs: dict[int, Path], tmp_p
     assert not (tmp_path / "weights.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("capacity", "batch_size", "replay_ratio"),
+    [
+        pytest.param(600, 16, 2.0, id="wrapped"),
+        # Two batches in flight nearly always hold a slot that the next insertion needs.
+        pytest.param(1000, 64, math.inf, id="free-running"),
+    ],
+)
+def test_a_small_replay_turns_over_without_touching_what_is_trained_on(
+    tmp_path: Path, quick_profiles: None, capacity: int, batch_size: int, replay_ratio: float
+) -> None:
+    training = {"batch_size": batch_size, "replay_ratio": replay_ratio}
+    program = make_program(tmp_path, setting=1, capacity=capacity, training=training)
+    results = tmp_path / "results"
+    with running(program, "--timesteps", "5000", "--eval-episodes", "0", "--run-dir", str(results)) as started:
+        assert started.wait(60) == 0, started.output
+    found = summary(results)
+    assert found["env_steps"] >= 5000
+    assert found["gradient_steps"] > 100
+    assert found["stale_updates"] == 0
+
+
 def test_goal_reached_stops_the_run(programs: dict[int, Path], tmp_path: Path) -> None:
     # Any CartPole policy gets more than a return of 5.
     arguments = ("--timesteps", "50000", "--eval-interval", "300", "--eval-episodes", "5", "--until-return", "5")
@@ -100,7 +145,7 @@ def test_goal_reached_stops_the_run(programs: dict[int, Path], tmp_path: Path) -
         pytest.param({"trainer": TinyDDPG, "env": "Pendulum-v1"}, id="ddpg"),
     ],
 )
-def test_kinds_of_problem_train(tmp_path: Path, quick_profiles: None, problem: dict[str, object]) -> None:
+def test_kinds_of_problem_train(tmp_path: Path, quick_profiles: None, problem: dict[str, Any]) -> None:
     program = make_program(tmp_path, **problem)
     results = tmp_path / "results"
     arguments = ("--timesteps", "1500", "--eval-episodes", "2", "--run-dir", str(results))
@@ -117,7 +162,7 @@ def test_kinds_of_problem_train(tmp_path: Path, quick_profiles: None, problem: d
 def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles: None, setting: int) -> None:
     # The checkpoint falls on an insertion, when many batches are due; weights are rarely sent to the actors.
     program = make_program(tmp_path, setting=setting, training={"replay_ratio": 16.0, "weight_sync_interval": 900})
-    common = ("--serial", "--timesteps", "2000", "--checkpoint-interval", "1024")
+    common: tuple[str, ...] = ("--serial", "--timesteps", "2000", "--checkpoint-interval", "1024")
     # Evaluations on the way: the best weights so far are part of a run.
     common += ("--eval-interval", "512", "--eval-episodes", "2")
 
@@ -146,6 +191,44 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
         assert last[same] == first[same]
 
 
+def test_a_policy_of_chance_repeats_with_the_seed(tmp_path: Path, quick_profiles: None) -> None:
+    # Nothing but torch's random numbers decides what happens in this environment.
+    program = make_program(tmp_path, trainer=Guessing, env="Counting-v0", training={"batch_size": 16})
+    common = ("--serial", "--timesteps", "1200", "--eval-episodes", "0")
+    with contextlib.ExitStack() as stack:
+        for started in [
+            stack.enter_context(running(program, *common, "--seed", seed, "--run-dir", str(tmp_path / name)))
+            for name, seed in (("one", "7"), ("two", "7"), ("other", "8"))
+        ]:
+            assert started.wait() == 0, started.output
+    weights = {name: (tmp_path / name / "weights.safetensors").read_bytes() for name in ("one", "two", "other")}
+    assert summary(tmp_path / "one")["gradient_steps"] > 0
+    assert weights["one"] == weights["two"]
+    assert weights["one"] != weights["other"]
+    assert returns(tmp_path / "one") == returns(tmp_path / "two")
+    assert returns(tmp_path / "one") != returns(tmp_path / "other")
+
+
+def test_an_actors_seed_and_index_decide_its_random_numbers() -> None:
+    spec, train = ActorSpec("Counting-v0", count=2, envs_per_actor=4), TrainSpec(batch_size=16)
+    setups = [ActorSetup(Guessing, {}, spec, train, seed=7, index=index) for index in (0, 0, 1)]
+    transition = TransitionSpec.from_spaces(spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2))
+    queues = [DataCollectionQueue(transition, setup.message_rows(), 2) for setup in setups]
+    group = ActorGroup(setups, queues, WeightSyncQueue(1))
+    try:
+        actions = []
+        for queue in queues:
+            found = queue.peek(60.0)
+            assert found is not None
+            message, rows = found
+            actions.append(message["action"][:rows].tolist())
+            assert rows == 16
+        assert actions[0] == actions[1]
+        assert actions[0] != actions[2]
+    finally:
+        group.stop()
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on(programs: dict[int, Path], tmp_path: Path) -> None:
     arguments = ("--eval-episodes", "0", "--run-dir", str(tmp_path))
     with running(programs[2], "--timesteps", "500000", *arguments) as program:
@@ -169,6 +252,41 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on(programs: dict[int, Path
     assert resumed["episodes"] > stopped["episodes"]
 
 
+def test_a_signal_to_the_whole_group_ends_the_run_in_good_order(tmp_path: Path, quick_profiles: None) -> None:
+    # What is under way takes its time: meanwhile the actors, which the signal ended, are no accident.
+    program = make_program(tmp_path, trainer=Sluggish, settings={"pause_s": 0.0}, actors=3)
+    edit(program, '"pause_s": 0.0', '"pause_s": 0.5')
+    results = tmp_path / "results"
+    with running(program, "--timesteps", "500000", "--eval-episodes", "0", "--run-dir", str(results)) as started:
+        started.until(lambda: has_episodes(results))
+        os.killpg(started.process.pid, signal.SIGTERM)
+        assert started.wait(30) == 143, started.output
+        assert "SIGTERM received" in started.output
+        for wrong in ("died", "Error", "Traceback"):
+            assert wrong not in started.output
+    assert "SIGTERM" in summary(results)["stopped"]
+    assert summary(results)["actor_restarts"] == 0
+    assert checkpoints(results / "checkpoints")
+    assert (results / "weights.safetensors").stat().st_size > 0
+
+
+def test_ctrl_c_in_the_final_evaluation_keeps_what_was_trained(tmp_path: Path, quick_profiles: None) -> None:
+    program = make_program(tmp_path, env="Counting-v0", env_kwargs={"pause_s": 0.001})
+    results = tmp_path / "results"
+    arguments = ("--timesteps", "400", "--eval-interval", "100000", "--eval-episodes", "20000")
+    with running(program, *arguments, "--run-dir", str(results)) as started:
+        started.until((results / "summary.json").exists)  # written before the evaluation
+        started.interrupt()
+        assert started.wait(30) == 130, started.output
+        assert "SIGINT received: what is left of the run is skipped" in started.output
+        assert "Traceback" not in started.output
+        assert "learning_curve.png" in started.output
+    assert summary(results)["stopped"] == "all steps done"
+    assert "evaluation" not in summary(results)
+    assert (results / "weights.safetensors").stat().st_size > 0
+    assert (results / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_ctrl_c_while_actors_start_is_quiet(programs: dict[int, Path], tmp_path: Path) -> None:
     with running(programs[1], "--timesteps", "500000", "--run-dir", str(tmp_path)) as program:
         pids = program.until(program.actor_pids)
@@ -176,6 +294,21 @@ def test_ctrl_c_while_actors_start_is_quiet(programs: dict[int, Path], tmp_path:
         assert program.wait(30) == 130, program.output
         assert "Traceback" not in program.output
         assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_checkpoints_beside_other_files_are_moved_alone(programs: dict[int, Path], tmp_path: Path) -> None:
+    # The checkpoints' folder is the run's, and the one that the user stands in.
+    program = Path(shutil.copy(programs[2], tmp_path))
+    arguments = ("--serial", "--timesteps", "300", "--eval-episodes", "0", "--run-dir", ".", "--checkpoint-dir", ".")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert run(program, *arguments)[0] == 0
+    code, output = run(program, *arguments)
+    assert code == 0, output
+    earlier = tmp_path / "earlier-001"
+    assert [path.name for path in earlier.iterdir()] == [path.name for path in checkpoints(tmp_path)]
+    assert len(checkpoints(tmp_path)) == 1
+    assert f"moved to {earlier.name}" in output
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_resume_refuses_a_corrupt_checkpoint(programs: dict[int, Path], tmp_path: Path) -> None:
@@ -265,9 +398,7 @@ def wait_until_gone(pids: list[int], timeout_s: float) -> None:
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_an_environment_that_raises_is_shown(tmp_path: Path, quick_profiles: None, mode: str) -> None:
     program = make_program(tmp_path, env="Breaking-v0", env_kwargs={"steps": 1_000_000})
-    text = program.read_text()
-    assert '"steps": 1000000' in text
-    program.write_text(text.replace('"steps": 1000000', '"steps": 200'))  # programs may be edited freely
+    edit(program, '"steps": 1000000', '"steps": 200')
     arguments = ("--timesteps", "50000", "--run-dir", str(tmp_path / "run"), *(("--serial",) * (mode == "serial")))
     code, output = run(program, *arguments)
     assert code == 1
@@ -275,6 +406,32 @@ def test_an_environment_that_raises_is_shown(tmp_path: Path, quick_profiles: Non
     assert "RuntimeError: the gearbox of this environment fell off" in output
     assert "in _break_down" in output  # the environment's own traceback
     assert checkpoints(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("stage", ["on the way", "at the end"])
+def test_an_evaluation_that_fails_is_shown(tmp_path: Path, quick_profiles: None, stage: str) -> None:
+    program = make_program(tmp_path, env="BreakingInHost-v0", env_kwargs={"steps": 1_000_000})
+    edit(program, '"steps": 1000000', '"steps": 5')
+    results = tmp_path / "results"
+    interval = "500" if stage == "on the way" else "100000"
+    arguments = ("--timesteps", "1000", "--checkpoint-interval", "100000", "--eval-interval", interval)
+    code, output = run(program, *arguments, "--eval-episodes", "3", "--run-dir", str(results))
+    assert code == 1
+    assert "Error: The environment BreakingInHost-v0 or the policy failed in the evaluation." in output
+    assert "RuntimeError: the gearbox of this environment fell off" in output
+    assert "in _break_down" in output  # the environment's own traceback
+    assert "run_program" not in output, "the program's own"
+    assert len(checkpoints(results / "checkpoints")) == 1
+    assert (results / "weights.safetensors").exists() == (stage == "at the end")
+
+
+def test_a_failed_bench_reports_no_rates(tmp_path: Path, quick_profiles: None) -> None:
+    program = make_program(tmp_path, env="Breaking-v0", env_kwargs={"steps": 1_000_000})
+    edit(program, '"steps": 1000000', '"steps": 10')
+    code, output = run(program, "--bench", "--serial", "--bench-seconds", "30", "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert "RuntimeError: the gearbox of this environment fell off" in output
+    assert not (tmp_path / "run" / "bench.json").exists()
 
 
 def test_unwritable_run_folder_is_refused(programs: dict[int, Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pearl.algorithms import DQN, Batch
 from pearl.algorithms.trainer import policy_tensors
-from pearl.errors import ConfigurationError, PearlError, QueueClosedError
+from pearl.errors import ConfigurationError, PearlError, QueueClosedError, TrainerError
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, ReplayManager, Sample, make_replay_manager
 from pearl.runtime.collection import CollectionBuffer, collides
@@ -55,6 +55,19 @@ class Broken(Tiny):
 class Misconfigured(Tiny):
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         raise ConfigurationError("not like this")
+
+
+class Miscounting(Tiny):
+    """One priority for the whole batch, which every slot would get."""
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return super().update_policy(batch, weights).mean(0, keepdim=True)
+
+
+class Forgetful(Tiny):
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        super().update_policy(batch, weights)
+        return None  # type: ignore[return-value]
 
 
 def rows_of(start: int, count: int) -> dict[str, np.ndarray]:
@@ -366,6 +379,26 @@ def test_an_error_in_the_training_loop_reaches_the_host(launched: Callable[[Work
     assert isinstance(error.value.__cause__, ZeroDivisionError)
     with loop.insertion_window():
         pass  # a failed loop holds no lock
+
+
+@pytest.mark.parametrize("setting", [1, 2])
+@pytest.mark.parametrize(("trainer", "found"), [(Miscounting, r"shape \(1,\)"), (Forgetful, "a NoneType")])
+def test_priorities_that_are_not_one_for_each_transition_are_refused(
+    trainer: type[Tiny], found: str, setting: int
+) -> None:
+    if setting == 1:
+        s = setting1(trainer)
+        s.laq.assign(batches(1)[0], filled()[0])
+        worker: Worker = s.worker
+    else:
+        worker, laq, *_, replay, _storage = loop_of(trainer)
+        laq.grant(1, 0.4)
+        before = replay.retrieve(np.arange(CAPACITY))
+    message = rf"{trainer.__name__}\.update_policy\(\) must return .* each of the {BATCH} transitions; found {found}"
+    with pytest.raises(TrainerError, match=message):
+        worker.run_inline()
+    if setting == 2:
+        np.testing.assert_array_equal(replay.retrieve(np.arange(CAPACITY)), before)
 
 
 # --- collection -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Generated programs and their actor processes import this module, and with it the
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from typing import Any
 
@@ -37,23 +38,41 @@ class TinyDDPG(DDPG):
 class OwnTrainer:
     """Nothing but the two members that a trainer must have, and a network."""
 
-    def __init__(self, observation_space: gym.Space[Any], action_space: spaces.Discrete) -> None:
+    def __init__(self, observation_space: spaces.Box, action_space: spaces.Discrete) -> None:
         self.network = nn.Sequential(
             nn.Linear(observation_space.shape[0], 16), nn.ReLU(), nn.Linear(16, int(action_space.n))
         )
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-2)
 
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.network(obs).argmax(dim=1)
+        values: torch.Tensor = self.network(obs)
+        return values.argmax(dim=1)
 
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             target = batch.reward + batch.discount * self.network(batch.next_obs).amax(dim=1)
-        error = self.network(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1) - target
+        error: torch.Tensor = self.network(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1) - target
         self.optimizer.zero_grad()
-        (weights * error.square()).mean().backward()
+        torch.autograd.backward((weights * error.square()).mean())
         self.optimizer.step()
         return error.detach().abs()
+
+
+class Guessing(OwnTrainer):
+    """Its policy is chance, by torch's own random numbers."""
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.randint(2, (len(obs),))
+
+
+class Sluggish(TinyDQN):
+    """`pause_s` slows every update."""
+
+    pause_s = 0.0
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.pause_s)
+        return super().update_policy(batch, weights)
 
 
 class WithoutUpdate:
@@ -84,12 +103,14 @@ class Counting(gym.Env[np.ndarray, np.int64]):
     def _observation(self) -> np.ndarray:
         return np.array([self._step / 10, 1.0, 0.5], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._step = 0
         return self._observation(), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self._pause_s:
             time.sleep(self._pause_s)
         self._step += 1
@@ -103,7 +124,7 @@ class Breaking(Counting):
         super().__init__()
         self._left = steps
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._left -= 1
         if self._left < 0:
             self._break_down()
@@ -113,13 +134,22 @@ class Breaking(Counting):
         raise RuntimeError("the gearbox of this environment fell off")
 
 
+class BreakingInHost(Breaking):
+    """Never breaks in an actor process."""
+
+    def _break_down(self) -> None:
+        if multiprocessing.parent_process() is None:
+            super()._break_down()
+
+
 class Telling(Counting):
     """Its observations are no array."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = spaces.Dict({"number": spaces.Box(0, 1, (3,)), "word": spaces.Discrete(5)})
+        parts = {"number": spaces.Box(0, 1, (3,)), "word": spaces.Discrete(5)}
+        self.observation_space: gym.Space[Any] = spaces.Dict(parts)
 
 
-for _name, _kind in (("Counting", Counting), ("Breaking", Breaking), ("Telling", Telling)):
-    gym.register(f"{_name}-v0", _kind, disable_env_checker=True)
+for _kind in (Counting, Breaking, BreakingInHost, Telling):
+    gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from pearl.actors.environment import autoreset_mode, make_vector_env
 from pearl.actors.exploration import make_explorer
 from pearl.actors.n_step import NStepWindow
-from pearl.algorithms.trainer import TrainerLike, make_trainer, modules_of
+from pearl.algorithms.trainer import TrainerLike, make_trainer, set_evaluation_mode
 from pearl.learner.torch_learner import load_policy_weights
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
@@ -64,8 +64,7 @@ class Actor:
         self.trainer = trainer or make_trainer(
             setup.trainer_class, observation_space, action_space, seed=setup.seed, settings=dict(setup.settings)
         )
-        for module in modules_of(self.trainer).values():
-            module.eval()
+        set_evaluation_mode(self.trainer)
         transition = TransitionSpec.from_spaces(observation_space, action_space)
         self._obs_dtype = np.dtype(transition.fields[0].dtype)
         self._count = setup.spec.envs_per_actor

@@ -224,6 +224,15 @@ def modules_of(trainer: object) -> dict[str, nn.Module]:
     return {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
 
 
+def set_evaluation_mode(trainer: object) -> list[nn.Module]:
+    """Put the trainer and all its modules into evaluation mode; returns those that were in training mode."""
+    roots = [trainer] if isinstance(trainer, nn.Module) else list(modules_of(trainer).values())
+    training = [module for root in roots for module in root.modules() if module.training]
+    for root in roots:
+        root.eval()
+    return training
+
+
 def policy_tensors(trainer: object) -> list[torch.Tensor]:
     """Parameters and floating buffers that actors need: of `trainer.policy` if it has one, else of all its modules."""
     whole = next((m for m in (getattr(trainer, "policy", None), trainer) if isinstance(m, nn.Module)), None)

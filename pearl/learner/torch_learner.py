@@ -64,10 +64,12 @@ class TorchLearner:
             priorities = self._step_in_parts(Batch(*columns), importance)
         else:
             priorities = self.trainer.update_policy(Batch(*columns), importance)
-        if priorities.numel() != len(importance):
+        is_tensor = isinstance(priorities, torch.Tensor)
+        if not is_tensor or priorities.numel() != len(importance):
+            found = f"shape {tuple(priorities.shape)}" if is_tensor else f"a {type(priorities).__name__}"
             raise TrainerError(
-                f"{type(self.trainer).__name__}.update_policy() must return a priority for each of the "
-                f"{len(importance)} transitions; found shape {tuple(priorities.shape)}."
+                f"{type(self.trainer).__name__}.update_policy() must return a tensor with a priority for each of the "
+                f"{len(importance)} transitions; found {found}."
             )
         result = priorities.detach().reshape(-1).to("cpu", torch.float32).numpy()
         return StepResult(result, {"td_error": float(result.mean())})

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from pearl.actors.environment import autoreset_mode, make_vector_env
-from pearl.algorithms.trainer import TrainerLike, modules_of, policy_tensors
+from pearl.algorithms.trainer import TrainerLike, policy_tensors, set_evaluation_mode
 from pearl.errors import EnvError, PearlError
 from pearl.spec import ActorSpec
 
@@ -50,9 +50,7 @@ def evaluate(
     Every environment of the vector plays a fixed count of episodes, so that short ones are not over-represented.
     Modules are in evaluation mode meanwhile. Raises EnvError, with the environment's own traceback, where it fails.
     """
-    modules = [m for m in modules_of(trainer).values() if m.training]
-    for module in modules:
-        module.eval()
+    training = set_evaluation_mode(trainer)
     try:
         return _play(trainer, spec, episodes, seed, should_stop)
     except PearlError:
@@ -61,8 +59,9 @@ def evaluate(
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
         raise EnvError(f"The environment {spec.env} or the policy failed in the evaluation.\n{detail}") from error
     finally:
-        for module in modules:
-            module.train()
+        # Not train(), which would reach what the user froze inside.
+        for module in training:
+            module.training = True
 
 
 def _play(

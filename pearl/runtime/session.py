@@ -281,7 +281,7 @@ class Session:
 
     def _check_actors(self) -> None:
         # Once the run stops, actors may end as they like: whoever stopped it may have stopped them too.
-        if self._group is None or self._stop_reason:
+        if self._group is None or self._stop_reason or self._interrupted_at is not None:
             return
         try:
             self._group.check(self.counters.env_steps)
