@@ -7,9 +7,11 @@ STAMP := $(VENV)/.installed
 KERNELS := $(shell find kernels CMakeLists.txt -type f 2>/dev/null)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
 PYTEST_ARGS ?=
+BENCH ?= .venv-bench
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint format typecheck sanitize docs bench-solve clean
+.PHONY: help setup quickstart test test-all lint format typecheck sanitize docs bench-solve bench-env bench-replay clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,5 +62,20 @@ docs: setup  ## API reference from the docstrings, into docs/api
 bench-solve: setup  ## The learning results of docs/benchmarks.md: three examples, three seeds each
 	$(BIN)/python -m benchmarks.solve
 
+bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project beside the replay buffers it is compared with
+
+# The project builds into its own folder there. Peers come exactly as pinned; one that cannot be had is passed over.
+$(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peers.txt $(KERNELS)
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja setuptools
+	$(BENCH)/bin/python -m pip install --constraint constraints.txt --no-build-isolation --config-settings build-dir=build/bench --editable .
+	$(BENCH)/bin/python -m pip install --no-deps --requirement benchmarks/requirements-peers.txt || \
+	  grep -v '^#' benchmarks/requirements-peers.txt | xargs -n 1 $(BENCH)/bin/python -m pip install --no-deps || true
+	$(BENCH)/bin/python -m benchmarks.peers.build_torchrl || true
+	@touch $@
+
+bench-replay: bench-env  ## Replay Manager and Data Storage beside other replay buffers; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.replay $(BENCH_ARGS)
+
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) build docs/api
+	rm -rf $(VENV) $(BENCH) build docs/api

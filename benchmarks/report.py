@@ -26,6 +26,20 @@ Goals: mean return over 100 greedy episodes of at least 475 (CartPole-v1, all se
 environment's registered threshold; `train_s` counts from the start of the program and includes evaluations, `total_s`
 is the whole command, composing included. EPS is experiences trained per second while a batch is under way; the
 prediction is the composer's (Eq. 7).""",
+    "replay": """\
+How fast are the Replay Manager and the Data Storage, beside other replay buffers? One process pinned to one core, one
+thread each; ours and theirs take turns; times are medians of a whole call from Python with arrays, of batches B at N
+slots, all filled. Before anything is timed, both sides are checked to do the same work: equal targets find equal
+leaves, draws follow the priorities (chi-square) before and after an update, samples hold the rows of their indices and
+the same importance weights up to a factor, insertions are found again.
+
+`tree sample`: indices by priority, random numbers included. `tree update`: priorities by index; ours and cpprb's raise
+them to alpha in that time, the other trees are given plain values. `sample`: indices, importance weights and gathered
+CartPole-v1 transitions, in new arrays. `insert`: transitions at the largest priority so far. `uniform`: the same
+without priorities. `gather`: Atari frames (84x84x4 uint8, twice a transition) against memcpy of as many contiguous
+bytes of the same columns to the same place. `K=`: fanouts of the sum tree beside what "auto" takes. `floor`: one load
+that depends on the one before, in as much memory as the tree takes. TorchRL's wheels do not load with the CPU build of
+torch used here: its extension is built from the sources in its wheel.""",
 }
 
 
@@ -66,6 +80,8 @@ def section(result: dict[str, Any]) -> str:
         for row in rows:
             low, high = map(number, row["spread"])
             lines.append(f"| {row['case']} | {number(row['ours'])} | {row['unit']} | {low} to {high} | {row['n']} |")
+    for plot in result.get("plots", ()):
+        lines += ["", f"![{plot['title']}](assets/{plot['file']})"]
     if runs := result.get("runs"):
         columns = list(runs[0])
         lines += ["", "Every run:", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]

@@ -1,0 +1,46 @@
+"""Stable-Baselines3: uniform replay in NumPy, one row of environments per insertion."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+
+VERSION = version("stable-baselines3")
+LACKS = dict.fromkeys(("tree", "replay"), "has no prioritised replay")
+
+
+class _Uniform:
+    def __init__(self, columns: Mapping[str, np.ndarray], batch: int) -> None:
+        rows = len(columns["reward"])
+        observations = spaces.Box(-np.inf, np.inf, columns["obs"].shape[1:])
+        self.buffer = ReplayBuffer(
+            rows, observations, spaces.Discrete(2), device="cpu", n_envs=batch, handle_timeout_termination=False
+        )
+        steps = rows // batch
+
+        def shaped(name: str) -> np.ndarray:
+            return columns[name][: steps * batch].reshape(steps, batch, -1)
+
+        self.buffer.observations[:] = shaped("obs")
+        self.buffer.next_observations[:] = shaped("next_obs")
+        self.buffer.actions[:] = shaped("action")
+        self.buffer.rewards[:] = shaped("reward")[..., 0]
+        self.buffer.dones[:] = shaped("discount")[..., 0] == 0
+        self.buffer.full = True
+        self.infos: list[dict[str, Any]] = [{} for _ in range(batch)]
+
+    def sample(self, batch: int) -> Any:
+        return self.buffer.sample(batch)
+
+    def insert(self, rows: Mapping[str, np.ndarray]) -> None:
+        self.buffer.add(rows["obs"], rows["next_obs"], rows["action"], rows["reward"], rows["discount"], self.infos)
+
+    def unpack(self, sample: Any) -> tuple[np.ndarray, None, None]:
+        return sample.observations.numpy(), None, None
+
+
+def make_uniform(columns: Mapping[str, np.ndarray], batch: int) -> _Uniform:
+    return _Uniform(columns, batch)

@@ -1,0 +1,73 @@
+"""TorchRL: binary tree in C++ (float32), storage in tensors."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl._torchrl import SumSegmentTreeFp32, SumSegmentTreeFp64
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+
+VERSION = version("torchrl")
+
+
+class _Tree:
+    def __init__(self, priorities: np.ndarray, alpha: float, exact: bool = False) -> None:
+        self.count = len(priorities)
+        self.tree = (SumSegmentTreeFp64 if exact else SumSegmentTreeFp32)(self.count)
+        self.tree[np.arange(self.count)] = (priorities.astype(np.float64) ** alpha).astype(
+            np.float64 if exact else np.float32
+        )
+
+    def sample(self, batch: int) -> np.ndarray:
+        # The lines of PrioritizedSampler.sample up to the indices.
+        mass = np.random.uniform(0.0, self.tree.query(0, self.count), size=batch)  # noqa: NPY002
+        return self.tree.scan_lower_bound(mass)
+
+    def update(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+        self.tree[indices] = priorities
+
+    def lookup(self, targets: np.ndarray) -> np.ndarray:
+        return self.tree.scan_lower_bound(targets)
+
+
+class _Replay:
+    def __init__(self, buffer: Any, columns: Mapping[str, np.ndarray]) -> None:
+        self.buffer = buffer
+        self.buffer.extend(_transitions(columns))
+
+    def sample(self, batch: int) -> Any:
+        return self.buffer.sample(batch)
+
+    def insert(self, rows: Mapping[str, np.ndarray]) -> object:
+        return self.buffer.extend(_transitions(rows))
+
+    def unpack(self, sample: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        weights = sample.get("priority_weight", None)
+        return sample["obs"].numpy(), sample["index"].numpy(), None if weights is None else weights.numpy()
+
+
+def _transitions(columns: Mapping[str, np.ndarray]) -> TensorDict:
+    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
+    return TensorDict(tensors, batch_size=[len(columns["reward"])])
+
+
+def make_tree(priorities: np.ndarray, alpha: float, exact: bool = False) -> _Tree:
+    return _Tree(priorities, alpha, exact)
+
+
+def make_replay(
+    columns: Mapping[str, np.ndarray], priorities: np.ndarray, alpha: float, beta: float, batch: int
+) -> _Replay:
+    rows = len(priorities)
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=alpha, beta=beta, storage=LazyTensorStorage(rows))
+    replay = _Replay(buffer, columns)
+    buffer.sampler.update_priority(torch.arange(rows), torch.from_numpy(priorities), storage=buffer.storage)
+    return replay
+
+
+def make_uniform(columns: Mapping[str, np.ndarray], batch: int) -> _Replay:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(len(columns["reward"])))
+    return _Replay(buffer, columns)
