@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from pearl.errors import ConfigurationError
 if TYPE_CHECKING:
     import gymnasium as gym
 
-ReplayMode: TypeAlias = Literal["prioritized", "uniform"]
+ReplayMode: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "top_k"]
+InitialPriority: TypeAlias = 'Literal["max", "mean"] | float'
 Scalar: TypeAlias = "bool | int | float | str"
 
 # Names of the columns every transition has, in storage order.
@@ -140,7 +141,13 @@ class NetworkSpec:
 
 @dataclass(frozen=True)
 class ReplaySpec:
-    """Replay buffer: `capacity` slots; `fanout` of the sum tree, a power of two in [2, 256], or "auto"."""
+    """Replay buffer: `capacity` slots; `fanout` of the sum tree, a power of two in [2, 256], or "auto".
+
+    `mode` draws ("prioritized", "uniform") or takes in order ("fifo": oldest written first, "lifo": newest first,
+    "top_k": highest priority first). `stratified` and `replacement` say how batches are drawn; `max_times_sampled` (0:
+    no limit) is how often an item may be sampled until it is written anew; `initial_priority` is what items get that
+    come without one: the running maximum, the mean of the priorities held, or a number.
+    """
 
     capacity: int
     mode: ReplayMode = "prioritized"
@@ -148,6 +155,10 @@ class ReplaySpec:
     alpha: float = 0.6
     beta: float = 0.4
     beta_final: float = 1.0
+    stratified: bool = True
+    replacement: bool = True
+    max_times_sampled: int = 0
+    initial_priority: InitialPriority = "max"
 
     def __post_init__(self) -> None:
         _require(
@@ -155,8 +166,9 @@ class ReplaySpec:
             f"Replay capacity must be a whole number of at least 1; found {self.capacity!r}.",
         )
         _require(
-            self.mode in ("prioritized", "uniform"),
-            f'Replay mode must be "prioritized" or "uniform"; found {self.mode!r}.',
+            self.mode in get_args(ReplayMode),
+            'Replay mode must draw ("prioritized" or "uniform") or take in order ("fifo", "lifo" or "top_k"); '
+            f"found {self.mode!r}.",
         )
         if self.fanout != "auto":
             power = isinstance(self.fanout, int) and 2 <= self.fanout <= 256 and self.fanout & (self.fanout - 1) == 0
@@ -169,6 +181,20 @@ class ReplaySpec:
         for name in ("beta", "beta_final"):
             value = getattr(self, name)
             _require(0.0 <= value <= 4.0, f"{name} must lie in [0, 4]; found {value!r}.")
+        for name in ("stratified", "replacement"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), f"{name} must be True or False; found {value!r}.")
+        limit = self.max_times_sampled
+        _require(
+            isinstance(limit, int) and not isinstance(limit, bool) and 0 <= limit < 2**26,
+            f"max_times_sampled must be a whole number in [0, 2**26), 0 for no limit; found {limit!r}.",
+        )
+        initial = self.initial_priority
+        number = isinstance(initial, int | float) and not isinstance(initial, bool) and 0 < initial < math.inf
+        _require(
+            initial in ("max", "mean") or number,
+            f'initial_priority must be "max", "mean" or a number above 0; found {initial!r}.',
+        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from dataclasses import asdict
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from pearl.replay import REPLAY_BACKENDS, ReplayRequestQueue, make_replay_manage
 from pearl.replay.native import NativeReplayManager
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
-from pearl.spec import ReplaySpec
+from pearl.spec import ReplayMode, ReplaySpec
 
 MANAGERS = [NativeReplayManager, ReferenceReplayManager]
 
@@ -41,13 +44,17 @@ def assert_same(a, b):
     assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def assert_same_state(a, b):
+def assert_same_state(a, b, *, last_batch=True):
     left, right = a.state_dict(), b.state_dict()
     assert left.keys() == right.keys()
     for name in left:
         if name != "fanout":
             np.testing.assert_array_equal(left[name], right[name], err_msg=name)
-    assert a.statistics() == b.statistics()
+    statistics = [asdict(each.statistics()) for each in (a, b)]
+    for each in statistics if not last_batch else ():
+        for name in ("age_mean", "age_max", "effective_sample_size"):
+            del each[name]
+    assert statistics[0] == statistics[1]
 
 
 priorities_strategy = st.one_of(
@@ -62,10 +69,15 @@ priorities_strategy = st.one_of(
 def test_native_equals_reference_bit_for_bit(data):
     capacity = data.draw(st.integers(1, 3000), label="capacity")
     fanout = data.draw(st.sampled_from([2, 4, 16, 256]), label="fanout")
-    mode = data.draw(st.sampled_from(["prioritized", "prioritized", "uniform"]), label="mode")
+    mode = data.draw(st.sampled_from(["prioritized", "prioritized", "uniform", "fifo", "lifo", "top_k"]), label="mode")
     seed = data.draw(st.integers(0, 2**64 - 1), label="seed")
     alpha = data.draw(st.floats(0, 4), label="alpha")
     options = {"fanout": fanout, "mode": mode, "alpha": alpha, "seed": seed}
+    options["stratified"] = data.draw(st.booleans(), label="stratified")
+    options["replacement"] = data.draw(st.sampled_from([True, True, False]), label="replacement")
+    options["max_times_sampled"] = data.draw(st.sampled_from([0, 0, 1, 2, 5]), label="max_times_sampled")
+    initial = st.sampled_from(["max", "mean", 1e-3, 7.25, 1e6])
+    options["initial_priority"] = data.draw(initial, label="initial_priority")
     native, reference = NativeReplayManager(capacity, **options), ReferenceReplayManager(capacity, **options)
     written: set[int] = set()
     last: Sample | None = None
@@ -79,9 +91,14 @@ def test_native_equals_reference_bit_for_bit(data):
             written.update(slots)
         elif operation == "sample" and written:
             batch, beta = data.draw(st.integers(1, 100)), data.draw(st.floats(0, 4))
-            last = native.sample(batch, beta)
-            assert_same(last, reference.sample(batch, beta))
-            assert written.issuperset(last.indices.tolist())
+            try:
+                last = native.sample(batch, beta)
+            except ReplayError as refused:
+                with pytest.raises(ReplayError, match=f"^{re.escape(str(refused))}$"):
+                    reference.sample(batch, beta)
+            else:
+                assert_same(last, reference.sample(batch, beta))
+                assert written.issuperset(last.indices.tolist())
         elif operation == "update" and last is not None:
             count = len(last.indices)
             values = data.draw(st.lists(priorities_strategy, min_size=count, max_size=count))
@@ -210,7 +227,9 @@ def test_the_order_in_a_batch_does_not_matter(manager):
     forward, backward = manager(4), manager(4)
     forward.insert(np.arange(4), values)
     backward.insert(np.arange(4)[::-1], values[::-1])
-    assert_same_state(forward, backward)
+    assert np.array_equal(forward.state_dict()["leaves"], backward.state_dict()["leaves"])
+    assert forward.statistics() == backward.statistics()
+    assert_same(forward.sample(8), backward.sample(8))
 
 
 def test_infinity_saturates_and_is_counted(manager):
@@ -220,6 +239,19 @@ def test_infinity_saturates_and_is_counted(manager):
     assert replay.max_priority == 1.0
     assert replay.state_dict()["leaves"][0] == 2**28 - 1
     assert replay.retrieve([0])[0] == np.inf
+
+
+@pytest.mark.parametrize("change", ["rescale", "alpha"])
+def test_infinity_stays_the_largest(manager, change):
+    replay = manager(4, alpha=1.0)
+    replay.insert([0, 1, 2], [np.inf, 1.0, 0.0])
+    if change == "rescale":
+        replay.update([1], [1e9])
+        assert replay.statistics().rescales == 1
+    else:
+        replay.set_alpha(0.5)
+    leaves = replay.state_dict()["leaves"]
+    assert leaves[0] == 2**28 - 1 >= leaves[1] > leaves[2] == 0
 
 
 @pytest.mark.parametrize("method", ["insert", "update"])
@@ -275,6 +307,13 @@ def test_lossless_conversions_are_made(manager):
         (2**36 + 1, {}, "capacity must lie in"),
         (10, {"fanout": 12}, "power of two from 2 to 256; found 12"),
         (10, {"alpha": float("nan")}, "alpha must lie in"),
+        (10, {"mode": "random"}, "mode must be one of prioritized, uniform, fifo, lifo, top_k; found 'random'"),
+        (10, {"max_times_sampled": -1}, "max_times_sampled must be a whole number .*found -1"),
+        (10, {"max_times_sampled": 1.5}, "max_times_sampled must be a whole number .*found 1.5"),
+        (10, {"max_times_sampled": 2**26}, "max_times_sampled must be a whole number"),
+        (10, {"initial_priority": "most"}, "initial_priority must .*found 'most'"),
+        (10, {"initial_priority": 0.0}, "initial_priority must .*found 0.0"),
+        (10, {"initial_priority": float("nan")}, "initial_priority must .*found nan"),
     ],
 )
 def test_a_replay_that_cannot_be_is_refused(manager, capacity, options, message):
@@ -291,9 +330,43 @@ def test_closed_means_closed(manager):
     replay = filled(manager)
     replay.close()
     replay.close()
-    for call in (lambda: replay.sample(1), lambda: replay.insert([0]), lambda: replay.total, replay.statistics):
+    state = filled(manager).state_dict()
+    for call in (
+        lambda: replay.sample(1),
+        lambda: replay.insert([0]),
+        lambda: replay.update([0], [1.0]),
+        lambda: replay.retrieve([0]),
+        lambda: replay.set_alpha(0.5),
+        lambda: replay.load_state_dict(state),
+        lambda: (replay.total, replay.filled, replay.alpha, replay.max_priority),
+        replay.statistics,
+        replay.state_dict,
+    ):
         with pytest.raises(ReplayError, match="closed"):
             call()
+
+
+@pytest.mark.parametrize("mode", get_args(ReplayMode))
+def test_one_slot_is_enough(manager, mode):
+    replay = manager(1, mode=mode)
+    with pytest.raises(ReplayError, match="empty"):
+        replay.sample(1)
+    replay.insert([0], [3.0])
+    replay.insert([0], [2.0])
+    sample = replay.sample(1)
+    assert (sample.indices[0], sample.weights[0], sample.generations[0]) == (0, 1.0, 2)
+    assert replay.update([0], [0.0]) == 1
+    assert replay.sample(1).indices[0] == 0
+    assert replay.filled == 1
+
+
+def test_strided_and_reversed_arrays_are_read_as_they_look(manager):
+    replay = manager(8, alpha=1.0)
+    wide = np.arange(16, dtype=np.float32).reshape(8, 2)
+    replay.insert(np.arange(8)[::-1], wide[:, 1])
+    assert replay.retrieve(np.arange(8)[::2]).tolist() == [15.0, 11.0, 7.0, 3.0]
+    replay.update(np.arange(8)[::4], wide[::4, 0], np.ones(8, np.uint32)[::4])
+    assert replay.retrieve(np.arange(8)[::4]).tolist() == [0.0, 8.0]
 
 
 def test_out_is_filled(manager):
@@ -309,13 +382,13 @@ def test_out_must_fit(manager):
         filled(manager).sample(16, out=out)
 
 
-@pytest.mark.parametrize("mode", ["prioritized", "uniform"])
+@pytest.mark.parametrize("mode", ["prioritized", "uniform", "top_k", "fifo", "lifo"])
 def test_a_saved_state_goes_on_with_identical_samples(manager, mode):
     replay = filled(manager, 100, mode=mode, seed=3)
     replay.sample(10)
     other = manager(100, mode=mode, fanout=4, seed=77)
     other.load_state_dict(replay.state_dict())
-    assert_same_state(replay, other)
+    assert_same_state(replay, other, last_batch=False)
     for _ in range(5):
         sample = replay.sample(20)
         assert_same(sample, other.sample(20))
@@ -323,17 +396,54 @@ def test_a_saved_state_goes_on_with_identical_samples(manager, mode):
             each.update(sample.indices, np.arange(20), sample.generations)
 
 
+def test_a_state_of_format_1_starts_its_counts_anew(manager):
+    replay, twin = filled(manager, 10, seed=3), filled(manager, 10, seed=3)
+    replay.sample(6)
+    twin.sample(6)
+    state = replay.state_dict()
+    for name in ("born", "times_sampled", "order", "exhausted", "max_times_sampled"):
+        del state[name]
+    replay.load_state_dict({**state, "format": 1})
+    assert replay.statistics().samples_per_item == 0.0
+    assert_same(replay.sample(6), twin.sample(6))
+    assert replay.statistics().age_max == 0
+    limited = manager(10, max_times_sampled=1)
+    limited.load_state_dict({**state, "format": 1})
+    assert len(set(limited.sample(10).indices.tolist())) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"order": np.arange(9)}, "order is damaged"),
+        ({"order": np.zeros(10, np.int64)}, "order is damaged"),
+        ({"order": np.zeros((2, 5), np.int64)}, "order must be int64 of shape"),
+        ({"times_sampled": np.eye(1, 11, dtype=np.uint32)[0]}, "times_sampled are damaged"),  # slot 0 was never written
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(manager, change, message):
+    replay = manager(11, mode="fifo", max_times_sampled=2)
+    replay.insert(np.arange(1, 11))
+    with pytest.raises(CheckpointError, match=message):
+        replay.load_state_dict({**replay.state_dict(), **change})
+    assert replay.sample(3).indices.tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"capacity": 7}, "capacity must be 10; found 7"),
         ({"mode": "uniform"}, "mode must be 'prioritized'; found 'uniform'"),
-        ({"format": 99}, "format must be 1; found 99"),
+        ({"format": 99}, "format must be 1 or 2; found 99"),
         ({"leaves": np.zeros(9, np.uint32)}, r"leaves must be uint32 of shape \(10,\)"),
         ({"leaves": np.full(10, 2**31, np.uint32)}, "leaves are damaged"),
         ({"generations": np.zeros(10, np.uint32)}, "leaves are damaged"),
         ({"priorities": np.full(10, np.nan, np.float32)}, "priorities are damaged"),
         ({"alpha": -1.0}, "alpha"),
+        ({"max_times_sampled": 3}, "max_times_sampled must be 0; found 3"),
+        ({"times_sampled": np.full(10, 2**26, np.uint32)}, "times_sampled are damaged"),
+        ({"born": np.zeros(10, np.int64)}, r"born must be uint32 of shape \(10,\)"),
+        ({"order": np.zeros(1, np.int64)}, r"order must be int64 of shape \(0,\)"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"call": "x"}, "'x' where a number was expected"),
     ],

@@ -13,6 +13,7 @@
 
 #include "pearl/column_store.hpp"
 #include "pearl/doorbell.hpp"
+#include "pearl/episode_links.hpp"
 #include "pearl/errors.hpp"
 #include "pearl/probes.hpp"
 #include "pearl/replay_autorun.hpp"
@@ -21,6 +22,8 @@
 #include "pearl/sum_tree_replay.hpp"
 
 namespace py = pybind11;
+
+void bind_kernels(py::module_& m);  // kernel_bindings.cpp
 
 namespace {
 
@@ -122,6 +125,7 @@ py::dict state_dict(const pearl::ReplayState& state) {
   out["stale"] = state.counters.stale;
   out["saturated"] = state.counters.saturated;
   out["rescales"] = state.counters.rescales;
+  out["exhausted"] = state.counters.exhausted;
   out["filled"] = state.filled;
   out["total"] = state.total;
   return out;
@@ -140,14 +144,48 @@ pearl::ReplayState state_of(const py::dict& in) {
   state.counters.stale = in["stale"].cast<std::uint64_t>();
   state.counters.saturated = in["saturated"].cast<std::uint64_t>();
   state.counters.rescales = in["rescales"].cast<std::uint64_t>();
+  state.counters.exhausted = in["exhausted"].cast<std::uint64_t>();
   return state;
+}
+
+// Named as the fields of pearl.replay.ReplayStatistics.
+py::dict statistics_dict(const pearl::ReplayStatistics& statistics, bool has_priorities) {
+  py::dict out = state_dict(statistics.state);
+  for (const char* name : {"alpha", "seed", "call"}) out.attr("pop")(name);
+  out["histogram"] = has_priorities ? py::tuple(py::cast(statistics.histogram)) : py::tuple();
+  out["samples_per_item"] = statistics.samples_per_item;
+  out["age_mean"] = statistics.age_mean;
+  out["age_max"] = statistics.age_max;
+  out["effective_sample_size"] = statistics.effective_sample_size;
+  return out;
+}
+
+pearl::Selection selection_of(const std::string& mode) {
+  using pearl::Selection;
+  if (mode == "prioritized") return Selection::kPrioritized;
+  if (mode == "uniform") return Selection::kUniform;
+  if (mode == "fifo") return Selection::kFifo;
+  if (mode == "lifo") return Selection::kLifo;
+  if (mode == "top_k") return Selection::kTopK;
+  throw pearl::ReplayError("Unknown replay mode '" + mode + "'.");
 }
 
 void bind_sum_tree(py::module_& m) {
   using Tree = pearl::SumTreeReplay;
-  py::class_<Tree>(m, "SumTree")
-      .def(py::init<std::int64_t, unsigned, bool, double, std::uint64_t>(), py::arg("capacity"), py::arg("fanout"),
-           py::arg("prioritized"), py::arg("alpha"), py::arg("seed"))
+  py::class_<Tree> cls(m, "SumTree");
+  cls.attr("INITIAL_MAX") = pearl::kInitialMax;
+  cls.attr("INITIAL_MEAN") = pearl::kInitialMean;
+  cls
+      .def(py::init([](std::int64_t capacity, unsigned fanout, const std::string& mode, double alpha,
+                       std::uint64_t seed, bool stratified, bool replacement, std::uint32_t max_times_sampled,
+                       float initial_priority) {
+             return std::make_unique<Tree>(capacity, fanout, alpha, seed,
+                                           pearl::ReplayOptions{selection_of(mode), stratified, replacement,
+                                                                max_times_sampled, initial_priority});
+           }),
+           py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"), py::arg("seed"),
+           py::arg("stratified") = true, py::arg("replacement") = true, py::arg("max_times_sampled") = 0,
+           py::arg("initial_priority") = pearl::kInitialMax)
       .def(
           "insert",
           [](Tree& tree, const Array<std::int64_t>& indices, const std::optional<Array<float>>& priorities) {
@@ -175,6 +213,19 @@ void bind_sum_tree(py::module_& m) {
             return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
           },
           py::arg("batch_size"), py::arg("beta"))
+      .def(
+          "sample_indices",
+          [](Tree& tree, py::ssize_t count) {
+            const std::size_t batch = batch_rows(count);
+            Array<std::int64_t> indices(count);
+            std::int64_t* slots = indices.mutable_data();
+            {
+              const Released released;
+              tree.sample(batch, 0.0, slots, nullptr, nullptr);
+            }
+            return indices;
+          },
+          py::arg("batch_size"))
       .def(
           "sample_into",
           [](Tree& tree, double beta, Array<std::int64_t>& indices, Array<float>& weights,
@@ -222,7 +273,21 @@ void bind_sum_tree(py::module_& m) {
       .def_property_readonly("total", [](const Tree& tree) { return tree.state().total; })
       .def_property_readonly("alpha", [](const Tree& tree) { return tree.state().alpha; })
       .def_property_readonly("max_priority", [](const Tree& tree) { return tree.state().max_priority; })
-      .def("state", [](const Tree& tree) { return state_dict(tree.state()); })
+      .def("statistics", [](const Tree& tree) { return statistics_dict(tree.statistics(), tree.prioritized()); })
+      .def(
+          "find",
+          [](Tree& tree, const Array<std::uint64_t>& targets) {
+            const std::size_t count = rows(targets, "targets");
+            Array<std::int64_t> indices(targets.size());
+            std::int64_t* slots = indices.mutable_data();
+            const std::uint64_t* at = targets.data();
+            {
+              const Released released;
+              tree.find(at, slots, count);
+            }
+            return indices;
+          },
+          py::arg("targets").noconvert())
       .def("save",
            [](const Tree& tree) {
              const auto capacity = static_cast<py::ssize_t>(tree.capacity());
@@ -230,18 +295,26 @@ void bind_sum_tree(py::module_& m) {
              Array<float> priorities(leaves);
              Array<std::uint32_t> generations(capacity);
              Array<std::uint32_t> values(leaves);
+             Array<std::uint32_t> born(capacity);
+             Array<std::uint32_t> times(capacity);
+             std::vector<std::int64_t> order;
              pearl::ReplayState state;
              {
                float* raw = leaves ? priorities.mutable_data() : nullptr;
                std::uint32_t* versions = generations.mutable_data();
                std::uint32_t* quantised = leaves ? values.mutable_data() : nullptr;
+               std::uint32_t* births = born.mutable_data();
+               std::uint32_t* samples = times.mutable_data();
                const Released released;
-               state = tree.save(raw, versions, quantised);
+               state = tree.save(raw, versions, quantised, births, samples, &order);
              }
              py::dict out = state_dict(state);
              out["priorities"] = std::move(priorities);
              out["generations"] = std::move(generations);
              out["leaves"] = std::move(values);
+             out["born"] = std::move(born);
+             out["times_sampled"] = std::move(times);
+             out["order"] = Array<std::int64_t>(static_cast<py::ssize_t>(order.size()), order.data());
              return out;
            })
       .def(
@@ -255,12 +328,21 @@ void bind_sum_tree(py::module_& m) {
             rows(priorities, "priorities", leaves);
             rows(generations, "generations", capacity);
             rows(values, "leaves", leaves);
+            const auto born = in["born"].cast<Array<std::uint32_t>>();
+            const auto times = in["times_sampled"].cast<Array<std::uint32_t>>();
+            const auto order = in["order"].cast<Array<std::int64_t>>();
+            rows(born, "born", capacity);
+            rows(times, "times_sampled", capacity);
+            const std::size_t order_count = rows(order, "order");
+            const std::uint32_t* births = born.data();
+            const std::uint32_t* samples = times.data();
+            const std::int64_t* oldest_first = order.data();
             const pearl::ReplayState state = state_of(in);
             const float* raw = priorities.data();
             const std::uint32_t* versions = generations.data();
             const std::uint32_t* quantised = values.data();
             const Released released;
-            tree.load(state, raw, versions, quantised);
+            tree.load(state, raw, versions, quantised, births, samples, oldest_first, order_count);
           },
           py::arg("state"))
       .def("close", &Tree::close, py::call_guard<Released>());
@@ -387,6 +469,143 @@ void bind_column_store(py::module_& m) {
           py::arg("indices").noconvert(), py::arg("size"), py::arg("targets"));
 }
 
+void bind_episode_links(py::module_& m) {
+  using Links = pearl::EpisodeLinks;
+  using Slots = Array<std::int64_t>;
+  struct Held {
+    py::dict arrays;
+    std::unique_ptr<Links> links;
+  };
+  const auto checked = [](const Held& held, const Slots& indices, py::ssize_t size) {
+    const std::size_t count = rows(indices, "indices");
+    if (size < 0 || size > static_cast<py::ssize_t>(held.links->capacity()))
+      throw pearl::ReplayError("size must fit the slots.");
+    pearl::check_stored(indices.data(), count, static_cast<std::size_t>(size));
+    return count;
+  };
+  py::class_<Held>(m, "EpisodeLinks")
+      .def(py::init([](const py::dict& arrays, std::size_t slice, const std::optional<py::array>& obs,
+                       const std::optional<py::array>& next_obs, const std::optional<py::array>& kept_obs) {
+             const auto capacity = arrays["next"].cast<py::array>().size();
+             const auto streams = arrays["open"].cast<py::array>().size();
+             const auto raw = [&](const char* name, py::ssize_t size, auto type) {
+               using T = decltype(type);
+               auto array = arrays[name].cast<py::array>();
+               if (!py::isinstance<Array<T>>(array) || array.size() != size)
+                 throw pearl::ReplayError(std::string("The links' ") + name + " must be contiguous and have " +
+                                          std::to_string(size) + " items.");
+               return static_cast<T*>(array.mutable_data());
+             };
+             const auto whole = [&](const char* name) { return raw(name, capacity, std::int64_t{}); };
+             const Links::Arrays a{whole("next"), whole("prev"), whole("episode"), whole("position"),
+                                   raw("ending", capacity, std::uint8_t{}),
+                                   kept_obs ? whole("kept") : nullptr, whole("last"), whole("stream"),
+                                   whole("tail"), whole("free_episodes"), kept_obs ? whole("free_kept") : nullptr,
+                                   slice ? whole("starts") : nullptr, slice ? whole("start_place") : nullptr,
+                                   raw("open", streams, std::int64_t{}),
+                                   raw("counters", Links::kCounters, std::int64_t{})};
+             py::ssize_t bytes = 0;
+             for (const auto* column : {&obs, &next_obs, &kept_obs}) {
+               if (!*column) continue;
+               if ((*column)->ndim() < 1 || (*column)->shape(0) != capacity || (bytes && bytes != (*column)->nbytes()))
+                 throw pearl::ReplayError("The observations must be columns of one shape.");
+               bytes = (*column)->nbytes();
+             }
+             const auto data = [](const std::optional<py::array>& array) {
+               return array ? static_cast<const char*>(array->data()) : nullptr;
+             };
+             py::dict held(arrays);
+             held["observations"] = py::make_tuple(obs, next_obs, kept_obs);
+             return std::make_unique<Held>(Held{
+                 held, std::make_unique<Links>(a, static_cast<std::size_t>(capacity), static_cast<std::size_t>(streams),
+                                               slice, static_cast<std::size_t>(bytes / capacity), data(obs),
+                                               data(next_obs), const_cast<char*>(data(kept_obs)))});
+           }),
+           py::arg("arrays"), py::arg("slice"), py::arg("obs"), py::arg("next_obs"), py::arg("kept_obs"))
+      .def(
+          "insert",
+          [](Held& held, std::size_t start, std::size_t filled, const Slots& streams,
+             const Array<std::uint8_t>& endings, const std::optional<Slots>& positions,
+             const std::optional<py::array>& obs, const std::optional<py::array>& next_obs) {
+            const std::size_t count = rows(streams, "streams");
+            rows(endings, "endings", streams.size());
+            if (start >= held.links->capacity() || count > held.links->capacity())
+              throw pearl::ReplayError("An insertion must fit the slots.");
+            const auto data = [&](const std::optional<py::array>& array) {
+              if (array && (!(array->flags() & py::array::c_style) ||
+                            static_cast<std::size_t>(array->nbytes()) != count * held.links->obs_bytes()))
+                throw pearl::ReplayError("Observations to insert must be contiguous and of the column's shape.");
+              return array ? static_cast<const char*>(array->data()) : nullptr;
+            };
+            const Links::Rows from{streams.data(), endings.data(), data_or_null(positions, "positions", count),
+                                   data(obs), data(next_obs)};
+            const Released released;
+            held.links->insert(start, count, filled, from);
+          },
+          py::arg("start"), py::arg("filled"), py::arg("streams").noconvert(), py::arg("endings").noconvert(),
+          py::arg("positions").noconvert(), py::arg("obs"), py::arg("next_obs"))
+      .def(
+          "remaining",
+          [checked](const Held& held, const Slots& indices, py::ssize_t size) {
+            const std::size_t count = checked(held, indices, size);
+            Slots out(indices.size());
+            held.links->remaining(indices.data(), count, out.mutable_data());
+            return out;
+          },
+          py::arg("indices").noconvert(), py::arg("size"))
+      .def(
+          "walk",
+          [checked](const Held& held, const Slots& indices, py::ssize_t size, py::ssize_t length, bool back) {
+            const std::size_t count = checked(held, indices, size);
+            if (length < 1) throw pearl::ReplayError("length must be at least 1.");
+            Slots slots(std::vector<py::ssize_t>{indices.size(), length});
+            Slots found(indices.size());
+            const std::int64_t* from = indices.data();
+            std::int64_t* to = slots.mutable_data();
+            std::int64_t* counts = found.mutable_data();
+            {
+              const Released released;
+              if (back)
+                held.links->backward(from, count, static_cast<std::size_t>(length), to, counts);
+              else
+                held.links->forward(from, count, static_cast<std::size_t>(length), to, counts);
+            }
+            return py::make_tuple(std::move(slots), std::move(found));
+          },
+          py::arg("indices").noconvert(), py::arg("size"), py::arg("length"), py::arg("back"))
+      .def(
+          "endings",
+          [checked](const Held& held, const Slots& indices, py::ssize_t size) {
+            const std::size_t count = checked(held, indices, size);
+            Array<std::uint8_t> out(indices.size());
+            held.links->endings(indices.data(), count, out.mutable_data());
+            return out;
+          },
+          py::arg("indices").noconvert(), py::arg("size"))
+      .def(
+          "draw",
+          [](const Held& held, const Array<std::uint64_t>& random) {
+            const std::size_t count = rows(random, "random");
+            Slots out(random.size());
+            held.links->draw(random.data(), count, out.mutable_data());
+            return out;
+          },
+          py::arg("random").noconvert())
+      .def(
+          "gather_next",
+          [checked](const Held& held, const Slots& indices, py::ssize_t size, py::array& target) {
+            const std::size_t count = checked(held, indices, size);
+            if (!held.links->keeps_apart() || !(target.flags() & py::array::c_style) ||
+                static_cast<std::size_t>(target.nbytes()) != count * held.links->obs_bytes())
+              throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
+            const std::int64_t* slots = indices.data();
+            char* raw = static_cast<char*>(target.mutable_data());
+            const Released released;
+            held.links->gather_next(slots, count, raw);
+          },
+          py::arg("indices").noconvert(), py::arg("size"), py::arg("target"));
+}
+
 void bind_shared(py::module_& m) {
   using Bell = OnBuffer<pearl::Doorbell>;
   py::class_<Bell>(m, "Doorbell")
@@ -470,9 +689,11 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of PEARL.";
   py::register_exception_translator(&translate);
   bind_sum_tree(m);
+  bind_kernels(m);
   bind_shared(m);
   bind_autorun(m);
   bind_column_store(m);
+  bind_episode_links(m);
   m.def("copy_bandwidth", &pearl::copy_bandwidth_gbps, py::arg("nbytes"), py::arg("repeats"),
         py::call_guard<Released>());
   m.def("random_access_ns", &pearl::random_access_ns, py::arg("nbytes"), py::arg("steps"),

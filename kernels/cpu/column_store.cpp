@@ -45,6 +45,13 @@ void gather_column(const ColumnStore::Column& column, const std::int64_t* indice
 
 }  // namespace
 
+void check_stored(const std::int64_t* indices, std::size_t count, std::size_t size) {
+  for (std::size_t i = 0; i < count; ++i)
+    if (static_cast<std::uint64_t>(indices[i]) >= size)
+      throw ReplayError("Index at position " + std::to_string(i) + " must lie in [0, " + std::to_string(size) +
+                        "), the rows stored; found " + std::to_string(indices[i]) + ".");
+}
+
 ColumnStore::ColumnStore(std::size_t capacity, std::vector<Column> columns)
     : capacity_(capacity), columns_(std::move(columns)) {}
 
@@ -60,10 +67,7 @@ void ColumnStore::insert(std::size_t start, std::size_t count, const std::vector
 
 void ColumnStore::gather(const std::int64_t* indices, std::size_t count, std::size_t size,
                          const std::vector<void*>& targets) const {
-  for (std::size_t i = 0; i < count; ++i)
-    if (static_cast<std::uint64_t>(indices[i]) >= size)
-      throw ReplayError("Index at position " + std::to_string(i) + " must lie in [0, " + std::to_string(size) +
-                        "), the rows stored; found " + std::to_string(indices[i]) + ".");
+  check_stored(indices, count, size);
   for (std::size_t i = 0; i < columns_.size(); ++i)
     gather_column(columns_[i], indices, count, static_cast<char*>(targets[i]));
 }

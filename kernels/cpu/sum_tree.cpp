@@ -6,69 +6,12 @@
 
 #include "pearl/aligned.hpp"
 #include "pearl/errors.hpp"
+#include "pearl/replay_kernels.hpp"
 
 namespace pearl {
 namespace {
 
-constexpr std::size_t kGroup = 16;  // queries descending together: as many cache misses in flight
-
-template <class T>
-inline void prefetch(const T* address) {
-  __builtin_prefetch(address, 0, 3);
-}
-
-// Touches the start of a family of K siblings; the hardware prefetcher follows on long ones.
-template <unsigned K, class T>
-inline void prefetch_family(const T* family) {
-  constexpr std::size_t nbytes = K * sizeof(T);
-  const char* bytes = reinterpret_cast<const char*>(family);
-  for (std::size_t at = 0; at < nbytes && at < 4 * kCacheLine; at += kCacheLine) prefetch(bytes + at);
-}
-
-// Picks, without branches, the first of Width siblings whose inclusive prefix sum exceeds target, which it lowers by
-// the sum of those before. The last needs no look: the caller vouches that target is below the sum of all.
-template <unsigned Width, class T>
-inline unsigned pick_among(const T* siblings, std::uint64_t& target) {
-  std::uint64_t sum = 0;
-  std::uint64_t before = 0;
-  unsigned pick = 0;
-  for (unsigned k = 0; k + 1 < Width; ++k) {
-    sum += siblings[k];
-    const bool passed = sum <= target;
-    before = passed ? sum : before;
-    pick += passed;
-  }
-  target -= before;
-  return pick;
-}
-
-template <unsigned Width, class T>
-inline std::uint64_t sum_of(const T* siblings) {
-  std::uint64_t sum = 0;
-  for (unsigned k = 0; k < Width; ++k) sum += siblings[k];
-  return sum;
-}
-
-template <unsigned K, class T>
-inline unsigned pick_child(const T* siblings, std::uint64_t& target) {
-  if constexpr (K <= 4) {
-    return pick_among<K>(siblings, target);
-  } else if constexpr (K <= 16) {
-    // First the quarter, then the child: half the comparisons of one pass.
-    std::uint64_t quarters[K / 4];
-    for (unsigned i = 0; i < K / 4; ++i) quarters[i] = sum_of<4>(siblings + 4 * i);
-    const unsigned first = 4 * pick_among<K / 4>(quarters, target);
-    return first + pick_among<4>(siblings + first, target);
-  } else {
-    unsigned first = 0;
-    for (; first + 16 < K; first += 16) {
-      const std::uint64_t sum = sum_of<16>(siblings + first);
-      if (target < sum) break;
-      target -= sum;
-    }
-    return first + pick_child<16>(siblings + first, target);
-  }
-}
+constexpr std::size_t kGroup = 64;  // updates whose paths are fetched while the group before is applied
 
 template <unsigned K>
 class KarySumTree final : public SumTree {
@@ -82,53 +25,39 @@ class KarySumTree final : public SumTree {
       nodes = (nodes + K - 1) >> kShift;
       sums_.emplace_back(nodes == 1 ? 1 : round_up(nodes, K));
     } while (nodes > 1);
+    for (const auto& sums : sums_) levels_.push_back(sums.data());
   }
 
   void find(const std::uint64_t* targets, std::size_t count, std::int64_t* indices,
             std::uint32_t* values) const override {
-    std::uint64_t rest[kGroup];
-    std::size_t node[kGroup];
-    for (std::size_t start = 0; start < count; start += kGroup) {
-      const std::size_t group = count - start < kGroup ? count - start : kGroup;
-      for (std::size_t j = 0; j < kGroup; ++j) {
-        rest[j] = j < group ? targets[start + j] : 0;
-        node[j] = 0;
-      }
-      for (std::size_t level = sums_.size() - 1; level-- > 0;) {
-        const std::uint64_t* sums = sums_[level].data();
-        for (std::size_t j = 0; j < group; ++j) {
-          node[j] = (node[j] << kShift) + pick_child<K>(sums + (node[j] << kShift), rest[j]);
-          if (level > 0)
-            prefetch_family<K>(sums_[level - 1].data() + (node[j] << kShift));
-          else
-            prefetch_family<K>(leaves_.data() + (node[j] << kShift));
-        }
-      }
-      for (std::size_t j = 0; j < group; ++j) {
-        const std::size_t first = node[j] << kShift;
-        const std::size_t leaf = first + pick_child<K>(leaves_.data() + first, rest[j]);
-        indices[start + j] = static_cast<std::int64_t>(leaf);
-        values[start + j] = leaves_[leaf];
-      }
-    }
+    replay_kernels().find[kShift]({leaves_.data(), levels_.data(), levels_.size()}, targets, count, indices, values);
   }
 
   void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count) override {
+    std::uint64_t delta[kGroup];
+    std::size_t node[kGroup];
     const std::size_t top = sums_.size() - 1;
-    const std::size_t ahead = count < kGroup ? count : kGroup;
-    for (std::size_t i = 0; i < ahead; ++i) prefetch_path(static_cast<std::size_t>(indices[i]));
     std::uint64_t total = sums_[top][0];
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i + kGroup < count) prefetch_path(static_cast<std::size_t>(indices[i + kGroup]));
-      std::size_t node = static_cast<std::size_t>(indices[i]);
-      // Deltas wrap modulo 2^64, so one addition serves both signs.
-      const std::uint64_t delta = std::uint64_t{values[i]} - std::uint64_t{leaves_[node]};
-      leaves_[node] = values[i];
-      for (std::size_t level = 0; level < top; ++level) {
-        node >>= kShift;
-        sums_[level][node] += delta;
+    for (std::size_t i = 0; i < count && i < kGroup; ++i) prefetch_path(static_cast<std::size_t>(indices[i]));
+    for (std::size_t start = 0; start < count; start += kGroup) {
+      const std::size_t group = count - start < kGroup ? count - start : kGroup;
+      const std::size_t next = count - start - group < kGroup ? count - start - group : kGroup;
+      for (std::size_t j = 0; j < next; ++j) prefetch_path(static_cast<std::size_t>(indices[start + group + j]));
+      std::uint32_t* leaves = leaves_.data();
+      for (std::size_t j = 0; j < group; ++j) {
+        node[j] = static_cast<std::size_t>(indices[start + j]);
+        // Deltas wrap modulo 2^64, so one addition serves both signs.
+        delta[j] = std::uint64_t{values[start + j]} - std::uint64_t{leaves[node[j]]};
+        leaves[node[j]] = values[start + j];
+        total += delta[j];
       }
-      total += delta;
+      for (std::size_t j = 0; j < group; ++j) {
+        std::size_t parent = node[j];
+        for (std::size_t level = 0; level < top; ++level) {
+          parent >>= kShift;
+          sums_[level][parent] += delta[j];
+        }
+      }
     }
     sums_[top][0] = total;
   }
@@ -163,6 +92,7 @@ class KarySumTree final : public SumTree {
 
   AlignedArray<std::uint32_t> leaves_;
   std::vector<AlignedArray<std::uint64_t>> sums_;  // sums_[0] are the parents of leaves; the last has one node
+  std::vector<const std::uint64_t*> levels_;  // where they lie
 };
 
 }  // namespace

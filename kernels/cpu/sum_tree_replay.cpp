@@ -1,6 +1,7 @@
 #include "pearl/sum_tree_replay.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -9,6 +10,7 @@
 #include "pearl/errors.hpp"
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
+#include "pearl/replay_kernels.hpp"
 
 namespace pearl {
 
@@ -63,15 +65,34 @@ double checked_alpha(double alpha) {
 
 SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, bool prioritized, double alpha,
                              std::uint64_t seed)
+    : SumTreeReplay(capacity, fanout, alpha, seed,
+                    ReplayOptions{.selection = prioritized ? Selection::kPrioritized : Selection::kUniform}) {}
+
+SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alpha, std::uint64_t seed,
+                             const ReplayOptions& options)
     : capacity_(checked_capacity(capacity)),
       fanout_(fanout),
-      prioritized_(prioritized),
+      selection_(options.selection),
+      prioritized_(selection_ == Selection::kPrioritized || selection_ == Selection::kTopK),
+      by_time_(selection_ == Selection::kFifo || selection_ == Selection::kLifo),
+      stratified_(options.stratified),
+      replacement_(options.replacement),
+      limit_(options.max_times_sampled),
+      in_turn_((selection_ == Selection::kPrioritized || selection_ == Selection::kUniform) &&
+               (!replacement_ || limit_ != 0)),
+      initial_(options.initial_priority),
       alpha_(checked_alpha(alpha)),
       alpha_q28_(exponent_q28(alpha)),
       seed_(seed),
       scale_(kDefaultScale),
       slots_(capacity_) {
-  if (prioritized_) tree_ = make_sum_tree(capacity_, fanout_);
+  if (prioritized_ || in_turn_) tree_ = make_sum_tree(capacity_, fanout_);
+  if (selection_ == Selection::kTopK) maxima_ = std::make_unique<MaxTree>(capacity_);
+  if (by_time_) {
+    newer_ = AlignedArray<std::int64_t>(capacity_ + 1);
+    older_ = AlignedArray<std::int64_t>(capacity_ + 1);
+    newer_[capacity_] = older_[capacity_] = static_cast<std::int64_t>(capacity_);
+  }
 }
 
 void SumTreeReplay::require_open() const {
@@ -82,18 +103,118 @@ void SumTreeReplay::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   tree_.reset();
+  maxima_.reset();
+  newer_ = {};
+  older_ = {};
   slots_ = {};
   written_ = {};
 }
 
+void SumTreeReplay::link_newest(std::size_t slot) {
+  const auto end = static_cast<std::int64_t>(capacity_);
+  const auto at = static_cast<std::int64_t>(slot);
+  const std::int64_t before = older_[capacity_];
+  older_[slot] = before;
+  newer_[slot] = end;
+  newer_[static_cast<std::size_t>(before)] = at;
+  older_[capacity_] = at;
+}
+
+void SumTreeReplay::unlink(std::size_t slot) {
+  newer_[static_cast<std::size_t>(older_[slot])] = newer_[slot];
+  older_[static_cast<std::size_t>(newer_[slot])] = older_[slot];
+}
+
 void SumTreeReplay::bump(std::size_t slot) {
-  std::uint32_t& generation = slots_[slot].generation;
-  if (generation == 0) {
+  Slot& item = slots_[slot];
+  if (item.generation == 0) {
     ++filled_;
     end_ = std::max(end_, slot + 1);
     written_current_ = false;
+  } else if (exhausted(item)) {
+    --exhausted_now_;
+  } else if (by_time_) {
+    unlink(slot);
   }
-  if (++generation == 0) generation = 1;
+  if (by_time_) link_newest(slot);
+  if (++item.generation == 0) item.generation = 1;
+  item.born = static_cast<std::uint32_t>(++counters_.inserts);
+  times_ -= item.times();
+  item.set_times(0);
+}
+
+inline void SumTreeReplay::record(Slot& slot, std::uint32_t leaf) {
+  const auto bits = static_cast<std::uint32_t>(std::bit_width(leaf));
+  --histogram_[slot.bits()];
+  ++histogram_[bits];
+  slot.set_bits(bits);
+}
+
+std::size_t SumTreeReplay::positive() const {
+  std::uint64_t count = 0;
+  for (std::size_t bits = 1; bits < histogram_.size(); ++bits) count += histogram_[bits];
+  return static_cast<std::size_t>(count);
+}
+
+// A slot's place among the largest: by its exact priority, whose bits sort as it does.
+void SumTreeReplay::rank(std::size_t slot) {
+  const Slot& item = slots_[slot];
+  const auto bits = std::bit_cast<std::int32_t>(item.priority);
+  const bool counts = item.generation != 0 && !exhausted(item);
+  maxima_->set(slot, counts ? static_cast<std::uint32_t>(std::max(bits, 0)) + 1 : 0);
+}
+
+void SumTreeReplay::retire(std::size_t slot) {
+  ++exhausted_now_;
+  ++counters_.exhausted;
+  if (by_time_) unlink(slot);
+  if (tree_) {
+    const auto index = static_cast<std::int64_t>(slot);
+    const std::uint32_t none = 0;
+    tree_->assign(&index, &none, 1);
+  }
+  if (prioritized_) record(slots_[slot], 0);
+  if (maxima_) rank(slot);
+}
+
+// Whole units of 2^-40, so that the mean does not depend on the order of what came and went.
+void SumTreeReplay::account(float priority, bool added) {
+  const auto bits = std::bit_cast<std::int32_t>(priority);
+  if (bits <= 0 || bits >= 0x7F800000) return;
+  constexpr double kMost = 0x1p90;
+  const auto units = static_cast<unsigned __int128>(std::min(static_cast<double>(priority) * 0x1p40, kMost));
+  mean_sum_ = added ? mean_sum_ + units : mean_sum_ - units;
+  mean_count_ = added ? mean_count_ + 1 : mean_count_ - 1;
+}
+
+float SumTreeReplay::initial_priority() const {
+  if (initial_ == kInitialMax) return max_priority_;
+  if (initial_ != kInitialMean) return initial_;
+  if (mean_count_ == 0) return 1.0f;
+  const unsigned __int128 mean = std::max<unsigned __int128>(mean_sum_ / mean_count_, 1);
+  return static_cast<float>(static_cast<double>(mean) * 0x1p-40);
+}
+
+void SumTreeReplay::store(const std::int64_t* indices, const float* priorities, std::size_t count) {
+  if (initial_ == kInitialMean) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
+      account(slot.priority, false);
+      account(slot.priority = priorities[i], true);
+    }
+  }
+  if (limit_ != 0) {
+    for (std::size_t i = 0; i < count; ++i)
+      if (exhausted(slots_[static_cast<std::size_t>(indices[i])])) values_[i] = 0;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
+    slot.priority = priorities[i];
+    record(slot, values_[i]);
+  }
+  if (maxima_)
+    for (std::size_t i = 0; i < count; ++i) rank(static_cast<std::size_t>(indices[i]));
+  tree_->assign(indices, values_.data(), count);
 }
 
 void SumTreeReplay::fit_scale(float largest) {
@@ -101,7 +222,12 @@ void SumTreeReplay::fit_scale(float largest) {
   const int excess = excess_bits(largest, alpha_q28_, scale_);
   if (excess == 0) return;
   std::uint32_t* leaves = tree_->leaves();
-  for (std::size_t i = 0; i < capacity_; ++i) leaves[i] = rescaled(leaves[i], excess);
+  for (std::size_t i = 0; i < end_; ++i) {
+    if (leaves[i] == 0) continue;
+    const bool infinite = slots_[i].priority > std::numeric_limits<float>::max();  // these stay the largest
+    leaves[i] = infinite ? kLeafMax : rescaled(leaves[i], excess);
+    record(slots_[i], leaves[i]);
+  }
   tree_->rebuild();
   scale_ -= excess;
   ++counters_.rescales;
@@ -126,26 +252,26 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
   require_open();
   check_indices(indices, count, capacity_);
   if (priorities != nullptr) check_priorities(priorities, count);
-  counters_.inserts += count;
   if (!prioritized_) {
     for (std::size_t i = 0; i < count; ++i) bump(static_cast<std::size_t>(indices[i]));
+    values_.assign(tree_ ? count : 0, 1);
+    if (tree_) tree_->assign(indices, values_.data(), count);
     return;
   }
   if (count == 0) return;
   values_.resize(count);
   if (priorities != nullptr) {
     admit(priorities, count);
-    for (std::size_t i = 0; i < count; ++i) values_[i] = quantise(priorities[i], alpha_q28_, scale_);
+    replay_kernels().quantise(priorities, count, alpha_q28_, scale_, values_.data());
   } else {
-    fit_scale(max_priority_);
-    std::fill(values_.begin(), values_.end(), quantise(max_priority_, alpha_q28_, scale_));
+    const float initial = initial_priority();
+    fit_scale(initial);
+    std::fill(values_.begin(), values_.end(), quantise(initial, alpha_q28_, scale_));
+    kept_priorities_.assign(count, initial);
+    priorities = kept_priorities_.data();
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto slot = static_cast<std::size_t>(indices[i]);
-    bump(slot);
-    slots_[slot].priority = priorities != nullptr ? priorities[i] : max_priority_;
-  }
-  tree_->assign(indices, values_.data(), count);
+  for (std::size_t i = 0; i < count; ++i) bump(static_cast<std::size_t>(indices[i]));
+  store(indices, priorities, count);
 }
 
 std::int64_t SumTreeReplay::written(std::size_t rank) {
@@ -159,10 +285,107 @@ std::int64_t SumTreeReplay::written(std::size_t rank) {
   return written_[rank];
 }
 
-void SumTreeReplay::sample_filled(std::size_t count, std::int64_t* indices) {
-  for_each_stratified(seed_, call_, count, [&](std::uint64_t lane, std::uint64_t x) {
-    indices[lane] = written(mulhi64(filled_, x));
-  });
+// Fills targets_ with numbers uniform in [0, 2^64): any, or the k-th in the k-th of `count` equal slices.
+void SumTreeReplay::random(std::size_t count) {
+  targets_.resize(count);
+  if (stratified_) {
+    for_each_stratified(seed_, call_, count, [&](std::uint64_t lane, std::uint64_t x) { targets_[lane] = x; });
+    return;
+  }
+  for (std::size_t lane = 0; lane < count; lane += 2) {
+    const PhiloxWords words = philox_lane_pair(seed_, call_, lane / 2);
+    targets_[lane] = words[0] | std::uint64_t{words[1]} << 32;
+    if (lane + 1 < count) targets_[lane + 1] = words[2] | std::uint64_t{words[3]} << 32;
+  }
+}
+
+void SumTreeReplay::take_in_order(std::size_t count, std::int64_t* indices) {
+  if (by_time_) {
+    const AlignedArray<std::int64_t>& next = selection_ == Selection::kFifo ? newer_ : older_;
+    std::size_t at = capacity_;
+    for (std::size_t i = 0; i < count; ++i) {
+      indices[i] = next[at];
+      at = static_cast<std::size_t>(indices[i]);
+    }
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t slot = maxima_->top();
+    indices[i] = static_cast<std::int64_t>(slot);
+    maxima_->set(slot, 0);
+  }
+  for (std::size_t i = 0; i < count; ++i) rank(static_cast<std::size_t>(indices[i]));
+}
+
+// Each is drawn from what the ones before have left; afterwards the tree is as it was. values_ gets the leaves.
+void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices) {
+  random(count);
+  values_.resize(count);
+  const std::uint32_t none = 0;
+  std::size_t drawn = 0;
+  for (; drawn < count && tree.total() > 0; ++drawn) {
+    const std::uint64_t target = mulhi64(tree.total(), targets_[drawn]);
+    tree.find(&target, 1, indices + drawn, values_.data() + drawn);
+    Slot& slot = slots_[static_cast<std::size_t>(indices[drawn])];
+    if (limit_ != 0) slot.set_times(slot.times() + 1);
+    const bool last = exhausted(slot);
+    if (last || !replacement_) tree.assign(indices + drawn, &none, 1);
+  }
+  tree.assign(indices, values_.data(), drawn);
+  if (limit_ != 0)
+    for (std::size_t i = 0; i < drawn; ++i) {
+      Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
+      slot.set_times(slot.times() - 1);
+    }
+  if (drawn < count)
+    throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled: " + std::to_string(drawn) +
+                      " draws are left before each item that can be drawn was sampled " + std::to_string(limit_) +
+                      " times.");
+}
+
+// Everything but the draw by priority in one go, which sample() does.
+void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
+  const bool any_positive = prioritized_ && tree_->total() > 0;
+  const std::size_t available = any_positive ? positive() : sampleable();
+  const bool drawn = selection_ == Selection::kPrioritized || selection_ == Selection::kUniform;
+  if ((!drawn || !replacement_) && count > available)
+    throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled without repetition: " +
+                      std::to_string(available) + " items can be sampled.");
+  if (!drawn) return take_in_order(count, indices);
+  if (!in_turn_) {
+    random(count);
+    for (std::size_t i = 0; i < count; ++i) indices[i] = written(mulhi64(filled_, targets_[i]));
+    return;
+  }
+  if (any_positive || !prioritized_) return draw_in_turn(*tree_, count, indices);
+  const std::unique_ptr<SumTree> ones = make_sum_tree(capacity_, fanout_);
+  for (std::size_t i = 0; i < end_; ++i) ones->leaves()[i] = slots_[i].generation != 0 && !exhausted(slots_[i]);
+  ones->rebuild();
+  draw_in_turn(*ones, count, indices);
+}
+
+// Counts a selected batch and reads its generations.
+void SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count) {
+  const auto now = static_cast<std::uint32_t>(counters_.inserts);
+  std::uint64_t ages = 0;
+  std::uint64_t counted = 0;
+  std::uint32_t age_max = 0;
+  const bool limited = limit_ != 0;
+  constexpr std::size_t kAhead = 64;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[i + kAhead])], 1, 3);
+    Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
+    if (generations != nullptr) generations[i] = slot.generation;
+    const std::uint32_t age = now - slot.born;
+    ages += age;
+    age_max = std::max(age_max, age);
+    counted += slot.count_sample();
+    if (limited && slot.times() == limit_) retire(static_cast<std::size_t>(indices[i]));
+  }
+  times_ += counted;
+  last_.count = count;
+  last_.ages = ages;
+  last_.age_max = age_max;
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
@@ -172,23 +395,44 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   require_open();
   if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
   if (filled_ == 0) throw ReplayError("The replay is empty: insert before sampling.");
-  const std::uint64_t total = prioritized_ ? tree_->total() : 0;
+  if (sampleable() == 0)
+    throw ReplayError("All " + std::to_string(filled_) + " items were sampled " + std::to_string(limit_) +
+                      " times: insert before sampling again.");
+  std::uint64_t weight_sum = 0;
+  std::uint64_t weight_squares = 0;
+  const std::uint64_t total = selection_ == Selection::kPrioritized ? tree_->total() : 0;
   if (total == 0) {
-    sample_filled(count, indices);
-    std::fill(weights, weights + count, 1.0f);
-    for (std::size_t i = 0; i < count; ++i) generations[i] = slots_[static_cast<std::size_t>(indices[i])].generation;
+    select(count, indices);
+    if (weights != nullptr) std::fill(weights, weights + count, 1.0f);
+    weight_sum = std::uint64_t{count} << 24;
+    weight_squares = std::uint64_t{count} << 32;
   } else {
-    targets_.resize(count);
-    values_.resize(count);
-    for_each_stratified(seed_, call_, count,
-                        [&](std::uint64_t lane, std::uint64_t x) { targets_[lane] = mulhi64(total, x); });
-    tree_->find(targets_.data(), count, indices, values_.data());
-    for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[i])], 0, 3);
-    const std::int64_t log2_min = log2_q32(*std::min_element(values_.begin(), values_.end()));
-    const std::int64_t beta_q28 = exponent_q28(beta);
-    for (std::size_t i = 0; i < count; ++i) weights[i] = importance_weight(log2_min, log2_q32(values_[i]), beta_q28);
-    for (std::size_t i = 0; i < count; ++i) generations[i] = slots_[static_cast<std::size_t>(indices[i])].generation;
+    if (in_turn_) {
+      select(count, indices);
+    } else {
+      values_.resize(count);
+      if (stratified_) {
+        targets_.resize(count);
+        replay_kernels().targets(seed_, call_, count, 0, count, total, targets_.data());
+      } else {
+        random(count);
+        for (std::size_t i = 0; i < count; ++i) targets_[i] = mulhi64(total, targets_[i]);
+      }
+      tree_->find(targets_.data(), count, indices, values_.data());
+    }
+    if (weights != nullptr) {
+      replay_kernels().weights(values_.data(), count, exponent_q28(beta), weights);
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto units = static_cast<std::uint64_t>(static_cast<std::int32_t>(weights[i] * 0x1p24f));
+        weight_sum += units;
+        weight_squares += (units * units) >> 16;
+      }
+    }
   }
+  last_ = {};
+  if (generations != nullptr || limit_ != 0) tally(indices, generations, count);
+  last_.weights = weight_sum;
+  last_.squares = weight_squares;
   ++call_;
   counters_.samples += count;
 }
@@ -227,11 +471,8 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   }
   admit(priorities, count);
   values_.resize(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    slots_[static_cast<std::size_t>(indices[i])].priority = priorities[i];
-    values_[i] = quantise(priorities[i], alpha_q28_, scale_);
-  }
-  tree_->assign(indices, values_.data(), count);
+  replay_kernels().quantise(priorities, count, alpha_q28_, scale_, values_.data());
+  store(indices, priorities, count);
   counters_.updates += count;
   return count;
 }
@@ -260,8 +501,23 @@ void SumTreeReplay::set_alpha(double alpha) {
   scale_ = kDefaultScale - excess;
   if (excess > 0) ++counters_.rescales;
   std::uint32_t* leaves = tree_->leaves();
-  for (std::size_t i = 0; i < end_; ++i) leaves[i] = quantise(slots_[i].priority, alpha_q28_, scale_);
+  for (std::size_t i = 0; i < end_; ++i) {
+    leaves[i] = exhausted(slots_[i]) ? 0 : quantise(slots_[i].priority, alpha_q28_, scale_);
+    record(slots_[i], leaves[i]);
+  }
   tree_->rebuild();
+}
+
+void SumTreeReplay::find(const std::uint64_t* targets, std::int64_t* indices, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  if (!prioritized_) throw ReplayError("Only modes that keep priorities can be searched.");
+  for (std::size_t i = 0; i < count; ++i)
+    if (targets[i] >= tree_->total())
+      throw ReplayError("Target at position " + std::to_string(i) + " must lie below the total, " +
+                        std::to_string(tree_->total()) + "; found " + std::to_string(targets[i]) + ".");
+  values_.resize(count);
+  tree_->find(targets, count, indices, values_.data());
 }
 
 ReplayState SumTreeReplay::state_locked() const {
@@ -283,11 +539,34 @@ ReplayState SumTreeReplay::state() const {
   return state_locked();
 }
 
-ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves) const {
+ReplayStatistics SumTreeReplay::statistics() const {
   const std::lock_guard lock(mutex_);
   require_open();
+  ReplayStatistics statistics;
+  statistics.state = state_locked();
+  statistics.histogram = histogram_;
+  statistics.histogram[0] = filled_ - positive();  // there unwritten slots were counted too
+  statistics.samples_per_item = static_cast<double>(times_) / static_cast<double>(std::max<std::size_t>(filled_, 1));
+  statistics.age_mean = static_cast<double>(last_.ages) / static_cast<double>(std::max<std::size_t>(last_.count, 1));
+  statistics.age_max = last_.age_max;
+  if (last_.squares == 0) return statistics;
+  const auto sum = static_cast<double>(last_.weights);
+  statistics.effective_sample_size = sum * sum / static_cast<double>(last_.squares) * 0x1p-16;
+  return statistics;
+}
+
+ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
+                                std::uint32_t* born, std::uint32_t* times, std::vector<std::int64_t>* order) const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  if (order != nullptr && by_time_)
+    for (std::int64_t slot = newer_[capacity_]; slot != static_cast<std::int64_t>(capacity_);
+         slot = newer_[static_cast<std::size_t>(slot)])
+      order->push_back(slot);
   for (std::size_t i = 0; i < capacity_; ++i) {
     generations[i] = slots_[i].generation;
+    if (born != nullptr) born[i] = slots_[i].born;
+    if (times != nullptr) times[i] = slots_[i].times();
     if (priorities != nullptr) priorities[i] = slots_[i].priority;
   }
   if (leaves != nullptr && prioritized_) std::copy_n(tree_->leaves(), capacity_, leaves);
@@ -295,7 +574,8 @@ ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, s
 }
 
 void SumTreeReplay::load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
-                         const std::uint32_t* leaves) {
+                         const std::uint32_t* leaves, const std::uint32_t* born, const std::uint32_t* times,
+                         const std::int64_t* order, std::size_t order_count) {
   const std::lock_guard lock(mutex_);
   require_open();
   alpha_ = state.alpha;
@@ -308,15 +588,35 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   filled_ = 0;
   end_ = 0;
   written_current_ = false;
+  exhausted_now_ = 0;
+  times_ = 0;
+  histogram_ = {};
+  mean_sum_ = 0;
+  mean_count_ = 0;
+  last_ = {};
   for (std::size_t i = 0; i < capacity_; ++i) {
-    slots_[i] = {prioritized_ ? priorities[i] : 0.0f, generations[i]};
-    if (generations[i] == 0) continue;
+    Slot& slot = slots_[i];
+    slot = {prioritized_ ? priorities[i] : 0.0f, generations[i],
+            born != nullptr ? born[i] : static_cast<std::uint32_t>(counters_.inserts),
+            0};
+    if (times != nullptr) slot.set_times(times[i]);
+    if (prioritized_) record(slot, leaves[i]);
+    if (maxima_) rank(i);
+    if (initial_ == kInitialMean) account(slot.priority, true);
+    times_ += slot.times();
+    const bool written = generations[i] != 0;
+    const bool spent = written && exhausted(slot);
+    exhausted_now_ += spent;
+    if (tree_ && !prioritized_) tree_->leaves()[i] = written && !spent;
+    if (!written) continue;
     ++filled_;
     end_ = i + 1;
   }
-  if (prioritized_) {
-    std::copy_n(leaves, capacity_, tree_->leaves());
-    tree_->rebuild();
+  if (prioritized_) std::copy_n(leaves, capacity_, tree_->leaves());
+  if (tree_) tree_->rebuild();
+  if (by_time_) {
+    newer_[capacity_] = older_[capacity_] = static_cast<std::int64_t>(capacity_);
+    for (std::size_t i = 0; i < order_count; ++i) link_newest(static_cast<std::size_t>(order[i]));
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pearl.errors import ConfigurationError
 from pearl.replay.protocol import ReplayManager, ReplayStatistics, Sample
@@ -23,16 +24,21 @@ __all__ = [
 _DEFAULT_FANOUT = 16  # sixteen leaves are one cache line
 
 
+def _options(spec: ReplaySpec) -> dict[str, Any]:
+    names = ("mode", "alpha", "stratified", "replacement", "max_times_sampled", "initial_priority")
+    return {name: getattr(spec, name) for name in names}
+
+
 def _native(spec: ReplaySpec, seed: int, fanout: int) -> ReplayManager:
     from pearl.replay.native import NativeReplayManager
 
-    return NativeReplayManager(spec.capacity, fanout=fanout, mode=spec.mode, alpha=spec.alpha, seed=seed)
+    return NativeReplayManager(spec.capacity, fanout=fanout, seed=seed, **_options(spec))
 
 
 def _reference(spec: ReplaySpec, seed: int, fanout: int) -> ReplayManager:
     from pearl.replay.reference import ReferenceReplayManager
 
-    return ReferenceReplayManager(spec.capacity, fanout=fanout, mode=spec.mode, alpha=spec.alpha, seed=seed)
+    return ReferenceReplayManager(spec.capacity, fanout=fanout, seed=seed, **_options(spec))
 
 
 REPLAY_BACKENDS: dict[str, Callable[[ReplaySpec, int, int], ReplayManager]] = {

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl.errors import CheckpointError, PriorityError, ReplayError
 from pearl.replay.protocol import ReplayStateDict, Sample
+from pearl.spec import ReplayMode
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+STATE_FORMATS = (1, STATE_FORMAT)
+PRIORITY_MODES = ("prioritized", "top_k")  # these keep priorities
+TIME_MODES = ("fifo", "lifo")  # these keep the order of writing
+TIMES_MAX = 2**26 - 1  # samples of one item, where counting stops
 LEAF_MAX = 2**28 - 1
 EXPONENT_MAX = 4.0
 _INT64, _UINT32, _FLOAT32 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.float32)
-_COUNTS = ("seed", "call", "inserts", "updates", "samples", "stale", "saturated", "rescales")
+_COUNTS = ("seed", "call", "inserts", "updates", "samples", "stale", "saturated", "rescales", "exhausted")
 _SCALARS = (*_COUNTS, "alpha", "scale", "max_priority")
 
 
@@ -103,14 +109,50 @@ def check_exponent(name: str, exponent: float) -> None:
         raise ReplayError(f"{name} must lie in [0, 4]; found {exponent}.")
 
 
-def checked_state(state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str) -> ReplayStateDict:
+def check_selection(mode: object, max_times_sampled: object, initial_priority: object) -> None:
+    """Raise ReplayError for a mode, a limit or an initial priority that no Replay Manager has."""
+    if mode not in get_args(ReplayMode):
+        raise ReplayError(f"Replay mode must be one of {', '.join(get_args(ReplayMode))}; found {mode!r}.")
+    whole = isinstance(max_times_sampled, int | np.integer) and not isinstance(max_times_sampled, bool)
+    if not whole or not 0 <= max_times_sampled <= TIMES_MAX:  # type: ignore[operator]
+        raise ReplayError(
+            f"max_times_sampled must be a whole number in [0, {TIMES_MAX}], 0 for no limit; "
+            f"found {max_times_sampled!r}."
+        )
+    if initial_priority in ("max", "mean"):
+        return
+    number = isinstance(initial_priority, int | float | np.number) and not isinstance(initial_priority, bool)
+    if not number or not 0 < np.float32(initial_priority) < np.inf:  # type: ignore[arg-type]
+        raise ReplayError(
+            f'initial_priority must be "max", "mean" or a finite number above 0 (float32); found {initial_priority!r}.'
+        )
+
+
+def checked_state(
+    state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str, max_times_sampled: int
+) -> ReplayStateDict:
     """Return a saved state with its arrays in kernel form; raises CheckpointError unless it fits this replay."""
-    for name, expected in (("format", STATE_FORMAT), ("mode", mode), ("capacity", capacity)):
+    if state.get("format") not in STATE_FORMATS:
+        known = " or ".join(map(str, STATE_FORMATS))
+        raise CheckpointError(f"The saved replay's format must be {known}; found {state.get('format')!r}.")
+    if state["format"] == 1:  # before ages and samples per item were kept
+        inserts = _number(state.get("inserts", 0))
+        state = {
+            "max_times_sampled": max_times_sampled,
+            "exhausted": 0,
+            "born": np.full(capacity, int(inserts) % 2**32, np.uint32),
+            "times_sampled": np.zeros(capacity, np.uint32),
+            "order": np.empty(0, np.int64),
+            **state,
+        }
+    for name, expected in (("mode", mode), ("capacity", capacity), ("max_times_sampled", max_times_sampled)):
         found = state.get(name)
         if found != expected:
             raise CheckpointError(f"The saved replay's {name} must be {expected!r}; found {found!r}.")
-    rows = capacity if mode == "prioritized" else 0
-    lengths = {"priorities": (rows, _FLOAT32), "generations": (capacity, _UINT32), "leaves": (rows, _UINT32)}
+    rows = capacity if mode in PRIORITY_MODES else 0
+    lengths: dict[str, tuple[int, np.dtype[Any]]] = {"priorities": (rows, _FLOAT32), "leaves": (rows, _UINT32)}
+    lengths |= dict.fromkeys(("generations", "born", "times_sampled"), (capacity, _UINT32))
+    lengths["order"] = (len(np.atleast_1d(state.get("order", ()))) if mode in TIME_MODES else 0, _INT64)
     missing = [name for name in (*_SCALARS, *lengths) if name not in state]
     if missing:
         raise CheckpointError(f"The saved replay lacks {', '.join(missing)}.")
@@ -122,14 +164,23 @@ def checked_state(state: Mapping[str, np.ndarray | int | float | str], *, capaci
                 f"The saved replay's {name} must be {dtype} of shape ({length},); found {array.dtype} {array.shape}."
             )
         checked[name] = np.ascontiguousarray(array)
-    _check_values(checked)
+    _check_values(checked, max_times_sampled)
+    if mode in TIME_MODES:
+        expected_slots = np.flatnonzero(_may_be_sampled(checked, max_times_sampled))
+        if not np.array_equal(np.sort(checked["order"]), expected_slots):
+            raise CheckpointError("The saved replay's order is damaged: it must name each slot to be sampled once.")
     return checked
 
 
-def _check_values(state: ReplayStateDict) -> None:
+def _may_be_sampled(state: ReplayStateDict, max_times_sampled: int) -> np.ndarray:
+    written = np.asarray(state["generations"]) > 0
+    return written & (np.asarray(state["times_sampled"]) < (max_times_sampled or 2**32))
+
+
+def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
     alpha, max_priority = state["alpha"], state["max_priority"]
-    leaves, generations = np.asarray(state["leaves"]), np.asarray(state["generations"])
-    written = generations[: len(leaves)] > 0
+    leaves, times = np.asarray(state["leaves"]), np.asarray(state["times_sampled"])
+    sampleable = _may_be_sampled(state, max_times_sampled)[: len(leaves)]
     limits = dict.fromkeys(_COUNTS, (0, 2**64)) | {"scale": (-(2**30), 64)}
     for name, (low, high) in limits.items():
         value = state[name]
@@ -141,8 +192,10 @@ def _check_values(state: ReplayStateDict) -> None:
         raise CheckpointError(f"The saved replay's max_priority must be at least 1; found {max_priority!r}.")
     if not (np.asarray(state["priorities"]) >= 0).all():
         raise CheckpointError("The saved replay's priorities are damaged: some are NaN or negative.")
-    if (leaves > LEAF_MAX).any() or (leaves[~written] > 0).any():
+    if (leaves > LEAF_MAX).any() or (leaves[~sampleable] > 0).any():
         raise CheckpointError("The saved replay's leaves are damaged: some are too large, or of unwritten slots.")
+    if (times > (max_times_sampled or TIMES_MAX)).any() or (times[np.asarray(state["generations"]) == 0] > 0).any():
+        raise CheckpointError("The saved replay's times_sampled are damaged: too many, or of unwritten slots.")
 
 
 def _number(value: np.ndarray | int | float | str) -> int | float:

@@ -9,19 +9,50 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl import _native
-from pearl.replay.arguments import STATE_FORMAT, as_generations, as_indices, as_priorities, check_out, checked_state
+from pearl.replay.arguments import (
+    STATE_FORMAT,
+    as_generations,
+    as_indices,
+    as_priorities,
+    check_out,
+    check_selection,
+    checked_state,
+)
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
-from pearl.spec import ReplayMode
+from pearl.spec import InitialPriority, ReplayMode
+
+_INITIAL = {"max": _native.SumTree.INITIAL_MAX, "mean": _native.SumTree.INITIAL_MEAN}
 
 
 class NativeReplayManager:
     """ReplayManager on `pearl._native.SumTree`: one mutex inside, no GIL held while it works."""
 
     def __init__(
-        self, capacity: int, *, fanout: int = 16, mode: ReplayMode = "prioritized", alpha: float = 0.6, seed: int = 0
+        self,
+        capacity: int,
+        *,
+        fanout: int = 16,
+        mode: ReplayMode = "prioritized",
+        alpha: float = 0.6,
+        seed: int = 0,
+        stratified: bool = True,
+        replacement: bool = True,
+        max_times_sampled: int = 0,
+        initial_priority: InitialPriority = "max",
     ) -> None:
-        self._tree = _native.SumTree(capacity, fanout, mode == "prioritized", alpha, operator.index(seed) % 2**64)
-        self._capacity, self._fanout, self._mode = capacity, fanout, mode
+        check_selection(mode, max_times_sampled, initial_priority)
+        self._tree = _native.SumTree(
+            capacity,
+            fanout,
+            mode,
+            alpha,
+            operator.index(seed) % 2**64,
+            stratified=bool(stratified),
+            replacement=bool(replacement),
+            max_times_sampled=max_times_sampled,
+            initial_priority=_INITIAL[initial_priority] if isinstance(initial_priority, str) else initial_priority,
+        )
+        self._capacity, self._fanout, self._mode, self._limit = capacity, fanout, mode, max_times_sampled
 
     @property
     def capacity(self) -> int:
@@ -35,7 +66,7 @@ class NativeReplayManager:
 
     @property
     def mode(self) -> ReplayMode:
-        """Either "prioritized" or "uniform"."""
+        """How batches are selected."""
         return self._mode
 
     @property
@@ -45,7 +76,7 @@ class NativeReplayManager:
 
     @property
     def total(self) -> int:
-        """Sum of the quantised priorities (uniform mode: `filled`)."""
+        """Sum of the quantised priorities (modes that keep none: `filled`)."""
         return self._tree.total
 
     @property
@@ -64,12 +95,16 @@ class NativeReplayManager:
         self._tree.insert(slots, None if priorities is None else as_priorities(priorities, len(slots)))
 
     def sample(self, batch_size: int, beta: float = 0.4, out: Sample | None = None) -> Sample:
-        """Draw `batch_size` slots by priority; see ReplayManager."""
+        """Select `batch_size` slots; see ReplayManager."""
         if out is None:
             return Sample(*self._tree.sample(batch_size, beta))
         check_out(out, batch_size)
         self._tree.sample_into(beta, out.indices, out.weights, out.generations)
         return out
+
+    def sample_indices(self, batch_size: int) -> np.ndarray:
+        """Draw the `(batch_size,)` int64 indices that `sample` would, without weights and generations."""
+        return self._tree.sample_indices(batch_size)
 
     def update(self, indices: ArrayLike, priorities: ArrayLike, generations: ArrayLike | None = None) -> int:
         """Set priorities `(n,)` where not stale and return how many; see ReplayManager."""
@@ -92,19 +127,19 @@ class NativeReplayManager:
 
     def statistics(self) -> ReplayStatistics:
         """Counts so far."""
-        state = self._tree.state()
-        return ReplayStatistics(**{name: state[name] for name in ReplayStatistics.__dataclass_fields__})
+        return ReplayStatistics(**self._tree.statistics())
 
     def state_dict(self) -> ReplayStateDict:
         """Everything `load_state_dict` needs; arrays are copies."""
         saved = self._tree.save()
         for derived in ("filled", "total"):
             del saved[derived]
-        return {"format": STATE_FORMAT, "mode": self._mode, "capacity": self._capacity, "fanout": self._fanout, **saved}
+        described: ReplayStateDict = {"format": STATE_FORMAT, "mode": self._mode, "capacity": self._capacity}
+        return {**described, "fanout": self._fanout, "max_times_sampled": self._limit, **saved}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
         """Take over a saved state; see ReplayManager."""
-        self._tree.load(checked_state(state, capacity=self._capacity, mode=self._mode))
+        self._tree.load(checked_state(state, capacity=self._capacity, mode=self._mode, max_times_sampled=self._limit))
 
     def close(self) -> None:
         """Free the memory. May be repeated."""

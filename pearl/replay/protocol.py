@@ -24,7 +24,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplayStatistics:
-    """Counts since creation, in items; `scale` is the power of two of one unit of priority."""
+    """Counts since creation, in items; `scale` is the power of two of one unit of priority.
+
+    `exhausted` counts items that were sampled `max_times_sampled` times. `histogram[b]` are the items held whose
+    quantised priority has `b` bits (0: never sampled; empty for modes that keep no priorities). `samples_per_item` is
+    the mean over the items held. `age_mean` and `age_max` (in items inserted since, modulo 2**32) and
+    `effective_sample_size` (of the weights) are those of the last batch, 0 before the first and after a restore.
+    """
 
     filled: int
     total: int
@@ -36,6 +42,12 @@ class ReplayStatistics:
     stale: int
     saturated: int
     rescales: int
+    exhausted: int
+    histogram: tuple[int, ...]
+    samples_per_item: float
+    age_mean: float
+    age_max: int
+    effective_sample_size: float
 
 
 class ReplayManager(Protocol):
@@ -56,7 +68,7 @@ class ReplayManager(Protocol):
 
     @property
     def total(self) -> int:
-        """Sum of the quantised priorities (uniform mode: `filled`)."""
+        """Sum of the quantised priorities (modes that keep none: `filled`)."""
         ...
 
     @property
@@ -66,7 +78,7 @@ class ReplayManager(Protocol):
 
     @property
     def mode(self) -> ReplayMode:
-        """Either "prioritized" or "uniform"."""
+        """How batches are selected."""
         ...
 
     @property
@@ -76,11 +88,11 @@ class ReplayManager(Protocol):
 
     @property
     def max_priority(self) -> float:
-        """Running maximum of the finite priorities given, at least 1: what new items get."""
+        """Running maximum of the finite priorities given, at least 1: what new items get by default."""
         ...
 
     def insert(self, indices: ArrayLike, priorities: ArrayLike | None = None) -> None:
-        """Put new items `(n,)` into slots, with the running maximum where `priorities` is None.
+        """Put new items `(n,)` into slots, with the initial priority where `priorities` is None.
 
         Each occurrence of a slot bumps its generation; of duplicates the last priority wins. Raises ReplayError for
         an index out of range, PriorityError for a NaN or negative priority; then nothing has changed.
@@ -88,10 +100,17 @@ class ReplayManager(Protocol):
         ...
 
     def sample(self, batch_size: int, beta: float = 0.4, out: Sample | None = None) -> Sample:
-        """Draw `batch_size` slots, stratified by priority, with weights `(N P(i))**-beta` over their batch maximum.
+        """Select `batch_size` slots, in mode "prioritized" with weights `(N P(i))**-beta` over their batch maximum.
 
-        `out`, if given, is filled and returned. Never gives an unwritten slot, nor one of zero priority unless all
-        are zero: then it is uniform over the written ones. Raises ReplayError when nothing was inserted.
+        Modes "prioritized" and "uniform" draw, the k-th item from the k-th of `batch_size` equal slices where
+        stratified; without replacement an item that is drawn is out of the tree for the rest of the batch. "fifo" (the
+        oldest written), "lifo" (the newest) and "top_k" (the highest priorities, of equal ones the lower index first)
+        take items in order, each once a batch; their weights, and those of "uniform", are 1.
+
+        `out`, if given, is filled and returned. Never gives an unwritten slot, one sampled `max_times_sampled` times,
+        nor (priorities kept) one of zero priority unless all that may be sampled are zero: then "prioritized" is
+        uniform over them. Raises ReplayError when nothing was inserted or too few items can be sampled; then nothing
+        has changed.
         """
         ...
 
@@ -120,9 +139,10 @@ class ReplayManager(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
-        """Take over a saved state; capacity and mode must match, the fanout may differ.
+        """Take over a saved state; capacity, mode and `max_times_sampled` must match, the rest may differ.
 
-        Raises CheckpointError for a mismatch or damage; then nothing has changed.
+        States of format 1 knew neither ages nor samples per item: both start anew. Raises CheckpointError for a
+        mismatch or damage; then nothing has changed.
         """
         ...
 

@@ -14,7 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from pearl.errors import ReplayError
 from pearl.replay.arguments import (
     LEAF_MAX,
+    PRIORITY_MODES,
     STATE_FORMAT,
+    TIME_MODES,
+    TIMES_MAX,
     as_generations,
     as_indices,
     as_priorities,
@@ -22,10 +25,11 @@ from pearl.replay.arguments import (
     check_indices,
     check_out,
     check_priorities,
+    check_selection,
     checked_state,
 )
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
-from pearl.spec import ReplayMode
+from pearl.spec import InitialPriority, ReplayMode
 
 DEFAULT_SCALE = 20
 _LOG2_COEFFICIENTS = (
@@ -135,8 +139,8 @@ def mulhi64(a: Words, b: int) -> Words:
     return high
 
 
-def stratified(seed: int, call: int, count: int) -> Words:
-    """Return uint64 `(count,)`, the k-th uniform in the k-th of `count` equal slices of [0, 2**64)."""
+def independent(seed: int, call: int, count: int) -> Words:
+    """Return uint64 `(count,)`, each uniform in [0, 2**64)."""
     pair = np.arange((count + 1) // 2, dtype=np.uint64)
     counter = np.stack(
         [
@@ -148,34 +152,73 @@ def stratified(seed: int, call: int, count: int) -> Words:
         axis=1,
     )
     words = philox4x32(counter, seed).reshape(-1, 2)
-    random = (words[:, 0] | (words[:, 1] << _32))[:count]
+    return (words[:, 0] | (words[:, 1] << _32))[:count]
+
+
+def stratified(seed: int, call: int, count: int) -> Words:
+    """Return uint64 `(count,)`, the k-th uniform in the k-th of `count` equal slices of [0, 2**64)."""
+    random = independent(seed, call, count)
     if count == 1:
         return random
     width = 2**64 // count
     return np.arange(count, dtype=np.uint64) * np.uint64(width) + mulhi64(random, width)
 
 
+def _mean_priority(priorities: np.ndarray) -> np.float32:
+    """Return the mean of those that are positive and finite, in whole units of 2**-40; 1 where there are none."""
+    held = priorities[(priorities > 0) & np.isfinite(priorities)].astype(np.float64)
+    if len(held) == 0:
+        return np.float32(1.0)
+    units = sum(min(int(value * 2.0**40), 2**90) for value in held.tolist()) // len(held)
+    return np.float32(float(max(units, 1)) * 2.0**-40)
+
+
+def _effective_sample_size(weights: NDArray[np.float32]) -> float:
+    units = (weights * np.float32(2.0**24)).astype(np.uint64)
+    sum_, squares = int(units.sum()), int(((units * units) >> np.uint64(16)).sum())
+    return float(sum_) * float(sum_) / float(squares) * 2.0**-16
+
+
 class ReferenceReplayManager:
     """ReplayManager in NumPy, written to be read: prefix sums over all leaves stand for the tree."""
 
     def __init__(
-        self, capacity: int, *, fanout: int = 16, mode: ReplayMode = "prioritized", alpha: float = 0.6, seed: int = 0
+        self,
+        capacity: int,
+        *,
+        fanout: int = 16,
+        mode: ReplayMode = "prioritized",
+        alpha: float = 0.6,
+        seed: int = 0,
+        stratified: bool = True,
+        replacement: bool = True,
+        max_times_sampled: int = 0,
+        initial_priority: InitialPriority = "max",
     ) -> None:
         if not 1 <= capacity <= 2**36:
             raise ReplayError(f"Replay capacity must lie in [1, 2**36]; found {capacity}.")
-        if mode == "prioritized" and (not 2 <= fanout <= 256 or fanout & (fanout - 1)):
+        check_selection(mode, max_times_sampled, initial_priority)
+        if mode in PRIORITY_MODES and (not 2 <= fanout <= 256 or fanout & (fanout - 1)):
             raise ReplayError(f"Fanout must be a power of two from 2 to 256; found {fanout}.")
         check_exponent("alpha", alpha)
         self._capacity, self._fanout, self._mode = capacity, fanout, mode
+        self._stratified, self._replacement = bool(stratified), bool(replacement)
+        self._limit, self._initial_priority = max_times_sampled, initial_priority
+        self._has_priorities = mode in PRIORITY_MODES
         self._lock = threading.Lock()
         self._closed = False
         self._alpha, self._seed, self._call, self._scale = float(alpha), operator.index(seed) % 2**64, 0, DEFAULT_SCALE
         self._max_priority = np.float32(1.0)
-        self._counters = dict.fromkeys(("inserts", "updates", "samples", "stale", "saturated", "rescales"), 0)
-        rows = capacity if mode == "prioritized" else 0
+        names = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "exhausted")
+        self._counters = dict.fromkeys(names, 0)
+        self._last_ages, self._last_size = np.empty(0, np.uint32), 0.0
+        rows = capacity if self._has_priorities else 0
         self._priorities = np.zeros(rows, np.float32)
         self._leaves = np.zeros(rows, np.uint32)
         self._generations = np.zeros(capacity, np.uint32)
+        self._born = np.zeros(capacity, np.uint32)  # the count of inserts, this one included, modulo 2**32
+        self._times = np.zeros(capacity, np.uint32)  # sampled since written
+        self._order: dict[int, None] = {}  # modes of time: what may be sampled, oldest first
 
     @property
     def capacity(self) -> int:
@@ -189,7 +232,7 @@ class ReferenceReplayManager:
 
     @property
     def mode(self) -> ReplayMode:
-        """Either "prioritized" or "uniform"."""
+        """How batches are selected."""
         return self._mode
 
     @property
@@ -201,7 +244,7 @@ class ReferenceReplayManager:
 
     @property
     def total(self) -> int:
-        """Sum of the quantised priorities (uniform mode: `filled`)."""
+        """Sum of the quantised priorities (modes that keep none: `filled`)."""
         with self._lock:
             self._require_open()
             return self._total()
@@ -229,19 +272,26 @@ class ReferenceReplayManager:
             check_indices(slots, self._capacity)
             if values is not None:
                 check_priorities(values)
-            self._counters["inserts"] += len(slots)
-            if self._mode == "prioritized" and len(slots):
+            if self._has_priorities and len(slots):
                 if values is None:
-                    self._fit_scale(float(self._max_priority))
-                    values = np.full(len(slots), self._max_priority)
+                    initial = self._initial()
+                    self._fit_scale(float(initial))
+                    values = np.full(len(slots), initial)
                 else:
                     self._admit(values)
-                self._assign(slots, values)
-            for slot in slots:  # each occurrence counts
+            for slot in slots.tolist():  # each occurrence counts
+                self._counters["inserts"] += 1
                 self._generations[slot] = max((int(self._generations[slot]) + 1) % 2**32, 1)
+                self._born[slot] = self._counters["inserts"] % 2**32
+                self._times[slot] = 0
+                if self._mode in TIME_MODES:
+                    self._order.pop(slot, None)
+                    self._order[slot] = None
+            if self._has_priorities and values is not None:
+                self._assign(slots, values)
 
     def sample(self, batch_size: int, beta: float = 0.4, out: Sample | None = None) -> Sample:
-        """Draw `batch_size` slots by priority; see ReplayManager."""
+        """Select `batch_size` slots; see ReplayManager."""
         batch_size = operator.index(batch_size)
         if batch_size < 1:
             raise ReplayError(f"batch_size must be at least 1; found {batch_size}.")
@@ -250,21 +300,19 @@ class ReferenceReplayManager:
             check_out(out, batch_size)
         with self._lock:
             self._require_open()
-            written = np.flatnonzero(self._generations)
-            if len(written) == 0:
+            written = int(np.count_nonzero(self._generations))
+            if written == 0:
                 raise ReplayError("The replay is empty: insert before sampling.")
-            x = stratified(self._seed, self._call, batch_size)
-            total = self._total() if self._mode == "prioritized" else 0
-            if total == 0:
-                indices = written[mulhi64(x, len(written)).astype(np.int64)]
-                weights = np.ones(batch_size, np.float32)
-            else:
-                inclusive = np.cumsum(self._leaves, dtype=np.uint64)
-                indices = np.searchsorted(inclusive, mulhi64(x, total), side="right")
-                weights = importance_weights(self._leaves[indices], beta)
-            self._call += 1
-            self._counters["samples"] += batch_size
+            masses = self._masses()
+            if not masses.any():
+                raise ReplayError(
+                    f"All {written} items were sampled {self._limit} times: insert before sampling again."
+                )
+            by_priority = self._mode == "prioritized" and self._total() > 0
+            indices = self._select(batch_size, masses)
+            weights = importance_weights(self._leaves[indices], beta) if by_priority else np.ones(batch_size, "f4")
             drawn = Sample(indices.astype(np.int64), weights, self._generations[indices])
+            self._count_samples(drawn)
         if out is None:
             return drawn
         for target, source in zip(out, drawn, strict=True):
@@ -279,7 +327,7 @@ class ReferenceReplayManager:
         values = as_priorities(priorities, count)
         with self._lock:
             self._require_open()
-            if self._mode == "prioritized":
+            if self._has_priorities:
                 check_indices(slots, self._capacity)
                 check_priorities(values)
                 current = self._generations[slots]
@@ -304,7 +352,7 @@ class ReferenceReplayManager:
             self._require_open()
             check_indices(slots, self._capacity)
             written = self._generations[slots] > 0
-            raw = self._priorities[slots] if self._mode == "prioritized" else np.ones(len(slots), np.float32)
+            raw = self._priorities[slots] if self._has_priorities else np.ones(len(slots), np.float32)
             return np.where(written, raw, np.float32(0))
 
     def set_alpha(self, alpha: float) -> None:
@@ -313,25 +361,34 @@ class ReferenceReplayManager:
         with self._lock:
             self._require_open()
             self._alpha = float(alpha)
-            if self._mode == "uniform":
+            if not self._has_priorities:
                 return
             finite = self._priorities[np.isfinite(self._priorities)]
             largest = float(finite.max(initial=0.0))
             excess = excess_bits(largest, self._alpha, DEFAULT_SCALE) if largest > 0 else 0
             self._scale = DEFAULT_SCALE - excess
             self._counters["rescales"] += excess > 0
-            self._leaves = quantise(self._priorities, self._alpha, self._scale)
+            self._leaves = quantise(self._priorities, self._alpha, self._scale) * self._sampleable()
 
     def statistics(self) -> ReplayStatistics:
         """Counts so far."""
         with self._lock:
             self._require_open()
+            written = self._generations > 0
+            filled = int(np.count_nonzero(written))
+            bits = np.frexp(self._leaves[written[: len(self._leaves)]].astype(np.float64))[1]
+            ages = self._last_ages
             return ReplayStatistics(
-                filled=int(np.count_nonzero(self._generations)),
+                filled=filled,
                 total=self._total(),
                 max_priority=float(self._max_priority),
                 scale=self._scale,
                 **self._counters,
+                histogram=tuple(np.bincount(bits, minlength=29).tolist()) if self._has_priorities else (),
+                samples_per_item=int(self._times.sum(dtype=np.uint64)) / max(filled, 1),
+                age_mean=int(ages.sum(dtype=np.uint64)) / max(len(ages), 1),
+                age_max=int(ages.max(initial=np.uint32(0))),
+                effective_sample_size=self._last_size,
             )
 
     def state_dict(self) -> ReplayStateDict:
@@ -348,41 +405,114 @@ class ReferenceReplayManager:
                 "call": self._call,
                 "scale": self._scale,
                 "max_priority": float(self._max_priority),
+                "max_times_sampled": self._limit,
                 **self._counters,
                 "priorities": self._priorities.copy(),
                 "generations": self._generations.copy(),
                 "leaves": self._leaves.copy(),
+                "born": self._born.copy(),
+                "times_sampled": self._times.copy(),
+                "order": np.array(list(self._order), np.int64),
             }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
         """Take over a saved state; see ReplayManager."""
-        saved = checked_state(state, capacity=self._capacity, mode=self._mode)
-        leaves, generations = cast(np.ndarray, saved["leaves"]), cast(np.ndarray, saved["generations"])
-        priorities = cast(np.ndarray, saved["priorities"])
+        saved = checked_state(state, capacity=self._capacity, mode=self._mode, max_times_sampled=self._limit)
+        arrays = {name: value.copy() for name, value in saved.items() if isinstance(value, np.ndarray)}
         with self._lock:
             self._require_open()
             self._alpha, self._seed = cast(float, saved["alpha"]), cast(int, saved["seed"])
             self._call, self._scale = cast(int, saved["call"]), cast(int, saved["scale"])
             self._max_priority = np.float32(cast(float, saved["max_priority"]))
             self._counters = {name: cast(int, saved[name]) for name in self._counters}
-            self._priorities, self._generations = priorities.copy(), generations.copy()
-            self._leaves = leaves.copy()
+            self._priorities, self._generations = arrays["priorities"], arrays["generations"]
+            self._leaves, self._born, self._times = arrays["leaves"], arrays["born"], arrays["times_sampled"]
+            self._order = dict.fromkeys(arrays["order"].tolist())
+            self._last_ages, self._last_size = np.empty(0, np.uint32), 0.0
 
     def close(self) -> None:
         """Free the memory. May be repeated."""
         with self._lock:
             self._closed = True
             self._priorities = np.empty(0, np.float32)
-            self._leaves = self._generations = np.empty(0, np.uint32)
+            self._leaves = self._generations = self._born = self._times = np.empty(0, np.uint32)
+            self._order = {}
 
     def _require_open(self) -> None:
         if self._closed:
             raise ReplayError("The Replay Manager is closed.")
 
     def _total(self) -> int:
-        if self._mode == "uniform":
+        if not self._has_priorities:
             return int(np.count_nonzero(self._generations))
         return int(self._leaves.sum(dtype=np.uint64))
+
+    def _sampleable(self) -> NDArray[np.bool_]:
+        return (self._generations > 0) & (self._times < (self._limit or 2**32))
+
+    def _masses(self) -> Words:
+        """Return what each slot is drawn in proportion to."""
+        if self._has_priorities and self._leaves.any():
+            return self._leaves.astype(np.uint64)
+        return self._sampleable().astype(np.uint64)
+
+    def _initial(self) -> np.float32:
+        if self._initial_priority == "max":
+            return np.float32(self._max_priority)
+        if self._initial_priority == "mean":
+            return _mean_priority(self._priorities[self._generations > 0])
+        return np.float32(self._initial_priority)
+
+    def _select(self, batch_size: int, masses: Words) -> np.ndarray:
+        available = int(np.count_nonzero(masses))
+        ordered = self._mode not in ("prioritized", "uniform")
+        if (ordered or not self._replacement) and batch_size > available:
+            raise ReplayError(
+                f"A batch of {batch_size} cannot be sampled without repetition: {available} items can be sampled."
+            )
+        if self._mode in TIME_MODES:
+            oldest_first = list(self._order)
+            return np.array((oldest_first if self._mode == "fifo" else oldest_first[::-1])[:batch_size], np.int64)
+        if self._mode == "top_k":
+            candidates = np.flatnonzero(masses)
+            return candidates[np.argsort(-self._priorities[candidates], kind="stable")[:batch_size]]
+        x = (stratified if self._stratified else independent)(self._seed, self._call, batch_size)
+        if self._replacement and not self._limit:
+            return np.searchsorted(np.cumsum(masses), mulhi64(x, int(masses.sum())), side="right")
+        return self._draw_in_turn(x, masses)
+
+    def _draw_in_turn(self, x: Words, masses: Words) -> np.ndarray:
+        """Draw one after the other, each from what the ones before have left."""
+        masses, times = masses.copy(), self._times.astype(np.int64)
+        indices = np.empty(len(x), np.int64)
+        for k in range(len(x)):
+            total = int(masses.sum())
+            if total == 0:
+                raise ReplayError(
+                    f"A batch of {len(x)} cannot be sampled: {k} draws are left before each item that can be drawn "
+                    f"was sampled {self._limit} times."
+                )
+            slot = np.searchsorted(np.cumsum(masses), mulhi64(x[k : k + 1], total)[0], side="right")
+            indices[k] = slot
+            times[slot] += 1
+            if not self._replacement or times[slot] == self._limit:
+                masses[slot] = 0
+        return indices
+
+    def _count_samples(self, drawn: Sample) -> None:
+        before = self._sampleable()
+        self._call += 1
+        self._counters["samples"] += len(drawn.indices)
+        self._last_ages = np.uint32(self._counters["inserts"] % 2**32) - self._born[drawn.indices]
+        self._last_size = _effective_sample_size(drawn.weights)
+        slots, counts = np.unique(drawn.indices, return_counts=True)
+        self._times[slots] = np.minimum(self._times[slots].astype(np.int64) + counts, TIMES_MAX)
+        exhausted = np.flatnonzero(before & ~self._sampleable())
+        self._counters["exhausted"] += len(exhausted)
+        if self._has_priorities:
+            self._leaves[exhausted] = 0
+        for slot in exhausted.tolist():
+            self._order.pop(slot, None)
 
     def _admit(self, values: np.ndarray) -> None:
         finite = values[np.isfinite(values)]
@@ -395,11 +525,13 @@ class ReferenceReplayManager:
         excess = excess_bits(largest, self._alpha, self._scale) if largest > 0 else 0
         if excess > 0:
             shifted = self._leaves >> np.uint32(min(excess, 31))
-            self._leaves = np.where(self._leaves > 0, np.maximum(shifted, np.uint32(1)), np.uint32(0))
+            leaves = np.where(np.isinf(self._priorities), np.uint32(LEAF_MAX), np.maximum(shifted, np.uint32(1)))
+            self._leaves = np.where(self._leaves > 0, leaves, np.uint32(0))
             self._scale -= excess
             self._counters["rescales"] += 1
 
     def _assign(self, slots: np.ndarray, values: np.ndarray) -> None:
         last_first, first = np.unique(slots[::-1], return_index=True)  # of duplicates the last wins
         self._priorities[last_first] = values[::-1][first]
-        self._leaves[last_first] = quantise(values[::-1][first], self._alpha, self._scale)
+        leaves = quantise(values[::-1][first], self._alpha, self._scale)
+        self._leaves[last_first] = leaves * self._sampleable()[last_first]

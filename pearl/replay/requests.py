@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from pearl import _native
 from pearl.errors import ConfigurationError, QueueClosedError, QueueTimeoutError, ReplayError
 from pearl.replay.arguments import (
+    PRIORITY_MODES,
     as_generations,
     as_indices,
     as_priorities,
@@ -176,7 +177,7 @@ class _PythonExecutor(ABC):
         generations: np.ndarray | None,
         timeout_s: float,
     ) -> None:
-        if manager.mode == "prioritized":
+        if manager.mode in PRIORITY_MODES:
             check_indices(indices, manager.capacity)
             check_priorities(priorities)
         arrays = indices.copy(), priorities.copy(), None if generations is None else generations.copy()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,17 +17,24 @@ from numpy.typing import ArrayLike
 from pearl import _native
 from pearl.errors import ReplayError
 from pearl.replay.arguments import as_indices
+from pearl.replay.backing import ArraySpec, Backing, BackingKind, Place, RamBacking, attach, make_backing, open_file
 from pearl.replay.memory import check_fits, free_memory
-from pearl.spec import FieldSpec, TransitionSpec
+from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.spec import NEXT_OBS, OBS, FieldSpec, TransitionSpec
+
+_T = TypeVar("_T")
 
 
 class Ring:
     """Where the next rows go: slots are taken in turn, the oldest are overwritten."""
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
+        try:
+            self.capacity = operator.index(capacity)
+        except TypeError as error:
+            raise ReplayError(f"The capacity of a Data Storage must be a whole number; found {capacity!r}.") from error
+        if self.capacity < 1:
             raise ReplayError(f"The capacity of a Data Storage must be at least 1; found {capacity}.")
-        self.capacity = capacity
         self.size = self.cursor = self.inserted = 0
 
     def check_count(self, count: int) -> None:
@@ -56,20 +69,100 @@ class Ring:
         self.size, self.cursor, self.inserted = size, cursor, inserted
 
 
+_LINKS = ("next", "prev", "episode", "position", "last", "stream", "tail", "free_episodes")
+_COUNTERS = 6
+_SAVED = ("stream", "ending", "position")  # what the links of each item are rebuilt from
+_PREFIX = "episode/"
+_KEPT = "kept/next_obs"
+_CHUNK = 4096  # rows linked at a time when restoring
+_RETRY_S = 5.0
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """What a Data Storage keeps beside its columns; see DataStorage."""
+
+    streams: int = 0
+    share_next_obs: bool = False
+    slice_length: int = 0
+
+
 class DataStorage:
     """Ring of `capacity` transitions in NumPy columns; the memory is committed as it is written to.
 
     One thread inserts. Another may gather at the same time, from slots other than those being inserted. Raises
     CapacityError if the memory that is free does not suffice.
+
+    `backing` is where the columns lie. "ram": this process's memory. "shared": memory that a spawned process sees to
+    which the storage is passed. "memmap": the file `path`, made sparse, or opened again with what it holds; it may also
+    be passed to other processes. Those others only read. Rows that are overwritten meanwhile are read again, so what
+    they gather is whole.
+
+    With `streams` (environments), the storage knows which item follows which: `insert` takes each row's stream and
+    whether its episode ends there, in any interleaving. That serves `pearl.replay.sequences` and `steps_after`,
+    `steps_before`, `remaining`. Where a row's obs is not the next_obs of its stream's row before, a step is missing:
+    the row begins a new episode, and `breaks` counts it. `slice_length` keeps the set of items from which that many
+    steps lie in one episode, for `draw_starts`.
+
+    With `share_next_obs`, next_obs is stored only where no stored item's obs is the same: for the last item of each
+    episode and of each stream. What is gathered is the same to the bit, whatever was inserted; the rows kept apart
+    take at most `capacity` observations, and are committed only as they are needed.
     """
 
-    def __init__(self, spec: TransitionSpec, capacity: int) -> None:
-        self._ring = Ring(capacity)
-        check_fits(capacity, spec.nbytes, free_memory())
-        self.spec = spec
+    def __init__(
+        self,
+        spec: TransitionSpec,
+        capacity: int,
+        backing: BackingKind = "ram",
+        path: str | os.PathLike[str] | None = None,
+        *,
+        streams: int | None = None,
+        share_next_obs: bool = False,
+        slice_length: int | None = None,
+    ) -> None:
+        tracked = share_next_obs or slice_length is not None
+        options = StorageOptions(
+            (1 if tracked else 0) if streams is None else streams, share_next_obs, slice_length or 0
+        )
+        _check_options(spec, options, streams, slice_length)
+        ring = Ring(capacity)
+        specs = _array_specs(spec, ring.capacity, options)
+        if backing != "memmap":
+            needed = sum(array.nbytes for array in specs if array.name != _KEPT)
+            check_fits(ring.capacity, needed // ring.capacity, free_memory())
+        self._take(spec, ring, options, make_backing(backing, specs, path))
+        if backing == "memmap":
+            self._resume()
+
+    def _take(self, spec: TransitionSpec, ring: Ring, options: StorageOptions, backing: Backing) -> None:
+        self.spec, self._ring, self._options, self._backing = spec, ring, options, backing
         self._names = tuple(f.name for f in spec.fields)
-        self._columns = {f.name: np.zeros((capacity, *f.shape), f.dtype) for f in spec.fields}
+        self._columns = {name: backing.arrays[name] for name in self._names if name in backing.arrays}
         self._native: _native.ColumnStore | None = _native.ColumnStore(list(self._columns.values()))
+        self._links = _make_links(self._columns, backing.arrays, options) if options.streams else None
+        self._lost = 0
+
+    def _resume(self) -> None:
+        """Go on where the file's last writer was."""
+        place = self._backing.place()
+        self._ring.restore(size=place.size, cursor=place.cursor, inserted=place.inserted)
+        if place.claimed > place.inserted and self._links is not None:
+            path = self._backing.path
+            self.close()
+            raise ReplayError(
+                f"The last writer of {path} was interrupted while it inserted, and the links between steps may be "
+                "damaged. Remove the file, and restore a checkpoint."
+            )
+        self._lost = place.claimed - place.inserted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._open()
+        backing = self._backing
+        if isinstance(backing, RamBacking):
+            raise ReplayError(
+                'A Data Storage in this process\'s memory cannot be passed to another; make it with backing="shared".'
+            )
+        return _attached, (self.spec, self.capacity, self._options, backing.path or backing.shared)
 
     @property
     def capacity(self) -> int:
@@ -79,48 +172,117 @@ class DataStorage:
     @property
     def size(self) -> int:
         """Slots that hold a transition."""
-        return self._ring.size
+        return self._place().size
 
     @property
     def cursor(self) -> int:
         """The slot that the next transition takes."""
-        return self._ring.cursor
+        return self._place().cursor
 
     @property
     def inserted(self) -> int:
         """Transitions inserted since creation."""
-        return self._ring.inserted
+        return self._place().inserted
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns when full."""
-        return self.capacity * self.spec.nbytes
+        """Bytes of all columns when full, without next observations kept apart."""
+        stored = sum(f.nbytes for f in self.spec.fields if not (self._options.share_next_obs and f.name == NEXT_OBS))
+        return self.capacity * stored
+
+    @property
+    def streams(self) -> int:
+        """Streams that are told apart; 0 if the storage does not know which item follows which."""
+        return self._options.streams
+
+    @property
+    def slice_length(self) -> int:
+        """Steps of the slices whose starts `draw_starts` draws; 0 for none."""
+        return self._options.slice_length
+
+    @property
+    def breaks(self) -> int:
+        """Rows whose obs was not the next_obs of their stream's row before, though that had not ended."""
+        self._tracked()
+        return int(self._backing.arrays[_PREFIX + "counters"][5])
+
+    @property
+    def unfinished(self) -> np.ndarray:
+        """Slots `(n,)` of a reopened file that an interrupted insertion may have damaged.
+
+        Gathering them raises ReplayError until they are inserted into, which happens first: give them priority 0.
+        """
+        slots = (self._ring.cursor + np.arange(self._lost)) % self.capacity
+        return slots[slots < self._ring.size]
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]:
-        """Read-only views `(capacity, *shape)`; rows from `size` on are not written yet."""
+        """Read-only views `(capacity, *shape)`; rows from `size` on are not written yet.
+
+        With streams, also what `restore` needs of the links. That, and a shared next_obs, are copies of `size` rows.
+        """
+        self._open()
         views = {name: column.view() for name, column in self._columns.items()}
+        if self._links is not None:
+            stored = np.arange(self.size)
+            arrays = self._backing.arrays
+            if self._options.share_next_obs:
+                views[NEXT_OBS] = self.gather_column(NEXT_OBS, stored)
+            views = {name: views[name] for name in self._names}
+            views[_PREFIX + "stream"] = arrays[_PREFIX + "stream"][arrays[_PREFIX + "episode"][stored]]
+            views[_PREFIX + "ending"] = arrays[_PREFIX + "ending"][stored]
+            views[_PREFIX + "position"] = arrays[_PREFIX + "position"][stored]
         for view in views.values():
             view.flags.writeable = False
         return MappingProxyType(views)
+
+    def stored_column(self, name: str) -> np.ndarray | None:
+        """The column itself, not to be written to; None if it is unknown or not stored as one."""
+        self._open()
+        return self._columns.get(name)
 
     def next_indices(self, count: int) -> np.ndarray:
         """Return the slots `(count,)` int64 that the next insertion takes."""
         return self._ring.next_indices(count)
 
-    def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
+    def insert(
+        self,
+        columns: Mapping[str, np.ndarray],
+        count: int | None = None,
+        *,
+        streams: ArrayLike | None = None,
+        terminated: ArrayLike | None = None,
+        truncated: ArrayLike | None = None,
+    ) -> np.ndarray:
         """Store the first `count` rows (all, if None) of each column `(rows, *shape)`; return their slots.
+
+        With streams: `streams` `(count,)` says whose step each row is (not needed if there is one), `terminated` and
+        `truncated` `(count,)` bool whether its episode ended there (none, if not given).
 
         Raises ReplayError for a column that is missing, unknown, or of another shape or dtype, and for more rows
         than the capacity.
         """
         store = self._open()
+        self._require_writer()
         if count is None:
             count = len(next(iter(columns.values()), ()))
         indices = self._ring.next_indices(count)
-        sources = [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, columns, count)]
-        store.insert(self.cursor, count, sources)
+        rows = [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, columns, count)]
+        if self._links is None and not (streams is terminated is truncated is None):
+            raise ReplayError("This Data Storage does not tell streams apart; make it with `streams`.")
+        if self._links is not None:
+            whose = self._streams(streams, count)
+            endings = _flags("terminated", terminated, count) | _flags("truncated", truncated, count) << 1
+            endings[endings == 3] = 1  # an end that is also a time limit is an end
+        self._claim(count)
+        if self._links is not None:
+            self._link(
+                self._links, self.cursor, self.size, whose, endings, None, dict(zip(self._names, rows, strict=True))
+            )
+        store.insert(self._ring.cursor, count, self._stored(rows))
         self._ring.advance(count)
+        self._lost = max(0, self._lost - count)
+        self._claim(0)
         return indices
 
     def gather(self, indices: ArrayLike, out: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -135,25 +297,318 @@ class DataStorage:
         else:
             rows = matching_rows(self.spec, out, len(slots), exact=True)
             targets = dict(zip(self._names, rows, strict=True))
-        store.gather(slots, self.size, list(targets.values()))
+        if self._links is None and self._backing.writable:
+            store.gather(slots, self._ring.size, list(targets.values()))
+            if self._lost:
+                self._refuse_lost(slots)
+            return targets
+
+        def copy() -> None:
+            store.gather(slots, self.size, self._stored(list(targets.values())))
+            if self._options.share_next_obs and self._links is not None:
+                self._links.gather_next(slots, self.size, targets[NEXT_OBS])
+
+        # Next observations move between rows when items are inserted elsewhere, so any insertion disturbs them.
+        self.consistently(copy, None if self._options.share_next_obs else slots)
         return targets
+
+    def gather_column(self, name: str, indices: ArrayLike) -> np.ndarray:
+        """Copy the rows of one column at `indices` `(n,)` out."""
+        slots = as_indices(indices)
+        check = [field for field in self.spec.fields if field.name == name]
+        if not check:
+            raise ReplayError(f"Transitions have no column {name!r}; they have {list(self._names)}.")
+        target = np.empty((len(slots), *check[0].shape), check[0].dtype)
+        if name in self._columns:
+            self._check_stored(slots)
+            return self.consistently(lambda: self._columns[name][slots], slots)
+        links = self._tracked()
+        self.consistently(lambda: links.gather_next(slots, self.size, target))
+        return target
+
+    def remaining(self, indices: ArrayLike) -> np.ndarray:
+        """Return the steps `(n,)` int64 from each item to the newest of its episode, both included."""
+        links, slots = self._tracked(), as_indices(indices)
+        return self.consistently(lambda: links.remaining(slots, self.size))
+
+    def steps_after(self, indices: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots `(n, length)` of each item and those after it in its episode, and how many `(n,)`.
+
+        After the episode's end the last slot is repeated.
+        """
+        links, slots = self._tracked(), as_indices(indices)
+        return self.consistently(lambda: links.walk(slots, self.size, length, False))
+
+    def steps_before(self, indices: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots `(n, length)` of the items before each in its episode and itself, and how many `(n,)`.
+
+        Before the oldest that is stored, that slot is repeated.
+        """
+        links, slots = self._tracked(), as_indices(indices)
+        return self.consistently(lambda: links.walk(slots, self.size, length, True))
+
+    def terminated(self, indices: ArrayLike) -> np.ndarray:
+        """Return `(n,)` bool: whether the episode terminated with each item."""
+        links, slots = self._tracked(), as_indices(indices)
+        ending: np.ndarray = self.consistently(lambda: links.endings(slots, self.size))
+        return np.asarray(ending == 1)
+
+    def truncated(self, indices: ArrayLike) -> np.ndarray:
+        """Return `(n,)` bool: whether the episode was truncated with each item."""
+        links, slots = self._tracked(), as_indices(indices)
+        ending: np.ndarray = self.consistently(lambda: links.endings(slots, self.size))
+        return np.asarray(ending == 2)
+
+    def begins_episode(self, indices: ArrayLike) -> np.ndarray:
+        """Return `(n,)` bool: whether each item is the first step of its episode."""
+        self._tracked()
+        slots = as_indices(indices)
+        self._check_stored(slots)
+        return self.consistently(lambda: self._backing.arrays[_PREFIX + "position"][slots] == 0)
+
+    def draw_starts(self, batch_size: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw `(batch_size,)` int64 items from which `slice_length` steps lie in one episode, each equally likely.
+
+        Independent of the storage's size. Raises ReplayError if there is none.
+        """
+        links = self._tracked()
+        if not self.slice_length:
+            raise ReplayError("Make the Data Storage with `slice_length` to draw starts of slices.")
+        random = rng.integers(0, 2**64, batch_size, np.uint64)
+        return self.consistently(lambda: links.draw(random))
+
+    def consistently(self, read: Callable[[], _T], slots: np.ndarray | None = None) -> _T:
+        """Return `read()`, done again while the writing process disturbs it (only `slots` matter, if given).
+
+        Raises ReplayError if that lasts longer than five seconds. The writer itself just reads.
+        """
+        if self._backing.writable:
+            if self._lost and slots is not None:
+                self._refuse_lost(slots)
+            return read()
+        deadline = time.monotonic() + _RETRY_S
+        while True:
+            before = self._place()
+            result = read()
+            after = self._place()
+            written = after.claimed - before.inserted
+            if not written or (slots is not None and not ((slots - before.cursor) % self.capacity < written).any()):
+                return result
+            if time.monotonic() > deadline:
+                raise ReplayError(
+                    f"The rows wanted were being overwritten for {_RETRY_S:g} s. Sample items further from the "
+                    "writer's cursor, or insert less often."
+                )
+            time.sleep(1e-5)
 
     def restore(self, columns: Mapping[str, np.ndarray], *, size: int, cursor: int, inserted: int) -> None:
         """Take over saved rows, of which the first `size` count; raises ReplayError if they do not fit."""
         store = self._open()
-        sources = [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, columns, size)]
+        self._require_writer()
+        saved = dict(columns)
+        episodes = {name: saved.pop(_PREFIX + name, None) for name in _SAVED} if self._links is not None else {}
+        rows = [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, saved, size)]
+        numbers = {name: _saved_numbers(name, array, size) for name, array in episodes.items()}
         self._ring.restore(size=size, cursor=cursor, inserted=inserted)
-        store.insert(0, size, sources)
+        self._lost = size
+        self._claim(size)
+        store.insert(0, size, self._stored(rows))
+        if self._links is not None:
+            self._relink(self._links, dict(zip(self._names, rows, strict=True)), numbers)
+        self._lost = 0
+        self._claim(0)
+
+    def flush(self) -> None:
+        """Wait until a file's rows are on the disk, which is what survives a loss of power."""
+        self._open()
+        self._backing.flush()
 
     def close(self) -> None:
         """Free the memory. May be repeated; anything else then raises ReplayError."""
-        self._native = None
+        if self._native is None:
+            return
+        if not self._backing.writable:
+            place = self._place()
+            self._ring.restore(size=place.size, cursor=place.cursor, inserted=place.inserted)
+        self._native = self._links = None
         self._columns = {}
+        self._backing.close()
 
     def _open(self) -> _native.ColumnStore:
         if self._native is None:
             raise ReplayError("The Data Storage is closed.")
         return self._native
+
+    def _tracked(self) -> _native.EpisodeLinks:
+        self._open()
+        if self._links is None:
+            raise ReplayError(
+                "This Data Storage does not know which item follows which; make it with `streams`, the number of "
+                "environments whose steps are inserted."
+            )
+        return self._links
+
+    def _require_writer(self) -> None:
+        if not self._backing.writable:
+            raise ReplayError("Only the process that made the Data Storage inserts into it; this one reads.")
+
+    def _place(self) -> Place:
+        ring = self._ring
+        if self._native is None or self._backing.writable:
+            return Place(ring.size, ring.cursor, ring.inserted, ring.inserted + self._lost)
+        return self._backing.place()
+
+    def _claim(self, count: int) -> None:
+        """Tell readers that the next `count` rows are being written (0: that they are done)."""
+        ring = self._ring
+        if not isinstance(self._backing, RamBacking):
+            self._backing.publish(Place(ring.size, ring.cursor, ring.inserted, ring.inserted + max(count, self._lost)))
+
+    def _stored(self, rows: list[np.ndarray]) -> list[np.ndarray]:
+        """Of arrays in the order of the spec, those whose columns are stored."""
+        if not self._options.share_next_obs:
+            return rows
+        return [array for name, array in zip(self._names, rows, strict=True) if name != NEXT_OBS]
+
+    def _check_stored(self, slots: np.ndarray) -> None:
+        for position in np.flatnonzero((slots < 0) | (slots >= self.size))[:1]:
+            raise ReplayError(
+                f"Index at position {position} must lie in [0, {self.size}), the rows stored; found {slots[position]}."
+            )
+
+    def _refuse_lost(self, slots: np.ndarray) -> None:
+        for position in np.flatnonzero((slots - self._ring.cursor) % self.capacity < self._lost)[:1]:
+            raise ReplayError(
+                f"Slot {slots[position]}, at position {position}, may have been damaged when the file's last writer "
+                "was interrupted. Give the slots in `unfinished` priority 0 until they are inserted into."
+            )
+
+    def _streams(self, streams: ArrayLike | None, count: int) -> np.ndarray:
+        if streams is None:
+            if self.streams != 1:
+                raise ReplayError(f"Rows of {self.streams} streams need `streams`, which says whose each is.")
+            return np.zeros(count, np.int64)
+        whose = as_indices(streams)
+        if len(whose) != count:
+            raise ReplayError(f"streams must have one item per row ({count}); found {len(whose)}.")
+        for position in np.flatnonzero((whose < 0) | (whose >= self.streams))[:1]:
+            raise ReplayError(
+                f"Stream at position {position} must lie in [0, {self.streams}); found {whose[position]}."
+            )
+        return whose
+
+    def _link(
+        self,
+        links: _native.EpisodeLinks,
+        start: int,
+        filled: int,
+        streams: np.ndarray,
+        endings: np.ndarray,
+        positions: np.ndarray | None,
+        rows: Mapping[str, np.ndarray],
+    ) -> None:
+        compared = _compares(self.spec)
+        obs, next_obs = (rows[OBS], rows[NEXT_OBS]) if compared else (None, None)
+        links.insert(start, filled, streams, endings, positions, obs, next_obs)
+
+    def _relink(
+        self, links: _native.EpisodeLinks, rows: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]
+    ) -> None:
+        """Link all items anew, oldest first."""
+        for name in ("counters", "open", "start_place"):
+            if _PREFIX + name in self._backing.arrays:
+                self._backing.arrays[_PREFIX + name][...] = 0
+        oldest = self._ring.cursor if self._ring.size == self.capacity else 0
+        endings = saved["ending"].astype(np.uint8)
+        for first in range(0, self._ring.size, _CHUNK):
+            slots = (oldest + np.arange(first, min(first + _CHUNK, self._ring.size))) % self.capacity
+            part = {name: np.ascontiguousarray(rows[name][slots]) for name in (OBS, NEXT_OBS) if name in rows}
+            self._link(links, int(slots[0]), 0, saved["stream"][slots], endings[slots], saved["position"][slots], part)
+
+
+def _attached(spec: TransitionSpec, capacity: int, options: StorageOptions, where: Path | SharedBuffer) -> DataStorage:
+    """The Data Storage of another process, for reading."""
+    specs = _array_specs(spec, capacity, options)
+    backing = attach(where, specs) if isinstance(where, SharedBuffer) else open_file(where, specs, writable=False)
+    storage = DataStorage.__new__(DataStorage)
+    storage._take(spec, Ring(capacity), options, backing)
+    return storage
+
+
+def _compares(spec: TransitionSpec) -> bool:
+    """Whether transitions have both observations, alike, so that it can be seen whether one follows another."""
+    columns = {f.name: f for f in spec.fields}
+    obs, next_obs = columns.get(OBS), columns.get(NEXT_OBS)
+    return obs is not None and next_obs is not None and (obs.shape, obs.dtype) == (next_obs.shape, next_obs.dtype)
+
+
+def _check_options(
+    spec: TransitionSpec, options: StorageOptions, streams: int | None, slice_length: int | None
+) -> None:
+    for name, value in (("streams", streams), ("slice_length", slice_length)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ReplayError(f"{name} must be a whole number of at least 1; found {value!r}.")
+    if options.share_next_obs and not _compares(spec):
+        raise ReplayError(
+            f"share_next_obs needs columns {OBS!r} and {NEXT_OBS!r} of one shape and dtype; found "
+            f"{[(f.name, f.shape, f.dtype) for f in spec.fields if f.name in (OBS, NEXT_OBS)]}."
+        )
+
+
+def _array_specs(spec: TransitionSpec, capacity: int, options: StorageOptions) -> list[ArraySpec]:
+    """Everything a Data Storage keeps."""
+    shared = options.share_next_obs
+    arrays = [
+        ArraySpec(f.name, (capacity, *f.shape), np.dtype(f.dtype).str)
+        for f in spec.fields
+        if not (shared and f.name == NEXT_OBS)
+    ]
+    if not options.streams:
+        return arrays
+    names = [
+        *_LINKS,
+        *(["kept", "free_kept"] if shared else []),
+        *(["starts", "start_place"] if options.slice_length else []),
+    ]
+    arrays += [ArraySpec(_PREFIX + name, (capacity,), "<i8") for name in names]
+    arrays.append(ArraySpec(_PREFIX + "ending", (capacity,), "|u1"))
+    arrays.append(ArraySpec(_PREFIX + "open", (options.streams,), "<i8"))
+    arrays.append(ArraySpec(_PREFIX + "counters", (_COUNTERS,), "<i8"))
+    if shared:
+        field = next(f for f in spec.fields if f.name == NEXT_OBS)
+        arrays.append(ArraySpec(_KEPT, (capacity, *field.shape), np.dtype(field.dtype).str))
+    return arrays
+
+
+def _make_links(
+    columns: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], options: StorageOptions
+) -> _native.EpisodeLinks:
+    own = {name.removeprefix(_PREFIX): array for name, array in arrays.items() if name.startswith(_PREFIX)}
+    obs, next_obs, kept = columns.get(OBS), columns.get(NEXT_OBS), arrays.get(_KEPT)
+    alike = obs is not None and next_obs is not None and (obs.shape, obs.dtype) == (next_obs.shape, next_obs.dtype)
+    if kept is None and not alike:
+        obs = next_obs = None
+    return _native.EpisodeLinks(own, options.slice_length, obs, next_obs, kept)
+
+
+def _flags(name: str, values: ArrayLike | None, count: int) -> np.ndarray:
+    """`(count,)` uint8 of 0 and 1."""
+    if values is None:
+        return np.zeros(count, np.uint8)
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype != np.bool_:
+        raise ReplayError(f"{name} must be bool of shape ({count},); found {array.dtype} {array.shape}.")
+    return array.astype(np.uint8)
+
+
+def _saved_numbers(name: str, array: np.ndarray | None, size: int) -> np.ndarray:
+    if array is None:
+        raise ReplayError(f"The saved rows lack {_PREFIX + name!r}: they were saved without streams.")
+    if array.ndim != 1 or len(array) < size or array.dtype.kind not in "iu":
+        raise ReplayError(
+            f"The saved {_PREFIX + name!r} must be {size} whole numbers; found {array.dtype} {array.shape}."
+        )
+    return np.ascontiguousarray(array[:size], np.int64)
 
 
 def matching_rows(

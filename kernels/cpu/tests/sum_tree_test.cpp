@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -121,6 +122,96 @@ void wrong_arguments_change_nothing() {
   CHECK(throws<ReplayError>([&] { replay.insert(indices, good, 3); }));
 }
 
+void items_come_in_order() {
+  constexpr std::int64_t kCapacity = 40;
+  const std::int64_t slots[] = {7, 2, 33, 2, 18};  // 2 is written anew: oldest first 7, 33, 2, 18
+  const float priorities[] = {3.0f, 9.0f, 3.0f, 5.0f, 0.0f};
+  const auto take = [&](Selection selection, std::size_t count) {
+    ReplayOptions options;
+    options.selection = selection;
+    options.max_times_sampled = 2;
+    SumTreeReplay replay(kCapacity, 4, 0.6, 1, options);
+    replay.insert(slots, priorities, 5);
+    std::vector<std::int64_t> indices(4 * count);
+    std::vector<float> weights(count);
+    std::vector<std::uint32_t> generations(count);
+    for (std::size_t call = 0; call < 4; ++call)
+      replay.sample(count, 0.4, indices.data() + call * count, weights.data(), generations.data());
+    return indices;
+  };
+  CHECK((take(Selection::kFifo, 2) == std::vector<std::int64_t>{7, 33, 7, 33, 2, 18, 2, 18}));
+  CHECK((take(Selection::kLifo, 2) == std::vector<std::int64_t>{18, 2, 18, 2, 33, 7, 33, 7}));
+  CHECK((take(Selection::kTopK, 1) == std::vector<std::int64_t>{2, 2, 7, 7}));
+  CHECK(throws<ReplayError>([&] { take(Selection::kFifo, 3); }));
+}
+
+void draws_in_turn_leave_the_tree_as_it_was() {
+  constexpr std::size_t kCapacity = 300;
+  std::vector<std::int64_t> slots(kCapacity);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::vector<float> priorities(kCapacity);
+  for (std::size_t i = 0; i < kCapacity; ++i) priorities[i] = i % 4 == 0 ? 0.0f : std::exp2(static_cast<float>(i % 27));
+  for (const Selection selection : {Selection::kPrioritized, Selection::kUniform})
+    for (const bool stratified : {true, false}) {
+      ReplayOptions options;
+      options.selection = selection;
+      options.stratified = stratified;
+      options.replacement = false;
+      options.max_times_sampled = 4;
+      SumTreeReplay replay(kCapacity, 16, 1.0, 7, options);
+      replay.insert(slots.data(), priorities.data(), kCapacity);
+      const std::uint64_t total = replay.state().total;
+      const std::size_t available = selection == Selection::kPrioritized ? 225 : 300;
+      std::vector<std::int64_t> indices(available + 1);
+      std::vector<float> weights(available + 1);
+      std::vector<std::uint32_t> generations(available + 1);
+      const auto sample = [&](std::size_t count) {
+        replay.sample(count, 0.4, indices.data(), weights.data(), generations.data());
+      };
+      for (int call = 0; call < 3; ++call) {
+        sample(available);
+        std::vector<std::int64_t> sorted(indices.begin(), indices.end() - 1);
+        std::sort(sorted.begin(), sorted.end());
+        CHECK(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end());
+        CHECK(replay.state().total == total);
+        CHECK(throws<ReplayError>([&] { sample(available + 1); }));
+      }
+      sample(available);  // for the fourth time: the last
+      CHECK(replay.state().counters.exhausted == available);
+      CHECK(selection == Selection::kUniform || replay.state().total == 0);
+      CHECK(replay.statistics().samples_per_item == 4.0 * static_cast<double>(available) / kCapacity);
+    }
+}
+
+void states_move_between_replays() {
+  for (const Selection selection : {Selection::kPrioritized, Selection::kUniform, Selection::kFifo, Selection::kTopK}) {
+    ReplayOptions options;
+    options.selection = selection;
+    options.max_times_sampled = 3;
+    options.initial_priority = kInitialMean;
+    SumTreeReplay first(50, 16, 0.7, 3, options);
+    SumTreeReplay second(50, 4, 0.7, 99, options);
+    const std::int64_t slots[] = {4, 40, 9, 21, 4};
+    const float given[] = {1.0f, 4.0f, 1e7f, 2.0f, 8.0f};
+    first.insert(slots, given, 5);
+    first.insert(slots, nullptr, 1);
+    std::vector<std::int64_t> indices(4), others(4), order;
+    std::vector<float> weights(4), priorities(50);
+    std::vector<std::uint32_t> generations(50), leaves(50), born(50), times(50);
+    first.sample(4, 0.4, indices.data(), weights.data(), generations.data());
+    const ReplayState state =
+        first.save(priorities.data(), generations.data(), leaves.data(), born.data(), times.data(), &order);
+    second.load(state, priorities.data(), generations.data(), leaves.data(), born.data(), times.data(), order.data(),
+                order.size());
+    CHECK(second.statistics().histogram == first.statistics().histogram);
+    for (auto* replay : {&first, &second}) replay->insert(slots + 2, nullptr, 1);
+    CHECK(second.state().total == first.state().total);
+    first.sample(4, 0.4, indices.data(), weights.data(), generations.data());
+    second.sample(4, 0.4, others.data(), weights.data(), generations.data());
+    CHECK(indices == others);
+  }
+}
+
 void columns_wrap_around() {
   std::vector<std::int32_t> narrow(7);
   std::vector<char> wide(7 * 33);
@@ -146,5 +237,8 @@ int main() {
   trees_of_every_fanout_find_the_same_leaves();
   threads_leave_an_exact_total();
   wrong_arguments_change_nothing();
+  items_come_in_order();
+  draws_in_turn_leave_the_tree_as_it_was();
+  states_move_between_replays();
   columns_wrap_around();
 }

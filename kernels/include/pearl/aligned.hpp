@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -32,10 +33,17 @@ class AlignedArray {
 #if defined(__linux__)
     if (nbytes >= kHuge) {
       // Random access over megabytes is bound by page walks: huge pages where the system grants them.
-      void* mapped = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      const std::size_t whole = round_up(nbytes, kHuge);
+      void* mapped = ::mmap(nullptr, whole + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (mapped == MAP_FAILED) throw std::bad_alloc();
-      ::madvise(mapped, nbytes, MADV_HUGEPAGE);
-      data_ = Pointer(static_cast<T*>(mapped), Release{nbytes});
+      // Whole huge pages alone count, so what lies before and after them is given back.
+      char* start = static_cast<char*>(mapped);
+      const std::size_t before = round_up(reinterpret_cast<std::uintptr_t>(start), kHuge) -
+                                 reinterpret_cast<std::uintptr_t>(start);
+      if (before > 0) ::munmap(start, before);
+      if (before < kHuge) ::munmap(start + before + whole, kHuge - before);
+      ::madvise(start + before, whole, MADV_HUGEPAGE);
+      data_ = Pointer(reinterpret_cast<T*>(start + before), Release{whole});
       return;
     }
 #endif

@@ -7,6 +7,9 @@
 
 namespace pearl {
 
+// Throws ReplayError naming the first of the indices that lies outside [0, size).
+void check_stored(const std::int64_t* indices, std::size_t count, std::size_t size);
+
 // Gathers may run beside an insertion into other slots; insertions are one thread's at a time.
 class ColumnStore {
  public:

@@ -38,21 +38,31 @@ inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
 // floor(2^64 / parts), for parts >= 2.
 inline std::uint64_t stratum_width(std::uint64_t parts) { return (0 - parts) / parts + 1; }
 
-// Calls visit(lane, x) for lanes 0..lanes-1, x uniform in the lane-th of `lanes` equal slices of [0, 2^64).
+// Calls visit(lane, x) for lanes first..first+count-1 (`first` even), x uniform in the lane-th of `lanes` equal slices
+// of [0, 2^64).
 template <class Visit>
-void for_each_stratified(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, Visit visit) {
+void for_stratified_range(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first,
+                          std::uint64_t count, Visit visit) {
+  if (count == 0) return;
   if (lanes == 1) {
     const PhiloxWords words = philox_lane_pair(seed, call, 0);
     visit(std::uint64_t{0}, words[0] | std::uint64_t{words[1]} << 32);
     return;
   }
   const std::uint64_t width = stratum_width(lanes);
-  for (std::uint64_t lane = 0; lane < lanes; lane += 2) {
+  const std::uint64_t end = first + count;
+  for (std::uint64_t lane = first; lane < end; lane += 2) {
     const PhiloxWords words = philox_lane_pair(seed, call, lane / 2);
     visit(lane, lane * width + mulhi64(words[0] | std::uint64_t{words[1]} << 32, width));
-    if (lane + 1 < lanes)
+    if (lane + 1 < end)
       visit(lane + 1, (lane + 1) * width + mulhi64(words[2] | std::uint64_t{words[3]} << 32, width));
   }
+}
+
+// The same for all lanes.
+template <class Visit>
+void for_each_stratified(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, Visit visit) {
+  for_stratified_range(seed, call, lanes, 0, lanes, visit);
 }
 
 }  // namespace pearl

@@ -1,7 +1,7 @@
 // The Replay Manager on the CPU: sum tree, raw priorities, generations, random numbers and counters behind one mutex.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,9 +9,24 @@
 #include <vector>
 
 #include "pearl/aligned.hpp"
+#include "pearl/max_tree.hpp"
 #include "pearl/sum_tree.hpp"
 
 namespace pearl {
+
+enum class Selection { kPrioritized, kUniform, kFifo, kLifo, kTopK };
+
+inline constexpr float kInitialMax = 0.0f;    // the running maximum
+inline constexpr float kInitialMean = -1.0f;  // the mean of the positive finite priorities held
+inline constexpr std::uint32_t kTimesMax = (1u << 26) - 1;  // samples of one item, where counting stops
+
+struct ReplayOptions {
+  Selection selection = Selection::kPrioritized;
+  bool stratified = true;
+  bool replacement = true;
+  std::uint32_t max_times_sampled = 0;   // 0: no limit; at most kTimesMax
+  float initial_priority = kInitialMax;  // of items that come without: one of the above, or a number above 0
+};
 
 struct ReplayCounters {
   std::uint64_t inserts = 0;
@@ -20,6 +35,7 @@ struct ReplayCounters {
   std::uint64_t stale = 0;
   std::uint64_t saturated = 0;
   std::uint64_t rescales = 0;
+  std::uint64_t exhausted = 0;
 };
 
 struct ReplayState {
@@ -33,6 +49,15 @@ struct ReplayState {
   std::uint64_t total = 0;
 };
 
+struct ReplayStatistics {
+  ReplayState state;
+  std::array<std::uint64_t, 29> histogram{};  // items held, by bits of their leaf
+  double samples_per_item = 0.0;              // over the items held
+  double age_mean = 0.0;                      // of the last batch, in items inserted since
+  std::uint32_t age_max = 0;
+  double effective_sample_size = 0.0;  // of the last batch's weights
+};
+
 // Throws ReplayError naming the first index outside [0, capacity).
 void check_indices(const std::int64_t* indices, std::size_t count, std::size_t capacity);
 // Throws PriorityError naming the first positions that are NaN or negative.
@@ -44,10 +69,14 @@ void check_exponent(const char* name, double exponent);
 class SumTreeReplay {
  public:
   SumTreeReplay(std::int64_t capacity, unsigned fanout, bool prioritized, double alpha, std::uint64_t seed);
+  SumTreeReplay(std::int64_t capacity, unsigned fanout, double alpha, std::uint64_t seed,
+                const ReplayOptions& options);
 
-  // New items at `indices`; `priorities` may be null: the running maximum. Each occurrence bumps the slot's generation.
+  // New items at `indices`; `priorities` may be null: the initial one. Each occurrence bumps the slot's generation.
   void insert(const std::int64_t* indices, const float* priorities, std::size_t count);
-  // Stratified sampling by priority, with importance weights (N P(i))^-beta over the batch's maximum.
+  // Selects by the options, with importance weights (N P(i))^-beta over the batch's maximum where drawn by priority.
+  // Weights and generations may be null: not computed. Without generations, ages and samples per item are counted only
+  // where `max_times_sampled` needs them.
   void sample(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
   // Returns how many were applied; with `generations`, stale ones are dropped and counted.
   std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
@@ -55,38 +84,91 @@ class SumTreeReplay {
   // Raw priorities, 0 where nothing was written.
   void retrieve(const std::int64_t* indices, float* priorities, std::size_t count) const;
   void set_alpha(double alpha);
+  // The slots at targets below the total: the search alone, for whoever brings random numbers.
+  void find(const std::uint64_t* targets, std::int64_t* indices, std::size_t count);
 
   ReplayState state() const;
-  // Arrays of `capacity` items; `priorities` and `leaves` may be null (uniform mode has none).
-  ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves) const;
+  ReplayStatistics statistics() const;
+  // Arrays of `capacity` items; `priorities` and `leaves` may be null (some modes have none), and so may the rest.
+  // `order` gets what may be sampled, oldest first, in modes of time.
+  ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
+                   std::uint32_t* born = nullptr, std::uint32_t* times = nullptr,
+                   std::vector<std::int64_t>* order = nullptr) const;
   // Takes over what save() gave; the caller vouches for it (pearl/replay/arguments.py checks).
   void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
-            const std::uint32_t* leaves);
+            const std::uint32_t* leaves, const std::uint32_t* born = nullptr, const std::uint32_t* times = nullptr,
+            const std::int64_t* order = nullptr, std::size_t order_count = 0);
   void close();
 
   std::size_t capacity() const { return capacity_; }
   unsigned fanout() const { return fanout_; }
+  // Whether priorities are kept.
   bool prioritized() const { return prioritized_; }
 
  private:
-  // What update and retrieve touch together lies together.
+  // What sample, update and retrieve touch together lies together.
   struct Slot {
     float priority;
     std::uint32_t generation;  // 0: never written
+    std::uint32_t born;        // the count of inserts, this one included, modulo 2^32
+    std::uint32_t counts;      // times sampled since written, above the leaf's bits (where the histogram counts it)
+
+    std::uint32_t times() const { return counts >> kBits; }
+    std::uint32_t bits() const { return counts & ((1u << kBits) - 1); }
+    void set_times(std::uint32_t times) { counts = times << kBits | bits(); }
+    void set_bits(std::uint32_t bits) { counts = (counts & ~((1u << kBits) - 1)) | bits; }
+    // Returns whether it still counts.
+    std::uint32_t count_sample() {
+      const std::uint32_t counted = counts < kTimesMax << kBits;
+      counts += counted << kBits;
+      return counted;
+    }
+  };
+  static constexpr int kBits = 6;
+  struct LastBatch {
+    std::size_t count = 0;
+    std::uint64_t ages = 0;
+    std::uint32_t age_max = 0;
+    std::uint64_t weights = 0;  // their sum, in 2^-24
+    std::uint64_t squares = 0;  // that of their squares, in 2^-32
   };
 
   void require_open() const;
   ReplayState state_locked() const;
+  bool exhausted(const Slot& slot) const { return limit_ != 0 && slot.times() >= limit_; }
+  std::size_t sampleable() const { return filled_ - exhausted_now_; }
+  std::size_t positive() const;  // leaves
   void bump(std::size_t slot);
+  // Takes an item that was sampled often enough out of whatever it could be selected from.
+  void retire(std::size_t slot);
+  void record(Slot& slot, std::uint32_t leaf);
+  void rank(std::size_t slot);
+  // Puts the batch's priorities, and values_ as their leaves, into slots and trees.
+  void store(const std::int64_t* indices, const float* priorities, std::size_t count);
+  void account(float priority, bool added);
+  float initial_priority() const;
+  void random(std::size_t count);
+  void select(std::size_t count, std::int64_t* indices);
+  void take_in_order(std::size_t count, std::int64_t* indices);
+  void draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices);
+  void tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count);
+  void link_newest(std::size_t slot);
+  void unlink(std::size_t slot);
   void fit_scale(float largest);
   // Takes in the batch's priorities: saturation, running maximum, scale.
   void admit(const float* priorities, std::size_t count);
-  void sample_filled(std::size_t count, std::int64_t* indices);
   std::int64_t written(std::size_t rank);
 
   const std::size_t capacity_;
   const unsigned fanout_;
+  const Selection selection_;
   const bool prioritized_;
+  const bool by_time_;
+  const bool stratified_;
+  const bool replacement_;
+  const std::uint32_t limit_;
+  const bool in_turn_;  // drawn one after the other
+  const float initial_;
   mutable std::mutex mutex_;
   bool closed_ = false;
   double alpha_;
@@ -100,8 +182,17 @@ class SumTreeReplay {
   std::size_t end_ = 0;  // one past the highest written slot
   std::vector<std::int64_t> written_;
   bool written_current_ = false;
+  std::size_t exhausted_now_ = 0;
+  std::uint64_t times_ = 0;  // sum over slots
+  std::array<std::uint64_t, 29> histogram_{};
+  unsigned __int128 mean_sum_ = 0;  // of priorities, in 2^-40; kept for kInitialMean alone, as is their count
+  std::size_t mean_count_ = 0;
+  LastBatch last_;
   AlignedArray<Slot> slots_;
-  std::unique_ptr<SumTree> tree_;  // null in uniform mode
+  std::unique_ptr<SumTree> tree_;     // of leaves; in uniform mode of ones, where drawn in turn; else null
+  std::unique_ptr<MaxTree> maxima_;   // mode kTopK
+  AlignedArray<std::int64_t> newer_;  // modes of time: a ring of slots, oldest first, closed by place `capacity_`
+  AlignedArray<std::int64_t> older_;
   std::vector<std::uint64_t> targets_;
   std::vector<std::uint32_t> values_;
   std::vector<std::int64_t> kept_indices_;

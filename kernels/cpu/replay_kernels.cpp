@@ -1,0 +1,113 @@
+#include "pearl/replay_kernels.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "pearl/errors.hpp"
+#include "pearl/philox.hpp"
+#include "pearl/quantise.hpp"
+#include "pearl/tree_descent.hpp"
+
+namespace pearl {
+namespace {
+
+void quantise_all(const float* priorities, std::size_t count, std::int64_t alpha_q28, int scale,
+                  std::uint32_t* leaves) {
+  for (std::size_t i = 0; i < count; ++i) leaves[i] = quantise(priorities[i], alpha_q28, scale);
+}
+
+void weights_of(const std::uint32_t* leaves, std::size_t count, std::int64_t beta_q28, float* weights) {
+  if (count == 0) return;
+  const std::int64_t log2_min = log2_q32(*std::min_element(leaves, leaves + count));
+  for (std::size_t i = 0; i < count; ++i) weights[i] = importance_weight(log2_min, log2_q32(leaves[i]), beta_q28);
+}
+
+void targets_of(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,
+                std::uint64_t total, std::uint64_t* targets) {
+  for_stratified_range(seed, call, lanes, first, count,
+                       [&](std::uint64_t lane, std::uint64_t x) { targets[lane - first] = mulhi64(total, x); });
+}
+
+template <unsigned Width, class T>
+inline std::uint64_t sum_of(const T* siblings) {
+  std::uint64_t sum = 0;
+  for (unsigned k = 0; k < Width; ++k) sum += siblings[k];
+  return sum;
+}
+
+template <unsigned K, class T>
+inline unsigned pick_child(const T* siblings, std::uint64_t& target) {
+  if constexpr (K <= 4) {
+    return pick_among<K>(siblings, target);
+  } else if constexpr (K <= 16) {
+    // First the quarter, then the child: half the comparisons of one pass.
+    std::uint64_t quarters[K / 4];
+    for (unsigned i = 0; i < K / 4; ++i) quarters[i] = sum_of<4>(siblings + 4 * i);
+    const unsigned first = 4 * pick_among<K / 4>(quarters, target);
+    return first + pick_among<4>(siblings + first, target);
+  } else {
+    unsigned first = 0;
+    for (; first + 16 < K; first += 16) {
+      const std::uint64_t sum = sum_of<16>(siblings + first);
+      if (target < sum) break;
+      target -= sum;
+    }
+    return first + pick_child<16>(siblings + first, target);
+  }
+}
+
+template <unsigned K>
+void find(const TreeLevels& tree, const std::uint64_t* targets, std::size_t count, std::int64_t* indices,
+          std::uint32_t* values) {
+  PEARL_DESCEND(K, pick_child, pick_child)
+}
+
+std::vector<const ReplayKernels*> variants() {
+  std::vector<const ReplayKernels*> found = {&plain_replay_kernels()};
+  for (const ReplayKernels* kernels : {avx2_replay_kernels(), avx512_replay_kernels()})
+    if (kernels != nullptr) found.push_back(kernels);
+  return found;
+}
+
+const ReplayKernels* variant_named(const std::string& name, const char* origin) {
+  std::string known;
+  for (const ReplayKernels* kernels : variants()) {
+    if (name == kernels->name) return kernels;
+    known += std::string(known.empty() ? "" : ", ") + kernels->name;
+  }
+  throw ReplayError(std::string(origin) + " must name kernels that this machine has (" + known + "); found \"" + name +
+                    "\".");
+}
+
+std::atomic<const ReplayKernels*>& selected() {
+  static std::atomic<const ReplayKernels*> kernels = [] {
+    const char* forced = std::getenv("PEARL_ISA");
+    return forced != nullptr && *forced != '\0' ? variant_named(forced, "PEARL_ISA") : variants().back();
+  }();
+  return kernels;
+}
+
+}  // namespace
+
+const ReplayKernels& plain_replay_kernels() {
+  static constexpr ReplayKernels kernels = {
+      "plain",
+      quantise_all,
+      weights_of,
+      targets_of,
+      {nullptr, find<2>, find<4>, find<8>, find<16>, find<32>, find<64>, find<128>, find<256>}};
+  return kernels;
+}
+
+const ReplayKernels& replay_kernels() { return *selected().load(std::memory_order_relaxed); }
+
+std::vector<std::string> replay_kernel_variants() {
+  std::vector<std::string> names;
+  for (const ReplayKernels* kernels : variants()) names.emplace_back(kernels->name);
+  return names;
+}
+
+void select_replay_kernels(const std::string& name) { selected() = variant_named(name, "kernels"); }
+
+}  // namespace pearl

@@ -1,0 +1,276 @@
+// Which item of a ring follows which in its episode, kept up as items are inserted: every question about the steps
+// after or before an item then costs as many loads as steps, however large the ring.
+//
+// Items of several streams (environments) may be inserted interleaved. An item's predecessor is always older, and the
+// ring overwrites the oldest first, so that only the link back to an overwritten item needs to be cut.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "pearl/errors.hpp"
+
+namespace pearl {
+
+class EpisodeLinks {
+ public:
+  // All are the caller's, zeroed before the first use, and may lie in a file or in memory shared with readers.
+  struct Arrays {
+    // One per slot.
+    std::int64_t* next;      // slot after it in the episode, -1 for none
+    std::int64_t* prev;      // slot before it that is still stored, -1 for none
+    std::int64_t* episode;   // row of the table of episodes
+    std::int64_t* position;  // steps since the episode began
+    std::uint8_t* ending;    // 0 goes on, 1 terminated, 2 truncated
+    std::int64_t* kept;      // row of the next observations kept apart, -1 for none
+    // One per episode; there are never more episodes than slots.
+    std::int64_t* last;    // its newest slot
+    std::int64_t* stream;  // whose it is
+    std::int64_t* tail;    // its first slot from which no whole slice starts yet, -1 for none
+    // Stacks of rows given back, and the slots from which a whole slice starts, each with its place in that list.
+    std::int64_t* free_episodes;
+    std::int64_t* free_kept;
+    std::int64_t* starts;
+    std::int64_t* start_place;
+    std::int64_t* open;      // per stream: the episode that goes on, plus 1; 0 for none
+    std::int64_t* counters;  // of Counter
+  };
+  enum Counter { kEpisodes, kFreeEpisodes, kKept, kFreeKept, kStarts, kBreaks, kCounters };
+
+  // Rows to insert, one per item; `positions` and the observations may be null.
+  struct Rows {
+    const std::int64_t* streams;
+    const std::uint8_t* endings;
+    const std::int64_t* positions;  // taken where an item follows no stored one: an episode whose beginning is lost
+    const char* obs;
+    const char* next_obs;
+  };
+
+  // Exactly one of `next_obs` (a column) and `kept_obs` (the table of next observations kept apart) is given, or
+  // neither: then every item of a stream is taken to follow the one before.
+  EpisodeLinks(Arrays arrays, std::size_t capacity, std::size_t streams, std::size_t slice, std::size_t obs_bytes,
+               const char* obs, const char* next_obs, char* kept_obs)
+      : a_(arrays), capacity_(capacity), streams_(streams), slice_(static_cast<std::int64_t>(slice)),
+        obs_bytes_(obs_bytes), obs_(obs), next_obs_(next_obs), kept_obs_(kept_obs) {}
+
+  std::size_t capacity() const { return capacity_; }
+  std::size_t streams() const { return streams_; }
+  std::size_t obs_bytes() const { return obs_bytes_; }
+  bool keeps_apart() const { return kept_obs_ != nullptr; }
+
+  // Links `count` items into the slots from `start` on, of which those below `filled` held items. Called before the
+  // columns are written, by one thread at a time; waits for the readers of this process.
+  void insert(std::size_t start, std::size_t count, std::size_t filled, const Rows& rows) {
+    for (std::size_t r = 0; r < count; ++r) {
+      if (static_cast<std::uint64_t>(rows.streams[r]) >= streams_)
+        throw ReplayError("Stream at position " + std::to_string(r) + " must lie in [0, " + std::to_string(streams_) +
+                          "); found " + std::to_string(rows.streams[r]) + ".");
+      if (rows.endings[r] > 2) throw ReplayError("An ending must be 0, 1 or 2.");
+    }
+    const std::unique_lock lock(mutex_);
+    for (std::size_t r = 0; r < count; ++r) {
+      const std::size_t slot = (start + r) % capacity_;
+      if (slot < filled) evict(static_cast<std::int64_t>(slot));
+      append(static_cast<std::int64_t>(slot), start, r, rows);
+    }
+  }
+
+  // Steps from each item to the newest of its episode, both included. Any thread, as all below.
+  void remaining(const std::int64_t* indices, std::size_t count, std::int64_t* out) const {
+    const std::shared_lock lock(mutex_);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::int64_t slot = indices[i];
+      out[i] = a_.position[a_.last[a_.episode[slot]]] - a_.position[slot] + 1;
+    }
+  }
+
+  // Slots `(count, length)` from each item on, and how many there are; the last is repeated after the episode's end.
+  void forward(const std::int64_t* indices, std::size_t count, std::size_t length, std::int64_t* slots,
+               std::int64_t* found) const {
+    const std::shared_lock lock(mutex_);
+    walk(a_.next, indices, count, length, 1, slots, found);
+  }
+
+  // Slots `(count, length)` up to each item, oldest first; the oldest that is stored is repeated before.
+  void backward(const std::int64_t* indices, std::size_t count, std::size_t length, std::int64_t* slots,
+                std::int64_t* found) const {
+    const std::shared_lock lock(mutex_);
+    walk(a_.prev, indices, count, length, -1, slots, found);
+  }
+
+  // For each item its own ending (see Arrays).
+  void endings(const std::int64_t* indices, std::size_t count, std::uint8_t* out) const {
+    const std::shared_lock lock(mutex_);
+    for (std::size_t i = 0; i < count; ++i) out[i] = a_.ending[indices[i]];
+  }
+
+  // Starts of whole slices, uniformly: one per random number of 64 bits.
+  void draw(const std::uint64_t* random, std::size_t count, std::int64_t* out) const {
+    const std::shared_lock lock(mutex_);
+    const auto starts = static_cast<std::uint64_t>(a_.counters[kStarts]);
+    if (starts == 0)
+      throw ReplayError("No episode stored holds " + std::to_string(slice_) + " steps yet; insert more first.");
+    for (std::size_t i = 0; i < count; ++i) {
+      __extension__ using Wide = unsigned __int128;
+      out[i] = a_.starts[static_cast<std::uint64_t>((static_cast<Wide>(random[i]) * starts) >> 64)];
+    }
+  }
+
+  // Next observations of items, wherever they are: in the table, or as the observation of the item that follows.
+  void gather_next(const std::int64_t* indices, std::size_t count, char* target) const {
+    constexpr std::size_t kAhead = 8;
+    const std::shared_lock lock(mutex_);
+    std::vector<const char*> sources(count + kAhead);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) {
+        __builtin_prefetch(a_.kept + indices[i + kAhead]);
+        __builtin_prefetch(a_.next + indices[i + kAhead]);
+      }
+      sources[i] = next_source(indices[i]);
+    }
+    for (std::size_t i = count; i < sources.size(); ++i) sources[i] = obs_;
+    for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t at = 0; at < obs_bytes_ && at < 256; at += 64)
+        __builtin_prefetch(sources[i + kAhead] + at, 0, 0);
+      std::memcpy(target + i * obs_bytes_, sources[i], obs_bytes_);
+    }
+  }
+
+ private:
+  const char* next_source(std::int64_t slot) const {
+    const std::int64_t row = a_.kept[slot];
+    if (row >= 0) return kept_obs_ + static_cast<std::size_t>(row) * obs_bytes_;
+    const std::int64_t next = a_.next[slot];
+    // Both are absent only while another process is writing: its reader finds that out, and tries again.
+    return obs_ + static_cast<std::size_t>(next >= 0 ? next : slot) * obs_bytes_;
+  }
+
+  static void walk(const std::int64_t* links, const std::int64_t* indices, std::size_t count, std::size_t length,
+                   int direction, std::int64_t* slots, std::int64_t* found) {
+    // Step by step over the whole batch, so that the loads of different items overlap.
+    const std::size_t first = direction > 0 ? 0 : length - 1;
+    for (std::size_t i = 0; i < count; ++i) {
+      slots[i * length + first] = indices[i];
+      found[i] = 1;
+    }
+    for (std::size_t step = 1; step < length; ++step)
+      for (std::size_t i = 0; i < count; ++i) {
+        std::int64_t* row = slots + i * length;
+        const std::size_t to = direction > 0 ? step : length - 1 - step;
+        const std::int64_t from = row[direction > 0 ? to - 1 : to + 1];
+        const std::int64_t next = found[i] == static_cast<std::int64_t>(step) ? links[from] : -1;
+        row[to] = next >= 0 ? next : from;
+        found[i] += next >= 0;
+      }
+  }
+
+  std::int64_t take(Counter used, Counter freed, const std::int64_t* stack) {
+    if (a_.counters[freed] > 0) return stack[--a_.counters[freed]];
+    return a_.counters[used]++;
+  }
+
+  void evict(std::int64_t slot) {
+    const std::int64_t episode = a_.episode[slot];
+    const std::int64_t next = a_.next[slot];
+    if (next >= 0) a_.prev[next] = -1;
+    if (kept_obs_) release_kept(slot);
+    if (slice_) {
+      remove_start(slot);
+      if (a_.tail[episode] == slot) a_.tail[episode] = next;
+    }
+    if (a_.last[episode] != slot) return;
+    std::int64_t& open = a_.open[a_.stream[episode]];
+    if (open == episode + 1) open = 0;
+    a_.free_episodes[a_.counters[kFreeEpisodes]++] = episode;
+  }
+
+  void append(std::int64_t slot, std::size_t start, std::size_t row, const Rows& rows) {
+    std::int64_t& open = a_.open[rows.streams[row]];
+    std::int64_t before = open ? a_.last[open - 1] : -1;
+    if (before >= 0 && !follows(before, start, row, rows)) {
+      a_.counters[kBreaks]++;
+      before = -1;
+    }
+    std::int64_t episode;
+    if (before >= 0) {
+      episode = open - 1;
+      a_.next[before] = slot;
+      a_.position[slot] = a_.position[before] + 1;
+      if (kept_obs_) release_kept(before);
+    } else {
+      episode = take(kEpisodes, kFreeEpisodes, a_.free_episodes);
+      a_.stream[episode] = rows.streams[row];
+      a_.tail[episode] = -1;
+      a_.position[slot] = rows.positions ? rows.positions[row] : 0;
+    }
+    a_.prev[slot] = before;
+    a_.next[slot] = -1;
+    a_.episode[slot] = episode;
+    a_.ending[slot] = rows.endings[row];
+    a_.last[episode] = slot;
+    open = rows.endings[row] ? 0 : episode + 1;
+    if (kept_obs_) {
+      a_.kept[slot] = take(kKept, kFreeKept, a_.free_kept);
+      std::memcpy(kept_obs_ + static_cast<std::size_t>(a_.kept[slot]) * obs_bytes_,
+                  rows.next_obs + row * obs_bytes_, obs_bytes_);
+    }
+    if (slice_) add_start(slot, episode);
+  }
+
+  // Whether the row's observation is what the item in slot `before` was followed by.
+  bool follows(std::int64_t before, std::size_t start, std::size_t row, const Rows& rows) const {
+    const char* expected;
+    if (kept_obs_) {
+      expected = kept_obs_ + static_cast<std::size_t>(a_.kept[before]) * obs_bytes_;
+    } else if (next_obs_) {
+      const std::size_t ago = (static_cast<std::size_t>(before) + capacity_ - start % capacity_) % capacity_;
+      expected = ago < row ? rows.next_obs + ago * obs_bytes_  // of this insertion: not in the column yet
+                           : next_obs_ + static_cast<std::size_t>(before) * obs_bytes_;
+    } else {
+      return true;
+    }
+    return std::memcmp(expected, rows.obs + row * obs_bytes_, obs_bytes_) == 0;
+  }
+
+  void release_kept(std::int64_t slot) {
+    if (a_.kept[slot] < 0) return;
+    a_.free_kept[a_.counters[kFreeKept]++] = a_.kept[slot];
+    a_.kept[slot] = -1;
+  }
+
+  void add_start(std::int64_t slot, std::int64_t episode) {
+    a_.start_place[slot] = 0;
+    std::int64_t& tail = a_.tail[episode];
+    if (tail < 0) tail = slot;
+    if (a_.position[slot] - a_.position[tail] + 1 < slice_) return;
+    a_.starts[a_.counters[kStarts]] = tail;
+    a_.start_place[tail] = ++a_.counters[kStarts];  // plus 1: 0 is for none
+    tail = a_.next[tail];
+  }
+
+  void remove_start(std::int64_t slot) {
+    const std::int64_t place = a_.start_place[slot];
+    if (place == 0) return;
+    const std::int64_t moved = a_.starts[--a_.counters[kStarts]];
+    a_.starts[place - 1] = moved;
+    a_.start_place[moved] = place;
+    a_.start_place[slot] = 0;
+  }
+
+  Arrays a_;
+  std::size_t capacity_;
+  std::size_t streams_;
+  std::int64_t slice_;
+  std::size_t obs_bytes_;
+  const char* obs_;
+  const char* next_obs_;
+  char* kept_obs_;
+  mutable std::shared_mutex mutex_;
+};
+
+}  // namespace pearl

@@ -1,0 +1,50 @@
+// The hot loops of the Replay Manager for several instruction sets, chosen once at run time. Every variant gives the
+// bits of the plain one, which is C++ for any machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pearl {
+
+// A sum tree's arrays (sum_tree.hpp), read-only.
+struct TreeLevels {
+  const std::uint32_t* leaves;
+  const std::uint64_t* const* sums;  // sums[0] are the parents of leaves
+  std::size_t count;                 // levels of sums; the last has one node
+};
+
+struct ReplayKernels {
+  using Find = void (*)(const TreeLevels& tree, const std::uint64_t* targets, std::size_t count,
+                        std::int64_t* indices, std::uint32_t* values);
+
+  const char* name;
+  // Leaves of priorities that are neither NaN nor negative: quantise() of each.
+  void (*quantise)(const float* priorities, std::size_t count, std::int64_t alpha_q28, int scale,
+                   std::uint32_t* leaves);
+  // (smallest leaf / leaf)^beta for leaves of at least 1: importance_weight() of each.
+  void (*weights)(const std::uint32_t* leaves, std::size_t count, std::int64_t beta_q28, float* weights);
+  // floor(total * x_k / 2^64), x_k the stratified number of lane k (philox.hpp), for lanes first..first+count-1 of
+  // `lanes`; `first` is even.
+  void (*targets)(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,
+                  std::uint64_t total, std::uint64_t* targets);
+  Find find[9];  // SumTree::find by log2(fanout), from 1
+};
+
+// The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
+// Throws ReplayError where PEARL_ISA names one that it lacks.
+const ReplayKernels& replay_kernels();
+// Names of the variants that this machine has, plainest first.
+std::vector<std::string> replay_kernel_variants();
+// Switches every replay of this process; safe at any time, since all variants agree. Throws ReplayError for a name
+// that is not among the variants.
+void select_replay_kernels(const std::string& name);
+
+const ReplayKernels& plain_replay_kernels();
+// Null where this machine or this build lacks them.
+const ReplayKernels* avx2_replay_kernels();
+const ReplayKernels* avx512_replay_kernels();
+
+}  // namespace pearl

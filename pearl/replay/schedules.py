@@ -1,0 +1,82 @@
+"""Schedules of a Replay Manager's exponents: numbers that follow the run's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pearl.errors import ConfigurationError
+from pearl.replay.arguments import check_exponent
+from pearl.replay.protocol import ReplayManager
+
+Schedule: TypeAlias = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same `value` at every step."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        """Return the value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From `start` at step 0 in a straight line to `final` at step `steps`, and `final` ever after."""
+
+    start: float
+    final: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigurationError(f"A linear schedule must take at least 1 step; found {self.steps!r}.")
+
+    def __call__(self, step: int) -> float:
+        """Return the value at `step`."""
+        if step >= self.steps:
+            return self.final
+        return self.start + max(step, 0) / self.steps * (self.final - self.start)
+
+
+def as_schedule(value: float | Schedule) -> Schedule:
+    """Return a schedule as it is, a number as a Constant."""
+    return value if callable(value) else Constant(value)
+
+
+class ScheduledExponents:
+    """alpha and beta of one Replay Manager over a run: call it once a step, and pass the beta it returns to `sample`.
+
+    Each is a number or any callable from step to number. A new alpha requantises every slot, so alpha is looked at
+    only every `alpha_interval` steps; None leaves it alone. What holds at a step depends on nothing but the step, so
+    a resumed run goes on alike.
+    """
+
+    def __init__(
+        self,
+        manager: ReplayManager,
+        *,
+        alpha: float | Schedule | None = None,
+        beta: float | Schedule = 0.4,
+        alpha_interval: int = 1000,
+    ) -> None:
+        if alpha_interval < 1:
+            raise ConfigurationError(f"alpha_interval must be at least 1 step; found {alpha_interval!r}.")
+        self._manager = manager
+        self._alpha = None if alpha is None else as_schedule(alpha)
+        self._beta = as_schedule(beta)
+        self._alpha_interval = alpha_interval
+
+    def __call__(self, step: int) -> float:
+        """Give the manager the alpha of `step` and return the beta of `step`."""
+        if self._alpha is not None:
+            alpha = float(self._alpha(step - step % self._alpha_interval))
+            if alpha != self._manager.alpha:
+                self._manager.set_alpha(alpha)
+        beta = float(self._beta(step))
+        check_exponent("beta", beta)
+        return beta

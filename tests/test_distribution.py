@@ -1,0 +1,214 @@
+"""What is sampled, how often: adversarial priorities, many draws, large trees, long runs of mixed operations.
+
+Every random number is seeded. Chi-square bounds are set for a false alarm in 100,000 such tests.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from pearl.replay.native import NativeReplayManager
+from pearl.replay.reference import ReferenceReplayManager, mulhi64
+
+LEAF_MAX = 2**28 - 1
+
+
+def chi_square_bound(freedom: int) -> float:
+    """Return what chi-square exceeds with a probability of 1e-5 (Wilson and Hilferty's approximation)."""
+    z, ninth = 4.265, 2.0 / (9.0 * freedom)
+    return freedom * (1.0 - ninth + z * math.sqrt(ninth)) ** 3
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
+    """Return the statistic and its degrees of freedom; cells that expect fewer than 5 count as one."""
+    small = expected < 5.0
+    counts = np.append(counts[~small], counts[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    return float(((counts - expected) ** 2 / expected).sum()), max(len(counts) - 1, 1)
+
+
+def leaves_of(name: str, slots: int) -> np.ndarray:
+    random = np.random.default_rng(20)
+    if name == "zeros":
+        return np.where(random.random(slots) < 0.97, 0, random.integers(1, 1000, slots))
+    if name == "one huge":
+        return np.where(np.arange(slots) == slots // 3, LEAF_MAX, 40_000)
+    if name == "one huge, the rest tiny":
+        return np.where(np.arange(slots) == slots - 1, LEAF_MAX, 1)
+    if name == "28 bits":
+        return np.exp2(random.uniform(0, 28, slots)).astype(np.int64)
+    if name == "powers of two":
+        return 2 ** (np.arange(slots) % 28)
+    if name == "power law":
+        return np.maximum(LEAF_MAX // np.arange(1, slots + 1) ** 2, 1)
+    return np.ones(slots, np.int64)
+
+
+ADVERSARIES = ["zeros", "one huge", "one huge, the rest tiny", "28 bits", "powers of two", "power law", "ones"]
+
+
+def with_leaves(leaves: np.ndarray, **options):
+    """A manager whose leaves are just these: priorities in units of 2**-20, alpha 1."""
+    replay = NativeReplayManager(len(leaves), alpha=1.0, **options)
+    replay.insert(np.arange(len(leaves)), (leaves * 2.0**-20).astype(np.float32))
+    return replay
+
+
+@pytest.mark.parametrize("fanout", [4, 16, 128])
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_draws_follow_the_leaves(name, fanout):
+    leaves = leaves_of(name, 1500)
+    replay = with_leaves(leaves, fanout=fanout, stratified=False, seed=fanout)
+    leaves = replay.state_dict()["leaves"]
+    counts, draws = np.zeros(len(leaves), np.int64), 0
+    for _ in range(40):
+        counts += np.bincount(replay.sample(10_000).indices, minlength=len(leaves))
+        draws += 10_000
+    assert counts[leaves == 0].sum() == 0
+    statistic, freedom = chi_square(counts, leaves / leaves.sum(dtype=np.float64) * draws)
+    assert statistic < chi_square_bound(freedom)
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_strata_hold_each_count_near_its_share(name):
+    # In a stratified batch of B an item of share p is drawn from the strata it meets: B p, give or take two.
+    leaves = leaves_of(name, 1500)
+    replay = with_leaves(leaves, seed=5)
+    share = replay.state_dict()["leaves"] / replay.total * 8192
+    for _ in range(10):
+        counts = np.bincount(replay.sample(8192).indices, minlength=len(leaves))
+        assert np.all(np.abs(counts - share) <= 2.0)
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_uniform_draws_are_uniform_over_what_was_written(stratified):
+    replay = NativeReplayManager(2000, mode="uniform", stratified=stratified, seed=2)
+    written = np.random.default_rng(1).permutation(2000)[:700]
+    replay.insert(written)
+    counts = np.zeros(2000, np.int64)
+    for _ in range(40):
+        counts += np.bincount(replay.sample(7000).indices, minlength=2000)
+    assert counts.sum() == counts[written].sum()
+    statistic, freedom = chi_square(counts[written], np.full(700, 400.0))
+    assert statistic < chi_square_bound(freedom)
+
+
+def test_the_chi_square_test_finds_a_small_bias():
+    # The test of the test: a twentieth of the leaves drawn a quarter too often is an alarm.
+    leaves = np.full(1500, 1000)
+    leaves[:75] = 1250
+    replay = with_leaves(leaves, stratified=False, seed=3)
+    counts = sum(np.bincount(replay.sample(10_000).indices, minlength=1500) for _ in range(40))
+    statistic, freedom = chi_square(counts, np.full(1500, 400_000 / 1500))
+    assert statistic > chi_square_bound(freedom)
+
+
+def draw_many(draws: int) -> None:
+    capacity, batch = 100_000, 16_384
+    random = np.random.default_rng(6)
+    written = random.permutation(capacity)[: capacity // 2]
+    priorities = np.where(random.random(len(written)) < 0.5, 0.0, np.exp(random.uniform(-20, 20, len(written))))
+    replay = NativeReplayManager(capacity, alpha=0.6, seed=9)
+    replay.insert(written, priorities)
+    allowed = np.zeros(capacity, bool)
+    allowed[written[priorities > 0]] = True
+    for _ in range(-(-draws // batch)):
+        indices = replay.sample(batch).indices
+        assert allowed[indices].all()
+        changed = indices[:16]  # some fall to zero, and rise again
+        replay.update(changed, np.zeros(len(changed)))
+        assert not np.isin(replay.sample(1024).indices, changed).any()
+        replay.update(changed, np.exp(random.uniform(-20, 20, len(changed))))
+
+
+def test_nothing_unwritten_or_of_zero_priority_in_many_draws():
+    draw_many(1_000_000)
+
+
+@pytest.mark.slow
+def test_nothing_unwritten_or_of_zero_priority_in_very_many_draws():
+    draw_many(100_000_000)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_every_leaf_of_a_large_tree_can_be_reached(spread):
+    # By the first and the last target of each, not by luck.
+    slots = 2**23
+    leaves = np.random.default_rng(3).integers(1, 2**23, slots) if spread else np.full(slots, LEAF_MAX)
+    replay = with_leaves(leaves)
+    # 24 bits of a float32 hold the first kind exactly; the second are what the manager makes of them.
+    ends = np.cumsum(replay.state_dict()["leaves"], dtype=np.uint64)
+    assert int(ends[-1]) == replay.total
+    expected = np.arange(slots)
+    assert np.array_equal(replay._tree.find(ends - np.uint64(1)), expected)
+    assert np.array_equal(replay._tree.find(np.concatenate([[np.uint64(0)], ends[:-1]])), expected)
+    # And every target is what some 64-bit random number gives.
+    targets = [int(t) for t in ends[::997]]
+    numbers = np.array([-((-t << 64) // replay.total) for t in targets if t < replay.total], np.uint64)
+    assert mulhi64(numbers, replay.total).tolist() == [t for t in targets if t < replay.total]
+
+
+def mix(replay: NativeReplayManager, seed: int, items: int) -> None:
+    random = np.random.default_rng(seed)
+    done = 0
+    while done < items:
+        sample = replay.sample(400)
+        priorities = np.exp(random.uniform(-15, 8, 400))
+        priorities[random.random(400) < 0.05] = 0.0
+        priorities[:1] = np.inf
+        replay.update(sample.indices, priorities, sample.generations)
+        replay.insert(random.integers(0, replay.capacity, 200), None if done % 3 else priorities[:200])
+        done += 1000
+        if done % 100_000 == 0:
+            replay.set_alpha(random.uniform(0.3, 1.2))
+
+
+def total_stays_exact(threads: int, items: int, **options) -> None:
+    replay = NativeReplayManager(6000, seed=1, **options)
+    replay.insert(np.arange(5000))
+    workers = [threading.Thread(target=mix, args=(replay, seed, items // threads)) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    leaves, statistics = replay.state_dict()["leaves"], replay.statistics()
+    ends = np.cumsum(leaves, dtype=np.uint64)
+    assert replay.total == int(ends[-1])
+    assert statistics.samples == items * 2 // 5
+    assert statistics.updates + statistics.stale == statistics.samples
+    held = replay.state_dict()["generations"] > 0
+    bits = np.frexp(leaves[held].astype(np.float64))[1]
+    assert statistics.histogram == tuple(np.bincount(bits, minlength=29).tolist())
+    # Inner nodes are sums too: each target finds its leaf.
+    positive = np.flatnonzero(leaves)
+    assert np.array_equal(replay._tree.find(ends[positive] - np.uint64(1)), positive)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"replacement": False}, {"mode": "top_k"}], ids=["default", "without", "top_k"]
+)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_total_is_exact_after_many_mixed_operations(threads, options):
+    total_stays_exact(threads, 1_000_000 if not options else 200_000, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_total_is_exact_after_very_many_mixed_operations(threads):
+    total_stays_exact(threads, 10_000_000)
+
+
+def test_the_reference_draws_as_the_kernel_does():
+    leaves = leaves_of("28 bits", 3000)
+    for options in ({"stratified": False}, {"replacement": False}, {"max_times_sampled": 3}):
+        native = with_leaves(leaves, seed=4, **options)
+        reference = ReferenceReplayManager(3000, alpha=1.0, seed=4, **options)
+        reference.insert(np.arange(3000), (leaves * 2.0**-20).astype(np.float32))
+        for batch in (1, 2, 255, 1000):
+            for mine, theirs in zip(native.sample(batch), reference.sample(batch), strict=True):
+                assert np.array_equal(mine, theirs)
