@@ -16,6 +16,7 @@ from composer.matrix import AssignmentMatrix
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform
 from composer.profiling import Problem, Profiler
+from pearl.actors.actor import check_messages_fit
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.algorithms.trainer import check_trainer_class, make_trainer
@@ -272,6 +273,7 @@ class Composer:
         train = TrainSpec(**{**schedule, **self._training})
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         check_batch_fits(self._replay, train)
+        check_messages_fit(self._replay, self._actors, train)
         check_fits(self._replay.capacity, transition.nbytes, free_memory())
         self._networks = extract_networks(trainer, observation_space.shape)
         return Problem(

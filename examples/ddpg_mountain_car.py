@@ -8,7 +8,7 @@ from pathlib import Path
 from pearl import Composer
 from pearl.actors.exploration import OrnsteinUhlenbeck
 from pearl.algorithms import DDPG
-from pearl.runtime import run_generated
+from pearl.runtime import run_generated, run_program
 
 ENV = "MountainCarContinuous-v0"
 FOLDER = Path("runs") / f"ddpg-{ENV}"
@@ -43,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

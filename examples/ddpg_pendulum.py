@@ -8,7 +8,7 @@ from pathlib import Path
 from pearl import Composer
 from pearl.actors.exploration import GaussianNoise
 from pearl.algorithms import DDPG
-from pearl.runtime import run_generated
+from pearl.runtime import run_generated, run_program
 
 ENV = "Pendulum-v1"
 FOLDER = Path("runs") / f"ddpg-{ENV}"
@@ -42,4 +42,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pearl import Composer
 from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
-from pearl.runtime import run_generated
+from pearl.runtime import run_generated, run_program
 
 ENV = "CartPole-v1"
 FOLDER = Path("runs") / f"dqn-{ENV}"
@@ -47,4 +47,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -262,7 +262,11 @@ class TrainSpec:
                 isinstance(value, int) and not isinstance(value, bool) and value >= least,
                 f"{name} must be a whole number of at least {least}; found {value!r}.",
             )
-        _require(self.replay_ratio > 0, f"replay_ratio must be above 0 (or inf); found {self.replay_ratio!r}.")
+        number = isinstance(self.replay_ratio, (int, float)) and not isinstance(self.replay_ratio, bool)
+        _require(
+            number and (0 < self.replay_ratio <= 1e6 or self.replay_ratio == math.inf),
+            f"replay_ratio must be a number above 0, at most 1e6, or inf; found {self.replay_ratio!r}.",
+        )
         _require(0.0 <= self.gamma <= 1.0, f"gamma must lie in [0, 1]; found {self.gamma!r}.")
 
 

@@ -13,7 +13,9 @@ import trainers
 from programs import CONNECTION_HEADER, DEVICE_HEADER, ONE_CPU, described, write_csv_pair
 
 from composer import Composer
-from pearl.actors.exploration import GaussianNoise
+from pearl.actors.actor import Actor, ActorSetup, check_messages_fit
+from pearl.actors.environment import make_vector_env
+from pearl.actors.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck
 from pearl.algorithms import DDPG, DQN
 from pearl.errors import (
     CapacityError,
@@ -25,6 +27,8 @@ from pearl.errors import (
     PlacementError,
     TrainerError,
 )
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
 
@@ -344,3 +348,48 @@ def test_setting_that_cannot_be_written(files: tuple[Path, Path], tmp_path: Path
     message = message_of(GenerationError, lambda: composer.runtime_gen(path=tmp_path / "program.py"))
     assert_says(message, "array([16])", "ndarray", "plain values")
     assert not (tmp_path / "program.py").exists()
+
+
+def test_an_environment_named_without_its_version() -> None:
+    with pytest.raises(EnvError, match=r"named without its version\. Did you mean 'CartPole-v1'\?"):
+        make_vector_env(ActorSpec("CartPole"), 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (lambda: EpsilonGreedy(start=2.0), r"start and end must lie in \[0, 1\]; found EpsilonGreedy\(start=2.0"),
+        (lambda: EpsilonGreedy(steps=-5), "steps must be at least 0"),
+        (lambda: GaussianNoise(sigma=-1.0), "sigma and random_steps must be at least 0"),
+        (lambda: OrnsteinUhlenbeck(theta=3.0), r"theta \* dt in \[0, 1\]"),
+    ],
+)
+def test_exploration_that_cannot_be(setting: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        setting()
+
+
+def test_a_replay_that_cannot_take_one_message_is_refused_before_profiling() -> None:
+    with pytest.raises(ConfigurationError, match="cannot take a message of 500 transitions from 100 environments"):
+        check_messages_fit(ReplaySpec(500), ActorSpec("CartPole-v1", envs_per_actor=100), TrainSpec())
+
+
+@pytest.mark.parametrize("what", ["reward", "observation"])
+def test_an_environment_that_returns_nan_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ActorSpec("Counting-v0", envs_per_actor=2)
+    setup = ActorSetup(trainers.TinyDQN, {}, spec, TrainSpec(), seed=0)
+    actor = Actor(setup)
+    step = actor.envs.step
+
+    def broken(actions: np.ndarray) -> tuple[Any, ...]:
+        obs, reward, *rest = step(actions)
+        (reward if what == "reward" else obs)[1] = np.nan
+        return (obs, reward, *rest)
+
+    monkeypatch.setattr(actor.envs, "step", broken)
+    transition = TransitionSpec.from_spaces(actor.envs.single_observation_space, actor.envs.single_action_space)
+    message = DataCollectionQueue(transition, setup.message_rows(), 1).reserve()
+    assert message is not None
+    with pytest.raises(EnvError, match=rf"Counting-v0 returned a {what} that is NaN or infinite, in environment 1"):
+        actor.collect(message)
+    actor.close()

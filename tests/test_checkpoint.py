@@ -402,7 +402,7 @@ def test_any_flipped_bit_is_found(saved: Path, name: str, where: float, bit: int
 def test_the_other_checkpoint_is_offered(tmp_path: Path) -> None:
     older, newest = save_checkpoint(tmp_path, state_at(1)), save_checkpoint(tmp_path, state_at(2))
     os.truncate(newest / FILES[1], 10)
-    refused(tmp_path, f"Resume from {older} instead")
+    refused(tmp_path, f"--resume goes on from {older}")
     assert load_checkpoint(older).step == 1
 
 

@@ -16,8 +16,11 @@ from pearl.actors.environment import autoreset_mode, make_vector_env
 from pearl.actors.exploration import make_explorer
 from pearl.actors.n_step import NStepWindow
 from pearl.algorithms.trainer import TrainerLike, make_trainer, set_evaluation_mode
+from pearl.errors import ConfigurationError, EnvError
 from pearl.learner.torch_learner import load_policy_weights
-from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+STEPS_PER_MESSAGE = 4  # vector steps: few enough for fresh weights, enough that messages cost little
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,26 @@ class ActorSetup:
     index: int = 0
     env_steps: int = 0
     restarts: int = 0
-    steps_per_message: int = 4
+    steps_per_message: int = STEPS_PER_MESSAGE
 
     def message_rows(self) -> int:
-        """Rows of one DCQ message: `steps_per_message` vector steps, and room for episode ends."""
-        return self.spec.envs_per_actor * (self.steps_per_message + self.train.n_step)
+        """Rows of one DCQ message."""
+        return message_rows(self.spec, self.train, self.steps_per_message)
+
+
+def message_rows(actors: ActorSpec, train: TrainSpec, steps: int = STEPS_PER_MESSAGE) -> int:
+    """Rows of one DCQ message: `steps` vector steps, and room for episode ends."""
+    return actors.envs_per_actor * (steps + train.n_step)
+
+
+def check_messages_fit(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> None:
+    """Raise ConfigurationError if the replay cannot take one message of an actor."""
+    rows = message_rows(actors, train)
+    if rows >= replay.capacity:
+        raise ConfigurationError(
+            f"A replay of {replay.capacity} slots cannot take a message of {rows} transitions from "
+            f"{actors.envs_per_actor} environments: raise its size or lower envs_per_actor."
+        )
 
 
 @dataclass
@@ -106,6 +124,10 @@ class Actor:
         next_obs, reward, terminated, truncated, info = self.envs.step(
             action + self._first_action if self._first_action else action
         )
+        if not np.isfinite(reward).all():
+            raise EnvError(self._not_finite("reward", reward))
+        if self._obs_dtype != np.uint8 and not np.isfinite(next_obs).all():
+            raise EnvError(self._not_finite("observation", next_obs))
         done = terminated | truncated
         # A step after an episode's end is, under next-step autoreset, the reset itself: no transition.
         real = ~self._ended if not self._same_step else np.ones(self._count, bool)
@@ -132,6 +154,14 @@ class Actor:
         stepped = int(real.sum())
         self.env_steps += stepped * self.setup.spec.count
         return row, episodes, stepped
+
+    def _not_finite(self, what: str, values: np.ndarray) -> str:
+        wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
+        return (
+            f"{self.setup.spec.env} returned a {what} that is NaN or infinite, in environment {wrong[0]} of actor "
+            f"{self.setup.index}: {values[wrong[0]]}. Training on it would destroy the weights; mend the environment, "
+            "or clip what it returns with a gymnasium wrapper."
+        )
 
     def close(self) -> None:
         """Close the environments."""

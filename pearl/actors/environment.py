@@ -17,11 +17,23 @@ def _check_name(env: str) -> None:
         gym.envs.registration.parse_env_id(env)
     except gym.error.Error as error:
         raise EnvError(f"{env!r} is not the name of an environment, such as 'CartPole-v1': {error}") from error
+    if ":" not in env:
+        _check_version(env)
     if ":" in env:
         raise EnvError(
             f"{env!r} names a module to import. Import the module that registers the environment in your own program "
             "(or next to your trainer class), and give the bare name."
         )
+
+
+def _check_version(env: str) -> None:
+    """Gymnasium resolves a name without a version, with a warning, here and not there: one must be said."""
+    namespace, name, version = gym.envs.registration.parse_env_id(env)
+    if version is not None or env in gym.registry:
+        return
+    newest = gym.envs.registration.find_highest_version(namespace, name)
+    hint = f" Did you mean '{env}-v{newest}'?" if newest is not None else ""
+    raise EnvError(f"Environment {env!r} is named without its version.{hint}")
 
 
 def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.VectorEnv[Any, Any, Any]:

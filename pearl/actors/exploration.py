@@ -11,6 +11,11 @@ from gymnasium import spaces
 from pearl.errors import ConfigurationError
 
 
+def _require(condition: bool, setting: object, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{type(setting).__name__}: {message}; found {setting}.")
+
+
 @dataclass(frozen=True)
 class EpsilonGreedy:
     """Random discrete actions; their probability falls linearly from `start` to `end` in `steps` environment steps."""
@@ -18,6 +23,10 @@ class EpsilonGreedy:
     start: float = 1.0
     end: float = 0.05
     steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.end <= 1 and 0 <= self.start <= 1, self, "start and end must lie in [0, 1]")
+        _require(self.steps >= 0, self, "steps must be at least 0")
 
     def epsilon(self, env_steps: int) -> float:
         """Probability of a random action after `env_steps` steps of all environments together."""
@@ -32,6 +41,9 @@ class GaussianNoise:
     sigma: float = 0.1
     random_steps: int = 1000
 
+    def __post_init__(self) -> None:
+        _require(self.sigma >= 0 and self.random_steps >= 0, self, "sigma and random_steps must be at least 0")
+
 
 @dataclass(frozen=True)
 class OrnsteinUhlenbeck:
@@ -44,6 +56,10 @@ class OrnsteinUhlenbeck:
     theta: float = 0.15
     dt: float = 1.0
     random_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.sigma >= 0 and self.random_steps >= 0, self, "sigma and random_steps must be at least 0")
+        _require(self.dt > 0 and 0 <= self.theta * self.dt <= 1, self, "dt must be above 0, theta * dt in [0, 1]")
 
 
 Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck"

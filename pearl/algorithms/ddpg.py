@@ -122,7 +122,7 @@ class DDPG(Trainer):
         if not box.is_bounded("both"):
             raise EnvError(
                 f"{type(self).__name__} needs bounded actions; the environment has {box}. "
-                "Wrap it with gymnasium.wrappers.RescaleAction or ClipAction."
+                "Give its action space finite bounds, for example with a gymnasium.ActionWrapper that states them."
             )
         if not isinstance(self.observation_space, spaces.Box):
             raise EnvError(

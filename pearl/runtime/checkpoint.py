@@ -293,7 +293,11 @@ def _damage_named(folder: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         others = [str(p) for p in _folders(folder.parent) if p != folder]
-        advice = f"Resume from {others[-1]} instead." if others else "No other checkpoint lies beside it: start afresh."
+        advice = (
+            f"Move it away, and --resume goes on from {others[-1]}."
+            if others
+            else "No other checkpoint lies beside it: start afresh."
+        )
         raise CheckpointError(f"Checkpoint {folder} cannot be loaded: {error} {advice}") from error
 
 

@@ -93,6 +93,7 @@ def save_weights(trainer: TrainerLike, path: Path) -> None:
         for name, tensor in tensors.items()
     }
     save_file(flat, path)
+    path.chmod(0o644)  # safetensors leaves it to its owner alone
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:

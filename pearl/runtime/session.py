@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pearl.actors.actor import ActorSetup
+from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import TrainerLike, make_trainer
@@ -55,6 +55,7 @@ _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough
 _LOG_INTERVAL_S = 1.0
 _WAIT_S = 0.05
 _SAME_INTERRUPT_S = 1.0
+_SILENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,8 @@ class Session:
         self.transition = TransitionSpec.from_spaces(self.observation_space, self.action_space)
         _make_writable(options.run_dir, options.checkpoint_dir)
         self.bell = Bell()
-        self.message_rows = self._actor_setup(0).message_rows()
-        if self.message_rows >= replay.capacity:
-            raise ConfigurationError(
-                f"A replay of {replay.capacity} slots cannot take a message of {self.message_rows} transitions from "
-                f"{actors.envs_per_actor} environments: raise its size or lower envs_per_actor."
-            )
+        check_messages_fit(replay, actors, train)
+        self.message_rows = message_rows(actors, train)
         self.insertion_rows = min(_INSERTION_ROWS, replay.capacity - self.message_rows)
         self.counters = Counters()
         self.exit_code = 0
@@ -105,6 +102,7 @@ class Session:
         self._failure: PearlError | None = None
         self._interrupted_at: float | None = None
         self._interruption_told = False
+        self._heard_at: float | None = None  # when the actors last sent something, or were not asked to
         self._workers: list[Worker] = []
         self._inline: list[InlineActor] = []
         self._group: ActorGroup | None = None
@@ -240,6 +238,7 @@ class Session:
 
     def _interrupted(self) -> bool:
         """Tell whether a signal asked the run to stop, and say so to the user, once."""
+        self._show()  # evaluations ask at every step: the display goes on meanwhile
         if self._interrupted_at is None:
             return False
         name = signal.Signals(self.exit_code - 128).name
@@ -264,7 +263,7 @@ class Session:
             worker.check()
         self._interrupted()
         self._check_actors()
-        self._show()
+        self._warn_of_silence()
         if self.options.bench:
             if self._rate.total_s >= self.options.bench_seconds:
                 self._stop("measured")
@@ -288,6 +287,16 @@ class Session:
         except ActorError as error:
             self._failure = error
             self._stop("actors failed")
+
+    def _warn_of_silence(self) -> None:
+        now = time.monotonic()
+        if self._heard_at is None or self._stop_reason or not self._ratio.collection_allowed():
+            self._heard_at = now
+        elif now - self._heard_at > _SILENCE_S:
+            self._heard_at = now
+            logger.warning(
+                "The actors have sent nothing for %.0f s: an environment may hang. Ctrl-C saves and stops.", _SILENCE_S
+            )
 
     def _due(self) -> list[Callable[[], None]]:
         due: list[Callable[[], None]] = []
@@ -378,6 +387,7 @@ class Session:
         counters.env_steps += steps
         counters.collected += rows
         self._buffered += rows
+        self._heard_at = time.monotonic()
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             counters.episodes += 1
             counters.returns.append(float(ret))
