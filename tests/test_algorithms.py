@@ -445,7 +445,7 @@ def test_dqn_on_pendulum_and_ddpg_on_cartpole() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "observations", "actions", "message"),
     [
-        (DDPG, OBS, spaces.Box(-np.inf, 1.0, (2,), np.float32), "needs bounded actions.*RescaleAction or ClipAction"),
+        (DDPG, OBS, spaces.Box(-np.inf, 1.0, (2,), np.float32), "needs bounded actions.*finite bounds"),
         (DQN, spaces.Discrete(5), DISCRETE, r"needs Box observations; the environment has Discrete\(5\).*Flatten"),
         (DDPG, spaces.Dict({"a": OBS}), BOX, "needs Box observations; the environment has Dict.*FlattenObservation"),
         (DQN, OBS, spaces.MultiDiscrete([2, 2]), r"needs a Discrete action space; the environment has MultiDiscrete"),
