@@ -1,0 +1,78 @@
+// What the bindings share: checks of arrays from Python, structures on a caller's buffer, waits that Ctrl-C ends.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "pearl/errors.hpp"
+#include "pearl/futex.hpp"
+
+namespace py = pybind11;
+
+namespace bindings {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+using Released = py::gil_scoped_release;
+
+inline std::size_t rows(const py::array& array, const char* name, py::ssize_t expected = -1) {
+  if (array.ndim() != 1 || (expected >= 0 && array.size() != expected))
+    throw pearl::ReplayError(std::string(name) + " must be a vector" +
+                             (expected >= 0 ? " of " + std::to_string(expected) + " items" : std::string()) +
+                             "; found " + std::to_string(array.size()) + " items in " +
+                             std::to_string(array.ndim()) + " dimensions.");
+  return static_cast<std::size_t>(array.size());
+}
+
+inline std::size_t batch_rows(py::ssize_t count) {
+  if (count < 1) throw pearl::ReplayError("batch_size must be at least 1; found " + std::to_string(count) + ".");
+  return static_cast<std::size_t>(count);
+}
+
+// The data of an optional array of `count` items; null for None.
+template <class T>
+const T* data_or_null(const std::optional<Array<T>>& array, const char* name, std::size_t count) {
+  if (!array) return nullptr;
+  rows(*array, name, static_cast<py::ssize_t>(count));
+  return array->data();
+}
+
+// A structure on a caller's buffer, which stays exported (an mmap refuses to close) while the structure lives.
+template <class T>
+struct OnBuffer : T {
+  template <class... Args>
+  explicit OnBuffer(py::buffer_info held, Args... args)
+      : T(held.ptr, static_cast<std::size_t>(held.size * held.itemsize), args...), view(std::move(held)) {}
+  py::buffer_info view;
+};
+
+// Runs `wait(timeout_s)` without Python's lock in slices, so that Ctrl-C is seen; `done` tells its success.
+template <class Wait, class Done>
+auto interruptible(double timeout_s, Wait wait, Done done) {
+  constexpr double kSlice = 0.1;
+  if (!(timeout_s > 0.0)) return wait(0.0);
+  const pearl::Deadline deadline(timeout_s);
+  for (;;) {
+    const double left = deadline.left();
+    auto result = [&] {
+      const Released released;
+      return wait(std::clamp(left, 0.0, kSlice));
+    }();
+    if (done(result) || left <= 0.0) return result;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+inline constexpr auto is_true = [](bool result) { return result; };
+inline constexpr auto is_slot = [](std::int64_t result) { return result >= 0; };
+
+}  // namespace bindings

@@ -1,0 +1,322 @@
+// Python bindings of the Replay Manager: the sum tree, and the thread that serves it.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "pearl/doorbell.hpp"
+#include "pearl/replay_autorun.hpp"
+#include "pearl/sum_tree_replay.hpp"
+
+namespace {
+
+using namespace bindings;
+
+py::dict state_dict(const pearl::ReplayState& state) {
+  py::dict out;
+  out["alpha"] = state.alpha;
+  out["seed"] = state.seed;
+  out["call"] = state.call;
+  out["scale"] = state.scale;
+  out["max_priority"] = static_cast<double>(state.max_priority);
+  out["inserts"] = state.counters.inserts;
+  out["updates"] = state.counters.updates;
+  out["samples"] = state.counters.samples;
+  out["stale"] = state.counters.stale;
+  out["saturated"] = state.counters.saturated;
+  out["rescales"] = state.counters.rescales;
+  out["exhausted"] = state.counters.exhausted;
+  out["filled"] = state.filled;
+  out["total"] = state.total;
+  return out;
+}
+
+pearl::ReplayState state_of(const py::dict& in) {
+  pearl::ReplayState state;
+  state.alpha = in["alpha"].cast<double>();
+  state.seed = in["seed"].cast<std::uint64_t>();
+  state.call = in["call"].cast<std::uint64_t>();
+  state.scale = in["scale"].cast<std::int64_t>();
+  state.max_priority = in["max_priority"].cast<float>();
+  state.counters.inserts = in["inserts"].cast<std::uint64_t>();
+  state.counters.updates = in["updates"].cast<std::uint64_t>();
+  state.counters.samples = in["samples"].cast<std::uint64_t>();
+  state.counters.stale = in["stale"].cast<std::uint64_t>();
+  state.counters.saturated = in["saturated"].cast<std::uint64_t>();
+  state.counters.rescales = in["rescales"].cast<std::uint64_t>();
+  state.counters.exhausted = in["exhausted"].cast<std::uint64_t>();
+  return state;
+}
+
+// Named as the fields of pearl.replay.ReplayStatistics.
+py::dict statistics_dict(const pearl::ReplayStatistics& statistics, bool has_priorities) {
+  py::dict out = state_dict(statistics.state);
+  for (const char* name : {"alpha", "seed", "call"}) out.attr("pop")(name);
+  out["histogram"] = has_priorities ? py::tuple(py::cast(statistics.histogram)) : py::tuple();
+  out["samples_per_item"] = statistics.samples_per_item;
+  out["age_mean"] = statistics.age_mean;
+  out["age_max"] = statistics.age_max;
+  out["effective_sample_size"] = statistics.effective_sample_size;
+  return out;
+}
+
+pearl::Selection selection_of(const std::string& mode) {
+  using pearl::Selection;
+  if (mode == "prioritized") return Selection::kPrioritized;
+  if (mode == "uniform") return Selection::kUniform;
+  if (mode == "fifo") return Selection::kFifo;
+  if (mode == "lifo") return Selection::kLifo;
+  if (mode == "top_k") return Selection::kTopK;
+  throw pearl::ReplayError("Unknown replay mode '" + mode + "'.");
+}
+
+void bind_sum_tree(py::module_& m) {
+  using Tree = pearl::SumTreeReplay;
+  py::class_<Tree> cls(m, "SumTree");
+  cls.attr("INITIAL_MAX") = pearl::kInitialMax;
+  cls.attr("INITIAL_MEAN") = pearl::kInitialMean;
+  cls
+      .def(py::init([](std::int64_t capacity, unsigned fanout, const std::string& mode, double alpha,
+                       std::uint64_t seed, bool stratified, bool replacement, std::uint32_t max_times_sampled,
+                       float initial_priority) {
+             return std::make_unique<Tree>(capacity, fanout, alpha, seed,
+                                           pearl::ReplayOptions{selection_of(mode), stratified, replacement,
+                                                                max_times_sampled, initial_priority});
+           }),
+           py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"), py::arg("seed"),
+           py::arg("stratified") = true, py::arg("replacement") = true, py::arg("max_times_sampled") = 0,
+           py::arg("initial_priority") = pearl::kInitialMax)
+      .def(
+          "insert",
+          [](Tree& tree, const Array<std::int64_t>& indices, const std::optional<Array<float>>& priorities) {
+            const std::size_t count = rows(indices, "indices");
+            const float* values = data_or_null(priorities, "priorities", count);
+            const std::int64_t* slots = indices.data();
+            const Released released;
+            tree.insert(slots, values, count);
+          },
+          py::arg("indices").noconvert(), py::arg("priorities").noconvert())
+      .def(
+          "sample",
+          [](Tree& tree, py::ssize_t count, double beta) {
+            const std::size_t batch = batch_rows(count);
+            Array<std::int64_t> indices(count);
+            Array<float> weights(count);
+            Array<std::uint32_t> generations(count);
+            std::int64_t* slots = indices.mutable_data();
+            float* values = weights.mutable_data();
+            std::uint32_t* versions = generations.mutable_data();
+            {
+              const Released released;
+              tree.sample(batch, beta, slots, values, versions);
+            }
+            return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
+          },
+          py::arg("batch_size"), py::arg("beta"))
+      .def(
+          "sample_indices",
+          [](Tree& tree, py::ssize_t count) {
+            const std::size_t batch = batch_rows(count);
+            Array<std::int64_t> indices(count);
+            std::int64_t* slots = indices.mutable_data();
+            {
+              const Released released;
+              tree.sample(batch, 0.0, slots, nullptr, nullptr);
+            }
+            return indices;
+          },
+          py::arg("batch_size"))
+      .def(
+          "sample_into",
+          [](Tree& tree, double beta, Array<std::int64_t>& indices, Array<float>& weights,
+             Array<std::uint32_t>& generations) {
+            const std::size_t batch = batch_rows(static_cast<py::ssize_t>(rows(indices, "indices")));
+            rows(weights, "weights", indices.size());
+            rows(generations, "generations", indices.size());
+            std::int64_t* slots = indices.mutable_data();
+            float* values = weights.mutable_data();
+            std::uint32_t* versions = generations.mutable_data();
+            const Released released;
+            tree.sample(batch, beta, slots, values, versions);
+          },
+          py::arg("beta"), py::arg("indices").noconvert(), py::arg("weights").noconvert(),
+          py::arg("generations").noconvert())
+      .def(
+          "update",
+          [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
+             const std::optional<Array<std::uint32_t>>& generations) {
+            const std::size_t count = rows(indices, "indices");
+            rows(priorities, "priorities", indices.size());
+            const std::uint32_t* versions = data_or_null(generations, "generations", count);
+            const std::int64_t* slots = indices.data();
+            const float* values = priorities.data();
+            const Released released;
+            return tree.update(slots, values, versions, count);
+          },
+          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
+      .def(
+          "retrieve",
+          [](const Tree& tree, const Array<std::int64_t>& indices) {
+            const std::size_t count = rows(indices, "indices");
+            Array<float> priorities(indices.size());
+            float* values = priorities.mutable_data();
+            const std::int64_t* slots = indices.data();
+            {
+              const Released released;
+              tree.retrieve(slots, values, count);
+            }
+            return priorities;
+          },
+          py::arg("indices").noconvert())
+      .def("set_alpha", &Tree::set_alpha, py::arg("alpha"), py::call_guard<Released>())
+      .def_property_readonly("filled", [](const Tree& tree) { return tree.state().filled; })
+      .def_property_readonly("total", [](const Tree& tree) { return tree.state().total; })
+      .def_property_readonly("alpha", [](const Tree& tree) { return tree.state().alpha; })
+      .def_property_readonly("max_priority", [](const Tree& tree) { return tree.state().max_priority; })
+      .def("statistics", [](const Tree& tree) { return statistics_dict(tree.statistics(), tree.prioritized()); })
+      .def(
+          "find",
+          [](Tree& tree, const Array<std::uint64_t>& targets) {
+            const std::size_t count = rows(targets, "targets");
+            Array<std::int64_t> indices(targets.size());
+            std::int64_t* slots = indices.mutable_data();
+            const std::uint64_t* at = targets.data();
+            {
+              const Released released;
+              tree.find(at, slots, count);
+            }
+            return indices;
+          },
+          py::arg("targets").noconvert())
+      .def("save",
+           [](const Tree& tree) {
+             const auto capacity = static_cast<py::ssize_t>(tree.capacity());
+             const py::ssize_t leaves = tree.prioritized() ? capacity : 0;
+             Array<float> priorities(leaves);
+             Array<std::uint32_t> generations(capacity);
+             Array<std::uint32_t> values(leaves);
+             Array<std::uint32_t> born(capacity);
+             Array<std::uint32_t> times(capacity);
+             std::vector<std::int64_t> order;
+             pearl::ReplayState state;
+             {
+               float* raw = leaves ? priorities.mutable_data() : nullptr;
+               std::uint32_t* versions = generations.mutable_data();
+               std::uint32_t* quantised = leaves ? values.mutable_data() : nullptr;
+               std::uint32_t* births = born.mutable_data();
+               std::uint32_t* samples = times.mutable_data();
+               const Released released;
+               state = tree.save(raw, versions, quantised, births, samples, &order);
+             }
+             py::dict out = state_dict(state);
+             out["priorities"] = std::move(priorities);
+             out["generations"] = std::move(generations);
+             out["leaves"] = std::move(values);
+             out["born"] = std::move(born);
+             out["times_sampled"] = std::move(times);
+             out["order"] = Array<std::int64_t>(static_cast<py::ssize_t>(order.size()), order.data());
+             return out;
+           })
+      .def(
+          "load",
+          [](Tree& tree, const py::dict& in) {
+            const auto capacity = static_cast<py::ssize_t>(tree.capacity());
+            const py::ssize_t leaves = tree.prioritized() ? capacity : 0;
+            const auto priorities = in["priorities"].cast<Array<float>>();
+            const auto generations = in["generations"].cast<Array<std::uint32_t>>();
+            const auto values = in["leaves"].cast<Array<std::uint32_t>>();
+            rows(priorities, "priorities", leaves);
+            rows(generations, "generations", capacity);
+            rows(values, "leaves", leaves);
+            const auto born = in["born"].cast<Array<std::uint32_t>>();
+            const auto times = in["times_sampled"].cast<Array<std::uint32_t>>();
+            const auto order = in["order"].cast<Array<std::int64_t>>();
+            rows(born, "born", capacity);
+            rows(times, "times_sampled", capacity);
+            const std::size_t order_count = rows(order, "order");
+            const std::uint32_t* births = born.data();
+            const std::uint32_t* samples = times.data();
+            const std::int64_t* oldest_first = order.data();
+            const pearl::ReplayState state = state_of(in);
+            const float* raw = priorities.data();
+            const std::uint32_t* versions = generations.data();
+            const std::uint32_t* quantised = values.data();
+            const Released released;
+            tree.load(state, raw, versions, quantised, births, samples, oldest_first, order_count);
+          },
+          py::arg("state"))
+      .def("close", &Tree::close, py::call_guard<Released>());
+}
+
+void bind_autorun(py::module_& m) {
+  using Autorun = pearl::ReplayAutorun;
+  py::class_<Autorun>(m, "ReplayAutorun")
+      .def(py::init<pearl::SumTreeReplay&, std::size_t, std::size_t>(), py::arg("sum_tree"), py::arg("max_batch"),
+           py::arg("depth") = 8, py::keep_alive<1, 2>())
+      .def(
+          "write_sample",
+          [](Autorun& autorun, py::ssize_t count, double beta, double timeout_s) {
+            const std::size_t batch = batch_rows(count);
+            return interruptible(timeout_s, [&](double slice) { return autorun.write_sample(batch, beta, slice); },
+                                 is_true);
+          },
+          py::arg("batch_size"), py::arg("beta"), py::arg("timeout_s") = 0.0)
+      .def(
+          "write_update",
+          [](Autorun& autorun, const Array<std::int64_t>& indices, const Array<float>& priorities,
+             const std::optional<Array<std::uint32_t>>& generations, double timeout_s) {
+            const std::size_t count = rows(indices, "indices");
+            rows(priorities, "priorities", indices.size());
+            const std::uint32_t* versions = data_or_null(generations, "generations", count);
+            const std::int64_t* slots = indices.data();
+            const float* values = priorities.data();
+            return interruptible(
+                timeout_s,
+                [&](double slice) { return autorun.write_update(slots, values, versions, count, slice); }, is_true);
+          },
+          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert(),
+          py::arg("timeout_s") = 0.0)
+      .def(
+          "write_insert",
+          [](Autorun& autorun, const Array<std::int64_t>& indices, const std::optional<Array<float>>& priorities,
+             double timeout_s) {
+            const std::size_t count = rows(indices, "indices");
+            const float* values = data_or_null(priorities, "priorities", count);
+            const std::int64_t* slots = indices.data();
+            return interruptible(
+                timeout_s, [&](double slice) { return autorun.write_insert(slots, values, count, slice); }, is_true);
+          },
+          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("timeout_s") = 0.0)
+      .def("poll",
+           [](Autorun& autorun) -> std::optional<py::tuple> {
+             const auto count = static_cast<py::ssize_t>(autorun.response_size());
+             if (count == 0) return std::nullopt;
+             Array<std::int64_t> indices(count);
+             Array<float> weights(count);
+             Array<std::uint32_t> generations(count);
+             autorun.take_response(indices.mutable_data(), weights.mutable_data(), generations.mutable_data());
+             return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
+           })
+      .def("pending", &Autorun::pending)
+      .def(
+          "drain",
+          [](Autorun& autorun, double timeout_s) {
+            return interruptible(timeout_s, [&](double slice) { return autorun.drain(slice); }, is_true);
+          },
+          py::arg("timeout_s"))
+      .def("stop", &Autorun::stop, py::call_guard<Released>())
+      .def(
+          "attach_bell", [](Autorun& autorun, OnBuffer<pearl::Doorbell>& bell) { autorun.attach_bell(&bell); },
+          py::arg("bell"), py::keep_alive<1, 2>());
+}
+
+}  // namespace
+
+void bind_replay(py::module_& m) {
+  bind_sum_tree(m);
+  bind_autorun(m);
+}
