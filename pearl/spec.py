@@ -186,8 +186,8 @@ class ReplaySpec:
             _require(isinstance(value, bool), f"{name} must be True or False; found {value!r}.")
         limit = self.max_times_sampled
         _require(
-            isinstance(limit, int) and not isinstance(limit, bool) and 0 <= limit < 2**26,
-            f"max_times_sampled must be a whole number in [0, 2**26), 0 for no limit; found {limit!r}.",
+            isinstance(limit, int) and not isinstance(limit, bool) and 0 <= limit < 2**16,
+            f"max_times_sampled must be a whole number in [0, 2**16), 0 for no limit; found {limit!r}.",
         )
         initial = self.initial_priority
         number = isinstance(initial, int | float) and not isinstance(initial, bool) and 0 < initial < math.inf

@@ -72,6 +72,7 @@ def test_native_equals_reference_bit_for_bit(data):
     mode = data.draw(st.sampled_from(["prioritized", "prioritized", "uniform", "fifo", "lifo", "top_k"]), label="mode")
     seed = data.draw(st.integers(0, 2**64 - 1), label="seed")
     alpha = data.draw(st.floats(0, 4), label="alpha")
+    inserting = data.draw(st.sampled_from(["ring", "insert"]), label="inserting")
     options = {"fanout": fanout, "mode": mode, "alpha": alpha, "seed": seed}
     options["stratified"] = data.draw(st.booleans(), label="stratified")
     options["replacement"] = data.draw(st.sampled_from([True, True, False]), label="replacement")
@@ -81,9 +82,19 @@ def test_native_equals_reference_bit_for_bit(data):
     native, reference = NativeReplayManager(capacity, **options), ReferenceReplayManager(capacity, **options)
     written: set[int] = set()
     last: Sample | None = None
+    cursor = 0
     for _ in range(data.draw(st.integers(1, 12), label="operations")):
-        operation = data.draw(st.sampled_from(["insert", "insert", "sample", "update", "alpha", "reload"]))
-        if operation == "insert":
+        operation = data.draw(st.sampled_from([inserting, inserting, "sample", "update", "alpha", "reload"]))
+        if operation == "ring":
+            count = data.draw(st.integers(1, min(capacity, 200)))
+            slots = ((cursor + np.arange(count)) % capacity).tolist()
+            cursor = (cursor + count) % capacity
+            bits = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 0x7F800001, count, np.uint32)
+            values = data.draw(st.sampled_from([None, bits.view(np.float32), np.linspace(0, 9, count)]))
+            for replay in (native, reference):
+                replay.insert(slots, values)
+            written.update(slots)
+        elif operation == "insert":
             slots = data.draw(st.lists(st.integers(0, capacity - 1), max_size=40))
             values = data.draw(st.none() | st.lists(priorities_strategy, min_size=len(slots), max_size=len(slots)))
             for replay in (native, reference):
@@ -194,7 +205,7 @@ def test_of_duplicates_the_last_wins(manager):
     assert replay.retrieve([3])[0] == 0.25
     replay.insert([4, 4], [1.0, 0.5])
     assert replay.retrieve([4])[0] == 0.5
-    assert replay.state_dict()["generations"][4] == 3
+    assert replay.state_dict()["generations"][4] == 12  # the items inserted so far
     assert replay.state_dict()["leaves"][3] == 2**18
 
 
@@ -229,7 +240,7 @@ def test_the_order_in_a_batch_does_not_matter(manager):
     backward.insert(np.arange(4)[::-1], values[::-1])
     assert np.array_equal(forward.state_dict()["leaves"], backward.state_dict()["leaves"])
     assert forward.statistics() == backward.statistics()
-    assert_same(forward.sample(8), backward.sample(8))
+    assert_same(forward.sample(8)[:2], backward.sample(8)[:2])
 
 
 def test_infinity_saturates_and_is_counted(manager):
@@ -294,7 +305,7 @@ def test_wrong_arguments_say_what_was_expected(manager, call, message):
 def test_lossless_conversions_are_made(manager):
     replay = manager(10)
     replay.insert(np.arange(10, dtype=np.int32)[::2], np.arange(5))
-    assert replay.update(range(0, 4, 2), [1, 2.5], np.array([1, 1])) == 2
+    assert replay.update(range(0, 4, 2), [1, 2.5], np.array([1, 2])) == 2
     assert replay.retrieve(np.arange(10, dtype=np.uint8)[::2]).tolist() == [1.0, 2.5, 2.0, 3.0, 4.0]
     replay.insert([], [])
     assert replay.update([], []) == 0
@@ -310,7 +321,7 @@ def test_lossless_conversions_are_made(manager):
         (10, {"mode": "random"}, "mode must be one of prioritized, uniform, fifo, lifo, top_k; found 'random'"),
         (10, {"max_times_sampled": -1}, "max_times_sampled must be a whole number .*found -1"),
         (10, {"max_times_sampled": 1.5}, "max_times_sampled must be a whole number .*found 1.5"),
-        (10, {"max_times_sampled": 2**26}, "max_times_sampled must be a whole number"),
+        (10, {"max_times_sampled": 2**16}, "max_times_sampled must be a whole number"),
         (10, {"initial_priority": "most"}, "initial_priority must .*found 'most'"),
         (10, {"initial_priority": 0.0}, "initial_priority must .*found 0.0"),
         (10, {"initial_priority": float("nan")}, "initial_priority must .*found nan"),
@@ -365,7 +376,7 @@ def test_strided_and_reversed_arrays_are_read_as_they_look(manager):
     wide = np.arange(16, dtype=np.float32).reshape(8, 2)
     replay.insert(np.arange(8)[::-1], wide[:, 1])
     assert replay.retrieve(np.arange(8)[::2]).tolist() == [15.0, 11.0, 7.0, 3.0]
-    replay.update(np.arange(8)[::4], wide[::4, 0], np.ones(8, np.uint32)[::4])
+    replay.update(np.arange(8)[::4], wide[::4, 0], np.arange(8, 0, -1, dtype=np.uint32)[::4])
     assert replay.retrieve(np.arange(8)[::4]).tolist() == [0.0, 8.0]
 
 
@@ -396,29 +407,13 @@ def test_a_saved_state_goes_on_with_identical_samples(manager, mode):
             each.update(sample.indices, np.arange(20), sample.generations)
 
 
-def test_a_state_of_format_1_starts_its_counts_anew(manager):
-    replay, twin = filled(manager, 10, seed=3), filled(manager, 10, seed=3)
-    replay.sample(6)
-    twin.sample(6)
-    state = replay.state_dict()
-    for name in ("born", "times_sampled", "order", "exhausted", "max_times_sampled"):
-        del state[name]
-    replay.load_state_dict({**state, "format": 1})
-    assert replay.statistics().samples_per_item == 0.0
-    assert_same(replay.sample(6), twin.sample(6))
-    assert replay.statistics().age_max == 0
-    limited = manager(10, max_times_sampled=1)
-    limited.load_state_dict({**state, "format": 1})
-    assert len(set(limited.sample(10).indices.tolist())) == 10
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"order": np.arange(9)}, "order is damaged"),
         ({"order": np.zeros(10, np.int64)}, "order is damaged"),
         ({"order": np.zeros((2, 5), np.int64)}, "order must be int64 of shape"),
-        ({"times_sampled": np.eye(1, 11, dtype=np.uint32)[0]}, "times_sampled are damaged"),  # slot 0 was never written
+        ({"times_sampled": np.eye(1, 11, dtype=np.uint16)[0]}, "times_sampled are damaged"),  # slot 0 was never written
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(manager, change, message):
@@ -434,15 +429,15 @@ def test_an_order_that_does_not_fit_is_refused(manager, change, message):
     [
         ({"capacity": 7}, "capacity must be 10; found 7"),
         ({"mode": "uniform"}, "mode must be 'prioritized'; found 'uniform'"),
-        ({"format": 99}, "format must be 1 or 2; found 99"),
+        ({"format": 99}, "format must be 3; found 99"),
         ({"leaves": np.zeros(9, np.uint32)}, r"leaves must be uint32 of shape \(10,\)"),
         ({"leaves": np.full(10, 2**31, np.uint32)}, "leaves are damaged"),
         ({"generations": np.zeros(10, np.uint32)}, "leaves are damaged"),
         ({"priorities": np.full(10, np.nan, np.float32)}, "priorities are damaged"),
         ({"alpha": -1.0}, "alpha"),
         ({"max_times_sampled": 3}, "max_times_sampled must be 0; found 3"),
-        ({"times_sampled": np.full(10, 2**26, np.uint32)}, "times_sampled are damaged"),
-        ({"born": np.zeros(10, np.int64)}, r"born must be uint32 of shape \(10,\)"),
+        ({"times_sampled": np.zeros(10, np.uint32)}, r"times_sampled must be uint16 of shape \(10,\)"),
+        ({"generations": np.zeros(10, np.int64)}, r"generations must be uint32 of shape \(10,\)"),
         ({"order": np.zeros(1, np.int64)}, r"order must be int64 of shape \(0,\)"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"call": "x"}, "'x' where a number was expected"),

@@ -199,24 +199,21 @@ void bind_sum_tree(py::module_& m) {
              Array<float> priorities(leaves);
              Array<std::uint32_t> generations(capacity);
              Array<std::uint32_t> values(leaves);
-             Array<std::uint32_t> born(capacity);
-             Array<std::uint32_t> times(capacity);
+             Array<std::uint16_t> times(capacity);
              std::vector<std::int64_t> order;
              pearl::ReplayState state;
              {
                float* raw = leaves ? priorities.mutable_data() : nullptr;
                std::uint32_t* versions = generations.mutable_data();
                std::uint32_t* quantised = leaves ? values.mutable_data() : nullptr;
-               std::uint32_t* births = born.mutable_data();
-               std::uint32_t* samples = times.mutable_data();
+               std::uint16_t* samples = times.mutable_data();
                const Released released;
-               state = tree.save(raw, versions, quantised, births, samples, &order);
+               state = tree.save(raw, versions, quantised, samples, &order);
              }
              py::dict out = state_dict(state);
              out["priorities"] = std::move(priorities);
              out["generations"] = std::move(generations);
              out["leaves"] = std::move(values);
-             out["born"] = std::move(born);
              out["times_sampled"] = std::move(times);
              out["order"] = Array<std::int64_t>(static_cast<py::ssize_t>(order.size()), order.data());
              return out;
@@ -232,21 +229,18 @@ void bind_sum_tree(py::module_& m) {
             rows(priorities, "priorities", leaves);
             rows(generations, "generations", capacity);
             rows(values, "leaves", leaves);
-            const auto born = in["born"].cast<Array<std::uint32_t>>();
-            const auto times = in["times_sampled"].cast<Array<std::uint32_t>>();
+            const auto times = in["times_sampled"].cast<Array<std::uint16_t>>();
             const auto order = in["order"].cast<Array<std::int64_t>>();
-            rows(born, "born", capacity);
             rows(times, "times_sampled", capacity);
             const std::size_t order_count = rows(order, "order");
-            const std::uint32_t* births = born.data();
-            const std::uint32_t* samples = times.data();
+            const std::uint16_t* samples = times.data();
             const std::int64_t* oldest_first = order.data();
             const pearl::ReplayState state = state_of(in);
             const float* raw = priorities.data();
             const std::uint32_t* versions = generations.data();
             const std::uint32_t* quantised = values.data();
             const Released released;
-            tree.load(state, raw, versions, quantised, births, samples, oldest_first, order_count);
+            tree.load(state, raw, versions, quantised, samples, oldest_first, order_count);
           },
           py::arg("state"))
       .def("close", &Tree::close, py::call_guard<Released>());

@@ -57,8 +57,14 @@ inline unsigned pick_child(const T* siblings, std::uint64_t& target) {
   }
 }
 
+PriorityScan scan(const float* priorities, std::size_t count) { return scan_of(priorities, count); }
+
+bool all_below(const std::int64_t* indices, std::size_t count, std::size_t end) {
+  return all_below_of(indices, count, end);
+}
+
 template <unsigned K>
-void find(const TreeLevels& tree, const std::uint64_t* targets, std::size_t count, std::int64_t* indices,
+void find(const TreeLevels& tree, std::size_t level, std::uint64_t* rest, std::size_t count, std::int64_t* places,
           std::uint32_t* values) {
   PEARL_DESCEND(K, pick_child, pick_child)
 }
@@ -96,6 +102,8 @@ const ReplayKernels& plain_replay_kernels() {
       quantise_all,
       weights_of,
       targets_of,
+      scan,
+      all_below,
       {nullptr, find<2>, find<4>, find<8>, find<16>, find<32>, find<64>, find<128>, find<256>}};
   return kernels;
 }

@@ -309,8 +309,14 @@ PEARL_AVX2 inline unsigned pick_leaf(const std::uint32_t* siblings, std::uint64_
   }
 }
 
+PEARL_AVX2 PriorityScan scan(const float* priorities, std::size_t count) { return scan_of(priorities, count); }
+
+PEARL_AVX2 bool all_below(const std::int64_t* indices, std::size_t count, std::size_t end) {
+  return all_below_of(indices, count, end);
+}
+
 template <unsigned K>
-PEARL_AVX2 void find(const TreeLevels& tree, const std::uint64_t* targets, std::size_t count, std::int64_t* indices,
+PEARL_AVX2 void find(const TreeLevels& tree, std::size_t level, std::uint64_t* rest, std::size_t count, std::int64_t* places,
                      std::uint32_t* values) {
   PEARL_DESCEND(K, pick_node, pick_leaf)
 }
@@ -320,6 +326,8 @@ constexpr ReplayKernels kKernels = {
     quantise_all,
     weights_of,
     targets_of,
+    scan,
+    all_below,
     {nullptr, find<2>, find<4>, find<8>, find<16>, find<32>, find<64>, find<128>, find<256>}};
 
 }  // namespace

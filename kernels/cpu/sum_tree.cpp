@@ -1,5 +1,6 @@
 #include "pearl/sum_tree.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 #include <vector>
@@ -11,8 +12,6 @@
 namespace pearl {
 namespace {
 
-constexpr std::size_t kGroup = 64;  // updates whose paths are fetched while the group before is applied
-
 template <unsigned K>
 class KarySumTree final : public SumTree {
   static constexpr int kShift = std::countr_zero(K);
@@ -23,79 +22,144 @@ class KarySumTree final : public SumTree {
     std::size_t nodes = capacity;
     do {
       nodes = (nodes + K - 1) >> kShift;
+      nodes_.push_back(nodes);
       sums_.emplace_back(nodes == 1 ? 1 : round_up(nodes, K));
     } while (nodes > 1);
-    for (const auto& sums : sums_) levels_.push_back(sums.data());
+    for (auto& sums : sums_) levels_.push_back(sums.data());
   }
 
-  void find(const std::uint64_t* targets, std::size_t count, std::int64_t* indices,
+  void find(std::uint64_t* targets, std::size_t count, bool ascending, std::int64_t* indices,
             std::uint32_t* values) const override {
-    replay_kernels().find[kShift]({leaves_.data(), levels_.data(), levels_.size()}, targets, count, indices, values);
+    std::size_t level = top();
+    // Walking along a level costs about twice as much a node as descending by one costs a target.
+    while (ascending && level > 0 && 2 * nodes_[level - 1] <= count) --level;
+    if (level == top())
+      std::fill_n(indices, count, 0);
+    else
+      walk(levels_[level], targets, count, indices);
+    replay_kernels().find[kShift]({leaves_.data(), levels_.data(), levels_.size()}, level, targets, count, indices,
+                                  values);
   }
 
-  void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count) override {
-    std::uint64_t delta[kGroup];
-    std::size_t node[kGroup];
-    const std::size_t top = sums_.size() - 1;
-    std::uint64_t total = sums_[top][0];
-    for (std::size_t i = 0; i < count && i < kGroup; ++i) prefetch_path(static_cast<std::size_t>(indices[i]));
-    for (std::size_t start = 0; start < count; start += kGroup) {
-      const std::size_t group = count - start < kGroup ? count - start : kGroup;
-      const std::size_t next = count - start - group < kGroup ? count - start - group : kGroup;
-      for (std::size_t j = 0; j < next; ++j) prefetch_path(static_cast<std::size_t>(indices[start + group + j]));
-      std::uint32_t* leaves = leaves_.data();
-      for (std::size_t j = 0; j < group; ++j) {
-        node[j] = static_cast<std::size_t>(indices[start + j]);
-        // Deltas wrap modulo 2^64, so one addition serves both signs.
-        delta[j] = std::uint64_t{values[start + j]} - std::uint64_t{leaves[node[j]]};
-        leaves[node[j]] = values[start + j];
-        total += delta[j];
-      }
-      for (std::size_t j = 0; j < group; ++j) {
-        std::size_t parent = node[j];
-        for (std::size_t level = 0; level < top; ++level) {
-          parent >>= kShift;
-          sums_[level][parent] += delta[j];
-        }
+  void assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count, std::size_t batch,
+                   const std::int64_t* ahead, std::size_t ahead_count) override {
+    std::uint32_t* leaves = leaves_.data();
+    const std::size_t levels = levels_one_by_one(batch);
+    std::size_t positive = positive_;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i < ahead_count) prefetch_path(static_cast<std::size_t>(ahead[i]));
+      std::size_t node = static_cast<std::size_t>(indices[i]);
+      const std::uint32_t before = leaves[node];
+      const std::uint32_t after = values[i];
+      leaves[node] = after;
+      positive += static_cast<std::size_t>(after != 0) - static_cast<std::size_t>(before != 0);
+      // Differences wrap modulo 2^64, so one addition serves both signs.
+      const std::uint64_t difference = std::uint64_t{after} - std::uint64_t{before};
+      for (std::size_t level = 0; level < levels; ++level) {
+        node >>= kShift;
+        levels_[level][node] += difference;
       }
     }
-    sums_[top][0] = total;
+    for (std::size_t i = count; i < ahead_count; ++i) prefetch_path(static_cast<std::size_t>(ahead[i]));
+    positive_ = positive;
+  }
+
+  void finish(std::size_t batch) override {
+    for (std::size_t level = levels_one_by_one(batch); level < levels_.size(); ++level)
+      sum_range(level, 0, nodes_[level]);
+  }
+
+  void assign_range(std::size_t first, const std::uint32_t* values, std::size_t count) override {
+    if (count == 0) return;
+    std::uint32_t* leaves = leaves_.data() + first;
+    positive_ -= above_zero(leaves, count);
+    std::copy_n(values, count, leaves);
+    positive_ += above_zero(leaves, count);
+    std::size_t last = first + count - 1;
+    for (std::size_t level = 0; level < levels_.size(); ++level) {
+      first >>= kShift;
+      last >>= kShift;
+      sum_range(level, first, last + 1);
+    }
   }
 
   void rebuild() override {
-    sum_level(leaves_.data(), leaves_.size(), 0);
-    for (std::size_t level = 1; level < sums_.size(); ++level)
-      sum_level(sums_[level - 1].data(), sums_[level - 1].size(), level);
+    for (std::size_t level = 0; level < levels_.size(); ++level) sum_range(level, 0, nodes_[level]);
+    positive_ = above_zero(leaves_.data(), leaves_.size());
   }
 
-  std::uint64_t total() const override { return sums_.back()[0]; }
+  std::uint64_t total() const override { return levels_.back()[0]; }
   std::uint32_t* leaves() override { return leaves_.data(); }
 
  private:
+  static std::size_t above_zero(const std::uint32_t* leaves, std::size_t count) {
+    return static_cast<std::size_t>(std::count_if(leaves, leaves + count, [](std::uint32_t leaf) { return leaf != 0; }));
+  }
+
+  std::size_t top() const { return levels_.size() - 1; }
+
+  // How many of the lower levels take a batch's differences one by one; summing children anew is cheaper above.
+  std::size_t levels_one_by_one(std::size_t batch) const {
+    std::size_t level = 1;
+    while (level < levels_.size() && nodes_[level - 1] > 4 * batch) ++level;
+    return level;
+  }
+
   void prefetch_path(std::size_t leaf) const {
     __builtin_prefetch(leaves_.data() + leaf, 1, 3);
-    if (sums_.size() > 1) __builtin_prefetch(sums_[0].data() + (leaf >> kShift), 1, 3);
-    if (sums_.size() > 2) __builtin_prefetch(sums_[1].data() + (leaf >> 2 * kShift), 1, 3);
+    __builtin_prefetch(levels_[0] + (leaf >> kShift), 1, 3);
+    if (levels_.size() > 1) __builtin_prefetch(levels_[1] + (leaf >> 2 * kShift), 1, 3);
+  }
+
+  // For each of ascending targets the node that holds it; the target is lowered by the sum of those before.
+  static void walk(const std::uint64_t* sums, std::uint64_t* targets, std::size_t count, std::int64_t* nodes) {
+    std::int64_t node = 0;
+    std::uint64_t before = 0;
+    std::uint64_t end = sums[0];
+    for (std::size_t i = 0; i < count; ++i) {
+      while (targets[i] >= end) {
+        before = end;
+        end += sums[++node];
+      }
+      nodes[i] = node;
+      targets[i] -= before;
+    }
+  }
+
+  // Sums anew the nodes first..end-1 of a level; families are whole, what lies beyond the last child is zero.
+  void sum_range(std::size_t level, std::size_t first, std::size_t end) {
+    if (level == 0)
+      sum_families(leaves_.data(), first, end, levels_[0]);
+    else
+      sum_families(levels_[level - 1], first, end, levels_[level]);
   }
 
   template <class T>
-  void sum_level(const T* children, std::size_t size, std::size_t level) {
-    AlignedArray<std::uint64_t>& parents = sums_[level];
-    for (std::size_t parent = 0; parent < parents.size() && parent << kShift < size; ++parent) {
+  static void sum_families(const T* children, std::size_t first, std::size_t end, std::uint64_t* parents) {
+    for (std::size_t parent = first; parent < end; ++parent) {
+      const T* family = children + (parent << kShift);
       std::uint64_t sum = 0;
-      const std::size_t first = parent << kShift;
-      const std::size_t end = first + K < size ? first + K : size;
-      for (std::size_t child = first; child < end; ++child) sum += children[child];
+      for (unsigned child = 0; child < K; ++child) sum += family[child];
       parents[parent] = sum;
     }
   }
 
   AlignedArray<std::uint32_t> leaves_;
-  std::vector<AlignedArray<std::uint64_t>> sums_;  // sums_[0] are the parents of leaves; the last has one node
-  std::vector<const std::uint64_t*> levels_;  // where they lie
+  std::vector<std::size_t> nodes_;                    // of each level of sums, those that have leaves
+  std::vector<AlignedArray<std::uint64_t>> sums_;     // sums_[0] are the parents of leaves; the last has one node
+  std::vector<std::uint64_t*> levels_;                // where they lie
 };
 
 }  // namespace
+
+void SumTree::assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count) {
+  assign_part(nullptr, nullptr, 0, count, indices, std::min(count, kPart));
+  for (std::size_t start = 0; start < count; start += kPart) {
+    const std::size_t end = std::min(start + kPart, count);
+    assign_part(indices + start, values + start, end - start, count, indices + end, std::min(end + kPart, count) - end);
+  }
+  finish(count);
+}
 
 std::unique_ptr<SumTree> make_sum_tree(std::size_t capacity, unsigned fanout) {
   switch (fanout) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <string>
 
@@ -15,9 +16,7 @@
 namespace pearl {
 
 void check_indices(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
-  bool inside = true;
-  for (std::size_t i = 0; i < count; ++i) inside &= static_cast<std::uint64_t>(indices[i]) < capacity;
-  if (inside) return;
+  if (replay_kernels().all_below(indices, count, capacity)) return;
   for (std::size_t i = 0; i < count; ++i) {
     if (static_cast<std::uint64_t>(indices[i]) < capacity) continue;
     throw ReplayError("Index at position " + std::to_string(i) + " must lie in [0, " + std::to_string(capacity) +
@@ -25,10 +24,9 @@ void check_indices(const std::int64_t* indices, std::size_t count, std::size_t c
   }
 }
 
-void check_priorities(const float* priorities, std::size_t count) {
-  bool valid = true;
-  for (std::size_t i = 0; i < count; ++i) valid &= priorities[i] >= 0.0f;
-  if (valid) return;
+PriorityScan check_priorities(const float* priorities, std::size_t count) {
+  const PriorityScan found = replay_kernels().scan(priorities, count);
+  if (found.valid) return found;
   constexpr std::size_t kNamed = 5;
   std::ostringstream named;
   std::size_t wrong = 0;
@@ -85,7 +83,8 @@ SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alph
       alpha_q28_(exponent_q28(alpha)),
       seed_(seed),
       scale_(kDefaultScale),
-      slots_(capacity_) {
+      slots_(capacity_),
+      times_(capacity_) {
   if (prioritized_ || in_turn_) tree_ = make_sum_tree(capacity_, fanout_);
   if (selection_ == Selection::kTopK) maxima_ = std::make_unique<MaxTree>(capacity_);
   if (by_time_) {
@@ -107,6 +106,7 @@ void SumTreeReplay::close() {
   newer_ = {};
   older_ = {};
   slots_ = {};
+  times_ = {};
   written_ = {};
 }
 
@@ -131,36 +131,22 @@ void SumTreeReplay::bump(std::size_t slot) {
     ++filled_;
     end_ = std::max(end_, slot + 1);
     written_current_ = false;
-  } else if (exhausted(item)) {
+  } else if (exhausted(slot)) {
     --exhausted_now_;
   } else if (by_time_) {
     unlink(slot);
   }
   if (by_time_) link_newest(slot);
-  if (++item.generation == 0) item.generation = 1;
-  item.born = static_cast<std::uint32_t>(++counters_.inserts);
-  times_ -= item.times();
-  item.set_times(0);
-}
-
-inline void SumTreeReplay::record(Slot& slot, std::uint32_t leaf) {
-  const auto bits = static_cast<std::uint32_t>(std::bit_width(leaf));
-  --histogram_[slot.bits()];
-  ++histogram_[bits];
-  slot.set_bits(bits);
-}
-
-std::size_t SumTreeReplay::positive() const {
-  std::uint64_t count = 0;
-  for (std::size_t bits = 1; bits < histogram_.size(); ++bits) count += histogram_[bits];
-  return static_cast<std::size_t>(count);
+  item.generation = std::max(static_cast<std::uint32_t>(++counters_.inserts), 1u);
+  times_sum_ -= times_[slot];
+  times_[slot] = 0;
 }
 
 // A slot's place among the largest: by its exact priority, whose bits sort as it does.
 void SumTreeReplay::rank(std::size_t slot) {
   const Slot& item = slots_[slot];
   const auto bits = std::bit_cast<std::int32_t>(item.priority);
-  const bool counts = item.generation != 0 && !exhausted(item);
+  const bool counts = item.generation != 0 && !exhausted(slot);
   maxima_->set(slot, counts ? static_cast<std::uint32_t>(std::max(bits, 0)) + 1 : 0);
 }
 
@@ -173,7 +159,6 @@ void SumTreeReplay::retire(std::size_t slot) {
     const std::uint32_t none = 0;
     tree_->assign(&index, &none, 1);
   }
-  if (prioritized_) record(slots_[slot], 0);
   if (maxima_) rank(slot);
 }
 
@@ -205,13 +190,9 @@ void SumTreeReplay::store(const std::int64_t* indices, const float* priorities, 
   }
   if (limit_ != 0) {
     for (std::size_t i = 0; i < count; ++i)
-      if (exhausted(slots_[static_cast<std::size_t>(indices[i])])) values_[i] = 0;
+      if (exhausted(static_cast<std::size_t>(indices[i]))) values_[i] = 0;
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
-    slot.priority = priorities[i];
-    record(slot, values_[i]);
-  }
+  for (std::size_t i = 0; i < count; ++i) slots_[static_cast<std::size_t>(indices[i])].priority = priorities[i];
   if (maxima_)
     for (std::size_t i = 0; i < count; ++i) rank(static_cast<std::size_t>(indices[i]));
   tree_->assign(indices, values_.data(), count);
@@ -226,33 +207,49 @@ void SumTreeReplay::fit_scale(float largest) {
     if (leaves[i] == 0) continue;
     const bool infinite = slots_[i].priority > std::numeric_limits<float>::max();  // these stay the largest
     leaves[i] = infinite ? kLeafMax : rescaled(leaves[i], excess);
-    record(slots_[i], leaves[i]);
   }
   tree_->rebuild();
   scale_ -= excess;
   ++counters_.rescales;
 }
 
-void SumTreeReplay::admit(const float* priorities, std::size_t count) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  float largest = 0.0f;
-  std::size_t infinite = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const bool finite = priorities[i] < kInfinity;
-    infinite += !finite;
-    largest = std::max(largest, finite ? priorities[i] : 0.0f);
-  }
-  counters_.saturated += infinite;
-  max_priority_ = std::max(max_priority_, largest);
-  fit_scale(largest);
+void SumTreeReplay::admit(const PriorityScan& found) {
+  counters_.saturated += found.infinite;
+  max_priority_ = std::max(max_priority_, found.largest);
+  fit_scale(found.largest);
+}
+
+// A ring inserts into slots that follow one another: then slots and sums are written without a look at each. Returns
+// false where the batch is none such.
+bool SumTreeReplay::insert_range(const std::int64_t* indices, const float* priorities, std::size_t count) {
+  const bool may = plain() || (!prioritized_ && !tree_ && !by_time_);
+  if (!may || count < 2 || end_ != filled_) return false;
+  const auto first = static_cast<std::size_t>(indices[0]);
+  const auto before = static_cast<std::uint32_t>(counters_.inserts);
+  if (first > end_ || count >= ~before) return false;  // a gap, or generations that start over
+  std::uint64_t apart = 0;
+  for (std::size_t i = 0; i < count; ++i) apart |= static_cast<std::uint64_t>(indices[i]) ^ (first + i);
+  if (apart != 0) return false;
+  if (prioritized_) tree_->assign_range(first, values_.data(), count);
+  Slot* slots = slots_.data() + first;
+  for (std::size_t i = 0; i < count; ++i)
+    slots[i] = {prioritized_ ? priorities[i] : 0.0f, before + static_cast<std::uint32_t>(i) + 1};
+  std::uint16_t* times = times_.data() + first;
+  times_sum_ -= std::accumulate(times, times + count, std::uint64_t{0});
+  std::fill_n(times, count, std::uint16_t{0});
+  counters_.inserts += count;
+  filled_ = end_ = std::max(end_, first + count);
+  return true;
 }
 
 void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
   check_indices(indices, count, capacity_);
-  if (priorities != nullptr) check_priorities(priorities, count);
+  PriorityScan found{};
+  if (priorities != nullptr) found = check_priorities(priorities, count);
   if (!prioritized_) {
+    if (insert_range(indices, nullptr, count)) return;
     for (std::size_t i = 0; i < count; ++i) bump(static_cast<std::size_t>(indices[i]));
     values_.assign(tree_ ? count : 0, 1);
     if (tree_) tree_->assign(indices, values_.data(), count);
@@ -261,7 +258,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
   if (count == 0) return;
   values_.resize(count);
   if (priorities != nullptr) {
-    admit(priorities, count);
+    admit(found);
     replay_kernels().quantise(priorities, count, alpha_q28_, scale_, values_.data());
   } else {
     const float initial = initial_priority();
@@ -270,6 +267,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
     kept_priorities_.assign(count, initial);
     priorities = kept_priorities_.data();
   }
+  if (insert_range(indices, priorities, count)) return;
   for (std::size_t i = 0; i < count; ++i) bump(static_cast<std::size_t>(indices[i]));
   store(indices, priorities, count);
 }
@@ -324,19 +322,16 @@ void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t*
   const std::uint32_t none = 0;
   std::size_t drawn = 0;
   for (; drawn < count && tree.total() > 0; ++drawn) {
-    const std::uint64_t target = mulhi64(tree.total(), targets_[drawn]);
-    tree.find(&target, 1, indices + drawn, values_.data() + drawn);
-    Slot& slot = slots_[static_cast<std::size_t>(indices[drawn])];
-    if (limit_ != 0) slot.set_times(slot.times() + 1);
+    std::uint64_t target = mulhi64(tree.total(), targets_[drawn]);
+    tree.find(&target, 1, false, indices + drawn, values_.data() + drawn);
+    const auto slot = static_cast<std::size_t>(indices[drawn]);
+    if (limit_ != 0) ++times_[slot];
     const bool last = exhausted(slot);
     if (last || !replacement_) tree.assign(indices + drawn, &none, 1);
   }
   tree.assign(indices, values_.data(), drawn);
   if (limit_ != 0)
-    for (std::size_t i = 0; i < drawn; ++i) {
-      Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
-      slot.set_times(slot.times() - 1);
-    }
+    for (std::size_t i = 0; i < drawn; ++i) --times_[static_cast<std::size_t>(indices[i])];
   if (drawn < count)
     throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled: " + std::to_string(drawn) +
                       " draws are left before each item that can be drawn was sampled " + std::to_string(limit_) +
@@ -346,7 +341,7 @@ void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t*
 // Everything but the draw by priority in one go, which sample() does.
 void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
   const bool any_positive = prioritized_ && tree_->total() > 0;
-  const std::size_t available = any_positive ? positive() : sampleable();
+  const std::size_t available = any_positive ? tree_->positive() : sampleable();
   const bool drawn = selection_ == Selection::kPrioritized || selection_ == Selection::kUniform;
   if ((!drawn || !replacement_) && count > available)
     throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled without repetition: " +
@@ -359,7 +354,7 @@ void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
   }
   if (any_positive || !prioritized_) return draw_in_turn(*tree_, count, indices);
   const std::unique_ptr<SumTree> ones = make_sum_tree(capacity_, fanout_);
-  for (std::size_t i = 0; i < end_; ++i) ones->leaves()[i] = slots_[i].generation != 0 && !exhausted(slots_[i]);
+  for (std::size_t i = 0; i < end_; ++i) ones->leaves()[i] = slots_[i].generation != 0 && !exhausted(i);
   ones->rebuild();
   draw_in_turn(*ones, count, indices);
 }
@@ -371,18 +366,25 @@ void SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generation
   std::uint64_t counted = 0;
   std::uint32_t age_max = 0;
   const bool limited = limit_ != 0;
-  constexpr std::size_t kAhead = 64;
+  constexpr std::size_t kAhead = 32;
   for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[i + kAhead])], 1, 3);
-    Slot& slot = slots_[static_cast<std::size_t>(indices[i])];
-    if (generations != nullptr) generations[i] = slot.generation;
-    const std::uint32_t age = now - slot.born;
+    if (i + kAhead < count) {
+      const auto ahead = static_cast<std::size_t>(indices[i + kAhead]);
+      __builtin_prefetch(&slots_[ahead], 0, 3);
+      __builtin_prefetch(&times_[ahead], 1, 3);
+    }
+    const auto slot = static_cast<std::size_t>(indices[i]);
+    const std::uint32_t generation = slots_[slot].generation;
+    if (generations != nullptr) generations[i] = generation;
+    const std::uint32_t age = now - generation;
     ages += age;
     age_max = std::max(age_max, age);
-    counted += slot.count_sample();
-    if (limited && slot.times() == limit_) retire(static_cast<std::size_t>(indices[i]));
+    const std::uint16_t counts = times_[slot] < kTimesMax;
+    times_[slot] = static_cast<std::uint16_t>(times_[slot] + counts);
+    counted += counts;
+    if (limited && times_[slot] == limit_) retire(slot);
   }
-  times_ += counted;
+  times_sum_ += counted;
   last_.count = count;
   last_.ages = ages;
   last_.age_max = age_max;
@@ -418,7 +420,7 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
         random(count);
         for (std::size_t i = 0; i < count; ++i) targets_[i] = mulhi64(total, targets_[i]);
       }
-      tree_->find(targets_.data(), count, indices, values_.data());
+      tree_->find(targets_.data(), count, stratified_, indices, values_.data());
     }
     if (weights != nullptr) {
       replay_kernels().weights(values_.data(), count, exponent_q28(beta), weights);
@@ -437,6 +439,65 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   counters_.samples += count;
 }
 
+bool SumTreeReplay::all_written(const std::int64_t* indices, std::size_t count) const {
+  return end_ == filled_ && replay_kernels().all_below(indices, count, end_);  // no gaps: what a ring gives
+}
+
+// The case that training lives on: every slot is written and every priority fits the scale, so that nothing can fail.
+// Memory of one part is fetched while the part before is applied.
+std::size_t SumTreeReplay::update_in_parts(const std::int64_t* indices, const float* priorities,
+                                           const std::uint32_t* generations, std::size_t count) {
+  constexpr std::size_t kPart = SumTree::kPart;
+  std::int64_t kept[kPart];
+  float values[kPart];
+  std::uint32_t leaves[kPart];
+  std::size_t applied = 0;
+  float largest = max_priority_;
+  std::size_t infinite = 0;
+  const std::size_t first = std::min(count, kPart);
+  for (std::size_t i = 0; i < first; ++i) __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[i])], 1, 3);
+  tree_->assign_part(nullptr, nullptr, 0, count, indices, first);
+  for (std::size_t start = 0; start < count; start += kPart) {
+    const std::size_t size = std::min(kPart, count - start);
+    const std::size_t end = start + size;
+    const std::size_t ahead = std::min(kPart, count - end);
+    for (std::size_t i = 0; i < ahead; ++i)
+      __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[end + i])], 1, 3);
+    const std::int64_t* places = indices + start;
+    const float* given = priorities + start;
+    std::size_t fresh = size;
+    if (generations == nullptr) {
+      for (std::size_t i = 0; i < size; ++i) slots_[static_cast<std::size_t>(places[i])].priority = given[i];
+    } else {
+      fresh = 0;
+      for (std::size_t i = 0; i < size; ++i) {
+        Slot& slot = slots_[static_cast<std::size_t>(places[i])];
+        const bool current = slot.generation == generations[start + i];
+        slot.priority = current ? given[i] : slot.priority;
+        kept[fresh] = places[i];
+        values[fresh] = given[i];
+        fresh += current;
+      }
+      if (fresh < size) {
+        places = kept;
+        given = values;
+      }
+    }
+    const PriorityScan found = replay_kernels().scan(given, fresh);
+    largest = std::max(largest, found.largest);
+    infinite += found.infinite;
+    replay_kernels().quantise(given, fresh, alpha_q28_, scale_, leaves);
+    tree_->assign_part(places, leaves, fresh, count, indices + end, ahead);
+    applied += fresh;
+  }
+  tree_->finish(count);
+  max_priority_ = largest;
+  counters_.saturated += infinite;
+  counters_.stale += count - applied;
+  counters_.updates += applied;
+  return applied;
+}
+
 std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* priorities,
                                   const std::uint32_t* generations, std::size_t count) {
   const std::lock_guard lock(mutex_);
@@ -446,8 +507,10 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     return count;
   }
   check_indices(indices, count, capacity_);
-  check_priorities(priorities, count);
-  for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[i])], 1, 3);
+  PriorityScan found = check_priorities(priorities, count);
+  const bool fits = !(found.largest > 0.0f) || excess_bits(found.largest, alpha_q28_, scale_) == 0;
+  if (plain() && fits && all_written(indices, count))
+    return update_in_parts(indices, priorities, generations, count);
   bool stale = false;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t generation = slots_[static_cast<std::size_t>(indices[i])].generation;
@@ -468,8 +531,9 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     indices = kept_indices_.data();
     priorities = kept_priorities_.data();
     count = kept_indices_.size();
+    found = replay_kernels().scan(priorities, count);
   }
-  admit(priorities, count);
+  admit(found);
   values_.resize(count);
   replay_kernels().quantise(priorities, count, alpha_q28_, scale_, values_.data());
   store(indices, priorities, count);
@@ -501,10 +565,8 @@ void SumTreeReplay::set_alpha(double alpha) {
   scale_ = kDefaultScale - excess;
   if (excess > 0) ++counters_.rescales;
   std::uint32_t* leaves = tree_->leaves();
-  for (std::size_t i = 0; i < end_; ++i) {
-    leaves[i] = exhausted(slots_[i]) ? 0 : quantise(slots_[i].priority, alpha_q28_, scale_);
-    record(slots_[i], leaves[i]);
-  }
+  for (std::size_t i = 0; i < end_; ++i)
+    leaves[i] = exhausted(i) ? 0 : quantise(slots_[i].priority, alpha_q28_, scale_);
   tree_->rebuild();
 }
 
@@ -517,7 +579,8 @@ void SumTreeReplay::find(const std::uint64_t* targets, std::int64_t* indices, st
       throw ReplayError("Target at position " + std::to_string(i) + " must lie below the total, " +
                         std::to_string(tree_->total()) + "; found " + std::to_string(targets[i]) + ".");
   values_.resize(count);
-  tree_->find(targets, count, indices, values_.data());
+  targets_.assign(targets, targets + count);
+  tree_->find(targets_.data(), count, false, indices, values_.data());
 }
 
 ReplayState SumTreeReplay::state_locked() const {
@@ -544,9 +607,12 @@ ReplayStatistics SumTreeReplay::statistics() const {
   require_open();
   ReplayStatistics statistics;
   statistics.state = state_locked();
-  statistics.histogram = histogram_;
-  statistics.histogram[0] = filled_ - positive();  // there unwritten slots were counted too
-  statistics.samples_per_item = static_cast<double>(times_) / static_cast<double>(std::max<std::size_t>(filled_, 1));
+  if (prioritized_) {
+    const std::uint32_t* leaves = tree_->leaves();
+    for (std::size_t i = 0; i < end_; ++i) ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaves[i]))];
+    statistics.histogram[0] = filled_ - tree_->positive();  // there unwritten slots were counted too
+  }
+  statistics.samples_per_item = static_cast<double>(times_sum_) / static_cast<double>(std::max<std::size_t>(filled_, 1));
   statistics.age_mean = static_cast<double>(last_.ages) / static_cast<double>(std::max<std::size_t>(last_.count, 1));
   statistics.age_max = last_.age_max;
   if (last_.squares == 0) return statistics;
@@ -556,7 +622,7 @@ ReplayStatistics SumTreeReplay::statistics() const {
 }
 
 ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
-                                std::uint32_t* born, std::uint32_t* times, std::vector<std::int64_t>* order) const {
+                                std::uint16_t* times, std::vector<std::int64_t>* order) const {
   const std::lock_guard lock(mutex_);
   require_open();
   if (order != nullptr && by_time_)
@@ -565,17 +631,16 @@ ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, s
       order->push_back(slot);
   for (std::size_t i = 0; i < capacity_; ++i) {
     generations[i] = slots_[i].generation;
-    if (born != nullptr) born[i] = slots_[i].born;
-    if (times != nullptr) times[i] = slots_[i].times();
     if (priorities != nullptr) priorities[i] = slots_[i].priority;
   }
+  if (times != nullptr) std::copy_n(times_.data(), capacity_, times);
   if (leaves != nullptr && prioritized_) std::copy_n(tree_->leaves(), capacity_, leaves);
   return state_locked();
 }
 
 void SumTreeReplay::load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
-                         const std::uint32_t* leaves, const std::uint32_t* born, const std::uint32_t* times,
-                         const std::int64_t* order, std::size_t order_count) {
+                         const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t* order,
+                         std::size_t order_count) {
   const std::lock_guard lock(mutex_);
   require_open();
   alpha_ = state.alpha;
@@ -589,23 +654,18 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   end_ = 0;
   written_current_ = false;
   exhausted_now_ = 0;
-  times_ = 0;
-  histogram_ = {};
+  times_sum_ = 0;
   mean_sum_ = 0;
   mean_count_ = 0;
   last_ = {};
   for (std::size_t i = 0; i < capacity_; ++i) {
-    Slot& slot = slots_[i];
-    slot = {prioritized_ ? priorities[i] : 0.0f, generations[i],
-            born != nullptr ? born[i] : static_cast<std::uint32_t>(counters_.inserts),
-            0};
-    if (times != nullptr) slot.set_times(times[i]);
-    if (prioritized_) record(slot, leaves[i]);
+    slots_[i] = {prioritized_ ? priorities[i] : 0.0f, generations[i]};
+    times_[i] = times != nullptr ? times[i] : 0;
+    times_sum_ += times_[i];
     if (maxima_) rank(i);
-    if (initial_ == kInitialMean) account(slot.priority, true);
-    times_ += slot.times();
+    if (initial_ == kInitialMean) account(slots_[i].priority, true);
     const bool written = generations[i] != 0;
-    const bool spent = written && exhausted(slot);
+    const bool spent = written && exhausted(i);
     exhausted_now_ += spent;
     if (tree_ && !prioritized_) tree_->leaves()[i] = written && !spent;
     if (!written) continue;

@@ -12,14 +12,13 @@ from pearl.errors import CheckpointError, PriorityError, ReplayError
 from pearl.replay.protocol import ReplayStateDict, Sample
 from pearl.spec import ReplayMode
 
-STATE_FORMAT = 2
-STATE_FORMATS = (1, STATE_FORMAT)
+STATE_FORMAT = 3
 PRIORITY_MODES = ("prioritized", "top_k")  # these keep priorities
 TIME_MODES = ("fifo", "lifo")  # these keep the order of writing
-TIMES_MAX = 2**26 - 1  # samples of one item, where counting stops
+TIMES_MAX = 2**16 - 1  # samples of one item, where counting stops
 LEAF_MAX = 2**28 - 1
 EXPONENT_MAX = 4.0
-_INT64, _UINT32, _FLOAT32 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.float32)
+_INT64, _UINT32, _UINT16, _FLOAT32 = map(np.dtype, (np.int64, np.uint32, np.uint16, np.float32))
 _COUNTS = ("seed", "call", "inserts", "updates", "samples", "stale", "saturated", "rescales", "exhausted")
 _SCALARS = (*_COUNTS, "alpha", "scale", "max_priority")
 
@@ -132,26 +131,17 @@ def checked_state(
     state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str, max_times_sampled: int
 ) -> ReplayStateDict:
     """Return a saved state with its arrays in kernel form; raises CheckpointError unless it fits this replay."""
-    if state.get("format") not in STATE_FORMATS:
-        known = " or ".join(map(str, STATE_FORMATS))
-        raise CheckpointError(f"The saved replay's format must be {known}; found {state.get('format')!r}.")
-    if state["format"] == 1:  # before ages and samples per item were kept
-        inserts = _number(state.get("inserts", 0))
-        state = {
-            "max_times_sampled": max_times_sampled,
-            "exhausted": 0,
-            "born": np.full(capacity, int(inserts) % 2**32, np.uint32),
-            "times_sampled": np.zeros(capacity, np.uint32),
-            "order": np.empty(0, np.int64),
-            **state,
-        }
+    if state.get("format") != STATE_FORMAT:
+        raise CheckpointError(
+            f"The saved replay's format must be {STATE_FORMAT}; found {state.get('format')!r}, of another version."
+        )
     for name, expected in (("mode", mode), ("capacity", capacity), ("max_times_sampled", max_times_sampled)):
         found = state.get(name)
         if found != expected:
             raise CheckpointError(f"The saved replay's {name} must be {expected!r}; found {found!r}.")
     rows = capacity if mode in PRIORITY_MODES else 0
     lengths: dict[str, tuple[int, np.dtype[Any]]] = {"priorities": (rows, _FLOAT32), "leaves": (rows, _UINT32)}
-    lengths |= dict.fromkeys(("generations", "born", "times_sampled"), (capacity, _UINT32))
+    lengths |= {"generations": (capacity, _UINT32), "times_sampled": (capacity, _UINT16)}
     lengths["order"] = (len(np.atleast_1d(state.get("order", ()))) if mode in TIME_MODES else 0, _INT64)
     missing = [name for name in (*_SCALARS, *lengths) if name not in state]
     if missing:
@@ -174,7 +164,7 @@ def checked_state(
 
 def _may_be_sampled(state: ReplayStateDict, max_times_sampled: int) -> np.ndarray:
     written = np.asarray(state["generations"]) > 0
-    return written & (np.asarray(state["times_sampled"]) < (max_times_sampled or 2**32))
+    return written & (np.asarray(state["times_sampled"]) < (max_times_sampled or 2**16))
 
 
 def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
@@ -194,7 +184,7 @@ def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
         raise CheckpointError("The saved replay's priorities are damaged: some are NaN or negative.")
     if (leaves > LEAF_MAX).any() or (leaves[~sampleable] > 0).any():
         raise CheckpointError("The saved replay's leaves are damaged: some are too large, or of unwritten slots.")
-    if (times > (max_times_sampled or TIMES_MAX)).any() or (times[np.asarray(state["generations"]) == 0] > 0).any():
+    if (max_times_sampled and (times > max_times_sampled).any()) or (times[np.asarray(state["generations"]) == 0] > 0).any():
         raise CheckpointError("The saved replay's times_sampled are damaged: too many, or of unwritten slots.")
 
 

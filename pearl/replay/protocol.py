@@ -28,7 +28,7 @@ class ReplayStatistics:
 
     `exhausted` counts items that were sampled `max_times_sampled` times. `histogram[b]` are the items held whose
     quantised priority has `b` bits (0: never sampled; empty for modes that keep no priorities). `samples_per_item` is
-    the mean over the items held. `age_mean` and `age_max` (in items inserted since, modulo 2**32) and
+    the mean over the items held, of which each counts up to 65,535. `age_mean` and `age_max` (in items inserted since, modulo 2**32) and
     `effective_sample_size` (of the weights) are those of the last batch, 0 before the first and after a restore.
     """
 
@@ -94,7 +94,8 @@ class ReplayManager(Protocol):
     def insert(self, indices: ArrayLike, priorities: ArrayLike | None = None) -> None:
         """Put new items `(n,)` into slots, with the initial priority where `priorities` is None.
 
-        Each occurrence of a slot bumps its generation; of duplicates the last priority wins. Raises ReplayError for
+        Each occurrence gives the slot a new generation: the count of items inserted so far, this one included (modulo
+        2**32, never 0). Of duplicates the last priority wins. Raises ReplayError for
         an index out of range, PriorityError for a NaN or negative priority; then nothing has changed.
         """
         ...
@@ -141,8 +142,7 @@ class ReplayManager(Protocol):
     def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
         """Take over a saved state; capacity, mode and `max_times_sampled` must match, the rest may differ.
 
-        States of format 1 knew neither ages nor samples per item: both start anew. Raises CheckpointError for a
-        mismatch or damage; then nothing has changed.
+        Raises CheckpointError for a mismatch or damage; then nothing has changed.
         """
         ...
 

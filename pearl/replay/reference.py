@@ -215,9 +215,8 @@ class ReferenceReplayManager:
         rows = capacity if self._has_priorities else 0
         self._priorities = np.zeros(rows, np.float32)
         self._leaves = np.zeros(rows, np.uint32)
-        self._generations = np.zeros(capacity, np.uint32)
-        self._born = np.zeros(capacity, np.uint32)  # the count of inserts, this one included, modulo 2**32
-        self._times = np.zeros(capacity, np.uint32)  # sampled since written
+        self._generations = np.zeros(capacity, np.uint32)  # the count of inserts, this one included; 0: never written
+        self._times = np.zeros(capacity, np.uint16)  # sampled since written
         self._order: dict[int, None] = {}  # modes of time: what may be sampled, oldest first
 
     @property
@@ -281,8 +280,7 @@ class ReferenceReplayManager:
                     self._admit(values)
             for slot in slots.tolist():  # each occurrence counts
                 self._counters["inserts"] += 1
-                self._generations[slot] = max((int(self._generations[slot]) + 1) % 2**32, 1)
-                self._born[slot] = self._counters["inserts"] % 2**32
+                self._generations[slot] = max(self._counters["inserts"] % 2**32, 1)
                 self._times[slot] = 0
                 if self._mode in TIME_MODES:
                     self._order.pop(slot, None)
@@ -410,7 +408,6 @@ class ReferenceReplayManager:
                 "priorities": self._priorities.copy(),
                 "generations": self._generations.copy(),
                 "leaves": self._leaves.copy(),
-                "born": self._born.copy(),
                 "times_sampled": self._times.copy(),
                 "order": np.array(list(self._order), np.int64),
             }
@@ -426,7 +423,7 @@ class ReferenceReplayManager:
             self._max_priority = np.float32(cast(float, saved["max_priority"]))
             self._counters = {name: cast(int, saved[name]) for name in self._counters}
             self._priorities, self._generations = arrays["priorities"], arrays["generations"]
-            self._leaves, self._born, self._times = arrays["leaves"], arrays["born"], arrays["times_sampled"]
+            self._leaves, self._times = arrays["leaves"], arrays["times_sampled"]
             self._order = dict.fromkeys(arrays["order"].tolist())
             self._last_ages, self._last_size = np.empty(0, np.uint32), 0.0
 
@@ -435,7 +432,8 @@ class ReferenceReplayManager:
         with self._lock:
             self._closed = True
             self._priorities = np.empty(0, np.float32)
-            self._leaves = self._generations = self._born = self._times = np.empty(0, np.uint32)
+            self._leaves = self._generations = np.empty(0, np.uint32)
+            self._times = np.empty(0, np.uint16)
             self._order = {}
 
     def _require_open(self) -> None:
@@ -448,7 +446,7 @@ class ReferenceReplayManager:
         return int(self._leaves.sum(dtype=np.uint64))
 
     def _sampleable(self) -> NDArray[np.bool_]:
-        return (self._generations > 0) & (self._times < (self._limit or 2**32))
+        return (self._generations > 0) & (self._times < (self._limit or 2**16))
 
     def _masses(self) -> Words:
         """Return what each slot is drawn in proportion to."""
@@ -503,7 +501,7 @@ class ReferenceReplayManager:
         before = self._sampleable()
         self._call += 1
         self._counters["samples"] += len(drawn.indices)
-        self._last_ages = np.uint32(self._counters["inserts"] % 2**32) - self._born[drawn.indices]
+        self._last_ages = np.uint32(self._counters["inserts"] % 2**32) - drawn.generations
         self._last_size = _effective_sample_size(drawn.weights)
         slots, counts = np.unique(drawn.indices, return_counts=True)
         self._times[slots] = np.minimum(self._times[slots].astype(np.int64) + counts, TIMES_MAX)

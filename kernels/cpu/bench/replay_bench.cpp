@@ -105,7 +105,7 @@ void measure(std::size_t slots, unsigned fanout) {
       const double drawn = out.targets.back();
       out.find.push_back(repeated([&] {
                            draw();
-                           tree->find(targets.data(), kBatch, indices.data(), values.data());
+                           tree->find(targets.data(), kBatch, true, indices.data(), values.data());
                          }) - drawn);
       out.weights.push_back(repeated([&] {
         kernels.weights(values.data(), kBatch, exponent_q28(0.4), weights.data());

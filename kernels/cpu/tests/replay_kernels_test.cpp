@@ -118,16 +118,89 @@ void trees_of_every_fanout_find_the_same_leaves() {
           select_replay_kernels(name);
           std::vector<std::int64_t> found(targets.size());
           std::vector<std::uint32_t> values(targets.size());
-          tree->find(targets.data(), targets.size(), found.data(), values.data());
-          for (std::size_t i = 0; i < targets.size(); ++i) {
-            const auto expected = std::upper_bound(ends.begin(), ends.end(), targets[i]) - ends.begin();
-            CHECK(found[i] == expected);
-            CHECK(values[i] == leaves[static_cast<std::size_t>(expected)]);
+          std::vector<std::uint64_t> ordered = targets;
+          std::sort(ordered.begin(), ordered.end());
+          for (const bool ascending : {false, true}) {
+            const std::vector<std::uint64_t>& wanted = ascending ? ordered : targets;
+            std::vector<std::uint64_t> used = wanted;
+            tree->find(used.data(), used.size(), ascending, found.data(), values.data());
+            for (std::size_t i = 0; i < wanted.size(); ++i) {
+              const auto expected = std::upper_bound(ends.begin(), ends.end(), wanted[i]) - ends.begin();
+              CHECK(found[i] == expected);
+              CHECK(values[i] == leaves[static_cast<std::size_t>(expected)]);
+            }
           }
         }
       }
     }
   }
+}
+
+void sums_do_not_depend_on_how_leaves_came() {
+  std::mt19937_64 random(9);
+  for (const std::size_t capacity : {1, 16, 17, 300, 5000})
+    for (const unsigned fanout : {2u, 16u, 64u}) {
+      const auto tree = make_sum_tree(capacity, fanout);
+      std::vector<std::uint32_t> leaves(capacity);
+      for (int round = 0; round < 60; ++round) {
+        const std::size_t first = random() % capacity;
+        const std::size_t count = random() % std::min<std::size_t>(capacity - first + 1, round % 3 == 0 ? 5000 : 40);
+        std::vector<std::uint32_t> values(count);
+        for (auto& value : values) value = random() % 4 == 0 ? 0 : static_cast<std::uint32_t>(random() % kLeafMax) + 1;
+        std::vector<std::int64_t> slots(count);
+        for (auto& slot : slots) slot = static_cast<std::int64_t>(random() % capacity);
+        if (round % 2 == 0) {
+          tree->assign_range(first, values.data(), count);
+          std::copy(values.begin(), values.end(), leaves.begin() + static_cast<std::ptrdiff_t>(first));
+        } else {
+          tree->assign(slots.data(), values.data(), count);
+          for (std::size_t i = 0; i < count; ++i) leaves[static_cast<std::size_t>(slots[i])] = values[i];
+        }
+        CHECK(tree->total() == std::accumulate(leaves.begin(), leaves.end(), std::uint64_t{0}));
+        CHECK(std::equal(leaves.begin(), leaves.end(), tree->leaves()));
+        CHECK(tree->positive() == capacity - static_cast<std::size_t>(std::count(leaves.begin(), leaves.end(), 0u)));
+        std::uint64_t end = 0;
+        for (std::size_t i = 0; i < capacity; ++i) {
+          if (leaves[i] == 0) continue;
+          std::uint64_t target = end;
+          std::int64_t found;
+          std::uint32_t value;
+          tree->find(&target, 1, false, &found, &value);
+          CHECK(found == static_cast<std::int64_t>(i));
+          end += leaves[i];
+        }
+      }
+    }
+}
+
+void scans_see_every_priority(const ReplayKernels& kernels) {
+  for (const std::size_t count : kCounts) {
+    std::vector<float> priorities(count, 0.5f);
+    for (std::size_t at = 0; at < count; at += 1 + count / 20) {
+      for (const float wrong : {-1.0f, std::nanf(""), -std::nanf(""), -std::numeric_limits<float>::infinity()}) {
+        priorities[at] = wrong;
+        CHECK(!kernels.scan(priorities.data(), count).valid);
+      }
+      priorities[at] = std::numeric_limits<float>::infinity();
+      CHECK(kernels.scan(priorities.data(), count).infinite == 1);
+      priorities[at] = std::numeric_limits<float>::max();
+      const PriorityScan found = kernels.scan(priorities.data(), count);
+      CHECK(found.valid && found.infinite == 0 && found.largest == std::numeric_limits<float>::max());
+      priorities[at] = -0.0f;
+      CHECK(kernels.scan(priorities.data(), count).valid);
+      priorities[at] = 0.5f;
+      std::vector<std::int64_t> indices(count, 3);
+      for (const std::int64_t outside : {std::int64_t{4}, std::int64_t{-1}, std::numeric_limits<std::int64_t>::min(),
+                                         std::numeric_limits<std::int64_t>::max()}) {
+        indices[at] = outside;
+        CHECK(!kernels.all_below(indices.data(), count, 4));
+      }
+      indices[at] = 0;
+      CHECK(kernels.all_below(indices.data(), count, 4));
+      CHECK(!kernels.all_below(indices.data(), count, 0));
+    }
+  }
+  CHECK(kernels.all_below(nullptr, 0, 0));
 }
 
 }  // namespace
@@ -139,7 +212,9 @@ int main() {
     leaves_are_those_of_quantise(replay_kernels());
     weights_are_those_of_importance_weight(replay_kernels());
     targets_are_those_of_philox(replay_kernels());
+    scans_see_every_priority(replay_kernels());
   }
   trees_of_every_fanout_find_the_same_leaves();
+  sums_do_not_depend_on_how_leaves_came();
   CHECK(throws<ReplayError>([] { select_replay_kernels("sse9"); }));
 }

@@ -61,7 +61,8 @@ void trees_of_every_fanout_find_the_same_leaves() {
       CHECK(tree->total() == total);
       std::vector<std::int64_t> found(targets.size());
       std::vector<std::uint32_t> values(targets.size());
-      tree->find(targets.data(), targets.size(), found.data(), values.data());
+      std::vector<std::uint64_t> used = targets;
+          tree->find(used.data(), used.size(), false, found.data(), values.data());
       for (std::size_t i = 0; i < targets.size(); ++i) {
         std::uint64_t prefix = 0;
         std::size_t expected = 0;
@@ -197,11 +198,12 @@ void states_move_between_replays() {
     first.insert(slots, nullptr, 1);
     std::vector<std::int64_t> indices(4), others(4), order;
     std::vector<float> weights(4), priorities(50);
-    std::vector<std::uint32_t> generations(50), leaves(50), born(50), times(50);
+    std::vector<std::uint32_t> generations(50), leaves(50);
+    std::vector<std::uint16_t> times(50);
     first.sample(4, 0.4, indices.data(), weights.data(), generations.data());
     const ReplayState state =
-        first.save(priorities.data(), generations.data(), leaves.data(), born.data(), times.data(), &order);
-    second.load(state, priorities.data(), generations.data(), leaves.data(), born.data(), times.data(), order.data(),
+        first.save(priorities.data(), generations.data(), leaves.data(), times.data(), &order);
+    second.load(state, priorities.data(), generations.data(), leaves.data(), times.data(), order.data(),
                 order.size());
     CHECK(second.statistics().histogram == first.statistics().histogram);
     for (auto* replay : {&first, &second}) replay->insert(slots + 2, nullptr, 1);

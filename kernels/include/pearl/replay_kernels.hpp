@@ -16,9 +16,18 @@ struct TreeLevels {
   std::size_t count;                 // levels of sums; the last has one node
 };
 
+// What a batch of priorities holds.
+struct PriorityScan {
+  bool valid;            // none is NaN or negative
+  float largest;         // of the finite ones, at least 0; of valid batches alone
+  std::size_t infinite;  // likewise
+};
+
 struct ReplayKernels {
-  using Find = void (*)(const TreeLevels& tree, const std::uint64_t* targets, std::size_t count,
-                        std::int64_t* indices, std::uint32_t* values);
+  // Descends from `places`, nodes of sums[level] that hold the targets, to leaves and their values. `rest` is what is
+  // left of each target below its node, and is used up.
+  using Find = void (*)(const TreeLevels& tree, std::size_t level, std::uint64_t* rest, std::size_t count,
+                        std::int64_t* places, std::uint32_t* values);
 
   const char* name;
   // Leaves of priorities that are neither NaN nor negative: quantise() of each.
@@ -30,7 +39,10 @@ struct ReplayKernels {
   // `lanes`; `first` is even.
   void (*targets)(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,
                   std::uint64_t total, std::uint64_t* targets);
-  Find find[9];  // SumTree::find by log2(fanout), from 1
+  PriorityScan (*scan)(const float* priorities, std::size_t count);
+  // Whether all lie in [0, end), end at most 2^63.
+  bool (*all_below)(const std::int64_t* indices, std::size_t count, std::size_t end);
+  Find find[9];  // by log2(fanout), from 1
 };
 
 // The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.

@@ -15,21 +15,34 @@ class SumTree {
  public:
   virtual ~SumTree() = default;
 
-  // For each target (below total()), the first leaf whose inclusive prefix sum exceeds it, and that leaf's value.
-  virtual void find(const std::uint64_t* targets, std::size_t count, std::int64_t* indices,
+  // For each target (below total()), the first leaf whose inclusive prefix sum exceeds it, and that leaf's value. The
+  // targets are used up; `ascending` promises that they are in order, which saves the upper levels' searches.
+  virtual void find(std::uint64_t* targets, std::size_t count, bool ascending, std::int64_t* indices,
                     std::uint32_t* values) const = 0;
   // Sets leaves in order, so that of duplicates the last wins.
-  virtual void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count) = 0;
+  void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count);
+  // The same in parts of one batch of `batch` leaves, then finish(batch), before which the sums are not to be used.
+  // Memory of the leaves `ahead` is fetched meanwhile.
+  virtual void assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
+                           std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) = 0;
+  virtual void finish(std::size_t batch) = 0;
+  // Sets leaves first..first+count-1, in fewer steps.
+  virtual void assign_range(std::size_t first, const std::uint32_t* values, std::size_t count) = 0;
   // Recomputes every sum from the leaves, in one pass.
   virtual void rebuild() = 0;
   virtual std::uint64_t total() const = 0;
   virtual std::uint32_t* leaves() = 0;
 
+  static constexpr std::size_t kPart = 64;  // leaves of a part, of which two lie in the nearest cache with their paths
+  // Leaves above zero.
+  std::size_t positive() const { return positive_; }
   std::size_t capacity() const { return capacity_; }
   unsigned fanout() const { return fanout_; }
 
  protected:
   SumTree(std::size_t capacity, unsigned fanout) : capacity_(capacity), fanout_(fanout) {}
+
+  std::size_t positive_ = 0;
 
  private:
   std::size_t capacity_;

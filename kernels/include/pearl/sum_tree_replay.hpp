@@ -10,6 +10,7 @@
 
 #include "pearl/aligned.hpp"
 #include "pearl/max_tree.hpp"
+#include "pearl/replay_kernels.hpp"
 #include "pearl/sum_tree.hpp"
 
 namespace pearl {
@@ -18,7 +19,7 @@ enum class Selection { kPrioritized, kUniform, kFifo, kLifo, kTopK };
 
 inline constexpr float kInitialMax = 0.0f;    // the running maximum
 inline constexpr float kInitialMean = -1.0f;  // the mean of the positive finite priorities held
-inline constexpr std::uint32_t kTimesMax = (1u << 26) - 1;  // samples of one item, where counting stops
+inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // samples of one item, where counting stops
 
 struct ReplayOptions {
   Selection selection = Selection::kPrioritized;
@@ -51,7 +52,7 @@ struct ReplayState {
 
 struct ReplayStatistics {
   ReplayState state;
-  std::array<std::uint64_t, 29> histogram{};  // items held, by bits of their leaf
+  std::array<std::uint64_t, 29> histogram{};  // items held, by bits of their leaf; counted when asked for
   double samples_per_item = 0.0;              // over the items held
   double age_mean = 0.0;                      // of the last batch, in items inserted since
   std::uint32_t age_max = 0;
@@ -60,8 +61,8 @@ struct ReplayStatistics {
 
 // Throws ReplayError naming the first index outside [0, capacity).
 void check_indices(const std::int64_t* indices, std::size_t count, std::size_t capacity);
-// Throws PriorityError naming the first positions that are NaN or negative.
-void check_priorities(const float* priorities, std::size_t count);
+// What a batch of priorities holds; throws PriorityError naming the first positions that are NaN or negative.
+PriorityScan check_priorities(const float* priorities, std::size_t count);
 // Throws ReplayError unless 0 <= exponent <= 4.
 void check_exponent(const char* name, double exponent);
 
@@ -72,7 +73,7 @@ class SumTreeReplay {
   SumTreeReplay(std::int64_t capacity, unsigned fanout, double alpha, std::uint64_t seed,
                 const ReplayOptions& options);
 
-  // New items at `indices`; `priorities` may be null: the initial one. Each occurrence bumps the slot's generation.
+  // New items at `indices`; `priorities` may be null: the initial one. Each occurrence gives a new generation.
   void insert(const std::int64_t* indices, const float* priorities, std::size_t count);
   // Selects by the options, with importance weights (N P(i))^-beta over the batch's maximum where drawn by priority.
   // Weights and generations may be null: not computed. Without generations, ages and samples per item are counted only
@@ -92,12 +93,11 @@ class SumTreeReplay {
   // Arrays of `capacity` items; `priorities` and `leaves` may be null (some modes have none), and so may the rest.
   // `order` gets what may be sampled, oldest first, in modes of time.
   ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
-                   std::uint32_t* born = nullptr, std::uint32_t* times = nullptr,
-                   std::vector<std::int64_t>* order = nullptr) const;
+                   std::uint16_t* times = nullptr, std::vector<std::int64_t>* order = nullptr) const;
   // Takes over what save() gave; the caller vouches for it (pearl/replay/arguments.py checks).
   void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
-            const std::uint32_t* leaves, const std::uint32_t* born = nullptr, const std::uint32_t* times = nullptr,
-            const std::int64_t* order = nullptr, std::size_t order_count = 0);
+            const std::uint32_t* leaves, const std::uint16_t* times = nullptr, const std::int64_t* order = nullptr,
+            std::size_t order_count = 0);
   void close();
 
   std::size_t capacity() const { return capacity_; }
@@ -106,25 +106,11 @@ class SumTreeReplay {
   bool prioritized() const { return prioritized_; }
 
  private:
-  // What sample, update and retrieve touch together lies together.
+  // What sample and update touch together lies together.
   struct Slot {
     float priority;
-    std::uint32_t generation;  // 0: never written
-    std::uint32_t born;        // the count of inserts, this one included, modulo 2^32
-    std::uint32_t counts;      // times sampled since written, above the leaf's bits (where the histogram counts it)
-
-    std::uint32_t times() const { return counts >> kBits; }
-    std::uint32_t bits() const { return counts & ((1u << kBits) - 1); }
-    void set_times(std::uint32_t times) { counts = times << kBits | bits(); }
-    void set_bits(std::uint32_t bits) { counts = (counts & ~((1u << kBits) - 1)) | bits; }
-    // Returns whether it still counts.
-    std::uint32_t count_sample() {
-      const std::uint32_t counted = counts < kTimesMax << kBits;
-      counts += counted << kBits;
-      return counted;
-    }
+    std::uint32_t generation;  // the count of inserts, this one included, modulo 2^32 and never 0; 0: never written
   };
-  static constexpr int kBits = 6;
   struct LastBatch {
     std::size_t count = 0;
     std::uint64_t ages = 0;
@@ -135,14 +121,19 @@ class SumTreeReplay {
 
   void require_open() const;
   ReplayState state_locked() const;
-  bool exhausted(const Slot& slot) const { return limit_ != 0 && slot.times() >= limit_; }
+  bool exhausted(std::size_t slot) const { return limit_ != 0 && times_[slot] >= limit_; }
   std::size_t sampleable() const { return filled_ - exhausted_now_; }
-  std::size_t positive() const;  // leaves
   void bump(std::size_t slot);
   // Takes an item that was sampled often enough out of whatever it could be selected from.
   void retire(std::size_t slot);
-  void record(Slot& slot, std::uint32_t leaf);
   void rank(std::size_t slot);
+  // Whether all indices are of written slots.
+  bool all_written(const std::int64_t* indices, std::size_t count) const;
+  // Whether a batch may be put into slots without a look at what else they hold.
+  bool plain() const { return tree_ && prioritized_ && !maxima_ && limit_ == 0 && initial_ != kInitialMean; }
+  std::size_t update_in_parts(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                              std::size_t count);
+  bool insert_range(const std::int64_t* indices, const float* priorities, std::size_t count);
   // Puts the batch's priorities, and values_ as their leaves, into slots and trees.
   void store(const std::int64_t* indices, const float* priorities, std::size_t count);
   void account(float priority, bool added);
@@ -156,7 +147,7 @@ class SumTreeReplay {
   void unlink(std::size_t slot);
   void fit_scale(float largest);
   // Takes in the batch's priorities: saturation, running maximum, scale.
-  void admit(const float* priorities, std::size_t count);
+  void admit(const PriorityScan& found);
   std::int64_t written(std::size_t rank);
 
   const std::size_t capacity_;
@@ -183,12 +174,12 @@ class SumTreeReplay {
   std::vector<std::int64_t> written_;
   bool written_current_ = false;
   std::size_t exhausted_now_ = 0;
-  std::uint64_t times_ = 0;  // sum over slots
-  std::array<std::uint64_t, 29> histogram_{};
+  std::uint64_t times_sum_ = 0;
   unsigned __int128 mean_sum_ = 0;  // of priorities, in 2^-40; kept for kInitialMean alone, as is their count
   std::size_t mean_count_ = 0;
   LastBatch last_;
   AlignedArray<Slot> slots_;
+  AlignedArray<std::uint16_t> times_;  // sampled since written
   std::unique_ptr<SumTree> tree_;     // of leaves; in uniform mode of ones, where drawn in turn; else null
   std::unique_ptr<MaxTree> maxima_;   // mode kTopK
   AlignedArray<std::int64_t> newer_;  // modes of time: a ring of slots, oldest first, closed by place `capacity_`

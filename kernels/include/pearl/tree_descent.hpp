@@ -5,12 +5,14 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "pearl/replay_kernels.hpp"
 
 namespace pearl {
 namespace {
 
+constexpr std::size_t kScanned = std::size_t{1} << 30;
 constexpr std::size_t kDescentGroup = 64;  // queries descending together: as many cache misses in flight
 
 // Touches the start of a family of K siblings; the hardware prefetcher follows on long ones.
@@ -39,36 +41,68 @@ template <unsigned Width, class T>
   return pick;
 }
 
+// ReplayKernels::scan, in whole numbers, whose largest the compiler finds lane by lane.
+[[gnu::always_inline]] inline PriorityScan scan_of(const float* priorities, std::size_t count) {
+  constexpr std::int32_t kInfinity = 0x7F800000;
+  std::int32_t largest = 0;
+  std::int32_t wrong = 0;
+  std::uint32_t infinite = 0;
+  PriorityScan found{true, 0.0f, 0};
+  for (std::size_t start = 0; start < count; start += kScanned) {  // few enough for 32 bits to count
+    const std::size_t end = count - start < kScanned ? count : start + kScanned;
+    infinite = 0;
+    for (std::size_t i = start; i < end; ++i) {
+      std::int32_t bits;
+      __builtin_memcpy(&bits, priorities + i, sizeof bits);
+      bits = bits == std::numeric_limits<std::int32_t>::min() ? 0 : bits;  // -0
+      wrong |= (bits < 0) | (bits > kInfinity);
+      infinite += bits == kInfinity;
+      bits = bits == kInfinity ? 0 : bits;
+      largest = bits > largest ? bits : largest;
+    }
+    found.infinite += infinite;
+  }
+  found.valid = wrong == 0;
+  __builtin_memcpy(&found.largest, &largest, sizeof largest);
+  return found;
+}
+
+// ReplayKernels::all_below: a number outside makes one of both negative.
+[[gnu::always_inline]] inline bool all_below_of(const std::int64_t* indices, std::size_t count, std::size_t end) {
+  const std::uint64_t last = std::uint64_t{end} - 1;
+  std::uint64_t outside = end == 0 ? ~std::uint64_t{0} : 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto index = static_cast<std::uint64_t>(indices[i]);
+    outside |= index | (last - index);
+  }
+  return count == 0 || outside >> 63 == 0;
+}
+
 }  // namespace
 
 // The body of a Find, a macro because a function cannot inherit its caller's instruction set. PICK_NODE<K> and
 // PICK_LEAF<K> pick among K siblings and lower the target.
 #define PEARL_DESCEND(K, PICK_NODE, PICK_LEAF)                                                    \
   constexpr int kShift = std::countr_zero(K);                                                     \
-  std::uint64_t rest[kDescentGroup];                                                              \
-  std::size_t node[kDescentGroup];                                                                \
   for (std::size_t start = 0; start < count; start += kDescentGroup) {                            \
-    const std::size_t group = count - start < kDescentGroup ? count - start : kDescentGroup;      \
-    for (std::size_t j = 0; j < group; ++j) {                                                     \
-      rest[j] = targets[start + j];                                                               \
-      node[j] = 0;                                                                                \
-    }                                                                                             \
-    for (std::size_t level = tree.count - 1; level-- > 0;) {                                      \
-      const std::uint64_t* sums = tree.sums[level];                                               \
-      for (std::size_t j = 0; j < group; ++j) {                                                   \
-        const std::size_t first = node[j] << kShift;                                              \
-        node[j] = first + PICK_NODE<K>(sums + first, rest[j]);                                    \
-        if (level > 0)                                                                            \
-          prefetch_family<K>(tree.sums[level - 1] + (node[j] << kShift));                         \
+    const std::size_t end = count - start < kDescentGroup ? count : start + kDescentGroup;        \
+    for (std::size_t at = level; at > 0; --at) {                                                  \
+      const std::uint64_t* sums = tree.sums[at - 1];                                              \
+      for (std::size_t j = start; j < end; ++j) {                                                 \
+        const std::size_t first = static_cast<std::size_t>(places[j]) << kShift;                  \
+        const std::size_t node = first + PICK_NODE<K>(sums + first, rest[j]);                     \
+        places[j] = static_cast<std::int64_t>(node);                                              \
+        if (at > 1)                                                                               \
+          prefetch_family<K>(tree.sums[at - 2] + (node << kShift));                               \
         else                                                                                      \
-          prefetch_family<K>(tree.leaves + (node[j] << kShift));                                  \
+          prefetch_family<K>(tree.leaves + (node << kShift));                                     \
       }                                                                                           \
     }                                                                                             \
-    for (std::size_t j = 0; j < group; ++j) {                                                     \
-      const std::size_t first = node[j] << kShift;                                                \
+    for (std::size_t j = start; j < end; ++j) {                                                   \
+      const std::size_t first = static_cast<std::size_t>(places[j]) << kShift;                    \
       const std::size_t leaf = first + PICK_LEAF<K>(tree.leaves + first, rest[j]);                \
-      indices[start + j] = static_cast<std::int64_t>(leaf);                                       \
-      values[start + j] = tree.leaves[leaf];                                                      \
+      places[j] = static_cast<std::int64_t>(leaf);                                                \
+      values[j] = tree.leaves[leaf];                                                              \
     }                                                                                             \
   }
 
