@@ -136,6 +136,19 @@ def test_fanouts_give_the_same_samples():
         assert_same(batches[0], batch)
 
 
+def test_workers_share_large_batches_and_change_nothing():
+    alone, shared = (filled(NativeReplayManager, 20_000, seed=5, workers=workers) for workers in (1, 3))
+    for _ in range(5):
+        sample = alone.sample(8_192)
+        assert_same(sample, shared.sample(8_192))
+        for replay in (alone, shared):
+            assert replay.update(sample.indices, np.sqrt(sample.indices + 0.5), sample.generations) == 8_192
+        assert_same_state(alone, shared)
+    for wrong in (0, 257, 1.0, True):
+        with pytest.raises(ReplayError, match=r"workers must be a whole number in \[1, 256\]"):
+            NativeReplayManager(10, workers=wrong)
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_total_stays_the_sum_of_the_leaves(threads):
     replay = NativeReplayManager(1500, fanout=16, seed=1)

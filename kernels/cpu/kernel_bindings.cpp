@@ -32,7 +32,9 @@ Array<float> importance_weights(const Array<std::uint32_t>& leaves, double beta)
     if (leaves.data()[i] < 1 || leaves.data()[i] > pearl::kLeafMax)
       throw pearl::ReplayError("Leaves must lie in [1, 2**28); found " + std::to_string(leaves.data()[i]) + ".");
   Array<float> weights(leaves.size());
-  pearl::replay_kernels().weights(leaves.data(), count, pearl::exponent_q28(beta), weights.mutable_data());
+  const pearl::ReplayKernels& kernels = pearl::replay_kernels();
+  const std::uint32_t smallest = kernels.smallest(leaves.data(), count);
+  kernels.weights(leaves.data(), count, smallest, pearl::exponent_q28(beta), weights.mutable_data());
   return weights;
 }
 

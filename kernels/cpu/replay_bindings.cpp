@@ -82,14 +82,14 @@ void bind_sum_tree(py::module_& m) {
   cls
       .def(py::init([](std::int64_t capacity, unsigned fanout, const std::string& mode, double alpha,
                        std::uint64_t seed, bool stratified, bool replacement, std::uint32_t max_times_sampled,
-                       float initial_priority) {
+                       float initial_priority, unsigned workers) {
              return std::make_unique<Tree>(capacity, fanout, alpha, seed,
                                            pearl::ReplayOptions{selection_of(mode), stratified, replacement,
-                                                                max_times_sampled, initial_priority});
+                                                                max_times_sampled, initial_priority, workers});
            }),
            py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"), py::arg("seed"),
            py::arg("stratified") = true, py::arg("replacement") = true, py::arg("max_times_sampled") = 0,
-           py::arg("initial_priority") = pearl::kInitialMax)
+           py::arg("initial_priority") = pearl::kInitialMax, py::arg("workers") = 1)
       .def(
           "insert",
           [](Tree& tree, const Array<std::int64_t>& indices, const std::optional<Array<float>>& priorities) {

@@ -17,9 +17,15 @@ void quantise_all(const float* priorities, std::size_t count, std::int64_t alpha
   for (std::size_t i = 0; i < count; ++i) leaves[i] = quantise(priorities[i], alpha_q28, scale);
 }
 
-void weights_of(const std::uint32_t* leaves, std::size_t count, std::int64_t beta_q28, float* weights) {
-  if (count == 0) return;
-  const std::int64_t log2_min = log2_q32(*std::min_element(leaves, leaves + count));
+std::uint32_t smallest(const std::uint32_t* leaves, std::size_t count) {
+  std::uint32_t least = ~0u;
+  for (std::size_t i = 0; i < count; ++i) least = std::min(least, leaves[i]);
+  return least;
+}
+
+void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t smallest, std::int64_t beta_q28,
+                float* weights) {
+  const std::int64_t log2_min = log2_q32(smallest);
   for (std::size_t i = 0; i < count; ++i) weights[i] = importance_weight(log2_min, log2_q32(leaves[i]), beta_q28);
 }
 
@@ -100,6 +106,7 @@ const ReplayKernels& plain_replay_kernels() {
   static constexpr ReplayKernels kernels = {
       "plain",
       quantise_all,
+      smallest,
       weights_of,
       targets_of,
       scan,

@@ -107,9 +107,9 @@ PEARL_AVX2 std::uint32_t smallest(const std::uint32_t* leaves, std::size_t count
   return smallest;
 }
 
-PEARL_AVX2 void weights_of(const std::uint32_t* leaves, std::size_t count, std::int64_t beta_q28, float* weights) {
-  if (count == 0) return;
-  const std::int64_t least = log2_q32(smallest(leaves, count));
+PEARL_AVX2 void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t smallest,
+                           std::int64_t beta_q28, float* weights) {
+  const std::int64_t least = log2_q32(smallest);
   const __m256i log2_min = constant(least);
   const __m256i beta = constant(beta_q28);
   const __m256i two52 = constant(0x4330000000000000);
@@ -324,6 +324,7 @@ PEARL_AVX2 void find(const TreeLevels& tree, std::size_t level, std::uint64_t* r
 constexpr ReplayKernels kKernels = {
     "avx2",
     quantise_all,
+    smallest,
     weights_of,
     targets_of,
     scan,

@@ -85,9 +85,9 @@ PEARL_AVX512 std::uint32_t smallest(const std::uint32_t* leaves, std::size_t cou
   return _mm512_reduce_min_epu32(least);
 }
 
-PEARL_AVX512 void weights_of(const std::uint32_t* leaves, std::size_t count, std::int64_t beta_q28, float* weights) {
-  if (count == 0) return;
-  const __m512i log2_min = constant(log2_q32(smallest(leaves, count)));
+PEARL_AVX512 void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t smallest,
+                             std::int64_t beta_q28, float* weights) {
+  const __m512i log2_min = constant(log2_q32(smallest));
   const __m512i beta = constant(beta_q28);
   for (std::size_t i = 0; i < count; i += kLanes) {
     const __mmask8 lanes = first_lanes(count - i);
@@ -295,6 +295,7 @@ PEARL_AVX512 void find(const TreeLevels& tree, std::size_t level, std::uint64_t*
 constexpr ReplayKernels kKernels = {
     "avx512",
     quantise_all,
+    smallest,
     weights_of,
     targets_of,
     scan,

@@ -28,31 +28,32 @@ class KarySumTree final : public SumTree {
     for (auto& sums : sums_) levels_.push_back(sums.data());
   }
 
-  void find(std::uint64_t* targets, std::size_t count, bool ascending, std::int64_t* indices,
+  void find(std::uint64_t* targets, std::size_t count, std::size_t ascending, std::int64_t* indices,
             std::uint32_t* values) const override {
+    if (count == 0) return;
     std::size_t level = top();
     // Walking along a level costs about twice as much a node as descending by one costs a target.
-    while (ascending && level > 0 && 2 * nodes_[level - 1] <= count) --level;
+    while (level > 0 && 2 * nodes_[level - 1] <= ascending) --level;
     if (level == top())
       std::fill_n(indices, count, 0);
     else
-      walk(levels_[level], targets, count, indices);
+      walk(level, targets, count, indices);
     replay_kernels().find[kShift]({leaves_.data(), levels_.data(), levels_.size()}, level, targets, count, indices,
                                   values);
   }
 
-  void assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count, std::size_t batch,
-                   const std::int64_t* ahead, std::size_t ahead_count) override {
+  std::ptrdiff_t assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
+                             std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) override {
     std::uint32_t* leaves = leaves_.data();
     const std::size_t levels = levels_one_by_one(batch);
-    std::size_t positive = positive_;
+    std::ptrdiff_t grown = 0;
     for (std::size_t i = 0; i < count; ++i) {
       if (i < ahead_count) prefetch_path(static_cast<std::size_t>(ahead[i]));
       std::size_t node = static_cast<std::size_t>(indices[i]);
       const std::uint32_t before = leaves[node];
       const std::uint32_t after = values[i];
       leaves[node] = after;
-      positive += static_cast<std::size_t>(after != 0) - static_cast<std::size_t>(before != 0);
+      grown += static_cast<std::ptrdiff_t>(after != 0) - static_cast<std::ptrdiff_t>(before != 0);
       // Differences wrap modulo 2^64, so one addition serves both signs.
       const std::uint64_t difference = std::uint64_t{after} - std::uint64_t{before};
       for (std::size_t level = 0; level < levels; ++level) {
@@ -61,12 +62,17 @@ class KarySumTree final : public SumTree {
       }
     }
     for (std::size_t i = count; i < ahead_count; ++i) prefetch_path(static_cast<std::size_t>(ahead[i]));
-    positive_ = positive;
+    return grown;
   }
 
-  void finish(std::size_t batch) override {
+  void finish(std::size_t batch, std::ptrdiff_t grown) override {
+    positive_ += static_cast<std::size_t>(grown);
     for (std::size_t level = levels_one_by_one(batch); level < levels_.size(); ++level)
       sum_range(level, 0, nodes_[level]);
+  }
+
+  std::size_t granule(std::size_t batch) const override {
+    return std::size_t{1} << (kShift * static_cast<int>(levels_one_by_one(batch)));
   }
 
   void assign_range(std::size_t first, const std::uint32_t* values, std::size_t count) override {
@@ -111,17 +117,23 @@ class KarySumTree final : public SumTree {
     if (levels_.size() > 1) __builtin_prefetch(levels_[1] + (leaf >> 2 * kShift), 1, 3);
   }
 
-  // For each of ascending targets the node that holds it; the target is lowered by the sum of those before.
-  static void walk(const std::uint64_t* sums, std::uint64_t* targets, std::size_t count, std::int64_t* nodes) {
-    std::int64_t node = 0;
+  // For each of ascending targets the node of a level that holds it; the target is lowered by the sum of those before.
+  void walk(std::size_t level, std::uint64_t* targets, std::size_t count, std::int64_t* nodes) const {
+    std::size_t node = 0;
     std::uint64_t before = 0;
-    std::uint64_t end = sums[0];
+    for (std::size_t at = top(); at > level; --at) {  // down to the first
+      const std::uint64_t* sums = levels_[at - 1];
+      node <<= kShift;
+      while (targets[0] - before >= sums[node]) before += sums[node++];
+    }
+    const std::uint64_t* sums = levels_[level];
+    std::uint64_t end = before + sums[node];
     for (std::size_t i = 0; i < count; ++i) {
       while (targets[i] >= end) {
         before = end;
         end += sums[++node];
       }
-      nodes[i] = node;
+      nodes[i] = static_cast<std::int64_t>(node);
       targets[i] -= before;
     }
   }
@@ -153,12 +165,13 @@ class KarySumTree final : public SumTree {
 }  // namespace
 
 void SumTree::assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count) {
-  assign_part(nullptr, nullptr, 0, count, indices, std::min(count, kPart));
+  std::ptrdiff_t grown = assign_part(nullptr, nullptr, 0, count, indices, std::min(count, kPart));
   for (std::size_t start = 0; start < count; start += kPart) {
     const std::size_t end = std::min(start + kPart, count);
-    assign_part(indices + start, values + start, end - start, count, indices + end, std::min(end + kPart, count) - end);
+    grown += assign_part(indices + start, values + start, end - start, count, indices + end,
+                         std::min(end + kPart, count) - end);
   }
-  finish(count);
+  finish(count, grown);
 }
 
 std::unique_ptr<SumTree> make_sum_tree(std::size_t capacity, unsigned fanout) {

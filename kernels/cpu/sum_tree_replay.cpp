@@ -83,6 +83,7 @@ SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alph
       alpha_q28_(exponent_q28(alpha)),
       seed_(seed),
       scale_(kDefaultScale),
+      workers_(options.workers),
       slots_(capacity_),
       times_(capacity_) {
   if (prioritized_ || in_turn_) tree_ = make_sum_tree(capacity_, fanout_);
@@ -323,7 +324,7 @@ void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t*
   std::size_t drawn = 0;
   for (; drawn < count && tree.total() > 0; ++drawn) {
     std::uint64_t target = mulhi64(tree.total(), targets_[drawn]);
-    tree.find(&target, 1, false, indices + drawn, values_.data() + drawn);
+    tree.find(&target, 1, 0, indices + drawn, values_.data() + drawn);
     const auto slot = static_cast<std::size_t>(indices[drawn]);
     if (limit_ != 0) ++times_[slot];
     const bool last = exhausted(slot);
@@ -359,13 +360,11 @@ void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
   draw_in_turn(*ones, count, indices);
 }
 
-// Counts a selected batch and reads its generations.
-void SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count) {
+// Counts a selected batch and reads its generations. Threads may tally at once, each its own slots.
+SumTreeReplay::Tally SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count) {
   const auto now = static_cast<std::uint32_t>(counters_.inserts);
-  std::uint64_t ages = 0;
-  std::uint64_t counted = 0;
-  std::uint32_t age_max = 0;
-  const bool limited = limit_ != 0;
+  Tally found;
+  const bool limited = limit_ != 0;  // then one thread tallies
   constexpr std::size_t kAhead = 32;
   for (std::size_t i = 0; i < count; ++i) {
     if (i + kAhead < count) {
@@ -377,17 +376,82 @@ void SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generation
     const std::uint32_t generation = slots_[slot].generation;
     if (generations != nullptr) generations[i] = generation;
     const std::uint32_t age = now - generation;
-    ages += age;
-    age_max = std::max(age_max, age);
+    found.ages += age;
+    found.age_max = std::max(found.age_max, age);
     const std::uint16_t counts = times_[slot] < kTimesMax;
     times_[slot] = static_cast<std::uint16_t>(times_[slot] + counts);
-    counted += counts;
+    found.counted += counts;
     if (limited && times_[slot] == limit_) retire(slot);
   }
-  times_sum_ += counted;
-  last_.count = count;
-  last_.ages = ages;
-  last_.age_max = age_max;
+  return found;
+}
+
+void SumTreeReplay::add_weights(const float* weights, std::size_t count, LastBatch& batch) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto units = static_cast<std::uint64_t>(static_cast<std::int32_t>(weights[i] * 0x1p24f));
+    batch.weights += units;
+    batch.squares += (units * units) >> 16;
+  }
+}
+
+bool SumTreeReplay::may_share(std::size_t count) const {
+  return workers_.workers() > 1 && count >= 2 * kChunk;
+}
+
+void SumTreeReplay::draw(std::size_t count, double beta, std::int64_t* indices, float* weights,
+                         std::uint32_t* generations) {
+  const ReplayKernels& kernels = replay_kernels();
+  const std::uint64_t total = tree_->total();
+  values_.resize(count);
+  targets_.resize(count);
+  if (!stratified_) {
+    random(count);
+    for (std::size_t i = 0; i < count; ++i) targets_[i] = mulhi64(total, targets_[i]);
+  }
+  const bool may = may_share(count);
+  const std::size_t parts =
+      may && draws_.begin() ? std::min<std::size_t>(count / kChunk, 4 * std::size_t{workers_.workers()}) : 1;
+  const auto edge = [&](std::size_t part) { return part == parts ? count : count / parts * part & ~std::size_t{1}; };
+  drawn_.assign(parts, {});
+  workers_.run(parts, [&](std::size_t part) {
+    const std::size_t first = edge(part);
+    const std::size_t size = edge(part + 1) - first;
+    std::uint64_t* targets = targets_.data() + first;
+    if (stratified_) kernels.targets(seed_, call_, count, first, size, total, targets);
+    tree_->find(targets, size, stratified_ ? count : 0, indices + first, values_.data() + first);
+    if (weights != nullptr) drawn_[part].smallest = kernels.smallest(values_.data() + first, size);
+  });
+  // Only neighbours can be equal where targets ascend: a chunk begins where the slot changes.
+  const auto begins = [&](std::size_t part) {
+    std::size_t at = edge(part);
+    while (at > 0 && at < count && indices[at] == indices[at - 1]) ++at;
+    return at;
+  };
+  const std::int64_t beta_q28 = exponent_q28(beta);
+  std::uint32_t least = ~0u;
+  for (const Drawn& part : drawn_) least = std::min(least, part.smallest);
+  workers_.run(parts, [&](std::size_t part) {
+    const std::size_t first = edge(part);
+    const std::size_t end = edge(part + 1);
+    if (weights != nullptr) {
+      kernels.weights(values_.data() + first, end - first, least, beta_q28, weights + first);
+      add_weights(weights + first, end - first, drawn_[part].batch);
+    }
+    if (generations == nullptr || (parts > 1 && !stratified_)) return;
+    const std::size_t from = begins(part);
+    drawn_[part].tally = tally(indices + from, generations + from, begins(part + 1) - from);
+  });
+  if (generations != nullptr && parts > 1 && !stratified_) drawn_[0].tally = tally(indices, generations, count);
+  last_ = {};
+  for (const Drawn& part : drawn_) {
+    times_sum_ += part.tally.counted;
+    last_.ages += part.tally.ages;
+    last_.age_max = std::max(last_.age_max, part.tally.age_max);
+    last_.weights += part.batch.weights;
+    last_.squares += part.batch.squares;
+  }
+  if (generations != nullptr) last_.count = count;
+  if (may) draws_.end(count);
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
@@ -400,41 +464,30 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   if (sampleable() == 0)
     throw ReplayError("All " + std::to_string(filled_) + " items were sampled " + std::to_string(limit_) +
                       " times: insert before sampling again.");
-  std::uint64_t weight_sum = 0;
-  std::uint64_t weight_squares = 0;
-  const std::uint64_t total = selection_ == Selection::kPrioritized ? tree_->total() : 0;
-  if (total == 0) {
-    select(count, indices);
-    if (weights != nullptr) std::fill(weights, weights + count, 1.0f);
-    weight_sum = std::uint64_t{count} << 24;
-    weight_squares = std::uint64_t{count} << 32;
+  if (selection_ == Selection::kPrioritized && !in_turn_ && tree_->total() > 0) {
+    draw(count, beta, indices, weights, generations);
   } else {
-    if (in_turn_) {
-      select(count, indices);
-    } else {
-      values_.resize(count);
-      if (stratified_) {
-        targets_.resize(count);
-        replay_kernels().targets(seed_, call_, count, 0, count, total, targets_.data());
-      } else {
-        random(count);
-        for (std::size_t i = 0; i < count; ++i) targets_[i] = mulhi64(total, targets_[i]);
-      }
-      tree_->find(targets_.data(), count, stratified_, indices, values_.data());
+    const bool by_priority = selection_ == Selection::kPrioritized && tree_->total() > 0;
+    select(count, indices);
+    LastBatch batch;
+    batch.weights = std::uint64_t{count} << 24;
+    batch.squares = std::uint64_t{count} << 32;
+    if (weights != nullptr) std::fill(weights, weights + count, 1.0f);
+    if (by_priority && weights != nullptr) {
+      const ReplayKernels& kernels = replay_kernels();
+      kernels.weights(values_.data(), count, kernels.smallest(values_.data(), count), exponent_q28(beta), weights);
+      batch = {};
+      add_weights(weights, count, batch);
     }
-    if (weights != nullptr) {
-      replay_kernels().weights(values_.data(), count, exponent_q28(beta), weights);
-      for (std::size_t i = 0; i < count; ++i) {
-        const auto units = static_cast<std::uint64_t>(static_cast<std::int32_t>(weights[i] * 0x1p24f));
-        weight_sum += units;
-        weight_squares += (units * units) >> 16;
-      }
+    if (generations != nullptr || limit_ != 0) {
+      const Tally found = tally(indices, generations, count);
+      times_sum_ += found.counted;
+      batch.count = count;
+      batch.ages = found.ages;
+      batch.age_max = found.age_max;
     }
+    last_ = batch;
   }
-  last_ = {};
-  if (generations != nullptr || limit_ != 0) tally(indices, generations, count);
-  last_.weights = weight_sum;
-  last_.squares = weight_squares;
   ++call_;
   counters_.samples += count;
 }
@@ -443,59 +496,120 @@ bool SumTreeReplay::all_written(const std::int64_t* indices, std::size_t count) 
   return end_ == filled_ && replay_kernels().all_below(indices, count, end_);  // no gaps: what a ring gives
 }
 
-// The case that training lives on: every slot is written and every priority fits the scale, so that nothing can fail.
-// Memory of one part is fetched while the part before is applied.
-std::size_t SumTreeReplay::update_in_parts(const std::int64_t* indices, const float* priorities,
-                                           const std::uint32_t* generations, std::size_t count) {
-  constexpr std::size_t kPart = SumTree::kPart;
-  std::int64_t kept[kPart];
-  float values[kPart];
-  std::uint32_t leaves[kPart];
-  std::size_t applied = 0;
-  float largest = max_priority_;
-  std::size_t infinite = 0;
-  const std::size_t first = std::min(count, kPart);
-  for (std::size_t i = 0; i < first; ++i) __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[i])], 1, 3);
-  tree_->assign_part(nullptr, nullptr, 0, count, indices, first);
-  for (std::size_t start = 0; start < count; start += kPart) {
-    const std::size_t size = std::min(kPart, count - start);
-    const std::size_t end = start + size;
-    const std::size_t ahead = std::min(kPart, count - end);
-    for (std::size_t i = 0; i < ahead; ++i)
-      __builtin_prefetch(&slots_[static_cast<std::size_t>(indices[end + i])], 1, 3);
-    const std::int64_t* places = indices + start;
-    const float* given = priorities + start;
-    std::size_t fresh = size;
-    if (generations == nullptr) {
-      for (std::size_t i = 0; i < size; ++i) slots_[static_cast<std::size_t>(places[i])].priority = given[i];
-    } else {
-      fresh = 0;
-      for (std::size_t i = 0; i < size; ++i) {
-        Slot& slot = slots_[static_cast<std::size_t>(places[i])];
-        const bool current = slot.generation == generations[start + i];
-        slot.priority = current ? given[i] : slot.priority;
-        kept[fresh] = places[i];
-        values[fresh] = given[i];
-        fresh += current;
-      }
-      if (fresh < size) {
-        places = kept;
-        given = values;
-      }
+// Updates one part of a batch: slots that are written, with priorities that fit the scale. Memory of the part ahead is
+// fetched meanwhile.
+void SumTreeReplay::update_part(const Part& part, const Part& ahead, std::size_t batch, Applied& done) {
+  std::int64_t kept[SumTree::kPart];
+  float values[SumTree::kPart];
+  std::uint32_t leaves[SumTree::kPart];
+  prefetch(ahead);
+  const std::int64_t* slots = part.slots;
+  const float* priorities = part.priorities;
+  std::size_t count = part.count;
+  if (part.generations == nullptr) {
+    for (std::size_t i = 0; i < count; ++i) slots_[static_cast<std::size_t>(slots[i])].priority = priorities[i];
+  } else {
+    std::size_t current = 0;
+    for (std::size_t i = 0; i < part.count; ++i) {
+      Slot& slot = slots_[static_cast<std::size_t>(slots[i])];
+      const bool fresh = slot.generation == part.generations[i];
+      slot.priority = fresh ? priorities[i] : slot.priority;
+      kept[current] = slots[i];
+      values[current] = priorities[i];
+      current += fresh;
     }
-    const PriorityScan found = replay_kernels().scan(given, fresh);
-    largest = std::max(largest, found.largest);
-    infinite += found.infinite;
-    replay_kernels().quantise(given, fresh, alpha_q28_, scale_, leaves);
-    tree_->assign_part(places, leaves, fresh, count, indices + end, ahead);
-    applied += fresh;
+    if (current < count) {
+      slots = kept;
+      priorities = values;
+      count = current;
+    }
   }
-  tree_->finish(count);
-  max_priority_ = largest;
-  counters_.saturated += infinite;
-  counters_.stale += count - applied;
-  counters_.updates += applied;
-  return applied;
+  const PriorityScan found = replay_kernels().scan(priorities, count);
+  done.largest = std::max(done.largest, found.largest);
+  done.infinite += found.infinite;
+  done.count += count;
+  replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves);
+  done.grown += tree_->assign_part(slots, leaves, count, batch, ahead.slots, ahead.count);
+}
+
+void SumTreeReplay::prefetch(const Part& part) const {
+  for (std::size_t i = 0; i < part.count; ++i)
+    __builtin_prefetch(&slots_[static_cast<std::size_t>(part.slots[i])], 1, 3);
+}
+
+SumTreeReplay::Applied SumTreeReplay::update_all(const Part& batch) {
+  const auto part = [&](std::size_t start) {
+    start = std::min(start, batch.count);
+    return Part{batch.slots + start, batch.priorities + start,
+                batch.generations == nullptr ? nullptr : batch.generations + start,
+                std::min(SumTree::kPart, batch.count - start)};
+  };
+  Applied done;
+  update_part(part(batch.count), part(0), batch.count, done);
+  for (std::size_t start = 0; start < batch.count; start += SumTree::kPart)
+    update_part(part(start), part(start + SumTree::kPart), batch.count, done);
+  return done;
+}
+
+// Updates those of a batch whose slots lie in [first, end).
+SumTreeReplay::Applied SumTreeReplay::update_range(const Part& batch, std::size_t first, std::size_t end) {
+  struct Buffer {
+    std::int64_t slots[SumTree::kPart];
+    float priorities[SumTree::kPart];
+    std::uint32_t generations[SumTree::kPart];
+  };
+  Buffer buffers[2];
+  std::size_t at = 0;
+  const auto fill = [&](Buffer& buffer) {
+    std::size_t count = 0;
+    for (; count < SumTree::kPart && at < batch.count; ++at) {
+      buffer.slots[count] = batch.slots[at];
+      buffer.priorities[count] = batch.priorities[at];
+      if (batch.generations != nullptr) buffer.generations[count] = batch.generations[at];
+      count += static_cast<std::size_t>(batch.slots[at]) - first < end - first;
+    }
+    return Part{buffer.slots, buffer.priorities, batch.generations == nullptr ? nullptr : buffer.generations, count};
+  };
+  Applied done;
+  Part part = fill(buffers[0]);
+  update_part({}, part, batch.count, done);
+  for (std::size_t turn = 1; part.count > 0; ++turn) {
+    const Part ahead = fill(buffers[turn % 2]);
+    update_part(part, ahead, batch.count, done);
+    part = ahead;
+  }
+  return done;
+}
+
+// The case that training lives on: every slot is written, every priority fits the scale, nothing can fail.
+std::size_t SumTreeReplay::update_written(const Part& batch) {
+  // Each worker has runs of slots of its own, so that neither leaves nor the sums above them are shared.
+  const std::size_t granule = tree_->granule(batch.count);
+  const std::size_t granules = (capacity_ + granule - 1) / granule;
+  const bool may = may_share(batch.count);
+  const std::size_t parts = may && updates_.begin() ? std::min<std::size_t>(workers_.workers(), granules) : 1;
+  Applied all;
+  if (parts == 1) {
+    all = update_all(batch);
+  } else {
+    applied_.assign(parts, {});
+    workers_.run(parts, [&](std::size_t part) {
+      applied_[part] = update_range(batch, granules * part / parts * granule, granules * (part + 1) / parts * granule);
+    });
+    for (const Applied& part : applied_) {
+      all.count += part.count;
+      all.infinite += part.infinite;
+      all.largest = std::max(all.largest, part.largest);
+      all.grown += part.grown;
+    }
+  }
+  tree_->finish(batch.count, all.grown);
+  if (may) updates_.end(batch.count);
+  max_priority_ = std::max(max_priority_, all.largest);
+  counters_.saturated += all.infinite;
+  counters_.stale += batch.count - all.count;
+  counters_.updates += all.count;
+  return all.count;
 }
 
 std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* priorities,
@@ -510,7 +624,7 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   PriorityScan found = check_priorities(priorities, count);
   const bool fits = !(found.largest > 0.0f) || excess_bits(found.largest, alpha_q28_, scale_) == 0;
   if (plain() && fits && all_written(indices, count))
-    return update_in_parts(indices, priorities, generations, count);
+    return update_written({indices, priorities, generations, count});
   bool stale = false;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t generation = slots_[static_cast<std::size_t>(indices[i])].generation;
@@ -580,7 +694,7 @@ void SumTreeReplay::find(const std::uint64_t* targets, std::int64_t* indices, st
                         std::to_string(tree_->total()) + "; found " + std::to_string(targets[i]) + ".");
   values_.resize(count);
   targets_.assign(targets, targets + count);
-  tree_->find(targets_.data(), count, false, indices, values_.data());
+  tree_->find(targets_.data(), count, 0, indices, values_.data());
 }
 
 ReplayState SumTreeReplay::state_locked() const {

@@ -184,7 +184,8 @@ def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
         raise CheckpointError("The saved replay's priorities are damaged: some are NaN or negative.")
     if (leaves > LEAF_MAX).any() or (leaves[~sampleable] > 0).any():
         raise CheckpointError("The saved replay's leaves are damaged: some are too large, or of unwritten slots.")
-    if (max_times_sampled and (times > max_times_sampled).any()) or (times[np.asarray(state["generations"]) == 0] > 0).any():
+    unwritten = np.asarray(state["generations"]) == 0
+    if (times > (max_times_sampled or TIMES_MAX)).any() or (times[unwritten] > 0).any():
         raise CheckpointError("The saved replay's times_sampled are damaged: too many, or of unwritten slots.")
 
 

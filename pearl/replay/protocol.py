@@ -28,8 +28,9 @@ class ReplayStatistics:
 
     `exhausted` counts items that were sampled `max_times_sampled` times. `histogram[b]` are the items held whose
     quantised priority has `b` bits (0: never sampled; empty for modes that keep no priorities). `samples_per_item` is
-    the mean over the items held, of which each counts up to 65,535. `age_mean` and `age_max` (in items inserted since, modulo 2**32) and
-    `effective_sample_size` (of the weights) are those of the last batch, 0 before the first and after a restore.
+    the mean over the items held, of which each counts up to 65,535. `age_mean` and `age_max` (in items inserted since,
+    modulo 2**32) and `effective_sample_size` (of the weights) are those of the last batch, 0 before the first and after
+    a restore.
     """
 
     filled: int

@@ -105,10 +105,11 @@ void measure(std::size_t slots, unsigned fanout) {
       const double drawn = out.targets.back();
       out.find.push_back(repeated([&] {
                            draw();
-                           tree->find(targets.data(), kBatch, true, indices.data(), values.data());
+                           tree->find(targets.data(), kBatch, kBatch, indices.data(), values.data());
                          }) - drawn);
       out.weights.push_back(repeated([&] {
-        kernels.weights(values.data(), kBatch, exponent_q28(0.4), weights.data());
+        const std::uint32_t smallest = kernels.smallest(values.data(), kBatch);
+        kernels.weights(values.data(), kBatch, smallest, exponent_q28(0.4), weights.data());
       }));
       out.quantise.push_back(repeated([&] {
         kernels.quantise(fresh.data(), kBatch, exponent_q28(0.6), kDefaultScale, values.data());

@@ -62,8 +62,10 @@ void weights_are_those_of_importance_weight(const ReplayKernels& kernels) {
       for (auto& leaf : leaves) leaf = (random() % kLeafMax >> random() % 28) + 1;
       leaves[random() % count] = kLeafMax;
       std::vector<float> weights(count + 1, 77.0f);
-      kernels.weights(leaves.data(), count, exponent_q28(beta), weights.data());
-      const std::int64_t log2_min = log2_q32(*std::min_element(leaves.begin(), leaves.end()));
+      const std::uint32_t smallest = *std::min_element(leaves.begin(), leaves.end());
+      CHECK(kernels.smallest(leaves.data(), count) == smallest);
+      kernels.weights(leaves.data(), count, smallest, exponent_q28(beta), weights.data());
+      const std::int64_t log2_min = log2_q32(smallest);
       for (std::size_t i = 0; i < count; ++i)
         CHECK(weights[i] == importance_weight(log2_min, log2_q32(leaves[i]), exponent_q28(beta)));
       CHECK(weights[count] == 77.0f);
@@ -123,7 +125,7 @@ void trees_of_every_fanout_find_the_same_leaves() {
           for (const bool ascending : {false, true}) {
             const std::vector<std::uint64_t>& wanted = ascending ? ordered : targets;
             std::vector<std::uint64_t> used = wanted;
-            tree->find(used.data(), used.size(), ascending, found.data(), values.data());
+            tree->find(used.data(), used.size(), ascending ? wanted.size() : 0, found.data(), values.data());
             for (std::size_t i = 0; i < wanted.size(); ++i) {
               const auto expected = std::upper_bound(ends.begin(), ends.end(), wanted[i]) - ends.begin();
               CHECK(found[i] == expected);
@@ -165,7 +167,7 @@ void sums_do_not_depend_on_how_leaves_came() {
           std::uint64_t target = end;
           std::int64_t found;
           std::uint32_t value;
-          tree->find(&target, 1, false, &found, &value);
+          tree->find(&target, 1, 0, &found, &value);
           CHECK(found == static_cast<std::int64_t>(i));
           end += leaves[i];
         }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -12,6 +13,7 @@
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
 #include "pearl/sum_tree_replay.hpp"
+#include "pearl/worker_pool.hpp"
 
 namespace {
 
@@ -62,7 +64,7 @@ void trees_of_every_fanout_find_the_same_leaves() {
       std::vector<std::int64_t> found(targets.size());
       std::vector<std::uint32_t> values(targets.size());
       std::vector<std::uint64_t> used = targets;
-          tree->find(used.data(), used.size(), false, found.data(), values.data());
+          tree->find(used.data(), used.size(), 0, found.data(), values.data());
       for (std::size_t i = 0; i < targets.size(); ++i) {
         std::uint64_t prefix = 0;
         std::size_t expected = 0;
@@ -184,6 +186,66 @@ void draws_in_turn_leave_the_tree_as_it_was() {
     }
 }
 
+void workers_change_nothing() {
+  constexpr std::size_t kCapacity = 70000;
+  constexpr std::size_t kBatch = 9001;
+  std::vector<std::int64_t> all(kCapacity);
+  std::iota(all.begin(), all.end(), 0);
+  for (const bool stratified : {true, false}) {
+    ReplayOptions options;
+    options.stratified = stratified;
+    SumTreeReplay alone(kCapacity, 16, 0.6, 7, options);
+    options.workers = 4;
+    SumTreeReplay shared(kCapacity, 16, 0.6, 7, options);
+    std::mt19937 random(3);
+    std::vector<float> priorities(kCapacity);
+    for (auto& priority : priorities) priority = static_cast<float>(random() % 1000) * 0.01f;
+    priorities[5] = 5000.0f;  // drawn again and again
+    for (auto* replay : {&alone, &shared}) replay->insert(all.data(), priorities.data(), kCapacity);
+    std::vector<std::int64_t> indices(kBatch), others(kBatch);
+    std::vector<float> weights(kBatch), other_weights(kBatch);
+    std::vector<std::uint32_t> generations(kBatch), other_generations(kBatch);
+    for (int round = 0; round < 20; ++round) {
+      alone.sample(kBatch, 0.4, indices.data(), weights.data(), generations.data());
+      shared.sample(kBatch, 0.4, others.data(), other_weights.data(), other_generations.data());
+      CHECK(indices == others && weights == other_weights && generations == other_generations);
+      for (auto& weight : weights) weight = static_cast<float>(random() % 1000) * 0.01f;
+      const std::int64_t overwritten[] = {indices[4], indices[4000]};
+      for (auto* replay : {&alone, &shared}) replay->insert(overwritten, nullptr, 2);
+      const std::uint32_t* versions = round % 2 == 0 ? generations.data() : nullptr;
+      CHECK(alone.update(indices.data(), weights.data(), versions, kBatch) ==
+            shared.update(indices.data(), weights.data(), versions, kBatch));
+      const ReplayStatistics left = alone.statistics(), right = shared.statistics();
+      CHECK(left.state.total == right.state.total && left.histogram == right.histogram);
+      CHECK(left.state.counters.stale == right.state.counters.stale);
+      CHECK(left.samples_per_item == right.samples_per_item && left.age_mean == right.age_mean);
+      CHECK(left.effective_sample_size == right.effective_sample_size);
+      std::vector<std::uint32_t> leaves(kCapacity), other_leaves(kCapacity), versions_now(kCapacity);
+      std::vector<float> raw(kCapacity), other_raw(kCapacity);
+      alone.save(raw.data(), versions_now.data(), leaves.data());
+      shared.save(other_raw.data(), versions_now.data(), other_leaves.data());
+      CHECK(raw == other_raw && leaves == other_leaves);
+    }
+  }
+}
+
+void pools_do_each_chunk_once() {
+  WorkerPool pool(4);
+  for (int job = 0; job < 500; ++job) {
+    std::vector<int> times(1 + job % 50);
+    pool.run(times.size(), [&](std::size_t chunk) { ++times[chunk]; });
+    CHECK(std::all_of(times.begin(), times.end(), [](int count) { return count == 1; }));
+  }
+  std::vector<std::thread> callers;  // one at a time is helped, none waits
+  std::atomic<int> total = 0;
+  for (int caller = 0; caller < 3; ++caller)
+    callers.emplace_back([&] {
+      for (int job = 0; job < 100; ++job) pool.run(7, [&](std::size_t) { ++total; });
+    });
+  for (auto& caller : callers) caller.join();
+  CHECK(total == 3 * 100 * 7);
+}
+
 void states_move_between_replays() {
   for (const Selection selection : {Selection::kPrioritized, Selection::kUniform, Selection::kFifo, Selection::kTopK}) {
     ReplayOptions options;
@@ -241,6 +303,8 @@ int main() {
   wrong_arguments_change_nothing();
   items_come_in_order();
   draws_in_turn_leave_the_tree_as_it_was();
+  workers_change_nothing();
+  pools_do_each_chunk_once();
   states_move_between_replays();
   columns_wrap_around();
 }

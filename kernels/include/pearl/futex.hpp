@@ -43,6 +43,15 @@ inline void wake_all(SharedWord& word) {
 #endif
 }
 
+// Tells the processor that the caller spins.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // A point in time `seconds` ahead; infinity is far away, not an overflow.
 class Deadline {
  public:

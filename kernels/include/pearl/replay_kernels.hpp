@@ -33,8 +33,11 @@ struct ReplayKernels {
   // Leaves of priorities that are neither NaN nor negative: quantise() of each.
   void (*quantise)(const float* priorities, std::size_t count, std::int64_t alpha_q28, int scale,
                    std::uint32_t* leaves);
-  // (smallest leaf / leaf)^beta for leaves of at least 1: importance_weight() of each.
-  void (*weights)(const std::uint32_t* leaves, std::size_t count, std::int64_t beta_q28, float* weights);
+  // The least of the leaves; 2^32 - 1 for none.
+  std::uint32_t (*smallest)(const std::uint32_t* leaves, std::size_t count);
+  // (smallest / leaf)^beta for leaves of at least `smallest`, which is at least 1: importance_weight() of each.
+  void (*weights)(const std::uint32_t* leaves, std::size_t count, std::uint32_t smallest, std::int64_t beta_q28,
+                  float* weights);
   // floor(total * x_k / 2^64), x_k the stratified number of lane k (philox.hpp), for lanes first..first+count-1 of
   // `lanes`; `first` is even.
   void (*targets)(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,

@@ -16,16 +16,19 @@ class SumTree {
   virtual ~SumTree() = default;
 
   // For each target (below total()), the first leaf whose inclusive prefix sum exceeds it, and that leaf's value. The
-  // targets are used up; `ascending` promises that they are in order, which saves the upper levels' searches.
-  virtual void find(std::uint64_t* targets, std::size_t count, bool ascending, std::int64_t* indices,
+  // targets are used up. `ascending` is 0, or promises that they are so many in order (of which these may be a part):
+  // that saves the upper levels' searches. Threads may search at once.
+  virtual void find(std::uint64_t* targets, std::size_t count, std::size_t ascending, std::int64_t* indices,
                     std::uint32_t* values) const = 0;
   // Sets leaves in order, so that of duplicates the last wins.
   void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count);
-  // The same in parts of one batch of `batch` leaves, then finish(batch), before which the sums are not to be used.
-  // Memory of the leaves `ahead` is fetched meanwhile.
-  virtual void assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
-                           std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) = 0;
-  virtual void finish(std::size_t batch) = 0;
+  // The same in parts of one batch of `batch` leaves, then finish(), before which the sums are not to be used. Returns
+  // by how many the leaves above zero have grown, whose sum finish() takes. Memory of the leaves `ahead` is fetched
+  // meanwhile. Threads may assign at once, each its own whole runs of granule(batch) leaves.
+  virtual std::ptrdiff_t assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
+                                     std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) = 0;
+  virtual void finish(std::size_t batch, std::ptrdiff_t grown) = 0;
+  virtual std::size_t granule(std::size_t batch) const = 0;
   // Sets leaves first..first+count-1, in fewer steps.
   virtual void assign_range(std::size_t first, const std::uint32_t* values, std::size_t count) = 0;
   // Recomputes every sum from the leaves, in one pass.

@@ -12,6 +12,7 @@
 #include "pearl/max_tree.hpp"
 #include "pearl/replay_kernels.hpp"
 #include "pearl/sum_tree.hpp"
+#include "pearl/worker_pool.hpp"
 
 namespace pearl {
 
@@ -27,6 +28,7 @@ struct ReplayOptions {
   bool replacement = true;
   std::uint32_t max_times_sampled = 0;   // 0: no limit; at most kTimesMax
   float initial_priority = kInitialMax;  // of items that come without: one of the above, or a number above 0
+  unsigned workers = 1;                  // threads that share large batches, the caller's own included
 };
 
 struct ReplayCounters {
@@ -111,6 +113,7 @@ class SumTreeReplay {
     float priority;
     std::uint32_t generation;  // the count of inserts, this one included, modulo 2^32 and never 0; 0: never written
   };
+  static constexpr std::size_t kChunk = 2048;  // items; waking a thread for fewer takes as long
   struct LastBatch {
     std::size_t count = 0;
     std::uint64_t ages = 0;
@@ -131,8 +134,23 @@ class SumTreeReplay {
   bool all_written(const std::int64_t* indices, std::size_t count) const;
   // Whether a batch may be put into slots without a look at what else they hold.
   bool plain() const { return tree_ && prioritized_ && !maxima_ && limit_ == 0 && initial_ != kInitialMean; }
-  std::size_t update_in_parts(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
-                              std::size_t count);
+  struct Applied {
+    std::size_t count = 0;
+    std::size_t infinite = 0;
+    float largest = 0.0f;
+    std::ptrdiff_t grown = 0;
+  };
+  struct Part {  // of a batch of updates
+    const std::int64_t* slots = nullptr;
+    const float* priorities = nullptr;
+    const std::uint32_t* generations = nullptr;  // null: none is stale
+    std::size_t count = 0;
+  };
+  void prefetch(const Part& part) const;
+  void update_part(const Part& part, const Part& ahead, std::size_t batch, Applied& done);
+  Applied update_all(const Part& batch);
+  Applied update_range(const Part& batch, std::size_t first, std::size_t end);
+  std::size_t update_written(const Part& batch);
   bool insert_range(const std::int64_t* indices, const float* priorities, std::size_t count);
   // Puts the batch's priorities, and values_ as their leaves, into slots and trees.
   void store(const std::int64_t* indices, const float* priorities, std::size_t count);
@@ -142,7 +160,21 @@ class SumTreeReplay {
   void select(std::size_t count, std::int64_t* indices);
   void take_in_order(std::size_t count, std::int64_t* indices);
   void draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices);
-  void tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count);
+  struct Tally {
+    std::uint64_t ages = 0;
+    std::uint64_t counted = 0;
+    std::uint32_t age_max = 0;
+  };
+  struct Drawn {
+    std::uint32_t smallest = ~0u;
+    LastBatch batch;
+    Tally tally;
+  };
+  Tally tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count);
+  // A draw by priority in one go: the batch's slots, weights and generations, with what statistics want of them.
+  void draw(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
+  static void add_weights(const float* weights, std::size_t count, LastBatch& batch);
+  bool may_share(std::size_t count) const;
   void link_newest(std::size_t slot);
   void unlink(std::size_t slot);
   void fit_scale(float largest);
@@ -178,6 +210,9 @@ class SumTreeReplay {
   unsigned __int128 mean_sum_ = 0;  // of priorities, in 2^-40; kept for kInitialMean alone, as is their count
   std::size_t mean_count_ = 0;
   LastBatch last_;
+  WorkerPool workers_;
+  SharingTrial draws_;
+  SharingTrial updates_;
   AlignedArray<Slot> slots_;
   AlignedArray<std::uint16_t> times_;  // sampled since written
   std::unique_ptr<SumTree> tree_;     // of leaves; in uniform mode of ones, where drawn in turn; else null
@@ -186,6 +221,8 @@ class SumTreeReplay {
   AlignedArray<std::int64_t> older_;
   std::vector<std::uint64_t> targets_;
   std::vector<std::uint32_t> values_;
+  std::vector<Drawn> drawn_;  // by chunk, and so
+  std::vector<Applied> applied_;
   std::vector<std::int64_t> kept_indices_;
   std::vector<float> kept_priorities_;
 };
