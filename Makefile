@@ -75,7 +75,9 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peer
 	@touch $@
 
 bench-replay: bench-env  ## Replay Manager and Data Storage beside other replay buffers; BENCH_ARGS=--quick for a look
-	$(BENCH)/bin/python -m benchmarks.replay $(BENCH_ARGS)
+	$(BENCH)/bin/cmake -S . -B build/replay_bench -DPEARL_PYTHON=OFF -DPEARL_BENCH=ON -DCMAKE_BUILD_TYPE=Release
+	$(BENCH)/bin/cmake --build build/replay_bench --parallel 2 --target replay_bench
+	$(BENCH)/bin/python -m benchmarks.replay --native build/replay_bench/replay_bench $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) $(BENCH) build docs/api

@@ -10,7 +10,9 @@ import argparse
 import gc
 import math
 import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +24,6 @@ import numpy as np
 
 from benchmarks import peers
 from benchmarks.record import Row, write
-from pearl import _native
 from pearl.replay import DataStorage, ReplayManager, make_replay_manager
 from pearl.replay.memory import free_memory
 from pearl.replay.reference import mulhi64, stratified
@@ -197,11 +198,12 @@ def our_tree(priorities: np.ndarray, fanout: int | Literal["auto"] = "auto") -> 
     return Ours(manager)
 
 
-def our_replay(columns: Mapping[str, np.ndarray], priorities: np.ndarray | None) -> Ours:
+def our_replay(columns: Mapping[str, np.ndarray], priorities: np.ndarray | None, workers: int = 1) -> Ours:
     """A full Replay Manager (uniform if `priorities` is None) with its Data Storage."""
     size = len(columns["reward"])
     mode: Literal["uniform", "prioritized"] = "uniform" if priorities is None else "prioritized"
-    manager = make_replay_manager(ReplaySpec(size, mode=mode, fanout="auto", alpha=ALPHA), seed=SEED)
+    spec = ReplaySpec(size, mode=mode, fanout="auto", alpha=ALPHA)
+    manager = make_replay_manager(spec, seed=SEED, workers=workers)
     storage = DataStorage(CARTPOLE, size)
     manager.insert(storage.insert(columns), priorities)
     return Ours(manager, storage)
@@ -498,13 +500,72 @@ def measure_gather(plan: Plan) -> Iterator[Row]:
         yield row
 
 
-def measure_floor(plan: Plan) -> Iterator[Row]:
-    """What one dependent load costs in as much memory as a tree of each size takes (leaves 4 bytes, nodes 8)."""
-    for size in plan.sizes:
-        nbytes = size * 4 + size * 8 // 15
-        values = np.array([_native.random_access_ns(nbytes, 200_000) for _ in range(5)])
-        low, middle, high = map(float, np.percentile(values, (20, 50, 80)))
-        yield Row(f"floor: one dependent load in {nbytes / 1e6:.1f} MB", middle, "ns", "lower", (low, high), 5)
+def measure_native(plan: Plan, program: Path) -> Iterator[Row]:
+    """The kernels without Python, in C++, beside the floor that kernels/cpu/bench/replay_bench.cpp explains."""
+    command = [str(program), "--fanout=16", *map(str, plan.sizes)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    print(printed, flush=True)
+    lines = [line.split() for line in printed.splitlines()]
+    header = next(line for line in lines if line and line[0] == "slots")
+    for size in map(str, plan.sizes):
+        fastest = [dict(zip(header, line, strict=True)) for line in lines if line[:2] == [size, "16"]][-1]
+        for kind in ("sample", "update"):
+            floor = next(line for line in lines if line[:3] == [size, "floor", kind])
+            value = float(fastest[kind])
+            peer = f"floor, {floor[5]} lines under way"
+            yield Row(f"C++ {kind}, an item, N={size}", value, "ns", "lower", (value, value), 9, peer, float(floor[3]))
+
+
+def measure_workers(plan: Plan) -> Iterator[Row]:
+    """Large batches shared by two workers beside one, on two cores."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    rng = np.random.default_rng(SEED)
+    priorities, columns = priorities_of(plan.uniform_size, rng), transitions(CARTPOLE, plan.uniform_size, rng)
+    sides = []
+    for workers in (2, 1):
+        ours = our_replay(columns, priorities, workers)
+        sides.append(ours)
+    for batch in (2_048, 16_384, 65_536):
+        data = Workload(plan.uniform_size, batch)
+        for kind in ("tree sample", "tree update", "sample"):
+            values = alternate([side.call(kind, data) for side in sides], plan)
+            low, middle, high = map(float, np.percentile(values[0], (20, 50, 80)))
+            alone = float(np.median(values[1]))
+            case = f"{kind} W=2 B={batch} N={plan.uniform_size}"
+            print(f"{case:40} {middle:10.1f} us   W=1 {alone:10.1f}  {alone / middle:.2f}x", flush=True)
+            yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "W=1", alone)
+
+
+def measure_together(plan: Plan) -> Iterator[Row]:
+    """Sampling in one thread while another inserts, beside sampling alone."""
+    rng = np.random.default_rng(SEED)
+    ours = our_replay(transitions(CARTPOLE, plan.uniform_size, rng), priorities_of(plan.uniform_size, rng))
+    rows = cycle([transitions(CARTPOLE, 64, rng) for _ in range(8)])
+    assert ours.storage is not None
+    storage, stop, inserted = ours.storage, threading.Event(), 0
+
+    def insert() -> None:
+        nonlocal inserted
+        while not stop.is_set():
+            ours.manager.insert(storage.insert(next(rows)))
+            inserted += 64
+            time.sleep(64 / 200_000)  # at most 200,000 transitions a second: more than actors collect
+
+    for batch in (256, 2_048):
+        alone = alternate([lambda batch=batch: ours.sample(batch)], plan)[0]  # type: ignore[misc]
+        stop.clear()
+        thread = threading.Thread(target=insert)
+        before, start = inserted, time.monotonic()
+        thread.start()
+        beside = alternate([lambda batch=batch: ours.sample(batch)], plan)[0]  # type: ignore[misc]
+        stop.set()
+        thread.join()
+        rate = (inserted - before) / (time.monotonic() - start)
+        low, middle, high = map(float, np.percentile(beside, (20, 50, 80)))
+        case = f"sample beside {rate:,.0f} inserts/s B={batch} N={plan.uniform_size}"
+        print(f"{case:50} {middle:10.1f} us   alone {np.median(alone):10.1f}", flush=True)
+        yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "alone", float(np.median(alone)))
 
 
 # Showing
@@ -567,7 +628,7 @@ def one_thread() -> None:
     os.execve(sys.executable, arguments, {**os.environ, **ONE_THREAD})
 
 
-def measure(plan: Plan, found: Sequence[peers.Peer]) -> tuple[list[Timing], list[Row]]:
+def measure(plan: Plan, found: Sequence[peers.Peer], native: Path | None) -> tuple[list[Timing], list[Row]]:
     """Everything, in the order of the table."""
     timings = [t for size in plan.sizes for t in measure_peers("tree", TREE_KINDS, size, plan, found, plan.batches)]
     timings += [
@@ -578,7 +639,10 @@ def measure(plan: Plan, found: Sequence[peers.Peer]) -> tuple[list[Timing], list
     timings += measure_curve(plan)
     rows = [timing.row() for timing in timings]
     rows += measure_gather(plan)
-    rows += measure_floor(plan)
+    if native is not None:
+        rows += measure_native(plan, native)
+    rows += measure_workers(plan)
+    rows += measure_together(plan)
     return timings, rows
 
 
@@ -586,6 +650,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one size, two batches; writes nothing")
     parser.add_argument("--peers", nargs="*", default=list(peers.MODULES), choices=peers.MODULES, metavar="NAME")
+    parser.add_argument("--native", type=Path, metavar="PROGRAM", help="replay_bench, built from kernels/cpu/bench")
     arguments = parser.parse_args()
     one_thread()
     plan = Plan.quick() if arguments.quick else Plan()
@@ -595,7 +660,7 @@ def main() -> None:
             print(f"left out: {peer.name}: {peer.reason}", file=sys.stderr)
     try:
         check(found)
-        timings, rows = measure(plan, found)
+        timings, rows = measure(plan, found, arguments.native)
     except DifferenceError as error:
         sys.exit(f"Not measured: {error}")
     show(rows)

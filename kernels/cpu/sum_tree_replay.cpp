@@ -679,8 +679,15 @@ void SumTreeReplay::set_alpha(double alpha) {
   scale_ = kDefaultScale - excess;
   if (excess > 0) ++counters_.rescales;
   std::uint32_t* leaves = tree_->leaves();
-  for (std::size_t i = 0; i < end_; ++i)
-    leaves[i] = exhausted(i) ? 0 : quantise(slots_[i].priority, alpha_q28_, scale_);
+  constexpr std::size_t kChunk = 1024;
+  float priorities[kChunk];
+  for (std::size_t first = 0; first < end_; first += kChunk) {
+    const std::size_t count = std::min(kChunk, end_ - first);
+    for (std::size_t i = 0; i < count; ++i) priorities[i] = slots_[first + i].priority;
+    replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves + first);
+    for (std::size_t i = first; limit_ != 0 && i < first + count; ++i)
+      if (exhausted(i)) leaves[i] = 0;
+  }
   tree_->rebuild();
 }
 

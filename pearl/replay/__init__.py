@@ -29,26 +29,26 @@ def _options(spec: ReplaySpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in names}
 
 
-def _native(spec: ReplaySpec, seed: int, fanout: int) -> ReplayManager:
+def _native(spec: ReplaySpec, seed: int, fanout: int, workers: int) -> ReplayManager:
     from pearl.replay.native import NativeReplayManager
 
-    return NativeReplayManager(spec.capacity, fanout=fanout, seed=seed, **_options(spec))
+    return NativeReplayManager(spec.capacity, fanout=fanout, seed=seed, workers=workers, **_options(spec))
 
 
-def _reference(spec: ReplaySpec, seed: int, fanout: int) -> ReplayManager:
+def _reference(spec: ReplaySpec, seed: int, fanout: int, workers: int) -> ReplayManager:
     from pearl.replay.reference import ReferenceReplayManager
 
     return ReferenceReplayManager(spec.capacity, fanout=fanout, seed=seed, **_options(spec))
 
 
-REPLAY_BACKENDS: dict[str, Callable[[ReplaySpec, int, int], ReplayManager]] = {
+REPLAY_BACKENDS: dict[str, Callable[[ReplaySpec, int, int, int], ReplayManager]] = {
     "native": _native,
     "reference": _reference,
 }
 
 
-def make_replay_manager(spec: ReplaySpec, *, seed: int, backend: str = "native") -> ReplayManager:
-    """Make the Replay Manager that `spec` describes, on one of `REPLAY_BACKENDS`.
+def make_replay_manager(spec: ReplaySpec, *, seed: int, backend: str = "native", workers: int = 1) -> ReplayManager:
+    """Make the Replay Manager that `spec` describes, on one of `REPLAY_BACKENDS`, with `workers` for large batches.
 
     The same seed gives the same samples on every backend. Raises ConfigurationError for an unknown backend.
     """
@@ -56,4 +56,4 @@ def make_replay_manager(spec: ReplaySpec, *, seed: int, backend: str = "native")
         known = ", ".join(sorted(REPLAY_BACKENDS))
         raise ConfigurationError(f"Unknown backend {backend!r} of the Replay Manager; known: {known}.")
     fanout = _DEFAULT_FANOUT if spec.fanout == "auto" else spec.fanout
-    return REPLAY_BACKENDS[backend](spec, seed, fanout)
+    return REPLAY_BACKENDS[backend](spec, seed, fanout, workers)

@@ -1,5 +1,6 @@
 // Nanoseconds per item of each stage of the Replay Manager, for every variant of the kernels that the machine has,
-// beside the floor: random reads of the same footprint, one at a time and as many in flight as the descent keeps.
+// beside the floor: the cache lines that a sampled or updated item needs, touched as early as can be with nothing else
+// done, and one after the other, which tells how many of them were under way at once.
 //
 //   replay_bench [--fanout=K] [slots ...]        (default: 4 to 128; 100000 1000000 10000000)
 //
@@ -41,28 +42,62 @@ double median(std::vector<double> samples) {
   return samples[samples.size() / 2];
 }
 
-// Random cycles through all cache lines of nbytes, followed `Chains` at a time; ns per line.
-template <std::size_t Chains>
-double floor_ns(std::size_t nbytes) {
-  constexpr std::size_t kWords = kCacheLine / sizeof(std::uint64_t);
-  const std::size_t lines = nbytes / kCacheLine;
-  std::vector<std::uint64_t> order(lines);
-  std::iota(order.begin(), order.end(), std::uint64_t{0});
-  std::mt19937_64 random(1);
-  for (std::size_t i = lines - 1; i > 0; --i) std::swap(order[i], order[random() % i]);
-  AlignedArray<std::uint64_t> memory(lines * kWords);
-  for (std::size_t i = 0; i < lines; ++i) memory[i * kWords] = order[i] * kWords;
-  std::uint64_t at[Chains];
-  for (std::size_t c = 0; c < Chains; ++c) at[c] = lines / Chains * c * kWords;
-  std::vector<double> samples;
-  for (int round = 0; round < kRounds; ++round)
-    samples.push_back(ns_per_item(kItems, [&] {
-      for (std::size_t step = 0; step < kItems / Chains; ++step)
-        for (std::size_t c = 0; c < Chains; ++c) at[c] = memory[at[c]];
+// The lines that one item needs: a leaf, its parent (updates), its slot of 8 bytes and its count of 2 (samples).
+struct Floor {
+  double together;      // ns per item, many lines under way
+  double one_by_one;    // each line known only when the one before has come
+};
+
+Floor floor_of(std::size_t slots, bool update) {
+  AlignedArray<std::uint32_t> leaves(slots);
+  AlignedArray<std::uint64_t> items(slots), parents(slots / 16 + 1);
+  AlignedArray<std::uint16_t> times(slots);
+  for (std::size_t i = 0; i < slots; ++i) {
+    leaves[i] = 1;
+    items[i] = times[i] = 1;
+    parents[i / 16] = 1;
+  }
+  std::mt19937_64 random(4);
+  std::vector<std::size_t> order(kItems);
+  std::vector<double> together, one_by_one;
+  std::uint64_t sum = 0;
+  constexpr std::size_t kAhead = 64;
+  for (int round = 0; round < 2 * kRounds; ++round) {
+    for (auto& slot : order) slot = random() % slots;
+    for (std::size_t at = 0; at < kItems; at += kBatch)
+      if (!update) std::sort(order.begin() + at, order.begin() + at + kBatch);  // as sampling gives them
+    const bool dependent = round % 2 == 1;
+    (dependent ? one_by_one : together).push_back(ns_per_item(kItems, [&] {
+      std::size_t zero = 0;  // known to be so only when the lines have come
+      for (std::size_t i = 0; i < kItems; ++i) {
+        if (!dependent && i + kAhead < kItems) {
+          const std::size_t ahead = order[i + kAhead];
+          __builtin_prefetch(&leaves[ahead], 1, 3);
+          __builtin_prefetch(&items[ahead], 1, 3);
+          if (update)
+            __builtin_prefetch(&parents[ahead / 16], 1, 3);
+          else
+            __builtin_prefetch(&times[ahead], 1, 3);
+        }
+        const std::size_t at = order[i] + zero;
+        const std::uint32_t leaf = leaves[at];
+        const std::uint64_t item = items[at + (dependent ? leaf & 0x80000000u : 0)];
+        sum += leaf + item;
+        std::uint64_t last = item;
+        if (update) {
+          leaves[at] = leaf ^ 2;
+          items[at] = item ^ 2;
+          last = parents[(at + (dependent ? item & 0x80000000u : 0)) / 16] ^= 2;
+        } else {
+          last = times[at + (dependent ? item & 0x80000000u : 0)] ^= 2;
+        }
+        if (dependent) zero = last & 0x80000000u;
+      }
     }));
-  volatile std::uint64_t sink = std::accumulate(at, at + Chains, std::uint64_t{0});
+  }
+  volatile std::uint64_t sink = sum;
   (void)sink;
-  return median(samples);
+  return {median(together), median(one_by_one)};
 }
 
 struct Stages {
@@ -161,8 +196,10 @@ int main(int count, char** arguments) {
               "quantise", "assign", "sample", "update");
   for (const std::size_t slots : sizes) {
     for (unsigned fanout = least; fanout <= most; fanout *= 2) measure(slots, fanout);
-    const std::size_t nbytes = slots * sizeof(std::uint32_t);
-    std::printf("%10zu floor: random lines of %zu MB of leaves: %.2f ns one at a time, %.2f ns sixteen at a time\n",
-                slots, nbytes >> 20, floor_ns<1>(nbytes), floor_ns<16>(nbytes));
+    for (const bool update : {false, true}) {
+      const Floor floor = floor_of(slots, update);
+      std::printf("%10zu floor %-7s %8.2f with %.1f lines under way, %.2f one after the other\n", slots,
+                  update ? "update" : "sample", floor.together, floor.one_by_one / floor.together, floor.one_by_one);
+    }
   }
 }
