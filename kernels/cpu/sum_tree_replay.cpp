@@ -360,18 +360,18 @@ void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
   draw_in_turn(*ones, count, indices);
 }
 
+inline void SumTreeReplay::prefetch_tally(std::int64_t slot) const {
+  __builtin_prefetch(&slots_[static_cast<std::size_t>(slot)], 0, 3);
+  __builtin_prefetch(&times_[static_cast<std::size_t>(slot)], 1, 3);
+}
+
 // Counts a selected batch and reads its generations. Threads may tally at once, each its own slots.
 SumTreeReplay::Tally SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count) {
   const auto now = static_cast<std::uint32_t>(counters_.inserts);
   Tally found;
   const bool limited = limit_ != 0;  // then one thread tallies
-  constexpr std::size_t kAhead = 32;
   for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) {
-      const auto ahead = static_cast<std::size_t>(indices[i + kAhead]);
-      __builtin_prefetch(&slots_[ahead], 0, 3);
-      __builtin_prefetch(&times_[ahead], 1, 3);
-    }
+    if (i + kTalliedAhead < count) prefetch_tally(indices[i + kTalliedAhead]);
     const auto slot = static_cast<std::size_t>(indices[i]);
     const std::uint32_t generation = slots_[slot].generation;
     if (generations != nullptr) generations[i] = generation;
@@ -433,6 +433,8 @@ void SumTreeReplay::draw(std::size_t count, double beta, std::int64_t* indices, 
   workers_.run(parts, [&](std::size_t part) {
     const std::size_t first = edge(part);
     const std::size_t end = edge(part + 1);
+    if (generations != nullptr)
+      for (std::size_t i = first; i < std::min(end, first + kTalliedAhead); ++i) prefetch_tally(indices[i]);
     if (weights != nullptr) {
       kernels.weights(values_.data() + first, end - first, least, beta_q28, weights + first);
       add_weights(weights + first, end - first, drawn_[part].batch);

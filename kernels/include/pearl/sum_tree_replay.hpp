@@ -170,6 +170,8 @@ class SumTreeReplay {
     LastBatch batch;
     Tally tally;
   };
+  static constexpr std::size_t kTalliedAhead = 32;  // cache misses under way
+  void prefetch_tally(std::int64_t slot) const;
   Tally tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count);
   // A draw by priority in one go: the batch's slots, weights and generations, with what statistics want of them.
   void draw(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
