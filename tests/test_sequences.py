@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pearl.actors.n_step import NStepWindow
 from pearl.errors import ReplayError
-from pearl.replay.sequences import gather_slices, gather_stacks, n_step_returns
+from pearl.replay.sequences import Slices, gather_slices, gather_stacks, n_step_returns
 from pearl.replay.storage import DataStorage
 from pearl.spec import FieldSpec, TransitionSpec
 
@@ -208,6 +209,95 @@ def test_every_start_of_a_whole_slice_is_drawn_and_no_other(
             continue
         # A start is missed by one draw in at most e**-40.
         assert set(world.storage.draw_starts(40 * len(starts), rng).tolist()) == starts
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (8, 84, 4)])
+def test_slices_are_gathered_into_the_callers_arrays(shape, share):
+    spec = TransitionSpec(tuple(FieldSpec(f.name, shape, "uint8") if "obs" in f.name else f for f in SPEC.fields))
+    storage = DataStorage(spec, 50, streams=1, share_next_obs=share)
+    rng = np.random.default_rng(0)
+    for start in (0, 30, 60):  # the last ones wrap around
+        columns = spec.empty(30)
+        columns["obs"][:] = rng.integers(0, 256, columns["obs"].shape)
+        columns["next_obs"][:-1], columns["next_obs"][-1] = columns["obs"][1:], 7
+        columns["action"][:] = np.arange(start, start + 30)
+        columns["reward"][:] = columns["discount"][:] = 1
+        storage.insert(columns, terminated=np.arange(30) % 11 == 9)
+    starts = np.random.default_rng(1).permutation(50)
+    expected = gather_slices(storage, starts, 7)
+    out = Slices(
+        {f.name: np.full((50, 7, *f.shape), 9, f.dtype) for f in spec.fields},
+        np.ones((50, 7), bool),
+        np.full((50, 7), -1),
+    )
+    assert gather_slices(storage, starts, 7, out) is out
+    rows = storage.gather(expected.indices.reshape(-1))
+    assert 0 < expected.mask.sum() < expected.mask.size
+    for name, column in out.columns.items():
+        assert np.array_equal(column, expected.columns[name])
+        whole = rows[name].reshape(column.shape)
+        assert np.array_equal(column[out.mask], whole[out.mask])
+        assert not column[~out.mask].any()
+    assert np.array_equal(out.mask, expected.mask)
+    assert np.array_equal(out.indices, expected.indices)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out: out.columns.pop("reward"), "columns of `out` must be"),
+        (
+            lambda out: out.columns.update(reward=np.zeros((2, 3))),
+            r"'reward' of `out` must be .*found float64 \(2, 3\)",
+        ),
+        (
+            lambda out: out.columns.update(obs=out.columns["obs"].transpose(1, 0, 2)),
+            r"'obs' .*found float32 \(3, 2, 2\)",
+        ),
+        (lambda out: out.mask.setflags(write=False), "'mask' of `out` must be contiguous, writeable"),
+    ],
+)
+def test_arrays_that_slices_do_not_fit_are_named(change, message):
+    storage = DataStorage(SPEC, 10, streams=1)
+    storage.insert(SPEC.empty(4))
+    out = gather_slices(storage, [0, 1], 3)
+    change(out)
+    with pytest.raises(ReplayError, match=message):
+        gather_slices(storage, [0, 1], 3, out)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_slices_gathered_beside_an_insertion_are_whole(share):
+    storage = DataStorage(SPEC, 256, streams=1, share_next_obs=share)
+
+    def insert(first: int) -> None:
+        numbers = np.arange(first, first + 16)
+        columns = {"obs": numbers, "action": numbers, "reward": numbers, "next_obs": numbers + 1, "discount": numbers}
+        storage.insert(
+            {
+                f.name: np.broadcast_to(columns[f.name].reshape(-1, *[1] * len(f.shape)), (16, *f.shape)).astype(
+                    f.dtype
+                )
+                for f in SPEC.fields
+            }
+        )
+
+    for first in range(0, 256, 16):
+        insert(first)
+    writer = threading.Thread(target=lambda: [insert(first) for first in range(256, 16_000, 16)])
+    writer.start()
+    starts = np.arange(0, 256, 4)
+    while True:
+        running = writer.is_alive()
+        slices = gather_slices(storage, starts, 4)
+        numbers = slices.columns["action"]
+        assert np.array_equal(numbers, np.where(slices.mask, numbers[:, :1] + np.arange(4), 0))
+        assert np.array_equal(slices.columns["next_obs"][..., 0], np.where(slices.mask, numbers + 1, 0))
+        assert np.array_equal(slices.columns["obs"][..., 1], np.where(slices.mask, numbers, 0))
+        if not running:
+            break
+    writer.join()
 
 
 def test_starts_are_drawn_alike():

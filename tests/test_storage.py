@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,7 +102,31 @@ def test_gathering_into_the_callers_arrays(make_storage):
     assert_rows(out, {n: c[[4, 2, 9, 9]] for n, c in rows(0, 10).items()})
 
 
-@pytest.mark.parametrize("item", [1, 2, 3, 4, 8, 16, 17, 32, 64, 100, 28224])
+def test_strided_rows_of_any_mapping_are_taken(make_storage):
+    storage = make_storage(SPEC, 10)
+    expected = rows(0, 4)
+    strided = {name: np.repeat(column, 2, axis=0)[::2] for name, column in expected.items()}
+    storage.insert(MappingProxyType(strided))
+    storage.insert(strided)
+    assert_rows(storage.gather([0, 1, 2, 3]), expected)
+    assert_rows(storage.gather([4, 5, 6, 7]), expected)
+
+
+def test_arrays_to_gather_into_must_be_writeable_and_contiguous():
+    storage = DataStorage(SPEC, 10)
+    storage.insert(rows(0, 4))
+    read_only = np.empty(2, np.float32)
+    read_only.flags.writeable = False
+    for reward in (read_only, np.empty(4, np.float32)[::2]):
+        out = SPEC.empty(2) | {"reward": reward}
+        with pytest.raises(ReplayError, match="'reward' to gather into must be contiguous and writeable"):
+            storage.gather([0, 1], out)
+    out = SPEC.empty(3)
+    storage.gather([3, 0, 3], MappingProxyType(out))
+    assert_rows(out, {n: c[[3, 0, 3]] for n, c in rows(0, 4).items()})
+
+
+@pytest.mark.parametrize("item", [1, 2, 3, 4, 8, 16, 17, 32, 64, 100, 2048, 2100, 28224])
 def test_items_of_every_size_are_gathered_whole(item):
     spec = TransitionSpec((FieldSpec("obs", (item,), "uint8"),))
     storage = DataStorage(spec, 50)

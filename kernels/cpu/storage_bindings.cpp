@@ -1,7 +1,9 @@
 // Python bindings of the Data Storage: its columns, and the links between the steps of an episode.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,68 +17,133 @@ namespace {
 
 using namespace bindings;
 
-void bind_column_store(py::module_& m) {
-  using Store = pearl::ColumnStore;
-  const auto of_column = [](const py::array& array, const Store::Column& column, py::ssize_t count) {
-    return array.ndim() > 0 && array.shape(0) >= count && (array.flags() & py::array::c_style) != 0 &&
-           array.nbytes() == array.shape(0) * static_cast<py::ssize_t>(column.item_bytes);
+// Columns with what Python knows them by, so that a call on a dictionary of arrays is one call.
+struct NamedColumns {
+  explicit NamedColumns(const py::dict& columns) : store(0, {}) {
+    std::vector<pearl::ColumnStore::Column> raw;
+    py::ssize_t capacity = 0;
+    for (const auto& [key, value] : columns) {
+      const auto array = value.cast<py::array>();
+      if (array.ndim() < 1 || array.shape(0) < 1 || (capacity && array.shape(0) != capacity) || !contiguous(array))
+        throw pearl::ReplayError("Columns must be contiguous and of one length of at least 1.");
+      capacity = array.shape(0);
+      fields.push_back({py::str(key), array});
+      raw.push_back({static_cast<char*>(fields.back().column.mutable_data()),
+                     static_cast<std::size_t>(array.nbytes() / capacity)});
+    }
+    if (raw.empty()) throw pearl::ReplayError("A Data Storage needs a column.");
+    store = pearl::ColumnStore(static_cast<std::size_t>(capacity), std::move(raw));
+  }
+
+  struct Field {
+    py::str name;
+    py::array column;
   };
-  py::class_<Store>(m, "ColumnStore")
-      .def(py::init([](std::vector<py::array> columns) {
-             std::vector<Store::Column> raw;
-             const py::ssize_t capacity = columns.empty() ? 0 : columns.front().shape(0);
-             for (py::array& column : columns) {
-               if (column.shape(0) != capacity || capacity < 1 || !(column.flags() & py::array::c_style))
-                 throw pearl::ReplayError("Columns must be contiguous and of one length of at least 1.");
-               raw.push_back({static_cast<char*>(column.mutable_data()),
-                              static_cast<std::size_t>(column.nbytes() / capacity)});
-             }
-             return std::make_unique<Store>(static_cast<std::size_t>(capacity), std::move(raw));
-           }),
-           py::arg("columns"), py::keep_alive<1, 2>())
+
+  static bool contiguous(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
+
+  std::size_t index(const py::handle& name) const {
+    for (std::size_t i = 0; i < fields.size(); ++i)
+      if (fields[i].name.equal(name)) return i;
+    throw pearl::ReplayError("There is no column " + py::repr(name).cast<std::string>() + ".");
+  }
+
+  // Items of column `i`, not initialised, of the shape `leading` and then that of an item.
+  py::array empty(std::size_t i, std::vector<py::ssize_t> leading) const {
+    const py::array& column = fields[i].column;
+    leading.insert(leading.end(), column.shape() + 1, column.shape() + column.ndim());
+    return py::array(column.dtype(), std::move(leading));
+  }
+
+  // The array of column `i` among `arrays`; null unless it is contiguous and holds such items.
+  PyObject* matching(std::size_t i, const py::dict& arrays) const {
+    PyObject* found = PyDict_GetItemWithError(arrays.ptr(), fields[i].name.ptr());
+    if (found == nullptr || !py::isinstance<py::array>(found)) return nullptr;
+    const auto array = py::reinterpret_borrow<py::array>(found);
+    const py::array& column = fields[i].column;
+    const bool fits = array.ndim() == column.ndim() && contiguous(array) &&
+                      std::equal(column.shape() + 1, column.shape() + column.ndim(), array.shape() + 1) &&
+                      py::detail::npy_api::get().PyArray_EquivTypes_(array.dtype().ptr(), column.dtype().ptr());
+    return fits ? found : nullptr;
+  }
+
+  // Where the first `count` rows to insert into each column lie among `sources`; nothing unless all fit.
+  std::optional<std::vector<const void*>> rows_of(const py::dict& sources, py::ssize_t count) const {
+    if (sources.size() != fields.size()) return std::nullopt;
+    std::vector<const void*> raw(fields.size());
+    for (std::size_t i = 0; i < raw.size(); ++i) {
+      PyObject* source = matching(i, sources);
+      if (source == nullptr) return std::nullopt;
+      const auto array = py::reinterpret_borrow<py::array>(source);
+      if (array.shape(0) < count) return std::nullopt;
+      raw[i] = array.data();
+    }
+    return raw;
+  }
+
+  pearl::ColumnStore store;
+  std::vector<Field> fields;
+};
+
+using Slots = Array<std::int64_t>;
+
+void bind_column_store(py::module_& m) {
+  py::class_<NamedColumns>(m, "ColumnStore")
+      .def(py::init<const py::dict&>(), py::arg("columns"))
       .def(
           "insert",
-          [of_column](Store& store, py::ssize_t start, py::ssize_t count, const std::vector<py::array>& sources) {
-            const auto capacity = static_cast<py::ssize_t>(store.capacity());
-            if (start < 0 || start >= capacity || count < 0 || count > capacity ||
-                sources.size() != store.columns().size())
-              throw pearl::ReplayError("An insertion must fit the columns.");
-            std::vector<const void*> raw;
-            raw.reserve(sources.size());
-            for (std::size_t i = 0; i < sources.size(); ++i) {
-              if (!of_column(sources[i], store.columns()[i], count))
-                throw pearl::ReplayError("Rows to insert must be contiguous and of the column's shape.");
-              raw.push_back(sources[i].data());
+          [](NamedColumns& columns, py::ssize_t start, py::ssize_t count, const py::dict& sources) -> py::object {
+            const auto capacity = static_cast<py::ssize_t>(columns.store.capacity());
+            if (start < 0 || start >= capacity) throw pearl::ReplayError("An insertion must fit the columns.");
+            const auto raw = columns.rows_of(sources, count);
+            if (count < 0 || count > capacity || !raw) return py::none();
+            Slots slots(count);
+            std::int64_t* taken = slots.mutable_data();
+            {
+              const Released released;
+              columns.store.insert(static_cast<std::size_t>(start), static_cast<std::size_t>(count), *raw);
+              const py::ssize_t before_end = std::min(count, capacity - start);
+              std::iota(taken, taken + before_end, start);
+              std::iota(taken + before_end, taken + count, 0);
             }
-            const Released released;
-            store.insert(static_cast<std::size_t>(start), static_cast<std::size_t>(count), raw);
+            return slots;
           },
           py::arg("start"), py::arg("count"), py::arg("sources"))
       .def(
           "gather",
-          [of_column](const Store& store, const Array<std::int64_t>& indices, py::ssize_t size,
-                      std::vector<py::array> targets) {
+          [](const NamedColumns& columns, const Slots& indices, py::ssize_t size,
+             const std::optional<py::dict>& out) -> py::object {
             const std::size_t count = rows(indices, "indices");
-            if (size < 0 || size > static_cast<py::ssize_t>(store.capacity()) ||
-                targets.size() != store.columns().size())
+            if (size < 0 || size > static_cast<py::ssize_t>(columns.store.capacity()))
               throw pearl::ReplayError("A gather must fit the columns.");
-            std::vector<void*> raw;
-            raw.reserve(targets.size());
-            for (std::size_t i = 0; i < targets.size(); ++i) {
-              if (!of_column(targets[i], store.columns()[i], indices.size()))
-                throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
-              raw.push_back(targets[i].mutable_data());
+            if (out && out->size() != columns.fields.size()) return py::none();
+            py::dict targets;
+            std::vector<void*> raw(columns.fields.size());
+            for (std::size_t i = 0; i < raw.size(); ++i) {
+              py::array target;
+              if (out) {
+                PyObject* given = columns.matching(i, *out);
+                if (given == nullptr) return py::none();
+                target = py::reinterpret_borrow<py::array>(given);
+                if (target.shape(0) != indices.size() || !target.writeable()) return py::none();
+              } else {
+                target = columns.empty(i, {indices.size()});
+              }
+              raw[i] = target.mutable_data();
+              targets[columns.fields[i].name] = std::move(target);
             }
             const std::int64_t* slots = indices.data();
-            const Released released;
-            store.gather(slots, count, static_cast<std::size_t>(size), raw);
+            {
+              const Released released;
+              columns.store.gather(slots, count, static_cast<std::size_t>(size), raw);
+            }
+            return targets;
           },
-          py::arg("indices").noconvert(), py::arg("size"), py::arg("targets"));
+          py::arg("indices").noconvert(), py::arg("size"), py::arg("out"));
 }
 
 void bind_episode_links(py::module_& m) {
   using Links = pearl::EpisodeLinks;
-  using Slots = Array<std::int64_t>;
   struct Held {
     py::dict arrays;
     std::unique_ptr<Links> links;
@@ -131,7 +198,8 @@ void bind_episode_links(py::module_& m) {
           "insert",
           [](Held& held, std::size_t start, std::size_t filled, const Slots& streams,
              const Array<std::uint8_t>& endings, const std::optional<Slots>& positions,
-             const std::optional<py::array>& obs, const std::optional<py::array>& next_obs) {
+             const std::optional<py::array>& obs, const std::optional<py::array>& next_obs, NamedColumns* columns,
+             const std::optional<py::dict>& sources) {
             const std::size_t count = rows(streams, "streams");
             rows(endings, "endings", streams.size());
             if (start >= held.links->capacity() || count > held.links->capacity())
@@ -144,11 +212,21 @@ void bind_episode_links(py::module_& m) {
             };
             const Links::Rows from{streams.data(), endings.data(), data_or_null(positions, "positions", count),
                                    data(obs), data(next_obs)};
+            std::vector<const void*> raw;
+            if (columns) {
+              const auto found = columns->rows_of(*sources, static_cast<py::ssize_t>(count));
+              if (!found || columns->store.capacity() != held.links->capacity())
+                throw pearl::ReplayError("Rows to insert must be contiguous and of the column's shape.");
+              raw = *found;
+            }
             const Released released;
-            held.links->insert(start, count, filled, from);
+            held.links->insert(start, count, filled, from, [&] {
+              if (columns) columns->store.insert(start, count, raw);
+            });
           },
           py::arg("start"), py::arg("filled"), py::arg("streams").noconvert(), py::arg("endings").noconvert(),
-          py::arg("positions").noconvert(), py::arg("obs"), py::arg("next_obs"))
+          py::arg("positions").noconvert(), py::arg("obs"), py::arg("next_obs"), py::arg("columns"),
+          py::arg("sources"))
       .def(
           "remaining",
           [checked](const Held& held, const Slots& indices, py::ssize_t size) {
@@ -170,14 +248,67 @@ void bind_episode_links(py::module_& m) {
             std::int64_t* counts = found.mutable_data();
             {
               const Released released;
+              const auto nothing = [] {};
               if (back)
-                held.links->backward(from, count, static_cast<std::size_t>(length), to, counts);
+                held.links->backward(from, count, static_cast<std::size_t>(length), to, counts, nothing);
               else
-                held.links->forward(from, count, static_cast<std::size_t>(length), to, counts);
+                held.links->forward(from, count, static_cast<std::size_t>(length), to, counts, nothing);
             }
             return py::make_tuple(std::move(slots), std::move(found));
           },
           py::arg("indices").noconvert(), py::arg("size"), py::arg("length"), py::arg("back"))
+      .def(
+          "gather_steps",
+          [checked](const Held& held, const NamedColumns& columns, const Slots& indices, py::ssize_t size, bool back,
+                    bool repeat, Slots& slots, Array<bool>& mask, const py::dict& targets,
+                    const std::optional<py::array>& next_target) {
+            const std::size_t count = checked(held, indices, size);
+            if (slots.ndim() != 2 || slots.shape(0) != indices.size() || slots.shape(1) < 1 ||
+                mask.ndim() != 2 || mask.shape(0) != slots.shape(0) || mask.shape(1) != slots.shape(1) ||
+                columns.store.capacity() != held.links->capacity())
+              throw pearl::ReplayError("Slots and mask of steps must have the shape (items, length).");
+            const auto raw = [&](py::array target, std::size_t item_bytes) {
+              if (!NamedColumns::contiguous(target) ||
+                  static_cast<std::size_t>(target.nbytes()) != static_cast<std::size_t>(slots.size()) * item_bytes)
+                throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
+              return static_cast<char*>(target.mutable_data());
+            };
+            std::vector<std::pair<std::size_t, char*>> into;
+            for (const auto& [name, target] : targets) {
+              const std::size_t i = columns.index(name);
+              into.emplace_back(i, raw(target.cast<py::array>(), columns.store.columns()[i].item_bytes));
+            }
+            if (next_target && !held.links->keeps_apart())
+              throw pearl::ReplayError("Next observations are not kept apart.");
+            char* next = next_target ? raw(*next_target, held.links->obs_bytes()) : nullptr;
+            Slots found(indices.size());
+            const auto length = static_cast<std::size_t>(slots.shape(1));
+            const std::int64_t* from = indices.data();
+            std::int64_t* to = slots.mutable_data();
+            bool* counted = mask.mutable_data();
+            const pearl::Steps steps{to, found.data(), count, length, back};
+            const std::vector<std::int64_t> whole(repeat ? count : 0, slots.shape(1));
+            const pearl::Steps copied{to, repeat ? whole.data() : found.data(), count, length, back};
+            const auto copy = [&] {
+              for (const auto& [i, target] : into) columns.store.gather_steps(i, copied, target);
+              if (next == nullptr) return;
+              held.links->copy_next(to, count * length, next);
+              pearl::clear_steps(copied, held.links->obs_bytes(), next);
+            };
+            {
+              std::int64_t* counts = found.mutable_data();
+              const Released released;
+              if (back)
+                held.links->backward(from, count, length, to, counts, copy);
+              else
+                held.links->forward(from, count, length, to, counts, copy);
+              pearl::mask_steps(steps, counted);
+            }
+            return found;
+          },
+          py::arg("columns"), py::arg("indices").noconvert(), py::arg("size"), py::arg("back"),
+          py::arg("repeat"), py::arg("slots").noconvert(), py::arg("mask").noconvert(), py::arg("targets"),
+          py::arg("next_target"))
       .def(
           "endings",
           [checked](const Held& held, const Slots& indices, py::ssize_t size) {
@@ -187,6 +318,34 @@ void bind_episode_links(py::module_& m) {
             return out;
           },
           py::arg("indices").noconvert(), py::arg("size"))
+      .def(
+          "n_step",
+          [checked](const Held& held, const Slots& indices, py::ssize_t size, const py::array& reward,
+                    const Array<double>& discounts) {
+            const std::size_t count = checked(held, indices, size);
+            const bool single = py::isinstance<Array<float>>(reward);
+            if (reward.ndim() != 1 || reward.shape(0) != static_cast<py::ssize_t>(held.links->capacity()) ||
+                !(single || py::isinstance<Array<double>>(reward)))
+              throw pearl::ReplayError("Rewards to sum must be float32 or float64, one for each item.");
+            if (discounts.size() < 2) throw pearl::ReplayError("n must be at least 1.");
+            const std::size_t n = rows(discounts, "discounts") - 1;
+            Array<float> sum(indices.size());
+            Slots last(indices.size());
+            Slots steps(indices.size());
+            Array<float> discount(indices.size());
+            const auto run = [&, slots = indices.data(), powers = discounts.data(), sums = sum.mutable_data(),
+                              lasts = last.mutable_data(), counts = steps.mutable_data(),
+                              after = discount.mutable_data()](const auto* rewards) {
+              const Released released;
+              held.links->n_step(slots, count, n, rewards, powers, sums, lasts, counts, after);
+            };
+            if (single)
+              run(static_cast<const float*>(reward.data()));
+            else
+              run(static_cast<const double*>(reward.data()));
+            return py::make_tuple(std::move(sum), std::move(last), std::move(steps), std::move(discount));
+          },
+          py::arg("indices").noconvert(), py::arg("size"), py::arg("reward"), py::arg("discounts").noconvert())
       .def(
           "draw",
           [](const Held& held, const Array<std::uint64_t>& random) {

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl.errors import ReplayError
-from pearl.spec import NEXT_OBS, OBS, REWARD
+from pearl.replay.arguments import as_indices
+from pearl.spec import NEXT_OBS, OBS, FieldSpec
 
 if TYPE_CHECKING:
     from pearl.replay.storage import DataStorage
@@ -63,40 +64,26 @@ def n_step_returns(storage: DataStorage, indices: ArrayLike, n: int, gamma: floa
     """
     if n < 1:
         raise ReplayError(f"n must be at least 1; found {n}.")
-    reward_column = _column(storage, REWARD)
-    return storage.consistently(lambda: _n_step_returns(storage, reward_column, indices, n, gamma))
+    return NStepReturns(*storage.n_step(indices, gamma ** np.arange(n + 1, dtype=np.float64)))
 
 
-def _n_step_returns(
-    storage: DataStorage, reward_column: np.ndarray, indices: ArrayLike, n: int, gamma: float
-) -> NStepReturns:
-    slots, steps = storage.steps_after(indices, n)
-    discounts = gamma ** np.arange(n + 1)
-    rewards = reward_column[slots]
-    total = np.zeros(len(slots))
-    for k in range(n):
-        total += np.where(k < steps, discounts[k] * rewards[:, k].astype(np.float64), 0.0)
-    last = np.ascontiguousarray(slots[:, -1])
-    discount = np.where(storage.terminated(last), 0.0, discounts[steps])
-    return NStepReturns(total.astype(np.float32), last, steps, discount.astype(np.float32))
-
-
-def gather_slices(storage: DataStorage, starts: ArrayLike, length: int) -> Slices:
+def gather_slices(storage: DataStorage, starts: ArrayLike, length: int, out: Slices | None = None) -> Slices:
     """Return `length` successive items from each of `starts` `(batch,)` on, ending with the episode; see Slices.
 
-    Raises ReplayError without streams. For starts of whole slices see `DataStorage.draw_starts`.
+    They are written into the arrays of `out` and `out` is returned, if given. Raises ReplayError without streams, and
+    for arrays that do not fit. For starts of whole slices see `DataStorage.draw_starts`.
     """
-
-    def gather() -> Slices:
-        indices, found = storage.steps_after(starts, length)
-        mask = np.arange(length) < found[:, None]
-        columns = {}
-        for name, rows in storage.gather(indices.reshape(-1)).items():
-            columns[name] = rows.reshape(*indices.shape, *rows.shape[1:])
-            columns[name][~mask] = 0
-        return Slices(columns, mask, indices)
-
-    return storage.consistently(gather)
+    slots = as_indices(starts)
+    if length < 1:
+        raise ReplayError(f"length must be at least 1; found {length}.")
+    steps = (len(slots), length)
+    if out is None:
+        columns = {f.name: np.empty((*steps, *f.shape), f.dtype) for f in storage.spec.fields}
+        out = Slices(columns, np.empty(steps, np.bool_), np.empty(steps, np.int64))
+    else:
+        _check_slices(storage, out, steps)
+    storage.gather_steps(slots, out.columns, out.indices, out.mask, back=False)
+    return out
 
 
 def gather_stacks(
@@ -108,25 +95,42 @@ def gather_stacks(
     """
     if padding not in ("zero", "repeat"):
         raise ReplayError(f'padding must be "zero" or "repeat"; found {padding!r}.')
-    frames = _column(storage, OBS)
-    has_next = any(f.name == NEXT_OBS for f in storage.spec.fields)
+    if k < 1:
+        raise ReplayError(f"k must be at least 1; found {k}.")
+    newest = as_indices(indices)
+    frames = _field(storage, OBS)
+    obs = np.empty((len(newest), k, *frames.shape), frames.dtype)
+    slots, mask = np.empty((len(newest), k), np.int64), np.empty((len(newest), k), np.bool_)
 
     def gather() -> FrameStacks:
-        slots, found = storage.steps_before(indices, k)
-        obs = frames[slots]
-        if padding == "zero":
-            obs[np.arange(k) < k - found[:, None]] = 0
-        complete = (found == k) | storage.begins_episode(np.ascontiguousarray(slots[:, 0]))
-        if not has_next:
+        found = storage.gather_steps(newest, {OBS: obs}, slots, mask, back=True, repeat=padding == "repeat")
+        complete = (found == k) | (found == storage.positions(newest) + 1)
+        if all(f.name != NEXT_OBS for f in storage.spec.fields):
             return FrameStacks(obs, None, complete)
-        newest = storage.gather_column(NEXT_OBS, np.ascontiguousarray(slots[:, -1]))
-        return FrameStacks(obs, np.concatenate([obs[:, 1:], newest[:, None]], axis=1), complete)
+        next_obs = np.empty_like(obs)
+        next_obs[:, :-1] = obs[:, 1:]
+        next_obs[:, -1] = storage.gather_column(NEXT_OBS, newest)
+        return FrameStacks(obs, next_obs, complete)
 
     return storage.consistently(gather)
 
 
-def _column(storage: DataStorage, name: str) -> np.ndarray:
-    column = storage.stored_column(name)
-    if column is None:
-        raise ReplayError(f"Transitions have no column {name!r}; they have {[f.name for f in storage.spec.fields]}.")
-    return column
+def _check_slices(storage: DataStorage, out: Slices, steps: tuple[int, int]) -> None:
+    expected = {f.name: ((*steps, *f.shape), f.dtype) for f in storage.spec.fields}
+    if set(out.columns) != set(expected):
+        raise ReplayError(f"The columns of `out` must be {list(expected)}; found {list(out.columns)}.")
+    found = {**out.columns, "mask": out.mask, "indices": out.indices}
+    for name, (shape, dtype) in {**expected, "mask": (steps, "bool"), "indices": (steps, "int64")}.items():
+        array = found[name]
+        if array.shape != shape or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
+            raise ReplayError(
+                f"{name!r} of `out` must be contiguous, writeable {dtype} of shape {shape}; "
+                f"found {array.dtype} {array.shape}."
+            )
+
+
+def _field(storage: DataStorage, name: str) -> FieldSpec:
+    for field in storage.spec.fields:
+        if field.name == name:
+            return field
+    raise ReplayError(f"Transitions have no column {name!r}; they have {[f.name for f in storage.spec.fields]}.")

@@ -20,7 +20,7 @@ from pearl.replay.arguments import as_indices
 from pearl.replay.backing import ArraySpec, Backing, BackingKind, Place, RamBacking, attach, make_backing, open_file
 from pearl.replay.memory import check_fits, free_memory
 from pearl.runtime.shared_buffer import SharedBuffer
-from pearl.spec import NEXT_OBS, OBS, FieldSpec, TransitionSpec
+from pearl.spec import NEXT_OBS, OBS, REWARD, FieldSpec, TransitionSpec
 
 _T = TypeVar("_T")
 
@@ -138,9 +138,14 @@ class DataStorage:
         self.spec, self._ring, self._options, self._backing = spec, ring, options, backing
         self._names = tuple(f.name for f in spec.fields)
         self._columns = {name: backing.arrays[name] for name in self._names if name in backing.arrays}
-        self._native: _native.ColumnStore | None = _native.ColumnStore(list(self._columns.values()))
+        self._native: _native.ColumnStore | None = _native.ColumnStore(self._columns)
         self._links = _make_links(self._columns, backing.arrays, options) if options.streams else None
         self._lost = 0
+        self._apart = options.share_next_obs
+        self._compared = _compares(spec)
+        # Nobody has to be told of an insertion; what is gathered is nowhere but in the columns, and stays as it is.
+        self._unwatched = self._links is None and isinstance(backing, RamBacking)
+        self._steady = backing.writable and not self._apart
 
     def _resume(self) -> None:
         """Go on where the file's last writer was."""
@@ -266,8 +271,16 @@ class DataStorage:
         self._require_writer()
         if count is None:
             count = len(next(iter(columns.values()), ()))
+        if self._unwatched and streams is terminated is truncated is None and type(columns) is dict:
+            taken = store.insert(self._ring.cursor, count, columns)
+            if taken is not None:
+                self._ring.advance(count)
+                return taken
         indices = self._ring.next_indices(count)
-        rows = [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, columns, count)]
+        rows = {
+            name: np.ascontiguousarray(rows)
+            for name, rows in zip(self._names, matching_rows(self.spec, columns, count), strict=True)
+        }
         if self._links is None and not (streams is terminated is truncated is None):
             raise ReplayError("This Data Storage does not tell streams apart; make it with `streams`.")
         if self._links is not None:
@@ -275,11 +288,10 @@ class DataStorage:
             endings = _flags("terminated", terminated, count) | _flags("truncated", truncated, count) << 1
             endings[endings == 3] = 1  # an end that is also a time limit is an end
         self._claim(count)
-        if self._links is not None:
-            self._link(
-                self._links, self.cursor, self.size, whose, endings, None, dict(zip(self._names, rows, strict=True))
-            )
-        store.insert(self._ring.cursor, count, self._stored(rows))
+        if self._links is None:
+            store.insert(self._ring.cursor, count, self._stored(rows))
+        else:
+            self._link(self._links, self.cursor, self.size, whose, endings, None, rows, store)
         self._ring.advance(count)
         self._lost = max(0, self._lost - count)
         self._claim(0)
@@ -292,32 +304,71 @@ class DataStorage:
         """
         store = self._open()
         slots = as_indices(indices)
+        if self._steady and (out is None or type(out) is dict):
+            targets = store.gather(slots, self._ring.size, out)
+            if targets is not None:
+                if self._lost:
+                    self._refuse_lost(slots)
+                return targets
         if out is None:
             targets = self.spec.empty(len(slots))
         else:
             rows = matching_rows(self.spec, out, len(slots), exact=True)
             targets = dict(zip(self._names, rows, strict=True))
-        if self._links is None and self._backing.writable:
-            store.gather(slots, self._ring.size, list(targets.values()))
-            if self._lost:
-                self._refuse_lost(slots)
-            return targets
 
         def copy() -> None:
-            store.gather(slots, self.size, self._stored(list(targets.values())))
-            if self._options.share_next_obs and self._links is not None:
+            store.gather(slots, self.size, self._stored(targets))
+            if self._apart and self._links is not None:
                 self._links.gather_next(slots, self.size, targets[NEXT_OBS])
 
         # Next observations move between rows when items are inserted elsewhere, so any insertion disturbs them.
-        self.consistently(copy, None if self._options.share_next_obs else slots)
+        self.consistently(copy, None if self._apart else slots)
         return targets
+
+    def gather_steps(
+        self,
+        indices: ArrayLike,
+        out: Mapping[str, np.ndarray],
+        slots: np.ndarray,
+        mask: np.ndarray,
+        *,
+        back: bool,
+        repeat: bool = False,
+    ) -> np.ndarray:
+        """Copy out each item and those after it in its episode, or up to it (`back`), at one moment; return how many.
+
+        Fills the caller's columns of `out` `(n, length, *shape)`, any of the spec's, `slots` `(n, length)` int64 as
+        `steps_after` and `steps_before` do, and `mask` `(n, length)` bool with which of them there are; for the others
+        the columns are zero, or with `repeat` what is in their slots. All must be contiguous and of these shapes and
+        dtypes, or ReplayError is raised.
+        """
+        store, links, starts = self._open(), self._tracked(), as_indices(indices)
+        stored = {name: array for name, array in out.items() if name in self._columns}
+        apart = out.get(NEXT_OBS) if self._apart else None
+        # Links may lead to any row, so any insertion disturbs them.
+        return self.consistently(
+            lambda: links.gather_steps(store, starts, self.size, back, repeat, slots, mask, stored, apart)
+        )
+
+    def n_step(
+        self, indices: ArrayLike, discounts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Sum the rewards from each item on, times `discounts` `(n + 1,)` float64; see `pearl.replay.n_step_returns`.
+
+        Returns the sums, last items, steps and discounts after them, each `(batch,)`.
+        """
+        links, slots = self._tracked(), as_indices(indices)
+        reward = self.stored_column(REWARD)
+        if reward is None:
+            raise _unknown(self.spec, REWARD)
+        return self.consistently(lambda: links.n_step(slots, self.size, reward, discounts))
 
     def gather_column(self, name: str, indices: ArrayLike) -> np.ndarray:
         """Copy the rows of one column at `indices` `(n,)` out."""
         slots = as_indices(indices)
         check = [field for field in self.spec.fields if field.name == name]
         if not check:
-            raise ReplayError(f"Transitions have no column {name!r}; they have {list(self._names)}.")
+            raise _unknown(self.spec, name)
         target = np.empty((len(slots), *check[0].shape), check[0].dtype)
         if name in self._columns:
             self._check_stored(slots)
@@ -359,12 +410,16 @@ class DataStorage:
         ending: np.ndarray = self.consistently(lambda: links.endings(slots, self.size))
         return np.asarray(ending == 2)
 
-    def begins_episode(self, indices: ArrayLike) -> np.ndarray:
-        """Return `(n,)` bool: whether each item is the first step of its episode."""
+    def positions(self, indices: ArrayLike) -> np.ndarray:
+        """Return `(n,)` int64: the steps from the beginning of its episode to each item; 0 for the first."""
         self._tracked()
         slots = as_indices(indices)
         self._check_stored(slots)
-        return self.consistently(lambda: self._backing.arrays[_PREFIX + "position"][slots] == 0)
+        return self.consistently(lambda: self._backing.arrays[_PREFIX + "position"][slots])
+
+    def begins_episode(self, indices: ArrayLike) -> np.ndarray:
+        """Return `(n,)` bool: whether each item is the first step of its episode."""
+        return np.asarray(self.positions(indices) == 0)
 
     def draw_starts(self, batch_size: int, rng: np.random.Generator) -> np.ndarray:
         """Draw `(batch_size,)` int64 items from which `slice_length` steps lie in one episode, each equally likely.
@@ -407,14 +462,17 @@ class DataStorage:
         self._require_writer()
         saved = dict(columns)
         episodes = {name: saved.pop(_PREFIX + name, None) for name in _SAVED} if self._links is not None else {}
-        rows = [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, saved, size)]
+        rows = {
+            name: np.ascontiguousarray(rows)
+            for name, rows in zip(self._names, matching_rows(self.spec, saved, size), strict=True)
+        }
         numbers = {name: _saved_numbers(name, array, size) for name, array in episodes.items()}
         self._ring.restore(size=size, cursor=cursor, inserted=inserted)
         self._lost = size
         self._claim(size)
         store.insert(0, size, self._stored(rows))
         if self._links is not None:
-            self._relink(self._links, dict(zip(self._names, rows, strict=True)), numbers)
+            self._relink(self._links, rows, numbers)
         self._lost = 0
         self._claim(0)
 
@@ -464,11 +522,9 @@ class DataStorage:
         if not isinstance(self._backing, RamBacking):
             self._backing.publish(Place(ring.size, ring.cursor, ring.inserted, ring.inserted + max(count, self._lost)))
 
-    def _stored(self, rows: list[np.ndarray]) -> list[np.ndarray]:
-        """Of arrays in the order of the spec, those whose columns are stored."""
-        if not self._options.share_next_obs:
-            return rows
-        return [array for name, array in zip(self._names, rows, strict=True) if name != NEXT_OBS]
+    def _stored(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Of arrays by name, those whose columns are stored."""
+        return {name: rows[name] for name in self._columns}
 
     def _check_stored(self, slots: np.ndarray) -> None:
         for position in np.flatnonzero((slots < 0) | (slots >= self.size))[:1]:
@@ -491,7 +547,9 @@ class DataStorage:
         whose = as_indices(streams)
         if len(whose) != count:
             raise ReplayError(f"streams must have one item per row ({count}); found {len(whose)}.")
-        for position in np.flatnonzero((whose < 0) | (whose >= self.streams))[:1]:
+        unknown = whose.view(np.uint64) >= self.streams  # negative ones are very large
+        if unknown.any():
+            position = int(unknown.argmax())
             raise ReplayError(
                 f"Stream at position {position} must lie in [0, {self.streams}); found {whose[position]}."
             )
@@ -506,10 +564,12 @@ class DataStorage:
         endings: np.ndarray,
         positions: np.ndarray | None,
         rows: Mapping[str, np.ndarray],
+        store: _native.ColumnStore | None = None,
     ) -> None:
-        compared = _compares(self.spec)
-        obs, next_obs = (rows[OBS], rows[NEXT_OBS]) if compared else (None, None)
-        links.insert(start, filled, streams, endings, positions, obs, next_obs)
+        """Link rows, and write them if `store` is given."""
+        obs, next_obs = (rows[OBS], rows[NEXT_OBS]) if self._compared else (None, None)
+        stored = None if store is None else self._stored(rows)
+        links.insert(start, filled, streams, endings, positions, obs, next_obs, store, stored)
 
     def _relink(
         self, links: _native.EpisodeLinks, rows: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]
@@ -524,6 +584,10 @@ class DataStorage:
             slots = (oldest + np.arange(first, min(first + _CHUNK, self._ring.size))) % self.capacity
             part = {name: np.ascontiguousarray(rows[name][slots]) for name in (OBS, NEXT_OBS) if name in rows}
             self._link(links, int(slots[0]), 0, saved["stream"][slots], endings[slots], saved["position"][slots], part)
+
+
+def _unknown(spec: TransitionSpec, name: str) -> ReplayError:
+    return ReplayError(f"Transitions have no column {name!r}; they have {[f.name for f in spec.fields]}.")
 
 
 def _attached(spec: TransitionSpec, capacity: int, options: StorageOptions, where: Path | SharedBuffer) -> DataStorage:
@@ -621,7 +685,7 @@ def matching_rows(
     if len(columns) != len(spec.fields):
         unknown = sorted(set(columns) - {f.name for f in spec.fields})
         if unknown:
-            raise ReplayError(f"Transitions have no column {unknown[0]!r}; they have {[f.name for f in spec.fields]}.")
+            raise _unknown(spec, unknown[0])
     return [_matching(field, columns.get(field.name), count, exact) for field in spec.fields]
 
 

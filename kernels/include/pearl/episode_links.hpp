@@ -5,6 +5,7 @@
 // ring overwrites the oldest first, so that only the link back to an overwritten item needs to be cut.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "pearl/errors.hpp"
+#include "pearl/row_copy.hpp"
 
 namespace pearl {
 
@@ -63,9 +65,11 @@ class EpisodeLinks {
   std::size_t obs_bytes() const { return obs_bytes_; }
   bool keeps_apart() const { return kept_obs_ != nullptr; }
 
-  // Links `count` items into the slots from `start` on, of which those below `filled` held items. Called before the
-  // columns are written, by one thread at a time; waits for the readers of this process.
-  void insert(std::size_t start, std::size_t count, std::size_t filled, const Rows& rows) {
+  // Links `count` items into the slots from `start` on, of which those below `filled` held items, then calls `write`,
+  // which writes the columns: readers of this process find neither a link to an item not yet written nor, until then,
+  // that to one overwritten. One thread at a time; waits for the readers. What throws changes nothing.
+  template <class Write>
+  void insert(std::size_t start, std::size_t count, std::size_t filled, const Rows& rows, Write write) {
     for (std::size_t r = 0; r < count; ++r) {
       if (static_cast<std::uint64_t>(rows.streams[r]) >= streams_)
         throw ReplayError("Stream at position " + std::to_string(r) + " must lie in [0, " + std::to_string(streams_) +
@@ -78,6 +82,7 @@ class EpisodeLinks {
       if (slot < filled) evict(static_cast<std::int64_t>(slot));
       append(static_cast<std::int64_t>(slot), start, r, rows);
     }
+    write();
   }
 
   // Steps from each item to the newest of its episode, both included. Any thread, as all below.
@@ -90,17 +95,22 @@ class EpisodeLinks {
   }
 
   // Slots `(count, length)` from each item on, and how many there are; the last is repeated after the episode's end.
+  // Then calls `copy`, which may read the columns in these slots before any insertion goes on.
+  template <class Copy>
   void forward(const std::int64_t* indices, std::size_t count, std::size_t length, std::int64_t* slots,
-               std::int64_t* found) const {
+               std::int64_t* found, Copy copy) const {
     const std::shared_lock lock(mutex_);
     walk(a_.next, indices, count, length, 1, slots, found);
+    copy();
   }
 
   // Slots `(count, length)` up to each item, oldest first; the oldest that is stored is repeated before.
+  template <class Copy>
   void backward(const std::int64_t* indices, std::size_t count, std::size_t length, std::int64_t* slots,
-                std::int64_t* found) const {
+                std::int64_t* found, Copy copy) const {
     const std::shared_lock lock(mutex_);
     walk(a_.prev, indices, count, length, -1, slots, found);
+    copy();
   }
 
   // For each item its own ending (see Arrays).
@@ -121,11 +131,45 @@ class EpisodeLinks {
     }
   }
 
+  // n-step returns from each item on: over the `steps` up to the episode's end (n at most) the sum of rewards times
+  // `discounts` (n + 1 powers), the last item, and the discount of what follows it: 0 where the episode terminated.
+  template <class Reward>
+  void n_step(const std::int64_t* indices, std::size_t count, std::size_t n, const Reward* reward,
+              const double* discounts, float* sum, std::int64_t* last, std::int64_t* steps, float* discount) const {
+    const std::shared_lock lock(mutex_);
+    for (std::size_t block = 0; block < count; block += kTogether) {
+      const std::size_t end = std::min(count, block + kTogether);
+      double total[kTogether] = {};
+      for (std::size_t i = block; i < end; ++i) {
+        total[i - block] += discounts[0] * static_cast<double>(reward[indices[i]]);
+        last[i] = indices[i];
+        steps[i] = 1;
+      }
+      for (std::size_t step = 1; step < n; ++step)
+        for (std::size_t i = block; i < end; ++i) {
+          const std::int64_t next = steps[i] == static_cast<std::int64_t>(step) ? a_.next[last[i]] : -1;
+          if (next < 0) continue;
+          total[i - block] += discounts[step] * static_cast<double>(reward[next]);
+          last[i] = next;
+          steps[i]++;
+        }
+      for (std::size_t i = block; i < end; ++i) {
+        sum[i] = static_cast<float>(total[i - block]);
+        discount[i] = a_.ending[last[i]] == 1 ? 0.0f : static_cast<float>(discounts[steps[i]]);
+      }
+    }
+  }
+
   // Next observations of items, wherever they are: in the table, or as the observation of the item that follows.
   void gather_next(const std::int64_t* indices, std::size_t count, char* target) const {
-    constexpr std::size_t kAhead = 8;
     const std::shared_lock lock(mutex_);
-    std::vector<const char*> sources(count + kAhead);
+    copy_next(indices, count, target);
+  }
+
+  // The same from within the `copy` of `forward` and `backward`.
+  void copy_next(const std::int64_t* indices, std::size_t count, char* target) const {
+    constexpr std::size_t kAhead = 32;
+    std::vector<const char*> sources(count + kAhead, obs_);
     for (std::size_t i = 0; i < count; ++i) {
       if (i + kAhead < count) {
         __builtin_prefetch(a_.kept + indices[i + kAhead]);
@@ -133,7 +177,7 @@ class EpisodeLinks {
       }
       sources[i] = next_source(indices[i]);
     }
-    for (std::size_t i = count; i < sources.size(); ++i) sources[i] = obs_;
+    if (obs_bytes_ >= kWideRow) return copy_rows(sources.data(), count, obs_bytes_, target);
     for (std::size_t i = 0; i < count; ++i) {
       for (std::size_t at = 0; at < obs_bytes_ && at < 256; at += 64)
         __builtin_prefetch(sources[i + kAhead] + at, 0, 0);
@@ -142,6 +186,9 @@ class EpisodeLinks {
   }
 
  private:
+  // Items whose episodes are walked step by step together, so that their loads overlap and their rows stay in cache.
+  static constexpr std::size_t kTogether = 32;
+
   const char* next_source(std::int64_t slot) const {
     const std::int64_t row = a_.kept[slot];
     if (row >= 0) return kept_obs_ + static_cast<std::size_t>(row) * obs_bytes_;
@@ -152,21 +199,23 @@ class EpisodeLinks {
 
   static void walk(const std::int64_t* links, const std::int64_t* indices, std::size_t count, std::size_t length,
                    int direction, std::int64_t* slots, std::int64_t* found) {
-    // Step by step over the whole batch, so that the loads of different items overlap.
     const std::size_t first = direction > 0 ? 0 : length - 1;
-    for (std::size_t i = 0; i < count; ++i) {
-      slots[i * length + first] = indices[i];
-      found[i] = 1;
-    }
-    for (std::size_t step = 1; step < length; ++step)
-      for (std::size_t i = 0; i < count; ++i) {
-        std::int64_t* row = slots + i * length;
-        const std::size_t to = direction > 0 ? step : length - 1 - step;
-        const std::int64_t from = row[direction > 0 ? to - 1 : to + 1];
-        const std::int64_t next = found[i] == static_cast<std::int64_t>(step) ? links[from] : -1;
-        row[to] = next >= 0 ? next : from;
-        found[i] += next >= 0;
+    for (std::size_t block = 0; block < count; block += kTogether) {
+      const std::size_t end = std::min(count, block + kTogether);
+      for (std::size_t i = block; i < end; ++i) {
+        slots[i * length + first] = indices[i];
+        found[i] = 1;
       }
+      for (std::size_t step = 1; step < length; ++step)
+        for (std::size_t i = block; i < end; ++i) {
+          std::int64_t* row = slots + i * length;
+          const std::size_t to = direction > 0 ? step : length - 1 - step;
+          const std::int64_t from = row[direction > 0 ? to - 1 : to + 1];
+          const std::int64_t next = found[i] == static_cast<std::int64_t>(step) ? links[from] : -1;
+          row[to] = next >= 0 ? next : from;
+          found[i] += next >= 0;
+        }
+    }
   }
 
   std::int64_t take(Counter used, Counter freed, const std::int64_t* stack) {
