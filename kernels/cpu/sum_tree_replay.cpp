@@ -731,12 +731,8 @@ ReplayStatistics SumTreeReplay::statistics() const {
   ReplayStatistics statistics;
   statistics.state = state_locked();
   if (prioritized_) {
-    // Neighbours mostly count in one place, where each would wait for the one before: so they take turns at four.
     const std::uint32_t* leaves = tree_->leaves();
-    std::array<std::array<std::uint64_t, 33>, 4> counts{};
-    for (std::size_t i = 0; i < end_; ++i) ++counts[i % 4][static_cast<std::size_t>(std::bit_width(leaves[i]))];
-    for (std::size_t bits = 1; bits < statistics.histogram.size(); ++bits)
-      for (const auto& count : counts) statistics.histogram[bits] += count[bits];
+    for (std::size_t i = 0; i < end_; ++i) ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaves[i]))];
     statistics.histogram[0] = filled_ - tree_->positive();  // there unwritten slots were counted too
   }
   statistics.samples_per_item = static_cast<double>(times_sum_) / static_cast<double>(std::max<std::size_t>(filled_, 1));
