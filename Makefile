@@ -9,9 +9,10 @@ MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl com
 PYTEST_ARGS ?=
 BENCH ?= .venv-bench
 BENCH_ARGS ?=
+FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint format typecheck sanitize docs bench-solve bench-env bench-replay clean
+.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-replay clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +56,13 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 	$(BIN)/cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/tsan --parallel 2
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+# Beside the project's environment, not in it.
+build/atheris: $(STAMP)
+	$(BIN)/python -m pip install --no-deps --target $@ atheris==3.0.0
+
+fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; what breaks it stays in build/fuzz/findings
+	PYTHONPATH=build/atheris $(BIN)/python tests/fuzz/checkpoint.py --seconds $(FUZZ_SECONDS)
 
 docs: setup  ## API reference from the docstrings, into docs/api
 	$(BIN)/pdoc --output-directory docs/api $(MODULES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from pearl.errors import (
     PlacementError,
     TrainerError,
 )
+from pearl.replay import memory
+from pearl.replay.native import NativeReplayManager
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -259,6 +262,34 @@ def test_replay_larger_than_memory(files: tuple[Path, Path]) -> None:
     message = message_of(CapacityError, described(files, capacity=10**13).run)
     # Per transition: twice four numbers, an action of eight bytes, reward and discount.
     assert_says(message, "10,000,000,000,000", "48 B", "480.0 TB", "are free", "Lower `size`")
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"fanout": 16}, "14.5 GB"),
+        ({"fanout": 2}, "22.0 GB"),
+        ({"mode": "uniform"}, "10.0 GB"),
+        ({"mode": "uniform", "replacement": False, "fanout": 2}, "22.0 GB"),
+        ({"mode": "fifo"}, "26.0 GB"),
+        ({"mode": "top_k", "fanout": 2}, "26.3 GB"),
+    ],
+)
+def test_priorities_larger_than_memory(options: dict[str, Any], needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_machine_free", lambda: 9_900_000_000)
+    monkeypatch.setattr(memory, "_group_free", lambda: None)
+    message = message_of(CapacityError, lambda: NativeReplayManager(10**9, **options))
+    assert_says(message, "1,000,000,000 slots", f"needs {needed}", "9.9 GB of memory are free", "Lower `size`")
+
+
+def test_priorities_larger_than_any_memory_allocate_nothing() -> None:
+    def mapped() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = mapped()
+    for _ in range(3):
+        assert_says(message_of(CapacityError, lambda: NativeReplayManager(2**36)), "68,719,476,736 slots")
+    assert mapped() - before < 100_000_000
 
 
 @pytest.mark.parametrize("fanout", [0, 1, 3, 24, 512, -16, 16.0, "16", "automatic"])

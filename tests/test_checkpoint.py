@@ -23,11 +23,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fuzz.checkpoint_property import CAPACITY, check
+from fuzz.checkpoint_seeds import write_seeds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pearl.errors import CheckpointError
+from pearl.replay.native import NativeReplayManager
+from pearl.replay.reference import ReferenceReplayManager
 from pearl.runtime import checkpoint, checkpoint_files
 from pearl.runtime.checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint
 
@@ -219,27 +223,37 @@ def test_two_writers_do_not_share_a_directory(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state_at(1))
 
 
+def forked(work: Callable[[], object]) -> int:
+    """Run `work` in a copy of this process and return its id; the copy ends without the parent's cleaning up."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
 def test_a_killed_save_leaves_the_latest_complete_one(tmp_path: Path) -> None:
-    script = """
-        import sys
-        from pathlib import Path
-        import numpy as np
-        from pearl.runtime.checkpoint import CheckpointState, save_checkpoint
-        start = int(sys.argv[2])
+    def save_on_and_on(start: int, report: int) -> None:
         for step in range(start, start + 10_000):
-            array = np.full(2_000_000, step, np.uint64)
-            save_checkpoint(Path(sys.argv[1]), CheckpointState(step, counters={"of": step}, arrays={"a": array}))
-            print(step, flush=True)
-    """
+            array = np.full(1_000_000, step, np.uint64)
+            save_checkpoint(tmp_path, CheckpointState(step, counters={"of": step}, arrays={"a": array}))
+            os.write(report, f"{step}\n".encode())
+
+    delays = np.random.default_rng(4).uniform(0.0, 0.08, 30)
     interrupted, start = 0, 0
-    for delay_s in np.linspace(0.0, 0.11, 10):
-        command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), str(start)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            reported = int(child.stdout.readline())
+    for delay_s in delays:
+        read, report = os.pipe()
+        child = forked(lambda start=start, report=report: save_on_and_on(start, report))  # type: ignore[misc]
+        os.close(report)
+        with os.fdopen(read) as reports:
+            reported = int(reports.readline())
             time.sleep(delay_s)
-            child.send_signal(signal.SIGKILL)
-            reported = max([reported, *(int(line) for line in child.stdout if line.endswith("\n"))])
+            os.kill(child, signal.SIGKILL)
+            reported = max([reported, *(int(line) for line in reports if line.endswith("\n"))])
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
         interrupted += any(name.startswith(".checkpoint") for name in names(tmp_path))
         state = load_checkpoint(tmp_path)
         assert state.step >= reported
@@ -247,6 +261,60 @@ def test_a_killed_save_leaves_the_latest_complete_one(tmp_path: Path) -> None:
         assert np.all(state.arrays["a"] == state.step)
         start = state.step + 1
     assert interrupted, "no kill fell into a save: the test shows nothing"
+
+
+def save_and_die(directory: Path, at: int) -> None:
+    """Save step 2, and be killed at the `at`-th change to the file system, write or flush."""
+    count = 0
+
+    def died() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+    sys.addaudithook(lambda event, _: died() if event in changes else None)
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            died()
+            return call(*arguments)
+
+        return wrapped
+
+    zlib.crc32, os.fsync = dying(zlib.crc32), dying(os.fsync)
+    checkpoint_files._CHUNK_BYTES = 8_000
+    save_checkpoint(directory, state_at(2), keep=1)
+
+
+def test_a_save_killed_at_any_step_leaves_the_one_before_or_the_new_one(tmp_path: Path) -> None:
+    before, seen = tmp_path / "before", set()
+    save_checkpoint(before, state_at(1))
+    for at in range(1, 200):
+        directory = tmp_path / str(at)
+        shutil.copytree(before, directory)
+        child = forked(lambda directory=directory, at=at: save_and_die(directory, at))  # type: ignore[misc]
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        found, state = names(directory), load_checkpoint(directory)
+        hidden = [name for name in found if name.startswith(".")]
+        seen.add((state.step, len(found) - len(hidden), len(hidden)))
+        if state.step == 1:
+            assert "checkpoint-000000002" not in found
+        assert np.all(state.arrays["replay/obs"] == state.step)
+        torch.testing.assert_close(state.tensors, state_at(1).tensors, rtol=0, atol=0)
+        if at % 5 == 0:
+            save_checkpoint(directory, state_at(3), keep=1)
+            assert names(directory) == ["checkpoint-000000003"]
+        shutil.rmtree(directory)
+        if status == 0:
+            break
+    assert status == 0
+    # The step that is latest, complete folders, hidden ones: before the new folder, while it is written, once it has
+    # its name, while the old one is being removed, and after.
+    assert seen == {(1, 1, 0), (1, 1, 1), (2, 2, 0), (2, 1, 1), (2, 1, 0)}
+    assert at > 40
 
 
 def test_saving_in_two_threads_is_refused_not_mixed(tmp_path: Path) -> None:
@@ -275,6 +343,7 @@ def test_saving_in_two_threads_is_refused_not_mixed(tmp_path: Path) -> None:
     ("state", "message"),
     [
         (CheckpointState(-1), "whole number"),
+        (CheckpointState(2**63), "whole number"),
         (CheckpointState(1, arrays={"../x": np.zeros(1)}), "cannot name an? array"),
         (CheckpointState(1, arrays={"/etc/x": np.zeros(1)}), "cannot name an? array"),
         (CheckpointState(1, tensors={"a//b": {}}), "cannot name an? tensor group"),
@@ -450,6 +519,7 @@ def test_a_manifest_cannot_name_other_files(saved: Path, name: str) -> None:
         (lambda m: m.pop("counters"), "lacks the keys ['counters']"),
         (lambda m: m.update(step="1"), "step is '1'"),
         (lambda m: m.update(step=True), "step is True"),
+        (lambda m: m.update(step=10**400), "step is 1000"),
         (lambda m: m.update(files=[]), "'files'"),
         (lambda m: m.update(identity={"a": 1}), "'identity'"),
         (lambda m: m.update(counters={"a": []}), "'counters'"),
@@ -502,6 +572,65 @@ def test_pickled_objects_are_never_loaded(saved: Path, mmap: bool) -> None:
     replace_file(saved, FILES[1], np_file_with_shape((3,)))
     replace_file(saved, FILES[0], pickle.dumps(Payload()))
     refused(saved, "q_network.safetensors is not a safetensors file")
+
+
+CORPUS = sorted((Path(__file__).parent / "fuzz" / "corpus").iterdir())
+
+
+@pytest.mark.parametrize("found", CORPUS, ids=lambda path: path.name)
+def test_what_a_fuzzer_found_is_read_or_refused(tmp_path: Path, found: Path) -> None:
+    check(found.read_bytes(), tmp_path)
+
+
+def test_the_inputs_that_the_fuzzer_starts_from_are_read(tmp_path: Path) -> None:
+    write_seeds(tmp_path / "seeds")
+    seeds = sorted((tmp_path / "seeds").iterdir())
+    assert len(seeds) > 20
+    for seed in seeds:
+        assert check(seed.read_bytes(), tmp_path) is not None, seed.name
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_changed_checkpoints_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    seeds = tmp_path / "seeds"
+    if not seeds.exists():
+        write_seeds(seeds)
+    content = bytearray(data.draw(st.sampled_from(sorted(seeds.iterdir()))).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(1, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=6))
+    check(bytes(content), tmp_path)
+
+
+def test_a_manifest_that_can_be_read_but_not_written_again_is_refused(saved: Path) -> None:
+    # Where the one turns into the other depends on the depth of the call.
+    text = (saved / "manifest.json").read_text().rstrip("}\n ")
+    for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit() + 10, 2):
+        (saved / "manifest.json").write_text(f'{text}, "more": {"[" * depth}{"]" * depth}}}')
+        refused(saved, "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_priority": 1e300}, "max_priority must be a float32 from 1 on; found 1e\\+300"),
+        ({"priorities": np.ones(CAPACITY, np.float32)}, "priorities are damaged: some are of unwritten slots"),
+        ({"priorities": np.zeros(CAPACITY, np.float32)}, "leaves are damaged: some are not those of their priorities"),
+        ({"seed": np.zeros(CAPACITY, np.uint32)}, "where a number was expected"),
+        ({"mode": np.zeros(CAPACITY, np.uint32)}, "mode must be a number or a text; found an array"),
+        ({"capacity": np.zeros(CAPACITY, np.uint32)}, "capacity must be a number or a text; found an array"),
+        ({"inserts": float("nan")}, "inserts must be a whole number that fits; found nan"),
+    ],
+)
+@pytest.mark.parametrize("manager", [NativeReplayManager, ReferenceReplayManager], ids=["native", "reference"])
+def test_a_replay_refuses_what_the_fuzzer_made_of_its_state(manager: Any, change: dict[str, Any], message: str) -> None:
+    replay = manager(CAPACITY, mode="top_k")
+    replay.insert(np.arange(6), np.linspace(0.0, 3.0, 6))
+    state = replay.state_dict()
+    with pytest.raises(CheckpointError, match=message):
+        replay.load_state_dict({**state, **change})
+    assert np.array_equal(replay.state_dict()["leaves"], state["leaves"])
 
 
 def np_file_with_shape(shape: tuple[int, ...]) -> bytes:

@@ -1,15 +1,19 @@
 """What is sampled, how often: adversarial priorities, many draws, large trees, long runs of mixed operations.
 
-Every random number is seeded. Chi-square bounds are set for a false alarm in 100,000 such tests.
+Every random number is seeded, and hypothesis draws the same examples each time. Chi-square bounds are set for a false
+alarm in 100,000 such tests, or in 100,000 times all examples that hypothesis draws.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import ReferenceReplayManager, mulhi64
@@ -17,18 +21,27 @@ from pearl.replay.reference import ReferenceReplayManager, mulhi64
 LEAF_MAX = 2**28 - 1
 
 
-def chi_square_bound(freedom: int) -> float:
-    """Return what chi-square exceeds with a probability of 1e-5 (Wilson and Hilferty's approximation)."""
-    z, ninth = 4.265, 2.0 / (9.0 * freedom)
+RARE, RAREST = 4.265, 5.731  # what a normal deviate exceeds with a probability of 1e-5, and of 5e-9
+MANY = 50.0  # draws that a cell must expect for its share of chi-square to have that tail
+EXAMPLES = 120  # of each of the properties below, of which nine are left to chance: 1,080 times 5e-9 is 5.4e-6
+
+
+def chi_square_bound(freedom: int, z: float = RARE) -> float:
+    """Return what chi-square exceeds as seldom as a normal deviate exceeds `z` (Wilson and Hilferty)."""
+    ninth = 2.0 / (9.0 * freedom)
     return freedom * (1.0 - ninth + z * math.sqrt(ninth)) ** 3
 
 
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """Return the statistic and its degrees of freedom; cells that expect fewer than 5 count as one."""
-    small = expected < 5.0
+def chi_square(counts: np.ndarray, expected: np.ndarray, least: float = 5.0) -> tuple[float, int]:
+    """Return the statistic and its degrees of freedom; cells that expect fewer than `least` count as one."""
+    small = expected < least
     counts = np.append(counts[~small], counts[small].sum())
     expected = np.append(expected[~small], expected[small].sum())
-    counts, expected = counts[expected > 0], expected[expected > 0]
+    if expected[-1] < least and len(expected) > 1:  # still too few: they join the smallest of the others
+        smallest = np.argmin(expected[:-1])
+        counts[smallest] += counts[-1]
+        expected[smallest] += expected[-1]
+        counts, expected = counts[:-1], expected[:-1]
     return float(((counts - expected) ** 2 / expected).sum()), max(len(counts) - 1, 1)
 
 
@@ -212,3 +225,140 @@ def test_the_reference_draws_as_the_kernel_does():
         for batch in (1, 2, 255, 1000):
             for mine, theirs in zip(native.sample(batch), reference.sample(batch), strict=True):
                 assert np.array_equal(mine, theirs)
+
+
+# --- Distributions nobody announced: hypothesis draws the leaves ----------------------------------------------------
+
+drawn = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@st.composite
+def leaf_vectors(draw, longest: int) -> np.ndarray:
+    """Leaves of any shape: a family of distributions with drawn parameters, then drawn dents."""
+    slots = draw(st.integers(1, longest), label="slots")
+    random = np.random.default_rng(draw(st.integers(0, 2**32), label="seed"))
+    spread = draw(st.floats(0.0, 28.0), label="spread in bits")
+    position = np.arange(slots)
+    exponents = {
+        "level": np.zeros(slots),
+        "scattered": random.uniform(0, 1, slots),
+        "bell": 1 / (1 + random.normal(0, 1, slots) ** 2),
+        "ramp": position / slots,
+        "decay": 1 - np.log1p(position) / np.log1p(slots),
+        "steps": (position * draw(st.integers(1, 8)) // slots) / 8,
+        "alternating": position % 2.0,
+        "one high": (position == random.integers(slots)) * 1.0,
+        "one low": (position != random.integers(slots)) * 1.0,
+    }
+    leaves = np.exp2(spread * exponents[draw(st.sampled_from(sorted(exponents)), label="family")])
+    leaves *= random.uniform(1, 1 + draw(st.floats(0, 3), label="noise"), slots)
+    zeros = draw(st.sampled_from(["none", "some", "run", "most"]), label="zeros")
+    start = random.integers(slots)
+    leaves[
+        {
+            "none": np.zeros(slots, bool),
+            "some": random.random(slots) < 0.3,
+            "run": (position >= start) & (position < start + slots // 2),
+            "most": random.random(slots) < 0.95,
+        }[zeros]
+    ] = 0
+    if not leaves.any():
+        leaves[start] = 1
+    return np.minimum(leaves, LEAF_MAX).astype(np.int64)
+
+
+def held(replay) -> np.ndarray:
+    """The leaves as the manager holds them: 24 bits of a float32, quantised."""
+    return replay.state_dict()["leaves"].astype(np.int64)
+
+
+@drawn
+@given(leaves=leaf_vectors(2000), fanout=st.sampled_from([2, 4, 16, 64, 256]), seed=st.integers(0, 2**63))
+def test_independent_draws_follow_any_leaves(leaves, fanout, seed):
+    replay = with_leaves(leaves, fanout=fanout, stratified=False, seed=seed)
+    leaves, draws = held(replay), 100_000
+    counts = np.bincount(replay.sample(draws).indices, minlength=len(leaves))
+    assert counts[leaves == 0].sum() == 0
+    statistic, freedom = chi_square(counts, leaves / leaves.sum() * draws, MANY)
+    assert statistic < chi_square_bound(freedom, RAREST)
+
+
+@drawn
+@given(
+    leaves=leaf_vectors(2000),
+    fanout=st.sampled_from([2, 4, 16, 64, 256]),
+    seed=st.integers(0, 2**63),
+    batch=st.integers(1, 5000),
+)
+def test_each_draw_of_a_stratified_batch_stays_in_its_stratum(leaves, fanout, seed, batch):
+    # No chance in it: the k-th draw is a leaf that meets the k-th of equal slices of the total.
+    replay = with_leaves(leaves, fanout=fanout, seed=seed)
+    ends = np.cumsum(held(replay))
+    total = int(ends[-1])
+    for _ in range(3):
+        indices = replay.sample(batch).indices
+        k = np.arange(batch, dtype=object)  # exact, however large the total
+        starts = np.where(indices > 0, ends[indices - 1], 0)
+        assert np.all(starts.astype(object) * batch < (k + 1) * total)
+        assert np.all(ends[indices].astype(object) * batch > k * total)
+
+
+def batch_law(
+    leaves: list[int], batch: int, *, stratified: bool, replacement: bool
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every batch that can be drawn, in order, and its probability: draw after draw, from the definition."""
+
+    def go_on(left: list[int], k: int) -> Iterator[tuple[tuple[int, ...], float]]:
+        if k == batch:
+            yield (), 1.0
+            return
+        total = sum(left)
+        low, high = (total * k / batch, total * (k + 1) / batch) if stratified else (0.0, float(total))
+        start = 0
+        for item, leaf in enumerate(left):
+            chance = max(0.0, min(start + leaf, high) - max(start, low)) / (high - low)
+            start += leaf
+            if chance <= 0.0:
+                continue
+            after = left if replacement else [0 if other == item else value for other, value in enumerate(left)]
+            for rest, probability in go_on(after, k + 1):
+                yield (item, *rest), chance * probability
+
+    return go_on(leaves, 0)
+
+
+@pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
+@pytest.mark.parametrize("stratified", [True, False], ids=["stratified", "independent"])
+@pytest.mark.parametrize("mode", ["prioritized", "uniform"])
+@drawn
+@given(leaves=leaf_vectors(6), batch=st.integers(1, 3), seed=st.integers(0, 2**63))
+def test_whole_batches_have_the_probabilities_of_their_definition(mode, stratified, replacement, leaves, batch, seed):
+    replay = with_leaves(leaves, mode=mode, stratified=stratified, replacement=replacement, seed=seed)
+    leaves = held(replay) if mode == "prioritized" else np.ones(len(leaves), np.int64)
+    if not replacement:
+        batch = min(batch, int(np.count_nonzero(leaves)))
+    law = dict(batch_law(leaves.tolist(), batch, stratified=stratified, replacement=replacement))
+    assert math.isclose(sum(law.values()), 1.0)
+    draws, found = 1500, dict.fromkeys(law, 0)
+    for _ in range(draws):
+        drawn_batch = tuple(replay.sample_indices(batch).tolist())
+        found[drawn_batch] += 1  # KeyError: a batch that cannot be drawn
+    counts = np.array(list(found.values()), np.float64)
+    statistic, freedom = chi_square(counts, np.array(list(law.values())) * draws, MANY)
+    assert statistic < chi_square_bound(freedom, RAREST)
+
+
+def test_the_law_of_a_batch_is_not_met_by_another_way_of_drawing():
+    # The test of the test: what is drawn independently is no stratified sample.
+    replay = with_leaves(np.array([3, 1, 4, 2]), stratified=False, seed=1)
+    law = dict(batch_law([3, 1, 4, 2], 2, stratified=True, replacement=True))
+    counts = dict.fromkeys(law, 0)
+    for _ in range(1500):
+        batch = tuple(replay.sample_indices(2).tolist())
+        counts[batch] = counts.get(batch, 0) + 1
+    assert counts.keys() > law.keys()
+    common = np.array([counts[batch] for batch in law], np.float64)
+    statistic, freedom = chi_square(common, np.array(list(law.values())) * common.sum())
+    assert statistic > chi_square_bound(freedom, RAREST)

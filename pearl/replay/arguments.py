@@ -18,6 +18,7 @@ TIME_MODES = ("fifo", "lifo")  # these keep the order of writing
 TIMES_MAX = 2**16 - 1  # samples of one item, where counting stops
 LEAF_MAX = 2**28 - 1
 EXPONENT_MAX = 4.0
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _INT64, _UINT32, _UINT16, _FLOAT32 = map(np.dtype, (np.int64, np.uint32, np.uint16, np.float32))
 _COUNTS = ("seed", "call", "inserts", "updates", "samples", "stale", "saturated", "rescales", "exhausted")
 _SCALARS = (*_COUNTS, "alpha", "scale", "max_priority")
@@ -131,6 +132,9 @@ def checked_state(
     state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str, max_times_sampled: int
 ) -> ReplayStateDict:
     """Return a saved state with its arrays in kernel form; raises CheckpointError unless it fits this replay."""
+    for name in ("format", "mode", "capacity", "max_times_sampled"):
+        if isinstance(state.get(name), np.ndarray):
+            raise CheckpointError(f"The saved replay's {name} must be a number or a text; found an array.")
     if state.get("format") != STATE_FORMAT:
         raise CheckpointError(
             f"The saved replay's format must be {STATE_FORMAT}; found {state.get('format')!r}, of another version."
@@ -178,19 +182,25 @@ def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
             raise CheckpointError(f"The saved replay's {name} must be a whole number that fits; found {value!r}.")
     if not isinstance(alpha, int | float) or not 0 <= alpha <= EXPONENT_MAX:
         raise CheckpointError(f"The saved replay's alpha must lie in [0, 4]; found {alpha!r}.")
-    if not isinstance(max_priority, int | float) or not 1 <= max_priority < np.inf:
-        raise CheckpointError(f"The saved replay's max_priority must be at least 1; found {max_priority!r}.")
-    if not (np.asarray(state["priorities"]) >= 0).all():
+    if not isinstance(max_priority, int | float) or not 1 <= max_priority <= _FLOAT32_MAX:
+        raise CheckpointError(f"The saved replay's max_priority must be a float32 from 1 on; found {max_priority!r}.")
+    priorities = np.asarray(state["priorities"])
+    if not (priorities >= 0).all():
         raise CheckpointError("The saved replay's priorities are damaged: some are NaN or negative.")
     if (leaves > LEAF_MAX).any() or (leaves[~sampleable] > 0).any():
         raise CheckpointError("The saved replay's leaves are damaged: some are too large, or of unwritten slots.")
     unwritten = np.asarray(state["generations"]) == 0
+    if (priorities[unwritten[: len(leaves)]] > 0).any():
+        raise CheckpointError("The saved replay's priorities are damaged: some are of unwritten slots.")
+    if ((leaves > 0) != (priorities > 0))[sampleable].any():
+        raise CheckpointError("The saved replay's leaves are damaged: some are not those of their priorities.")
     if (times > (max_times_sampled or TIMES_MAX)).any() or (times[unwritten] > 0).any():
         raise CheckpointError("The saved replay's times_sampled are damaged: too many, or of unwritten slots.")
 
 
 def _number(value: np.ndarray | int | float | str) -> int | float:
-    number = value.item() if isinstance(value, np.ndarray | np.generic) else value
+    single = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1)
+    number = value.item() if single else value  # type: ignore[union-attr]
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise CheckpointError(f"The saved replay holds {value!r} where a number was expected.")
     return number

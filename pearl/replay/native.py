@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl import _native
-from pearl.errors import ReplayError
+from pearl.errors import CapacityError, ReplayError
 from pearl.replay.arguments import (
+    PRIORITY_MODES,
     STATE_FORMAT,
+    TIME_MODES,
     as_generations,
     as_indices,
     as_priorities,
@@ -20,10 +22,12 @@ from pearl.replay.arguments import (
     check_selection,
     checked_state,
 )
+from pearl.replay.memory import free_memory
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
 from pearl.spec import InitialPriority, ReplayMode
 
 MOST_WORKERS = 256
+_CAPACITY_MAX = 2**36
 _INITIAL = {"max": _native.SumTree.INITIAL_MAX, "mean": _native.SumTree.INITIAL_MEAN}
 _as_sample: Callable[[tuple[np.ndarray, ...]], Sample] = partial(tuple.__new__, Sample)  # half the time of Sample(*...)
 
@@ -52,6 +56,7 @@ class NativeReplayManager:
         check_selection(mode, max_times_sampled, initial_priority)
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
             raise ReplayError(f"workers must be a whole number in [1, {MOST_WORKERS}]; found {workers!r}.")
+        _check_memory(capacity, fanout, mode, drawn_in_turn=not replacement or max_times_sampled > 0)
         self._tree = _native.SumTree(
             capacity,
             fanout,
@@ -160,3 +165,25 @@ class NativeReplayManager:
     def start_autorun(self, max_batch: int, depth: int) -> _native.ReplayAutorun:
         """Start a native thread that serves requests on this replay until stopped."""
         return _native.ReplayAutorun(self._tree, max_batch, depth)
+
+
+def _check_memory(capacity: int, fanout: int, mode: ReplayMode, *, drawn_in_turn: bool) -> None:
+    """Raise CapacityError where the slots and their trees need more memory than is free.
+
+    Memory is committed as it is written to, so that without this a replay too large would end with the process.
+    """
+    if not 1 <= operator.index(capacity) <= _CAPACITY_MAX:
+        return  # the kernel refuses that with its own words
+    slot = 10.0  # priority, generation, times sampled
+    if mode in PRIORITY_MODES or drawn_in_turn:
+        slot += 4 + 8 / max(fanout - 1, 1)  # a leaf, and its share of the sums
+    if mode == "top_k":
+        slot += 4 * 16 / 15  # the tree of maxima
+    if mode in TIME_MODES:
+        slot += 16  # the order of writing
+    needed, free = capacity * slot, free_memory()
+    if needed > free:
+        raise CapacityError(
+            f"A Replay Manager of {capacity:,} slots needs {needed / 1e9:,.1f} GB; {free / 1e9:,.1f} GB of memory are "
+            "free. Lower `size`."
+        )

@@ -113,7 +113,7 @@ def save_checkpoint(directory: Path, state: CheckpointState, keep: int = 2) -> P
 
 def _check_state(state: CheckpointState) -> None:
     if not is_count(state.step):
-        raise CheckpointError(f"A checkpoint's step must be a whole number of at least 0; found {state.step!r}.")
+        raise CheckpointError(f"A checkpoint's step must be a whole number in [0, 2**63); found {state.step!r}.")
     for kind, names in (("tensor group", state.tensors), ("array", state.arrays)):
         for name in names:
             if not is_name(name):

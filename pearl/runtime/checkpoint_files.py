@@ -36,6 +36,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 
 _MANIFEST_LIMIT = 64 * 2**20
+_NPY_HEADER_LIMIT = 10_000  # as NumPy's own
 _CHUNK_BYTES = 4 * 2**20
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
@@ -74,8 +75,8 @@ def is_name(name: str) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether `value` is a whole number of at least 0."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
+    """Whether `value` is a whole number in [0, 2**63)."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < 2**63
 
 
 # --- Writing --------------------------------------------------------------------------------------------------------
@@ -211,10 +212,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"its format version is {version!r} (written by PEARL {content.get('pearl_version')!r}); "
             f"this PEARL reads version {FORMAT_VERSION}. Load it with the PEARL that wrote it."
         )
-    if content.get("crc32") != manifest_crc32(content):
+    try:
+        crc = manifest_crc32(content)
+    except RecursionError as error:  # what can just be read may be nested too deeply to be written
+        raise CheckpointError(f"{MANIFEST} is nested too deeply ({error}).") from error
+    if content.get("crc32") != crc:
         raise CheckpointError(
-            f"{MANIFEST} was changed or damaged (CRC-32 {manifest_crc32(content)}; "
-            f"{content.get('crc32')!r} was written)."
+            f"{MANIFEST} was changed or damaged (CRC-32 {crc}; {content.get('crc32')!r} was written)."
         )
     return _parse_manifest(content)
 
@@ -226,7 +230,7 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
     if missing := sorted(expected - set(content)):
         raise CheckpointError(f"{MANIFEST} lacks the keys {missing}.")
     if not is_count(content["step"]):
-        raise CheckpointError(f"its step is {content['step']!r}; a whole number of at least 0 was expected.")
+        raise CheckpointError(f"its step is {content['step']!r}; a whole number in [0, 2**63) was expected.")
     for key, kinds in (
         ("identity", (str,)),
         ("counters", (bool, int, float, str)),
@@ -274,13 +278,12 @@ def check_file(folder: Path, name: str, entry: FileEntry) -> None:
 
 def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """The tensors of the safetensors file `name`, on the CPU."""
-    import safetensors
     import safetensors.torch
 
     try:
         # Cloned, because the tensors that safetensors returns lie in a map of the file.
         return {key: tensor.clone() for key, tensor in safetensors.torch.load_file(folder / name).items()}
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+    except Exception as error:  # SafetensorError, and what torch makes of a header: TypeError, RuntimeError, ...
         raise CheckpointError(f"{name} is not a safetensors file ({error}).") from error
 
 
@@ -289,7 +292,7 @@ def read_array(folder: Path, name: str, mmap: bool) -> NumpyArray:
     try:
         _check_npy(folder / name)
         array: NumpyArray = np.load(folder / name, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
+    except Exception as error:  # NumPy promises ValueError, and lets TokenError, SyntaxError, OverflowError out
         raise CheckpointError(f"{name} is not a .npy file of plain numbers ({error}).") from error
     return array
 
@@ -300,6 +303,11 @@ def _check_npy(file: Path) -> None:
         version = np.lib.format.read_magic(stream)
         if version != (2, 0):
             raise ValueError(f"its format is {version}; (2, 0) was written")
+        start = stream.tell()
+        length = int.from_bytes(stream.read(4), "little")
+        if length > _NPY_HEADER_LIMIT:  # asked before NumPy makes room for it
+            raise ValueError(f"its header is said to be {length} bytes long; at most {_NPY_HEADER_LIMIT} are read")
+        stream.seek(start)
         shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
         held = file.stat().st_size - stream.tell()
     promised = math.prod(shape) * dtype.itemsize

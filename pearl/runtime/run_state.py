@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from pearl.runtime.trainer_state import (
 
 _RETURN_WINDOW = 100
 _BEST = "best-"  # prefix of the tensor groups of the best weights so far; no attribute has a hyphen
+_N = TypeVar("_N", int, float)
 _STORAGE_SCALARS = ("size", "cursor", "inserted")
 
 
@@ -63,7 +64,10 @@ class HostStorage(Protocol):
 
 @dataclass
 class Counters:
-    """How far a run is; `returns` are those of the last training episodes."""
+    """How far a run is; `returns` are those of the last training episodes.
+
+    `ratio_stored` and `ratio_samples` are what `stored` and `samples` were when the replay ratio was last changed.
+    """
 
     env_steps: int = 0
     gradient_steps: int = 0
@@ -71,6 +75,8 @@ class Counters:
     collected: int = 0
     stored: int = 0
     samples: int = 0
+    ratio_stored: int = 0
+    ratio_samples: int = 0
     wall_s: float = 0.0
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURN_WINDOW))
 
@@ -88,7 +94,9 @@ class Counters:
     def from_scalars(cls, scalars: Mapping[str, Any], where: Path) -> Counters:
         """The inverse; CheckpointError names what is missing or malformed."""
         try:
-            counters = cls(**{k: type(v)(scalars[k]) for k, v in vars(cls()).items() if k != "returns"})
+            # Earlier checkpoints knew no change of the ratio.
+            found = {"ratio_stored": 0, "ratio_samples": 0, **scalars}
+            counters = cls(**{k: type(v)(found[k]) for k, v in vars(cls()).items() if k != "returns"})
             counters.returns.extend(float(r) for r in json.loads(str(scalars["returns"])))
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"The checkpoint in {where} has no valid counter {error}.") from error
@@ -135,15 +143,24 @@ class RunState:
         state = load_checkpoint(directory, self.identity)
         counters = Counters.from_scalars(state.counters, directory)
         best_tensors = _part(state.tensors, _BEST)
-        best = Best(float(state.counters["best_return"]), best_tensors) if best_tensors else None
+        best = Best(_saved_number(state.counters, "best_return", float), best_tensors) if best_tensors else None
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(_BEST)})
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
         self.replay.load_state_dict({**_part(state.arrays, "replay/"), **_part(state.counters, "replay/")})
-        scalars = {name: int(value) for name, value in _part(state.counters, "storage/").items()}
+        scalars = {name: _saved_number(state.counters, f"storage/{name}", int) for name in _STORAGE_SCALARS}
         self.storage.restore(_part(state.arrays, "storage/"), **scalars)
         return counters, best
+
+
+def _saved_number(counters: Mapping[str, Any], name: str, kind: type[_N]) -> _N:
+    try:
+        return kind(counters[name])
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(
+            f"The checkpoint's {name} must be a number; found {counters.get(name, 'nothing')!r}."
+        ) from error
 
 
 def _part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
