@@ -1,7 +1,7 @@
 """CPU kernels of PEARL; their contracts stand in kernels/include/pearl/."""
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -156,3 +156,74 @@ def stratified_targets(seed: int, call: int, count: int, total: int) -> np.ndarr
 def copy_bandwidth(nbytes: int, repeats: int) -> float: ...
 def random_access_ns(nbytes: int, steps: int) -> float: ...
 def cpu_features() -> list[str]: ...
+
+# The native learner: kernels/include/pearl/learner/.
+_Op: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, outputs, weight, bias, eps
+
+def learner_kernel_variants() -> list[str]: ...
+def selected_learner_kernels() -> str: ...
+def select_learner_kernels(name: str) -> None: ...
+def gemm(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    bias: np.ndarray | None = None,
+    gate: np.ndarray | None = None,
+    relu: bool = False,
+    accumulate: bool = False,
+) -> None: ...
+
+class Network:
+    def __init__(self, inputs: int, ops: Sequence[_Op], parameters: int) -> None: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def parameters(self) -> int: ...
+    def forward(self, parameters: np.ndarray, inputs: np.ndarray) -> np.ndarray: ...
+    def gradients(
+        self, parameters: np.ndarray, inputs: np.ndarray, slopes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+class Optimizer:
+    def __init__(self) -> None: ...
+    def set_adam(
+        self,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        first: np.ndarray,
+        second: np.ndarray,
+        max_second: np.ndarray | None,
+        steps: np.ndarray,
+    ) -> None: ...
+    def set_sgd(
+        self,
+        parameters: int,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        buffer: np.ndarray | None,
+        first: bool,
+    ) -> None: ...
+
+class DqnLearner:
+    def __init__(self, network: Network, online: np.ndarray, target: np.ndarray, threads: int) -> None: ...
+    def set(self, double_q: bool, loss: str, max_grad_norm: float, tau: float, target_update_interval: int) -> None: ...
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_obs: np.ndarray,
+        discounts: np.ndarray,
+        weights: np.ndarray,
+        number: int,
+        optimizer: Optimizer,
+    ) -> tuple[np.ndarray, float, float, float]: ...

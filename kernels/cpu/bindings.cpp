@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 
 void bind_kernels(py::module_& m);  // kernel_bindings.cpp
+void bind_learner(py::module_& m);  // learner_bindings.cpp
 void bind_queues(py::module_& m);   // queue_bindings.cpp
 void bind_replay(py::module_& m);   // replay_bindings.cpp
 void bind_storage(py::module_& m);  // storage_bindings.cpp
@@ -24,6 +25,8 @@ void translate(std::exception_ptr thrown) {
     raise("PriorityError", error);
   } catch (const pearl::ReplayError& error) {
     raise("ReplayError", error);
+  } catch (const pearl::LearnerError& error) {
+    raise("TrainerError", error);
   } catch (const pearl::CheckpointError& error) {
     raise("CheckpointError", error);
   } catch (const pearl::QueueClosedError& error) {
@@ -43,6 +46,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of PEARL.";
   py::register_exception_translator(&translate);
   bind_kernels(m);
+  bind_learner(m);
   bind_queues(m);
   bind_replay(m);
   bind_storage(m);

@@ -17,6 +17,10 @@ struct PriorityError : ReplayError {
   using ReplayError::ReplayError;
 };
 
+struct LearnerError : Error {
+  using Error::Error;
+};
+
 struct CheckpointError : Error {
   using Error::Error;
 };

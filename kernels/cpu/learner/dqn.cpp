@@ -1,0 +1,158 @@
+#include "pearl/learner/dqn.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::learner {
+namespace {
+
+// Transitions whose activations are held at once: enough that a pass over the weights' gradients is worth it, few
+// enough that the activations stay in the second-level cache.
+constexpr std::size_t kGroup = 128;
+
+// Of one panel's column: the action of the largest value, the first of equals; NaN counts as largest, as in torch.
+std::size_t best_action(const float* values, std::size_t actions, std::size_t panel) {
+  std::size_t best = 0;
+  for (std::size_t a = 1; a < actions; ++a) {
+    const float value = values[a * panel], leader = values[best * panel];
+    if (value > leader || (std::isnan(value) && !std::isnan(leader))) best = a;
+  }
+  return best;
+}
+
+}  // namespace
+
+DqnLearner::Worker::Worker(const Network& network, std::size_t panels)
+    : training(network, panels, true),
+      next(network, panels, false),
+      next_values(panels * network.output_width() * network.kernels().panel) {}
+
+DqnLearner::DqnLearner(const Network& network, float* online, float* target, std::size_t threads)
+    : network_(network), online_(online), target_(target), team_(threads), gradients_(threads, network.parameters()) {
+  for (std::size_t worker = 0; worker < threads; ++worker)
+    workers_.push_back(std::make_unique<Worker>(network, kGroup / network.kernels().panel));
+}
+
+StepMetrics DqnLearner::step(const DqnBatch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities) {
+  const std::size_t actions = network_.output_width();
+  for (std::size_t i = 0; i < batch.rows; ++i)
+    if (batch.actions[i] < 0 || batch.actions[i] >= static_cast<std::int64_t>(actions))
+      throw LearnerError("Actions must lie in [0, " + std::to_string(actions) + "); found " +
+                         std::to_string(batch.actions[i]) + " at position " + std::to_string(i) + " of the batch.");
+  if (batch.rows != rows_) {
+    for (const auto& worker : workers_) {
+      worker->training.clear();
+      worker->next.clear();
+    }
+    rows_ = batch.rows;
+  }
+
+  // Whole vectors of transitions for each worker, the last ones perhaps for none.
+  const std::size_t lanes = network_.kernels().panel / 2;
+  const std::size_t share = round_up((batch.rows + team_.size() - 1) / team_.size(), lanes);
+  const std::size_t used = (batch.rows + share - 1) / share;
+  double loss = 0.0, norm = 0.0;
+  auto work = [&](std::size_t index) {
+    Worker& worker = *workers_[index];
+    worker.loss = worker.td_error = 0.0;
+    if (index < used)
+      train(worker, batch, index * share, std::min(batch.rows, (index + 1) * share), gradients_.of(index), priorities);
+    team_.barrier();
+    gradients_.reduce(network_.kernels(), index, used);
+    team_.barrier();
+    double total = 0.0;
+    for (const auto& each : workers_) total += each->loss;
+    const double length = gradients_.norm();
+    if (index == 0) {
+      loss = total;
+      norm = length;
+    }
+    if (!std::isfinite(total) || !std::isfinite(length)) return;
+    const std::size_t begin = gradients_.begin(index), end = gradients_.end(index);
+    const float factor = clip_factor(length, settings_.max_grad_norm);
+    optimizer.apply(network_.kernels(), factor, gradients_.of(0), online_, begin, end);
+    if (settings_.tau < 1.0)
+      network_.kernels().move_toward(online_ + begin, static_cast<float>(settings_.tau), target_ + begin, end - begin);
+    else if (step % settings_.target_update_interval == 0)
+      std::copy(online_ + begin, online_ + end, target_ + begin);
+  };
+  team_.run(work);
+
+  if (!std::isfinite(loss) || !std::isfinite(norm))
+    throw LearnerError("The training step diverged: the loss is " + std::to_string(loss) + ", the gradients' norm " +
+                       std::to_string(norm) + ". The weights were left as they were. Look at the batch for NaN or " +
+                       "huge observations and rewards; a smaller learning rate or max_grad_norm may help.");
+  optimizer.commit();
+  double td_error = 0.0;
+  for (const auto& worker : workers_) td_error += worker->td_error;
+  const auto rows = static_cast<double>(batch.rows);
+  return {loss / rows, td_error / rows, norm};
+}
+
+void DqnLearner::train(Worker& worker, const DqnBatch& batch, std::size_t begin, std::size_t end, float* gradients,
+                       float* priorities) {
+  const std::size_t panel = network_.kernels().panel, inputs = network_.input_width();
+  const std::size_t columns = network_.columns(end - begin);
+  for (std::size_t first = begin; first < end; first += kGroup) {
+    const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
+    const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
+    // One network after the other, so that its weights stay near.
+    for (std::size_t p = 0; p < panels; ++p)
+      evaluate_next(worker, batch.next_obs + (first + p * panel) * inputs, p, count_in(p), columns);
+    for (std::size_t p = 0; p < panels; ++p) {
+      if (settings_.double_q) network_.forward(online_, worker.next, p, columns);
+      network_.load(batch.obs + (first + p * panel) * inputs, count_in(p), worker.training, p);
+      network_.forward(online_, worker.training, p, columns);
+      differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
+    }
+    network_.backward(online_, gradients, worker.training, panels, last - first, columns, first != begin, false);
+  }
+}
+
+void DqnLearner::evaluate_next(Worker& worker, const float* rows, std::size_t panel, std::size_t count,
+                               std::size_t columns) {
+  const std::size_t floats = network_.output_width() * network_.kernels().panel;
+  network_.load(rows, count, worker.next, panel);
+  network_.forward(target_, worker.next, panel, columns);
+  const float* values = worker.next.value(network_.output(), panel);
+  std::copy(values, values + floats, worker.next_values.data() + panel * floats);
+}
+
+void DqnLearner::differentiate(Worker& worker, const DqnBatch& batch, std::size_t begin, std::size_t panel,
+                               std::size_t count, float* priorities) {
+  const std::size_t size = network_.kernels().panel, actions = network_.output_width();
+  const float* values = worker.training.value(network_.output(), panel);
+  const float* judged = worker.next_values.data() + panel * actions * size;
+  const float* choosing = settings_.double_q ? worker.next.value(network_.output(), panel) : judged;
+  float* slopes = worker.training.gradient(network_.output(), panel);
+  std::fill(slopes, slopes + actions * size, 0.0f);
+  const float rows = static_cast<float>(batch.rows);
+  for (std::size_t c = 0; c < count; ++c) {
+    const std::size_t i = begin + c;
+    const float next = judged[best_action(choosing + c, actions, size) * size + c];
+    const float target = batch.rewards[i] + batch.discounts[i] * next;
+    const std::size_t at = static_cast<std::size_t>(batch.actions[i]) * size + c;
+    const float error = values[at] - target, distance = std::fabs(error);
+    const float share = batch.weights[i] / rows;
+    float loss = 0.0f;
+    if (settings_.loss == Loss::mse) {
+      loss = error * error;
+      slopes[at] = 2.0f * error * share;
+    } else if (distance < 1.0f) {
+      loss = 0.5f * error * error;
+      slopes[at] = error * share;
+    } else {
+      loss = distance - 0.5f;
+      // A NaN stays one.
+      slopes[at] = error > 0.0f ? share : error < 0.0f ? -share : error;
+    }
+    worker.loss += static_cast<double>(batch.weights[i] * loss);
+    worker.td_error += static_cast<double>(distance);
+    priorities[i] = distance;
+  }
+}
+
+}  // namespace pearl::learner

@@ -1,0 +1,111 @@
+// The learner's loops in AVX-512.
+#include "pearl/learner/kernels.hpp"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#define PEARL_SIMD __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+#define PEARL_OP PEARL_SIMD inline __attribute__((always_inline))
+
+namespace pearl::learner {
+namespace {
+
+constexpr std::size_t kLanes = 16;
+constexpr int kRows = 14;  // 28 sums, two vectors of b, one of a: 31 of 32 registers
+
+using F = __m512;
+
+PEARL_OP __mmask16 first_lanes(std::size_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+
+PEARL_OP F zero() { return _mm512_setzero_ps(); }
+PEARL_OP F spread(float x) { return _mm512_set1_ps(x); }
+PEARL_OP F spread(const float* x) { return _mm512_set1_ps(*x); }
+PEARL_OP F load(const float* x) { return _mm512_loadu_ps(x); }
+PEARL_OP F load_first(const float* x, std::size_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), x); }
+PEARL_OP void store(float* x, F value) { _mm512_storeu_ps(x, value); }
+PEARL_OP void store_first(float* x, F value, std::size_t count) {
+  _mm512_mask_storeu_ps(x, first_lanes(count), value);
+}
+PEARL_OP F add(F a, F b) { return _mm512_add_ps(a, b); }
+PEARL_OP F subtract(F a, F b) { return _mm512_sub_ps(a, b); }
+PEARL_OP F multiply(F a, F b) { return _mm512_mul_ps(a, b); }
+PEARL_OP F divide(F a, F b) { return _mm512_div_ps(a, b); }
+PEARL_OP F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+PEARL_OP F square_root(F a) { return _mm512_sqrt_ps(a); }
+PEARL_OP F min(F a, F b) { return _mm512_min_ps(a, b); }
+// Of a NaN and b: NaN, if it stands first.
+PEARL_OP F max(F a, F b) { return _mm512_max_ps(b, a); }
+PEARL_OP F absolute(F a) { return _mm512_abs_ps(a); }
+PEARL_OP F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+PEARL_OP F times_power_of_two(F a, F whole) { return _mm512_scalef_ps(a, whole); }
+PEARL_OP F with_sign_of(F size, F sign) {
+  return _mm512_or_ps(size, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+}
+PEARL_OP F where_above(F a, F bound, F then, F otherwise) {
+  return _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask(a, bound, _CMP_GT_OQ), then);
+}
+PEARL_OP F where_positive(F gate, F value) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate, zero(), _CMP_GT_OQ), value);
+}
+PEARL_OP float total(F a) { return _mm512_reduce_add_ps(a); }
+
+PEARL_SIMD void transpose_block(const float* source, std::size_t source_row, float* destination,
+                                std::size_t destination_row) {
+  F row[kLanes], pair[kLanes];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kLanes; ++i) row[i] = load(source + i * source_row);
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < kLanes; i += 2) {
+    pair[i] = _mm512_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm512_unpackhi_ps(row[i], row[i + 1]);
+  }
+  // row[4 i + k]: column k of each quarter, of the four rows from 4 i.
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < kLanes; i += 4) {
+#pragma GCC unroll 2
+    for (std::size_t k = 0; k < 2; ++k) {
+      const __m512d low = _mm512_castps_pd(pair[i + k]), high = _mm512_castps_pd(pair[i + k + 2]);
+      row[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      row[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  }
+#pragma GCC unroll 4
+  for (std::size_t k = 0; k < 4; ++k) {
+    const F even_low = _mm512_shuffle_f32x4(row[k], row[k + 4], 0x88);
+    const F odd_low = _mm512_shuffle_f32x4(row[k], row[k + 4], 0xDD);
+    const F even_high = _mm512_shuffle_f32x4(row[k + 8], row[k + 12], 0x88);
+    const F odd_high = _mm512_shuffle_f32x4(row[k + 8], row[k + 12], 0xDD);
+    store(destination + k * destination_row, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
+    store(destination + (k + 4) * destination_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
+    store(destination + (k + 8) * destination_row, _mm512_shuffle_f32x4(even_low, even_high, 0xDD));
+    store(destination + (k + 12) * destination_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0xDD));
+  }
+}
+
+#include "kernels_body.hpp"
+
+}  // namespace
+
+const LearnerKernels* avx512_learner_kernels() {
+  static constexpr LearnerKernels kernels = table_of("avx512");
+  __builtin_cpu_init();
+  const bool present = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("fma");
+  return present ? &kernels : nullptr;
+}
+
+}  // namespace pearl::learner
+
+#else
+
+namespace pearl::learner {
+const LearnerKernels* avx512_learner_kernels() { return nullptr; }
+}  // namespace pearl::learner
+
+#endif

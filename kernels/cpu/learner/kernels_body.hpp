@@ -1,0 +1,390 @@
+// The learner's loops, written once over a vector type. Each kernels_<isa>.cpp includes this file inside a namespace of
+// its own, after defining
+//
+//   PEARL_SIMD    the function attribute that turns the instruction set on (given function by function, so that no
+//                 shared inline function is compiled with it)
+//   F             a vector of kLanes floats, with the operations used below
+//   kRows         rows of the register tile of two vectors
+//   transpose_block(source, source_row, destination, destination_row): kLanes x kLanes
+//
+// No include guard, and no includes: those are the including file's.
+
+#define PEARL_INLINE PEARL_SIMD inline __attribute__((always_inline))
+
+constexpr std::size_t kPanel = 2 * kLanes;
+
+// One register tile: Rows x (Vectors * kLanes) of c. Contiguous says how a lies: rows side by side, or steps.
+template <int Rows, int Vectors, bool ContiguousRows, bool Partial>
+PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, const float* bias, const float* gate,
+                     std::size_t last) {
+  F sum[Rows][Vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) sum[i][j] = zero();
+
+  const std::ptrdiff_t row = g.a_row;
+  for (std::size_t done = 0; done < g.depth; done += g.segment, a += g.a_segment, b += g.b_segment) {
+    const std::size_t steps = g.depth - done < g.segment ? g.depth - done : g.segment;
+    // Every third row has a pointer: the two between are reached by scaled addressing.
+    const float* rows[(Rows + 2) / 3];
+    for (int i = 0; i < (Rows + 2) / 3; ++i) rows[i] = a + 3 * i * row;
+    const float* from = b;
+    for (std::size_t k = 0; k < steps; ++k, from += g.b_step) {
+      F right[Vectors];
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j)
+        right[j] = Partial && j == Vectors - 1 ? load_first(from + j * kLanes, last) : load(from + j * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < Rows; ++i) {
+        const F left = ContiguousRows ? spread(a + i) : spread(rows[i / 3] + (i % 3) * row + k);
+#pragma GCC unroll 4
+        for (int j = 0; j < Vectors; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
+      }
+      if constexpr (ContiguousRows) a += g.a_step;
+    }
+    if constexpr (ContiguousRows) a -= static_cast<std::ptrdiff_t>(steps) * g.a_step;
+  }
+
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) {
+      const bool partial = Partial && j == Vectors - 1;
+      const std::ptrdiff_t at = i * g.c_row + j * static_cast<std::ptrdiff_t>(kLanes);
+      F value = sum[i][j];
+      if (bias != nullptr) value = add(value, spread(bias + i));
+      if (g.accumulate) value = add(value, partial ? load_first(c + at, last) : load(c + at));
+      if (g.relu) value = max(value, zero());
+      if (gate != nullptr) value = where_positive(partial ? load_first(gate + at, last) : load(gate + at), value);
+      if (partial)
+        store_first(c + at, value, last);
+      else
+        store(c + at, value);
+    }
+  }
+}
+
+using Tile = void (*)(const Gemm&, const float*, const float*, float*, const float*, const float*, std::size_t);
+
+template <int Vectors, bool ContiguousRows, bool Partial, int... Rows>
+constexpr std::array<Tile, sizeof...(Rows)> tiles_of(std::integer_sequence<int, Rows...>) {
+  return {tile<Rows + 1, Vectors, ContiguousRows, Partial>...};
+}
+
+template <int Vectors, bool ContiguousRows, bool Partial>
+constexpr std::array<Tile, kRows> kTiles =
+    tiles_of<Vectors, ContiguousRows, Partial>(std::make_integer_sequence<int, kRows>());
+
+template <bool ContiguousRows>
+void gemm_of(const Gemm& g) {
+  const std::size_t blocks = (g.m + kRows - 1) / kRows;
+  for (std::size_t j = 0; j < g.n; j += kPanel) {
+    const std::size_t columns = g.n - j < kPanel ? g.n - j : kPanel;
+    const std::size_t last = columns % kLanes;
+    const bool two = columns > kLanes;
+    const Tile* tiles = last == 0 ? (two ? kTiles<2, ContiguousRows, false> : kTiles<1, ContiguousRows, false>).data()
+                                  : (two ? kTiles<2, ContiguousRows, true> : kTiles<1, ContiguousRows, true>).data();
+    // Rows are shared out evenly: a short last tile would wait for its few chains of additions.
+    for (std::size_t block = 0; block < blocks; ++block) {
+      const std::size_t i = g.m * block / blocks;
+      const std::size_t rows = g.m * (block + 1) / blocks - i;
+      const auto at = static_cast<std::ptrdiff_t>(i);
+      tiles[rows - 1](g, g.a + at * g.a_row, g.b + j, g.c + at * g.c_row + static_cast<std::ptrdiff_t>(j),
+                      g.bias == nullptr ? nullptr : g.bias + at,
+                      g.gate == nullptr ? nullptr : g.gate + at * g.c_row + static_cast<std::ptrdiff_t>(j), last);
+    }
+  }
+}
+
+void gemm(const Gemm& g) {
+  if (g.a_row == 1)
+    gemm_of<true>(g);
+  else
+    gemm_of<false>(g);
+}
+
+void transpose(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row, float* destination,
+               std::size_t destination_row) {
+  const std::size_t whole_rows = rows / kLanes * kLanes, whole_columns = columns / kLanes * kLanes;
+  for (std::size_t i = 0; i < whole_rows; i += kLanes)
+    for (std::size_t j = 0; j < whole_columns; j += kLanes)
+      transpose_block(source + i * source_row + j, source_row, destination + j * destination_row + i, destination_row);
+  for (std::size_t i = 0; i < rows; ++i)
+    for (std::size_t j = i < whole_rows ? whole_columns : 0; j < columns; ++j)
+      destination[j * destination_row + i] = source[i * source_row + j];
+}
+
+// Element by element
+
+PEARL_SIMD void relu(const float* x, float* y, std::size_t count) {
+  for (std::size_t i = 0; i < count; i += kLanes) store(y + i, max(load(x + i), zero()));
+}
+
+// Least relative error: 2e-9 of 2^f on [-1/2, 1/2], and 2e-10 of tanh(x) = x + x^3 p(x^2) on [0, 0.625].
+constexpr float kExp2[] = {1.0f,           6.931472029e-01f, 2.402264791e-01f, 5.550332467e-02f,
+                           9.618437363e-03f, 1.339887607e-03f, 1.535336407e-04f};
+constexpr float kTanh[] = {-3.333333076e-01f, 1.333320415e-01f,  -5.394651855e-02f,
+                           2.169931253e-02f,  -8.173841645e-03f, 2.139604747e-03f};
+
+// 2^x for x in [-126, 127], to about one unit in the last place: 2^n by the exponent's bits, the rest by a polynomial.
+PEARL_INLINE F exp2_of(F x) {
+  const F whole = round(x);
+  const F f = subtract(x, whole);
+  F p = spread(kExp2[6]);
+  for (int i = 5; i >= 0; --i) p = multiply_add(p, f, spread(kExp2[i]));
+  return times_power_of_two(p, whole);
+}
+
+// Near 0 an odd polynomial, where 1 - 2 / (exp(2x) + 1) would cancel; beyond 9, 1 to float precision.
+PEARL_INLINE F tanh_of(F x) {
+  const F size = absolute(x);
+  const F square = multiply(x, x);
+  F p = spread(kTanh[5]);
+  for (int i = 4; i >= 0; --i) p = multiply_add(p, square, spread(kTanh[i]));
+  const F near = multiply_add(multiply(p, square), x, x);
+  const F e = exp2_of(multiply(min(size, spread(9.011f)), spread(2.885390081777927f)));
+  const F far = with_sign_of(subtract(spread(1.0f), divide(spread(2.0f), add(e, spread(1.0f)))), x);
+  // A NaN compares with nothing: it takes the polynomial, which keeps it.
+  return where_above(size, spread(0.625f), far, near);
+}
+
+PEARL_SIMD void tanh(const float* x, float* y, std::size_t count) {
+  for (std::size_t i = 0; i < count; i += kLanes) store(y + i, tanh_of(load(x + i)));
+}
+
+PEARL_SIMD void relu_backward(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate) {
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const F value = where_positive(load(y + i), load(dy + i));
+    store(dx + i, accumulate ? add(load(dx + i), value) : value);
+  }
+}
+
+PEARL_SIMD void tanh_backward(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate) {
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const F out = load(y + i);
+    const F slope = subtract(spread(1.0f), multiply(out, out));
+    const F value = multiply(load(dy + i), slope);
+    store(dx + i, accumulate ? add(load(dx + i), value) : value);
+  }
+}
+
+PEARL_SIMD void scale(const float* x, float factor, float* y, std::size_t count, bool accumulate) {
+  const F by = spread(factor);
+  for (std::size_t i = 0; i < count; i += kLanes)
+    store(y + i, accumulate ? multiply_add(by, load(x + i), load(y + i)) : multiply(by, load(x + i)));
+}
+
+// Over the features of a panel
+
+PEARL_SIMD void sum_features(const float* x, std::size_t width, float* sums) {
+  for (std::size_t j = 0; j < kPanel; j += kLanes) {
+    F sum = zero();
+    for (std::size_t f = 0; f < width; ++f) sum = add(sum, load(x + f * kPanel + j));
+    store(sums + j, sum);
+  }
+}
+
+PEARL_SIMD void add_row(const float* x0, const float* x1, float factor, float* y, std::size_t width) {
+  const F by = spread(factor);
+  for (std::size_t j = 0; j < kPanel; j += kLanes) {
+    const F row = multiply(by, load(x1 + j));
+    for (std::size_t f = 0; f < width; ++f) store(y + f * kPanel + j, add(load(x0 + f * kPanel + j), row));
+  }
+}
+
+PEARL_SIMD void to_unit(const float* x, const float* center, const float* half_range, float* y, std::size_t width) {
+  for (std::size_t f = 0; f < width; ++f)
+    for (std::size_t j = 0; j < kPanel; j += kLanes)
+      store(y + f * kPanel + j, divide(subtract(load(x + f * kPanel + j), spread(center[f])), spread(half_range[f])));
+}
+
+PEARL_SIMD void sum_transitions(const float* x, std::size_t width, float* sums, bool accumulate) {
+  for (std::size_t f = 0; f < width; ++f) {
+    const float sum = total(add(load(x + f * kPanel), load(x + f * kPanel + kLanes)));
+    sums[f] = accumulate ? sums[f] + sum : sum;
+  }
+}
+
+PEARL_SIMD void layer_norm(const float* x, const float* gain, const float* shift, float eps, std::size_t width,
+                           float* y, float* statistics) {
+  const F share = spread(1.0f / static_cast<float>(width));
+  for (std::size_t j = 0; j < kPanel; j += kLanes) {
+    F sum = zero(), squares = zero();
+    for (std::size_t f = 0; f < width; ++f) sum = add(sum, load(x + f * kPanel + j));
+    const F mean = multiply(sum, share);
+    for (std::size_t f = 0; f < width; ++f) {
+      const F centered = subtract(load(x + f * kPanel + j), mean);
+      squares = multiply_add(centered, centered, squares);
+    }
+    const F inverse = divide(spread(1.0f), square_root(multiply_add(squares, share, spread(eps))));
+    store(statistics + j, mean);
+    store(statistics + kPanel + j, inverse);
+    for (std::size_t f = 0; f < width; ++f) {
+      F value = multiply(subtract(load(x + f * kPanel + j), mean), inverse);
+      if (gain != nullptr) value = multiply(value, spread(gain[f]));
+      if (shift != nullptr) value = add(value, spread(shift[f]));
+      store(y + f * kPanel + j, value);
+    }
+  }
+}
+
+PEARL_SIMD void layer_norm_backward(const float* dy, const float* x, const float* gain, const float* statistics,
+                                    std::size_t width, float* dx, bool accumulate,
+                                    const LayerNormGradients& gradients) {
+  const F share = spread(1.0f / static_cast<float>(width));
+  for (std::size_t f = 0; f < width && (gradients.gain != nullptr || gradients.shift != nullptr); ++f) {
+    F gains = zero(), shifts = zero();
+    for (std::size_t j = 0; j < kPanel; j += kLanes) {
+      const F slope = load(dy + f * kPanel + j);
+      const F unit = multiply(subtract(load(x + f * kPanel + j), load(statistics + j)), load(statistics + kPanel + j));
+      gains = multiply_add(slope, unit, gains);
+      shifts = add(shifts, slope);
+    }
+    if (gradients.gain != nullptr) gradients.gain[f] = (gradients.accumulate ? gradients.gain[f] : 0.0f) + total(gains);
+    if (gradients.shift != nullptr)
+      gradients.shift[f] = (gradients.accumulate ? gradients.shift[f] : 0.0f) + total(shifts);
+  }
+  if (dx == nullptr) return;
+  for (std::size_t j = 0; j < kPanel; j += kLanes) {
+    const F mean = load(statistics + j), inverse = load(statistics + kPanel + j);
+    F slopes = zero(), products = zero();
+    for (std::size_t f = 0; f < width; ++f) {
+      F slope = load(dy + f * kPanel + j);
+      if (gain != nullptr) slope = multiply(slope, spread(gain[f]));
+      slopes = add(slopes, slope);
+      products = multiply_add(slope, multiply(subtract(load(x + f * kPanel + j), mean), inverse), products);
+    }
+    slopes = multiply(slopes, share);
+    products = multiply(products, share);
+    for (std::size_t f = 0; f < width; ++f) {
+      F slope = load(dy + f * kPanel + j);
+      if (gain != nullptr) slope = multiply(slope, spread(gain[f]));
+      const F unit = multiply(subtract(load(x + f * kPanel + j), mean), inverse);
+      const F value = multiply(inverse, subtract(subtract(slope, slopes), multiply(unit, products)));
+      float* to = dx + f * kPanel + j;
+      store(to, accumulate ? add(load(to), value) : value);
+    }
+  }
+}
+
+// Over parameters
+
+PEARL_SIMD double sum_of_squares(const float* x, std::size_t count) {
+  // Blocks in float, their sums in double: a sum of a million squares loses no digits.
+  constexpr std::size_t kBlock = 1024;
+  double sum = 0.0;
+  for (std::size_t start = 0; start < count; start += kBlock) {
+    const std::size_t end = count - start < kBlock ? count : start + kBlock;
+    F even = zero(), odd = zero();
+    std::size_t i = start;
+    for (; i + kPanel <= end; i += kPanel) {
+      const F a = load(x + i), b = load(x + i + kLanes);
+      even = multiply_add(a, a, even);
+      odd = multiply_add(b, b, odd);
+    }
+    float rest = 0.0f;
+    for (; i < end; ++i) rest += x[i] * x[i];
+    sum += static_cast<double>(total(add(even, odd))) + static_cast<double>(rest);
+  }
+  return sum;
+}
+
+PEARL_SIMD void add(const float* x, float* y, std::size_t count) {
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(y + i, add(load(y + i), load(x + i)));
+  for (; i < count; ++i) y[i] += x[i];
+}
+
+template <bool Partial, bool Amsgrad>
+PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradients, float* weights, float* first,
+                          float* second, float* max_second, std::size_t i, std::size_t last) {
+  const F beta2 = spread(step.beta2);
+  F gradient = multiply(spread(factor), Partial ? load_first(gradients + i, last) : load(gradients + i));
+  F weight = Partial ? load_first(weights + i, last) : load(weights + i);
+  if (step.decoupled)
+    weight = multiply(spread(step.decay), weight);
+  else
+    gradient = multiply_add(spread(step.decay), weight, gradient);
+  F m = Partial ? load_first(first + i, last) : load(first + i);
+  F v = Partial ? load_first(second + i, last) : load(second + i);
+  m = multiply_add(spread(step.rise1), subtract(gradient, m), m);
+  v = multiply_add(multiply(spread(step.rise2), gradient), gradient, multiply(beta2, v));
+  F top = v;
+  if constexpr (Amsgrad) {
+    top = max(v, Partial ? load_first(max_second + i, last) : load(max_second + i));
+    Partial ? store_first(max_second + i, top, last) : store(max_second + i, top);
+  }
+  const F below = add(divide(square_root(top), spread(step.denominator)), spread(step.eps));
+  weight = subtract(weight, divide(multiply(spread(step.step_size), m), below));
+  Partial ? store_first(first + i, m, last) : store(first + i, m);
+  Partial ? store_first(second + i, v, last) : store(second + i, v);
+  Partial ? store_first(weights + i, weight, last) : store(weights + i, weight);
+}
+
+template <bool Amsgrad>
+PEARL_SIMD void adam_of(const AdamStep& step, float factor, const float* gradients, float* weights, float* first,
+                        float* second, float* max_second, std::size_t count) {
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    adam_at<false, Amsgrad>(step, factor, gradients, weights, first, second, max_second, i, 0);
+  if (i < count) adam_at<true, Amsgrad>(step, factor, gradients, weights, first, second, max_second, i, count - i);
+}
+
+void adam(const AdamStep& step, float factor, const float* gradients, float* weights, float* first, float* second,
+          float* max_second, std::size_t count) {
+  if (max_second != nullptr)
+    adam_of<true>(step, factor, gradients, weights, first, second, max_second, count);
+  else
+    adam_of<false>(step, factor, gradients, weights, first, second, nullptr, count);
+}
+
+template <bool Partial>
+PEARL_INLINE void sgd_at(const SgdStep& step, float factor, const float* gradients, float* weights, float* momentum,
+                         std::size_t i, std::size_t last) {
+  F gradient = multiply(spread(factor), Partial ? load_first(gradients + i, last) : load(gradients + i));
+  const F weight = Partial ? load_first(weights + i, last) : load(weights + i);
+  gradient = multiply_add(spread(step.decay), weight, gradient);
+  if (momentum != nullptr) {
+    F buffer = gradient;
+    if (!step.first) {
+      buffer = Partial ? load_first(momentum + i, last) : load(momentum + i);
+      buffer = multiply_add(spread(step.rise), gradient, multiply(spread(step.momentum), buffer));
+    }
+    Partial ? store_first(momentum + i, buffer, last) : store(momentum + i, buffer);
+    gradient = step.nesterov ? multiply_add(spread(step.momentum), buffer, gradient) : buffer;
+  }
+  const F moved = subtract(weight, multiply(spread(step.lr), gradient));
+  Partial ? store_first(weights + i, moved, last) : store(weights + i, moved);
+}
+
+PEARL_SIMD void sgd(const SgdStep& step, float factor, const float* gradients, float* weights, float* momentum,
+                    std::size_t count) {
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) sgd_at<false>(step, factor, gradients, weights, momentum, i, 0);
+  if (i < count) sgd_at<true>(step, factor, gradients, weights, momentum, i, count - i);
+}
+
+PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::size_t count) {
+  // torch.lerp counts from the nearer end.
+  const F by = spread(tau < 0.5f ? tau : 1.0f - tau);
+  std::size_t i = 0;
+  for (; i < count; i += kLanes) {
+    const std::size_t left = count - i;
+    const F from = left < kLanes ? load_first(target + i, left) : load(target + i);
+    const F to = left < kLanes ? load_first(online + i, left) : load(online + i);
+    const F distance = multiply(by, subtract(to, from));
+    const F moved = tau < 0.5f ? add(from, distance) : subtract(to, distance);
+    left < kLanes ? store_first(target + i, moved, left) : store(target + i, moved);
+  }
+}
+
+constexpr LearnerKernels table_of(const char* name) {
+  return {name,          kPanel,        gemm,         transpose,
+          relu,          tanh,          relu_backward, tanh_backward,
+          scale,         sum_features,  add_row,      to_unit,
+          sum_transitions, layer_norm,  layer_norm_backward, sum_of_squares,
+          add,           adam,          sgd,          move_toward};
+}
+
+#undef PEARL_INLINE

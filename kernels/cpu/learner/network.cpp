@@ -1,0 +1,342 @@
+#include "pearl/learner/network.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::learner {
+namespace {
+
+constexpr std::array<std::pair<const char*, OpKind>, 7> kKinds = {{{"linear", OpKind::linear},
+                                                                   {"relu", OpKind::relu},
+                                                                   {"tanh", OpKind::tanh},
+                                                                   {"layernorm", OpKind::layer_norm},
+                                                                   {"add", OpKind::add},
+                                                                   {"sub", OpKind::subtract},
+                                                                   {"mean", OpKind::mean}}};
+
+// Rows of a transposed panel start at odd multiples of a cache line: a power of two would crowd a few cache sets.
+std::size_t padded(std::size_t width) {
+  const std::size_t lines = round_up(width, 16) / 16;
+  return 16 * (lines | 1);
+}
+
+}  // namespace
+
+OpKind op_kind(const std::string& name) {
+  std::string known;
+  for (const auto& [kind_name, kind] : kKinds) {
+    if (name == kind_name) return kind;
+    known += std::string(known.empty() ? "" : ", ") + kind_name;
+  }
+  throw LearnerError("Operations are " + known + "; found \"" + name + "\".");
+}
+
+Workspace::Workspace(const Network& network, std::size_t panels, bool gradients) : panels_(panels), offsets_{0} {
+  const std::size_t panel = network.kernels_.panel;
+  for (const std::size_t width : network.widths_) offsets_.push_back(offsets_.back() + width * panel);
+  values_ = AlignedArray<float>(offsets_.back() * panels);
+  statistics_ = AlignedArray<float>(2 * panel * network.statistics_ * panels);
+  if (!gradients) return;
+  gradients_ = AlignedArray<float>(offsets_.back() * panels);
+  rows_ = AlignedArray<float>(padded(network.widest_input_) * panel * panels);
+}
+
+void Workspace::clear() {
+  for (AlignedArray<float>* array : {&values_, &gradients_, &statistics_, &rows_})
+    if (array->size() > 0) std::memset(array->data(), 0, array->size() * sizeof(float));
+}
+
+Network::Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters)
+    : kernels_(learner_kernels()), parameters_(parameters) {
+  if (input_width < 1 || ops.empty())
+    throw LearnerError("A network needs an input and at least one operation; found " + std::to_string(input_width) +
+                       " inputs and " + std::to_string(ops.size()) + " operations.");
+  std::vector<std::size_t> widths = {input_width};
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    check(ops[i], i, widths);
+    widths.push_back(ops[i].width);
+  }
+  widths_ = {input_width};
+  plan(ops);
+}
+
+void Network::check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const {
+  const auto fail = [&](const std::string& what) {
+    throw LearnerError("Operation " + std::to_string(index) + " (" +
+                       kKinds[static_cast<std::size_t>(op.kind)].first + ") " + what + ".");
+  };
+  const bool binary = op.kind == OpKind::add || op.kind == OpKind::subtract;
+  for (int k = 0; k < (binary ? 2 : 1); ++k)
+    if (op.inputs[k] < 0 || op.inputs[k] >= static_cast<std::ptrdiff_t>(widths.size()))
+      fail("must take values computed before it; found value " + std::to_string(op.inputs[k]));
+  const std::size_t in = widths[static_cast<std::size_t>(op.inputs[0])];
+  const auto fits = [&](std::ptrdiff_t offset, std::size_t count) {
+    if (offset != kNone && (offset < 0 || static_cast<std::size_t>(offset) + count > parameters_))
+      fail("has parameters beyond the " + std::to_string(parameters_) + " there are");
+  };
+  if (op.width < 1) fail("must have at least one output");
+  if (op.kind == OpKind::linear) {
+    if (op.weight == kNone) fail("needs weights");
+    fits(op.weight, op.width * in);
+    fits(op.bias, op.width);
+  } else if (op.kind == OpKind::mean) {
+    if (op.width != 1) fail("has one output; found " + std::to_string(op.width));
+  } else if (binary) {
+    const std::size_t other = widths[static_cast<std::size_t>(op.inputs[1])];
+    if (op.width != std::max(in, other) || (in != other && in != 1 && other != 1))
+      fail("joins values of equal width, or of width 1; found " + std::to_string(in) + " and " +
+           std::to_string(other));
+  } else if (op.width != in) {
+    fail("keeps the width; found " + std::to_string(in) + " and " + std::to_string(op.width));
+  }
+  if (op.kind == OpKind::layer_norm) {
+    fits(op.weight, op.width);
+    fits(op.bias, op.width);
+    if (!(op.eps > 0.0f)) fail("needs eps above 0; found " + std::to_string(op.eps));
+  }
+}
+
+void Network::plan(const std::vector<Op>& ops) {
+  std::vector<std::vector<std::size_t>> users(ops.size() + 1);
+  const auto inputs_of = [](const Op& op) { return op.kind == OpKind::add || op.kind == OpKind::subtract ? 2 : 1; };
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    for (int k = 0; k < inputs_of(ops[i]); ++k) users[static_cast<std::size_t>(ops[i].inputs[k])].push_back(i);
+  for (std::size_t value = 1; value < ops.size(); ++value)
+    if (users[value].empty())
+      throw LearnerError("Operation " + std::to_string(value - 1) + " computes what nothing uses.");
+
+  // Steps: a linear operation takes the activation that alone uses it along.
+  std::vector<std::size_t> kept(ops.size() + 1, 0);  // values to those kept
+  std::vector<std::size_t> uses = {users[0].size()};
+  std::vector<std::size_t> maker = {ops.size()};  // step that makes a kept value
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Op& op = ops[i];
+    const std::size_t from = kept[static_cast<std::size_t>(op.inputs[0])];
+    const bool activates = op.kind == OpKind::relu || op.kind == OpKind::tanh;
+    if (activates && uses[from] == 1 && maker[from] < steps_.size()) {
+      Step& before = steps_[maker[from]];
+      if (before.op.kind == OpKind::linear && before.activation == Activation::none) {
+        before.activation = op.kind == OpKind::relu ? Activation::relu : Activation::tanh;
+        kept[i + 1] = from;
+        uses[from] = users[i + 1].size();
+        continue;
+      }
+    }
+    Step step{};
+    step.op = op;
+    step.in[0] = from;
+    step.in[1] = inputs_of(op) == 2 ? kept[static_cast<std::size_t>(op.inputs[1])] : 0;
+    step.out = widths_.size();
+    if (op.kind == OpKind::layer_norm) step.statistics = statistics_++;
+    if (op.kind == OpKind::linear) widest_input_ = std::max(widest_input_, widths_[from]);
+    kept[i + 1] = step.out;
+    widths_.push_back(op.width);
+    uses.push_back(users[i + 1].size());
+    maker.push_back(steps_.size());
+    steps_.push_back(step);
+  }
+
+  // Backward runs from the last step: who writes a gradient first, and who adds.
+  std::vector<bool> written(widths_.size(), false);
+  std::vector<const Op*> seen;
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    for (int k = 0; k < inputs_of(step->op); ++k) {
+      step->adds[k] = written[step->in[k]];
+      written[step->in[k]] = true;
+    }
+    for (const Op* other : seen) {
+      const bool weight = step->op.weight != kNone && step->op.weight == other->weight;
+      const bool bias = step->op.bias != kNone && step->op.bias == other->bias;
+      if (!weight && !bias) continue;
+      if (step->op.weight != other->weight || step->op.bias != other->bias)
+        throw LearnerError("Operations must share all of their parameters or none.");
+      step->adds_weights = true;
+    }
+    seen.push_back(&step->op);
+  }
+  for (Step& step : steps_) {
+    if (step.op.kind != OpKind::linear || step.in[0] == 0 || uses[step.in[0]] != 1) continue;
+    Step& before = steps_[maker[step.in[0]]];
+    if (before.activation == Activation::relu) step.gates_input = before.gated = true;
+  }
+}
+
+void Network::load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const {
+  const std::size_t size = kernels_.panel, width = input_width();
+  float* to = workspace.value(0, panel);
+  kernels_.transpose(rows, count, width, width, to, size);
+  if (count < size)
+    for (std::size_t f = 0; f < width; ++f) std::fill(to + f * size + count, to + (f + 1) * size, 0.0f);
+}
+
+void Network::forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const {
+  const std::size_t size = kernels_.panel;
+  const auto row = static_cast<std::ptrdiff_t>(size);
+  for (const Step& step : steps_) {
+    const Op& op = step.op;
+    const std::size_t in = widths_[step.in[0]];
+    const float* x = workspace.value(step.in[0], panel);
+    float* y = workspace.value(step.out, panel);
+    switch (op.kind) {
+      case OpKind::linear: {
+        Gemm gemm{};
+        gemm.a = parameters + op.weight;
+        gemm.a_row = static_cast<std::ptrdiff_t>(in);
+        gemm.a_step = 1;
+        gemm.b = x;
+        gemm.b_step = gemm.c_row = row;
+        gemm.c = y;
+        gemm.m = op.width;
+        gemm.n = columns;
+        gemm.depth = gemm.segment = in;
+        gemm.bias = op.bias == kNone ? nullptr : parameters + op.bias;
+        gemm.relu = step.activation == Activation::relu;
+        kernels_.gemm(gemm);
+        if (step.activation == Activation::tanh) kernels_.tanh(y, y, op.width * size);
+        break;
+      }
+      case OpKind::relu:
+        kernels_.relu(x, y, op.width * size);
+        break;
+      case OpKind::tanh:
+        kernels_.tanh(x, y, op.width * size);
+        break;
+      case OpKind::layer_norm:
+        kernels_.layer_norm(x, op.weight == kNone ? nullptr : parameters + op.weight,
+                            op.bias == kNone ? nullptr : parameters + op.bias, op.eps, op.width, y,
+                            workspace.statistics_.data() + 2 * size * (panel * statistics_ + step.statistics));
+        break;
+      case OpKind::add:
+      case OpKind::subtract: {
+        const float sign = op.kind == OpKind::add ? 1.0f : -1.0f;
+        const float* other = workspace.value(step.in[1], panel);
+        if (widths_[step.in[1]] == op.width) {
+          if (in == op.width)
+            std::memcpy(y, x, op.width * size * sizeof(float));
+          else
+            for (std::size_t f = 0; f < op.width; ++f) std::memcpy(y + f * size, x, size * sizeof(float));
+          kernels_.scale(other, sign, y, op.width * size, true);
+        } else {
+          kernels_.add_row(x, other, sign, y, op.width);
+        }
+        break;
+      }
+      case OpKind::mean:
+        kernels_.sum_features(x, in, y);
+        kernels_.scale(y, 1.0f / static_cast<float>(in), y, size, false);
+        break;
+    }
+  }
+}
+
+void Network::linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
+                              std::size_t panels, std::size_t count, std::size_t columns, bool accumulate,
+                              bool of_input) const {
+  const Op& op = step.op;
+  const std::size_t size = kernels_.panel, in = widths_[step.in[0]], row = padded(in);
+  const auto stride = static_cast<std::ptrdiff_t>(size);
+  if (gradients != nullptr) {
+    for (std::size_t p = 0; p < panels; ++p) {
+      kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
+      if (op.bias != kNone)
+        kernels_.sum_transitions(workspace.gradient(step.out, p), op.width, gradients + op.bias, accumulate || p > 0);
+    }
+    Gemm gemm{};
+    gemm.a = workspace.gradient(step.out, 0);
+    gemm.a_row = stride;
+    gemm.a_step = 1;
+    gemm.a_segment = stride * static_cast<std::ptrdiff_t>(op.width);
+    gemm.b = workspace.rows_.data();
+    gemm.b_step = static_cast<std::ptrdiff_t>(row);
+    gemm.b_segment = stride * gemm.b_step;
+    gemm.c = gradients + op.weight;
+    gemm.c_row = static_cast<std::ptrdiff_t>(in);
+    gemm.m = op.width;
+    gemm.n = in;
+    gemm.depth = count;
+    gemm.segment = size;
+    gemm.accumulate = accumulate;
+    kernels_.gemm(gemm);
+  }
+  if (step.in[0] == 0 && !of_input) return;
+  for (std::size_t p = 0; p < panels; ++p) {
+    Gemm gemm{};
+    gemm.a = parameters + op.weight;
+    gemm.a_row = 1;
+    gemm.a_step = static_cast<std::ptrdiff_t>(in);
+    gemm.b = workspace.gradient(step.out, p);
+    gemm.b_step = gemm.c_row = stride;
+    gemm.c = workspace.gradient(step.in[0], p);
+    gemm.m = in;
+    gemm.n = columns;
+    gemm.depth = gemm.segment = op.width;
+    gemm.accumulate = step.adds[0];
+    gemm.gate = step.gates_input ? workspace.value(step.in[0], p) : nullptr;
+    kernels_.gemm(gemm);
+  }
+}
+
+void Network::backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,
+                       std::size_t count, std::size_t columns, bool accumulate, bool of_input) const {
+  const std::size_t size = kernels_.panel;
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    const Op& op = step->op;
+    const std::size_t floats = op.width * size;
+    const bool adds_weights = accumulate || step->adds_weights;
+    for (std::size_t p = 0; p < panels; ++p) {
+      float* dy = workspace.gradient(step->out, p);
+      const float* y = workspace.value(step->out, p);
+      if (step->activation == Activation::relu && !step->gated) kernels_.relu_backward(dy, y, dy, floats, false);
+      if (step->activation == Activation::tanh) kernels_.tanh_backward(dy, y, dy, floats, false);
+      float* dx = step->in[0] != 0 || of_input ? workspace.gradient(step->in[0], p) : nullptr;
+      switch (op.kind) {
+        case OpKind::linear:
+          break;
+        case OpKind::relu:
+          if (dx != nullptr) kernels_.relu_backward(dy, y, dx, floats, step->adds[0]);
+          break;
+        case OpKind::tanh:
+          if (dx != nullptr) kernels_.tanh_backward(dy, y, dx, floats, step->adds[0]);
+          break;
+        case OpKind::layer_norm: {
+          const auto at = [&](std::ptrdiff_t offset) {
+            return offset == kNone || gradients == nullptr ? nullptr : gradients + offset;
+          };
+          const LayerNormGradients to{at(op.weight), at(op.bias), adds_weights || p > 0};
+          kernels_.layer_norm_backward(
+              dy, workspace.value(step->in[0], p), op.weight == kNone ? nullptr : parameters + op.weight,
+              workspace.statistics_.data() + 2 * size * (p * statistics_ + step->statistics), op.width, dx,
+              step->adds[0], to);
+          break;
+        }
+        case OpKind::add:
+        case OpKind::subtract:
+          for (int k = 0; k < 2; ++k) {
+            if (step->in[k] == 0 && !of_input) continue;
+            const float sign = op.kind == OpKind::subtract && k == 1 ? -1.0f : 1.0f;
+            float* to = workspace.gradient(step->in[k], p);
+            if (widths_[step->in[k]] == op.width) {
+              kernels_.scale(dy, sign, to, floats, step->adds[k]);
+              continue;
+            }
+            if (!step->adds[k]) std::memset(to, 0, size * sizeof(float));
+            for (std::size_t f = 0; f < op.width; ++f) kernels_.scale(dy + f * size, sign, to, size, true);
+          }
+          break;
+        case OpKind::mean:
+          if (dx == nullptr) break;
+          for (std::size_t f = 0; f < widths_[step->in[0]]; ++f)
+            kernels_.scale(dy, 1.0f / static_cast<float>(widths_[step->in[0]]), dx + f * size, size, step->adds[0]);
+          break;
+      }
+    }
+    if (op.kind == OpKind::linear)
+      linear_backward(*step, parameters, gradients, workspace, panels, count, columns, adds_weights, of_input);
+  }
+}
+
+}  // namespace pearl::learner

@@ -1,0 +1,80 @@
+#include "pearl/learner/team.hpp"
+
+#include <chrono>
+#include <limits>
+
+namespace pearl::learner {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Spins for as long as the others are likely to take, then sleeps.
+template <class Ready>
+void await(Signal& signal, Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (ready()) return;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  while (!signal.wait(ready, std::numeric_limits<double>::infinity())) {
+  }
+}
+
+}  // namespace
+
+Team::Team(std::size_t size) {
+  for (std::size_t worker = 1; worker < size; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
+}
+
+Team::~Team() {
+  stopping_.store(true, std::memory_order_release);
+  job_.fetch_add(1, std::memory_order_release);
+  started_.ring();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Team::start(Call call, void* object) {
+  if (threads_.empty()) {
+    call(object, 0);
+    return;
+  }
+  call_ = call;
+  object_ = object;
+  job_.fetch_add(1, std::memory_order_release);
+  started_.ring();
+  call(object, 0);
+  barrier();
+}
+
+void Team::serve(std::size_t worker) {
+  for (std::uint32_t seen = 0;; ++seen) {
+    await(started_, [&] { return job_.load(std::memory_order_acquire) != seen; });
+    if (stopping_.load(std::memory_order_acquire)) return;
+    call_(object_, worker);
+    barrier();
+  }
+}
+
+void Team::barrier() {
+  if (threads_.empty()) return;
+  const std::uint32_t round = round_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+    arrived_.store(0, std::memory_order_relaxed);
+    round_.store(round + 1, std::memory_order_release);
+    passed_.ring();
+    return;
+  }
+  await(passed_, [&] { return round_.load(std::memory_order_acquire) != round; });
+}
+
+}  // namespace pearl::learner

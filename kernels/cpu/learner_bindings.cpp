@@ -1,0 +1,249 @@
+// Python bindings of the native learner: networks, optimizers and algorithms on torch's own memory.
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "bindings.hpp"
+#include "pearl/learner/dqn.hpp"
+#include "pearl/learner/kernels.hpp"
+#include "pearl/learner/network.hpp"
+#include "pearl/learner/optimizer.hpp"
+
+using bindings::Array;
+using bindings::Released;
+namespace learner = pearl::learner;
+
+namespace {
+
+using Floats = Array<float>;
+using OptionalFloats = std::optional<Floats>;
+// kind, first input, second input, outputs, weight, bias, eps: learner::Op.
+using OpTuple = std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
+
+std::string shape_of(const py::array& array) {
+  std::string text = "(";
+  for (py::ssize_t i = 0; i < array.ndim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(array.shape(i));
+  return text + ")";
+}
+
+// An array of `rows` rows of `width` items each, whatever their shape.
+void check_rows(const py::array& array, const char* name, std::size_t rows, std::size_t width) {
+  if (array.ndim() < 1 || static_cast<std::size_t>(array.shape(0)) != rows ||
+      static_cast<std::size_t>(array.size()) != rows * width)
+    throw pearl::LearnerError(std::string(name) + " must hold " + std::to_string(rows) + " rows of " +
+                              std::to_string(width) + " numbers; found shape " + shape_of(array) + ".");
+}
+
+void check_size(const py::array& array, const char* name, std::size_t size) {
+  if (static_cast<std::size_t>(array.size()) != size)
+    throw pearl::LearnerError(std::string(name) + " must hold " + std::to_string(size) + " numbers; found " +
+                              std::to_string(array.size()) + ".");
+}
+
+std::size_t rows_of(const py::array& array) {
+  return array.ndim() < 1 ? 0 : static_cast<std::size_t>(array.shape(0));
+}
+
+learner::Network make_network(std::size_t inputs, const std::vector<OpTuple>& ops, std::size_t parameters) {
+  std::vector<learner::Op> made;
+  for (const auto& [kind, first, second, width, weight, bias, eps] : ops)
+    made.push_back({learner::op_kind(kind), {first, second}, width, weight, bias, eps});
+  return {inputs, made, parameters};
+}
+
+Floats forward(const learner::Network& network, const Floats& parameters, const Floats& inputs) {
+  const std::size_t rows = rows_of(inputs), panel = network.kernels().panel, width = network.output_width();
+  check_size(parameters, "parameters", network.parameters());
+  check_rows(inputs, "inputs", rows, network.input_width());
+  Floats out(std::vector<std::size_t>{rows, width});
+  const float *x = inputs.data(), *weights = parameters.data();
+  float* y = out.mutable_data();
+  const Released released;
+  learner::Workspace workspace(network, 1, false);
+  for (std::size_t first = 0; first < rows; first += panel) {
+    const std::size_t count = std::min(panel, rows - first);
+    network.load(x + first * network.input_width(), count, workspace, 0);
+    network.forward(weights, workspace, 0, network.columns(count));
+    network.kernels().transpose(workspace.value(network.output(), 0), width, count, panel, y + first * width, width);
+  }
+  return out;
+}
+
+// Gradients of sum(slopes * network(inputs)) by the parameters and by the inputs.
+py::tuple gradients(const learner::Network& network, const Floats& parameters, const Floats& inputs,
+                    const Floats& slopes) {
+  const std::size_t rows = rows_of(inputs), panel = network.kernels().panel, width = network.output_width();
+  check_size(parameters, "parameters", network.parameters());
+  check_rows(inputs, "inputs", rows, network.input_width());
+  check_rows(slopes, "slopes", rows, width);
+  Floats of_parameters(static_cast<py::ssize_t>(network.parameters()));
+  Floats of_inputs(std::vector<std::size_t>{rows, network.input_width()});
+  std::fill_n(of_parameters.mutable_data(), network.parameters(), 0.0f);
+  const std::size_t panels = std::max<std::size_t>(1, (rows + panel - 1) / panel), columns = network.columns(rows);
+  learner::Workspace workspace(network, panels, true);
+  for (std::size_t p = 0; p < panels; ++p) {
+    const std::size_t count = std::min(panel, rows - p * panel);
+    network.load(inputs.data() + p * panel * network.input_width(), count, workspace, p);
+    network.forward(parameters.data(), workspace, p, columns);
+    network.kernels().transpose(slopes.data() + p * panel * width, count, width, width,
+                                workspace.gradient(network.output(), p), panel);
+  }
+  network.backward(parameters.data(), of_parameters.mutable_data(), workspace, panels, rows, columns, false, true);
+  for (std::size_t p = 0; p < panels; ++p)
+    network.kernels().transpose(workspace.gradient(0, p), network.input_width(), std::min(panel, rows - p * panel),
+                                panel, of_inputs.mutable_data() + p * panel * network.input_width(),
+                                network.input_width());
+  return py::make_tuple(std::move(of_parameters), std::move(of_inputs));
+}
+
+// c (m, n) by the learner's kernels, where a (m, k) lies by rows or by columns, b (k, n) and c by rows.
+void gemm(const py::array_t<float>& a, const Floats& b, Floats& c, const OptionalFloats& bias,
+          const OptionalFloats& gate, bool relu, bool accumulate) {
+  constexpr auto kFloat = static_cast<py::ssize_t>(sizeof(float));
+  const bool shapes = a.ndim() == 2 && b.ndim() == 2 && c.ndim() == 2 && a.shape(1) == b.shape(0) &&
+                      c.shape(0) == a.shape(0) && c.shape(1) == b.shape(1);
+  if (!shapes || (a.strides(0) != kFloat && a.strides(1) != kFloat))
+    throw pearl::LearnerError("gemm needs matrices (m, k), (k, n) and (m, n), each row or column of the first " +
+                              std::string("contiguous; found ") + shape_of(a) + ", " + shape_of(b) + " and " +
+                              shape_of(c) + ".");
+  if (bias) check_size(*bias, "bias", static_cast<std::size_t>(c.shape(0)));
+  if (gate) check_size(*gate, "gate", static_cast<std::size_t>(c.size()));
+  learner::Gemm g{};
+  g.a = a.data();
+  g.a_row = a.strides(0) / kFloat;
+  g.a_step = a.strides(1) / kFloat;
+  g.b = b.data();
+  g.b_step = g.c_row = b.shape(1);
+  g.c = c.mutable_data();
+  g.m = static_cast<std::size_t>(a.shape(0));
+  g.n = static_cast<std::size_t>(b.shape(1));
+  g.depth = g.segment = static_cast<std::size_t>(a.shape(1));
+  g.bias = bias ? bias->data() : nullptr;
+  g.gate = gate ? gate->data() : nullptr;
+  g.relu = relu;
+  g.accumulate = accumulate;
+  learner::learner_kernels().gemm(g);
+}
+
+// An optimizer that keeps the arrays it works on alive.
+struct HeldOptimizer : learner::Optimizer {
+  std::array<OptionalFloats, 4> held;
+  std::size_t parameters = 0;
+
+  float* hold(std::size_t which, const char* name, OptionalFloats array, std::size_t size) {
+    if (array) check_size(*array, name, size);
+    held[which] = std::move(array);
+    return held[which] ? held[which]->mutable_data() : nullptr;
+  }
+};
+
+// A learner on the caller's arrays.
+struct HeldDqn : learner::DqnLearner {
+  HeldDqn(const learner::Network& network, Floats online_held, Floats target_held, std::size_t threads)
+      : DqnLearner(network, online_held.mutable_data(), target_held.mutable_data(), threads),
+        online(std::move(online_held)),
+        target(std::move(target_held)) {}
+  Floats online, target;
+};
+
+std::unique_ptr<HeldDqn> make_dqn(const learner::Network& network, Floats online, Floats target,
+                                  std::size_t threads) {
+  check_size(online, "online", network.parameters());
+  check_size(target, "target", network.parameters());
+  if (threads < 1) throw pearl::LearnerError("threads must be at least 1; found 0.");
+  return std::make_unique<HeldDqn>(network, std::move(online), std::move(target), threads);
+}
+
+void set_dqn(HeldDqn& dqn, bool double_q, const std::string& loss, double max_grad_norm, double tau,
+             std::uint64_t target_update_interval) {
+  if (loss != "huber" && loss != "mse")
+    throw pearl::LearnerError("loss must be \"huber\" or \"mse\"; found \"" + loss + "\".");
+  if (target_update_interval < 1) throw pearl::LearnerError("target_update_interval must be at least 1; found 0.");
+  dqn.set({double_q, loss == "mse" ? learner::Loss::mse : learner::Loss::huber, max_grad_norm, tau,
+           target_update_interval});
+}
+
+py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& actions, const Floats& rewards,
+                   const Floats& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
+                   HeldOptimizer& optimizer) {
+  const std::size_t rows = rows_of(rewards), inputs = dqn.network().input_width();
+  if (rows < 1) throw pearl::LearnerError("A batch needs at least one transition; found none.");
+  check_rows(obs, "obs", rows, inputs);
+  check_rows(next_obs, "next_obs", rows, inputs);
+  check_rows(actions, "action", rows, 1);
+  check_rows(rewards, "reward", rows, 1);
+  check_rows(discounts, "discount", rows, 1);
+  check_rows(weights, "weights", rows, 1);
+  if (optimizer.parameters != dqn.network().parameters())
+    throw pearl::LearnerError("The optimizer must hold " + std::to_string(dqn.network().parameters()) +
+                              " parameters; found " + std::to_string(optimizer.parameters) + ".");
+  const learner::DqnBatch batch = {rows,           obs.data(),       actions.data(), rewards.data(),
+                                   next_obs.data(), discounts.data(), weights.data()};
+  Floats priorities(static_cast<py::ssize_t>(rows));
+  float* to = priorities.mutable_data();
+  learner::StepMetrics metrics{};
+  {
+    const Released released;
+    metrics = dqn.step(batch, number, optimizer, to);
+  }
+  return py::make_tuple(std::move(priorities), metrics.loss, metrics.td_error, metrics.gradient_norm);
+}
+
+}  // namespace
+
+void bind_learner(py::module_& m) {
+  m.def("learner_kernel_variants", &learner::learner_kernel_variants);
+  m.def("selected_learner_kernels", [] { return std::string(learner::learner_kernels().name); });
+  m.def("select_learner_kernels", &learner::select_learner_kernels, py::arg("name"));
+  m.def("gemm", &gemm, py::arg("a").noconvert(), py::arg("b").noconvert(), py::arg("c").noconvert(),
+        py::arg("bias").noconvert() = py::none(), py::arg("gate").noconvert() = py::none(), py::arg("relu") = false,
+        py::arg("accumulate") = false);
+
+  py::class_<learner::Network>(m, "Network")
+      .def(py::init(&make_network), py::arg("inputs"), py::arg("ops"), py::arg("parameters"))
+      .def_property_readonly("inputs", &learner::Network::input_width)
+      .def_property_readonly("outputs", &learner::Network::output_width)
+      .def_property_readonly("parameters", &learner::Network::parameters)
+      .def("forward", &forward, py::arg("parameters").noconvert(), py::arg("inputs").noconvert())
+      .def("gradients", &gradients, py::arg("parameters").noconvert(), py::arg("inputs").noconvert(),
+           py::arg("slopes").noconvert());
+
+  py::class_<HeldOptimizer>(m, "Optimizer")
+      .def(py::init<>())
+      .def(
+          "set_adam",
+          [](HeldOptimizer& optimizer, double lr, double beta1, double beta2, double eps, double weight_decay,
+             bool decoupled, const Floats& first, const Floats& second, const OptionalFloats& max_second,
+             const Floats& steps) {
+            const auto size = static_cast<std::size_t>(first.size());
+            float* moments = optimizer.hold(0, "first", first, size);
+            float* squares = optimizer.hold(1, "second", second, size);
+            float* largest = optimizer.hold(2, "max_second", max_second, size);
+            float* count = optimizer.hold(3, "steps", steps, 1);
+            optimizer.parameters = size;
+            optimizer.set_adam({lr, beta1, beta2, eps, weight_decay, decoupled}, moments, squares, largest, count);
+          },
+          py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
+          py::arg("decoupled"), py::arg("first").noconvert(), py::arg("second").noconvert(),
+          py::arg("max_second").noconvert(), py::arg("steps").noconvert())
+      .def(
+          "set_sgd",
+          [](HeldOptimizer& optimizer, std::size_t parameters, double lr, double momentum, double dampening,
+             double weight_decay, bool nesterov, const OptionalFloats& buffer, bool first) {
+            float* held = optimizer.hold(0, "buffer", buffer, parameters);
+            optimizer.parameters = parameters;
+            optimizer.set_sgd({lr, momentum, dampening, weight_decay, nesterov}, held, first);
+          },
+          py::arg("parameters"), py::arg("lr"), py::arg("momentum"), py::arg("dampening"), py::arg("weight_decay"),
+          py::arg("nesterov"), py::arg("buffer").noconvert(), py::arg("first"));
+
+  py::class_<HeldDqn>(m, "DqnLearner")
+      .def(py::init(&make_dqn), py::arg("network"), py::arg("online").noconvert(), py::arg("target").noconvert(),
+           py::arg("threads"), py::keep_alive<1, 2>())
+      .def("set", &set_dqn, py::arg("double_q"), py::arg("loss"), py::arg("max_grad_norm"), py::arg("tau"),
+           py::arg("target_update_interval"))
+      .def("step", &step_dqn, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
+           py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
+           py::arg("weights").noconvert(), py::arg("number"), py::arg("optimizer"));
+}

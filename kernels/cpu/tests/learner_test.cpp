@@ -1,0 +1,312 @@
+// The native learner without Python: gradients against finite differences of the same network in double, every variant
+// of the kernels, teams of threads, and steps that must change nothing.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "pearl/aligned.hpp"
+#include "pearl/errors.hpp"
+#include "pearl/learner/dqn.hpp"
+#include "pearl/learner/team.hpp"
+
+using namespace pearl::learner;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats random_floats(std::size_t count, std::uint32_t seed, float scale = 1.0f) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  Floats values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t segment, bool contiguous_rows) {
+  // Exactly as large as needed: the sanitizer sees every access beyond.
+  const Floats a = random_floats(m * depth, 1), b = random_floats(depth * n, 2), bias = random_floats(m, 3);
+  const Floats gate = random_floats(m * n, 4), before = random_floats(m * n, 5);
+  Floats c = before;
+  Gemm gemm{};
+  gemm.a = a.data();
+  gemm.a_row = contiguous_rows ? 1 : static_cast<std::ptrdiff_t>(depth);
+  gemm.a_step = contiguous_rows ? static_cast<std::ptrdiff_t>(m) : 1;
+  gemm.a_segment = gemm.a_step * static_cast<std::ptrdiff_t>(segment);
+  gemm.b = b.data();
+  gemm.b_step = gemm.c_row = static_cast<std::ptrdiff_t>(n);
+  gemm.b_segment = gemm.b_step * static_cast<std::ptrdiff_t>(segment);
+  gemm.c = c.data();
+  gemm.m = m;
+  gemm.n = n;
+  gemm.depth = depth;
+  gemm.segment = segment;
+  gemm.bias = bias.data();
+  gemm.accumulate = true;
+  gemm.gate = gate.data();
+  learner_kernels().gemm(gemm);
+  for (std::size_t i = 0; i < m; ++i)
+    for (std::size_t j = 0; j < n; ++j) {
+      double sum = static_cast<double>(bias[i]) + static_cast<double>(before[i * n + j]);
+      for (std::size_t k = 0; k < depth; ++k)
+        sum += static_cast<double>(contiguous_rows ? a[k * m + i] : a[i * depth + k]) *
+               static_cast<double>(b[k * n + j]);
+      const double expected = gate[i * n + j] > 0.0f ? sum : 0.0;
+      CHECK(std::fabs(static_cast<double>(c[i * n + j]) - expected) < 1e-4);
+    }
+}
+
+void test_gemm() {
+  for (const std::size_t m : {1u, 2u, 13u, 14u, 15u, 37u})
+    for (const std::size_t n : {1u, 3u, 8u, 16u, 31u, 32u, 45u})
+      for (const std::size_t depth : {1u, 5u, 32u, 70u})
+        for (const bool contiguous : {false, true}) {
+          check_gemm(m, n, depth, depth, contiguous);
+          check_gemm(m, n, depth, (depth + 2) / 3, contiguous);
+        }
+}
+
+// relu(linear) -> tanh(linear) -> LayerNorm -> value + advantage - mean(advantage), two inputs wide.
+struct Example {
+  static constexpr std::size_t kInputs = 5, kHidden = 19, kActions = 3;
+  std::size_t parameters = 0;
+  std::vector<Op> ops;
+
+  std::ptrdiff_t take(std::size_t count) {
+    const std::size_t at = parameters;
+    parameters += count;
+    return static_cast<std::ptrdiff_t>(at);
+  }
+  Op linear(std::ptrdiff_t from, std::size_t in, std::size_t out) {
+    Op op{OpKind::linear, {from, kNone}, out};
+    op.weight = take(in * out);
+    op.bias = take(out);
+    return op;
+  }
+  Example() {
+    ops.push_back(linear(0, kInputs, kHidden));
+    ops.push_back({OpKind::relu, {1, kNone}, kHidden});
+    ops.push_back(linear(2, kHidden, kHidden));
+    ops.push_back({OpKind::tanh, {3, kNone}, kHidden});
+    Op norm{OpKind::layer_norm, {4, kNone}, kHidden};
+    norm.weight = take(kHidden);
+    norm.bias = take(kHidden);
+    norm.eps = 1e-5f;
+    ops.push_back(norm);
+    ops.push_back(linear(5, kHidden, 1));
+    ops.push_back(linear(5, kHidden, kActions));
+    ops.push_back({OpKind::add, {6, 7}, kActions});
+    ops.push_back({OpKind::mean, {7, kNone}, 1});
+    ops.push_back({OpKind::subtract, {8, 9}, kActions});
+  }
+
+  // Sum of slopes * outputs for one transition, in double.
+  double value(const std::vector<double>& p, const float* x, const float* slopes) const {
+    std::vector<std::vector<double>> values = {{x, x + kInputs}};
+    for (const Op& op : ops) {
+      const std::vector<double>& in = values[static_cast<std::size_t>(op.inputs[0])];
+      std::vector<double> out(op.width, 0.0);
+      double mean = 0.0, square = 0.0;
+      for (const double v : in) mean += v / static_cast<double>(in.size());
+      for (const double v : in) square += (v - mean) * (v - mean) / static_cast<double>(in.size());
+      for (std::size_t f = 0; f < op.width; ++f) {
+        const auto weight = static_cast<std::size_t>(op.weight), bias = static_cast<std::size_t>(op.bias);
+        if (op.kind == OpKind::linear) {
+          out[f] = p[bias + f];
+          for (std::size_t k = 0; k < in.size(); ++k) out[f] += p[weight + f * in.size() + k] * in[k];
+        } else if (op.kind == OpKind::relu) {
+          out[f] = std::max(in[f], 0.0);
+        } else if (op.kind == OpKind::tanh) {
+          out[f] = std::tanh(in[f]);
+        } else if (op.kind == OpKind::layer_norm) {
+          out[f] = (in[f] - mean) / std::sqrt(square + static_cast<double>(op.eps)) * p[weight + f] + p[bias + f];
+        } else if (op.kind == OpKind::mean) {
+          out[f] = mean;
+        } else {
+          const std::vector<double>& other = values[static_cast<std::size_t>(op.inputs[1])];
+          const double second = other[other.size() == 1 ? 0 : f], first = in[in.size() == 1 ? 0 : f];
+          out[f] = op.kind == OpKind::add ? first + second : first - second;
+        }
+      }
+      values.push_back(out);
+    }
+    double sum = 0.0;
+    for (std::size_t f = 0; f < kActions; ++f) sum += static_cast<double>(slopes[f]) * values.back()[f];
+    return sum;
+  }
+};
+
+void test_gradients() {
+  const Example example;
+  const Network network(Example::kInputs, example.ops, example.parameters);
+  const std::size_t panel = network.kernels().panel;
+  for (const std::size_t rows : {std::size_t{1}, panel / 2, panel + 3}) {
+    const Floats parameters = random_floats(example.parameters, 7, 0.5f);
+    const Floats x = random_floats(rows * Example::kInputs, 8), slopes = random_floats(rows * Example::kActions, 9);
+    const std::size_t panels = (rows + panel - 1) / panel, columns = network.columns(rows);
+    Workspace workspace(network, panels, true);
+    Floats gradients(example.parameters);
+    for (std::size_t p = 0; p < panels; ++p) {
+      const std::size_t count = std::min(panel, rows - p * panel);
+      network.load(x.data() + p * panel * Example::kInputs, count, workspace, p);
+      network.forward(parameters.data(), workspace, p, columns);
+      network.kernels().transpose(slopes.data() + p * panel * Example::kActions, count, Example::kActions,
+                                  Example::kActions, workspace.gradient(network.output(), p), panel);
+    }
+    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, columns, false, true);
+
+    std::vector<double> exact(parameters.begin(), parameters.end());
+    const auto total = [&] {
+      double sum = 0.0;
+      for (std::size_t i = 0; i < rows; ++i)
+        sum += example.value(exact, x.data() + i * Example::kInputs, slopes.data() + i * Example::kActions);
+      return sum;
+    };
+    for (std::size_t i = 0; i < example.parameters; i += 7) {
+      const double at = exact[i], step = 1e-6;
+      exact[i] = at + step;
+      const double above = total();
+      exact[i] = at - step;
+      const double below = total();
+      exact[i] = at;
+      const double expected = (above - below) / (2.0 * step);
+      CHECK(std::fabs(static_cast<double>(gradients[i]) - expected) < 1e-3 * std::fmax(1.0, std::fabs(expected)));
+    }
+  }
+}
+
+struct Training {
+  Example example;
+  Network network{Example::kInputs, example.ops, example.parameters};
+  Floats online = random_floats(example.parameters, 11, 0.3f), target = online;
+  Floats first = Floats(example.parameters), second = Floats(example.parameters);
+  float steps = 0.0f;
+  Optimizer optimizer;
+  DqnLearner learner;
+  std::size_t rows;
+  Floats obs, next_obs, rewards, discounts, weights, priorities;
+  std::vector<std::int64_t> actions;
+
+  Training(std::size_t threads, std::size_t batch)
+      : learner(network, online.data(), target.data(), threads),
+        rows(batch),
+        obs(random_floats(rows * Example::kInputs, 12)),
+        next_obs(random_floats(rows * Example::kInputs, 13)),
+        rewards(random_floats(rows, 14)),
+        discounts(rows, 0.9f),
+        weights(rows, 0.5f),
+        priorities(rows),
+        actions(rows) {
+    for (std::size_t i = 0; i < rows; ++i) actions[i] = static_cast<std::int64_t>(i % Example::kActions);
+    learner.set({true, Loss::huber, 1.0, 1.0, 4});
+    optimizer.set_adam({1e-3, 0.9, 0.999, 1e-8, 0.0, false}, first.data(), second.data(), nullptr, &steps);
+  }
+
+  StepMetrics step(std::uint64_t number) {
+    const DqnBatch batch = {rows,         obs.data(),       actions.data(), rewards.data(), next_obs.data(),
+                            discounts.data(), weights.data()};
+    return learner.step(batch, number, optimizer, priorities.data());
+  }
+};
+
+void test_training() {
+  for (const std::size_t rows : {1u, 20u, 300u}) {
+    Training alone(1, rows), again(1, rows);
+    double before = 0.0, after = 0.0;
+    for (std::uint64_t number = 1; number <= 40; ++number) {
+      after = alone.step(number).loss;
+      if (number == 1) before = after;
+      again.step(number);
+    }
+    CHECK(after < before);
+    CHECK(alone.online == again.online);
+    CHECK(alone.target == alone.online);  // step 40 is one of the hard copies
+    CHECK(alone.steps == 40.0f);
+    for (const std::size_t threads : {2u, 3u}) {
+      Training together(threads, rows), twin(threads, rows);
+      for (std::uint64_t number = 1; number <= 40; ++number) {
+        together.step(number);
+        twin.step(number);
+      }
+      CHECK(together.online == twin.online);
+      for (std::size_t i = 0; i < together.online.size(); ++i)
+        CHECK(std::fabs(together.online[i] - alone.online[i]) < 1e-3f);
+    }
+  }
+}
+
+void test_refused_steps_change_nothing() {
+  for (const std::size_t threads : {1u, 2u}) {
+    Training training(threads, 50);
+    training.step(1);
+    const Floats online = training.online, target = training.target, first = training.first;
+    training.rewards[17] = std::numeric_limits<float>::quiet_NaN();
+    CHECK(throws<pearl::LearnerError>([&] { training.step(2); }));
+    training.rewards[17] = std::numeric_limits<float>::infinity();
+    CHECK(throws<pearl::LearnerError>([&] { training.step(2); }));
+    training.rewards[17] = 0.0f;
+    training.actions[3] = Example::kActions;
+    CHECK(throws<pearl::LearnerError>([&] { training.step(2); }));
+    training.actions[3] = -1;
+    CHECK(throws<pearl::LearnerError>([&] { training.step(2); }));
+    CHECK(training.online == online && training.target == target && training.first == first);
+    CHECK(training.steps == 1.0f);
+    training.actions[3] = 0;
+    training.step(2);
+    CHECK(training.online != online);
+  }
+}
+
+void test_team() {
+  for (const std::size_t size : {1u, 2u, 4u}) {
+    Team team(size);
+    std::vector<int> written(size), seen(size);
+    auto work = [&](std::size_t worker) {
+      written[worker] += 1;
+      team.barrier();
+      int sum = 0;
+      for (const int each : written) sum += each;
+      team.barrier();
+      seen[worker] = sum;
+    };
+    for (int round = 1; round <= 200; ++round) {
+      team.run(work);
+      for (const int sum : seen) CHECK(sum == round * static_cast<int>(size));
+    }
+  }
+}
+
+void test_ill_formed_networks_are_refused() {
+  const auto refused = [](std::size_t inputs, const std::vector<Op>& ops, std::size_t parameters) {
+    return throws<pearl::LearnerError>([&] { const Network network(inputs, ops, parameters); });
+  };
+  CHECK(refused(4, {}, 0));
+  CHECK(refused(0, {{OpKind::relu, {0, kNone}, 4}}, 0));
+  CHECK(refused(4, {{OpKind::relu, {1, kNone}, 4}}, 0));
+  CHECK(refused(4, {{OpKind::relu, {0, kNone}, 5}}, 0));
+  CHECK(refused(4, {{OpKind::linear, {0, kNone}, 5}}, 100));
+  CHECK(refused(4, {{OpKind::linear, {0, kNone}, 5, 0, kNone}}, 19));
+  CHECK(refused(4, {{OpKind::relu, {0, kNone}, 4}, {OpKind::relu, {0, kNone}, 4}}, 0));
+  CHECK(refused(4, {{OpKind::add, {0, kNone}, 4}}, 0));
+  CHECK(!refused(4, {{OpKind::linear, {0, kNone}, 5, 0, kNone}}, 20));
+}
+
+}  // namespace
+
+int main() {
+  for (const std::string& name : learner_kernel_variants()) {
+    select_learner_kernels(name);
+    test_gemm();
+    test_gradients();
+    test_training();
+    test_refused_steps_change_nothing();
+  }
+  CHECK(throws<pearl::LearnerError>([] { select_learner_kernels("sse9"); }));
+  test_team();
+  test_ill_formed_networks_are_refused();
+}

@@ -1,0 +1,109 @@
+// The learner's hot loops for several instruction sets, chosen once at run time.
+//
+// Activations are kept feature by feature: a "panel" holds `panel` transitions, and the value of feature f of
+// transition c stands at f * panel + c. So vectors run over transitions, weights are read where torch keeps them, and
+// layers of any width, the last ones of one or two outputs too, fill the vectors.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace pearl::learner {
+
+// c(i, j) = [c(i, j)] + [bias(i)] + sum over k of a(i, k) * b(k, j), for i < m, j < n, k < depth; k runs through
+// segments (panels), each of `segment` steps but perhaps the last.
+struct Gemm {
+  const float* a;
+  std::ptrdiff_t a_row, a_step, a_segment;  // floats from row to row, from k to k, from segment to segment
+  const float* b;
+  std::ptrdiff_t b_step, b_segment;
+  float* c;
+  std::ptrdiff_t c_row;
+  std::size_t m, n, depth, segment;
+  const float* bias = nullptr;
+  bool accumulate = false;
+  bool relu = false;
+  const float* gate = nullptr;  // laid out as c: where it is not above 0, c becomes 0 (ReLU's derivative)
+};
+
+struct AdamStep {
+  float beta2, eps;
+  float rise1, rise2;  // 1 - beta1, 1 - beta2, rounded once
+  float step_size;     // lr / (1 - beta1^t)
+  float denominator;   // sqrt(1 - beta2^t)
+  float decay;         // what the gradient gains of the weights (Adam), or, if `decoupled`,
+                       // what the weights are multiplied by: 1 - lr * decay (AdamW)
+  bool decoupled;
+};
+
+struct SgdStep {
+  float lr, momentum, rise, decay;  // rise: 1 - dampening
+  bool nesterov, first;  // first: the momentum buffer starts as the gradient
+};
+
+struct LayerNormGradients {
+  float* gain;  // null without affine parameters
+  float* shift;
+  bool accumulate;
+};
+
+struct LearnerKernels {
+  const char* name;
+  std::size_t panel;
+
+  // n need not be a multiple of anything; rows of c and b are not touched beyond n.
+  void (*gemm)(const Gemm& gemm);
+  // destination(j, i) = source(i, j), i < rows, j < columns.
+  void (*transpose)(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row,
+                    float* destination, std::size_t destination_row);
+
+  // Element by element over `count` floats, a multiple of `panel`; destinations may be sources.
+  void (*relu)(const float* x, float* y, std::size_t count);
+  void (*tanh)(const float* x, float* y, std::size_t count);
+  // dx = [dx] + dy * derivative, given what the function returned.
+  void (*relu_backward)(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate);
+  void (*tanh_backward)(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate);
+  // y = [y] + scale * x.
+  void (*scale)(const float* x, float scale, float* y, std::size_t count, bool accumulate);
+
+  // Over the features of one panel of `width` features.
+  void (*sum_features)(const float* x, std::size_t width, float* sums);
+  // y = x0 + scale * x1, where x1 has one feature.
+  void (*add_row)(const float* x0, const float* x1, float scale, float* y, std::size_t width);
+  // y = (x - center(f)) / half_range(f).
+  void (*to_unit)(const float* x, const float* center, const float* half_range, float* y, std::size_t width);
+  // sums(f) = [sums(f)] + sum of x(f) over the panel's transitions.
+  void (*sum_transitions)(const float* x, std::size_t width, float* sums, bool accumulate);
+  // statistics: a panel of two features, mean and 1 / standard deviation. gain and shift may be null.
+  void (*layer_norm)(const float* x, const float* gain, const float* shift, float eps, std::size_t width, float* y,
+                     float* statistics);
+  void (*layer_norm_backward)(const float* dy, const float* x, const float* gain, const float* statistics,
+                              std::size_t width, float* dx, bool accumulate, const LayerNormGradients& gradients);
+
+  // Over parameters, any count.
+  double (*sum_of_squares)(const float* x, std::size_t count);
+  void (*add)(const float* x, float* y, std::size_t count);  // y += x
+  // Gradients are multiplied by `factor` first (gradient clipping). max_second is null but for AMSGrad.
+  void (*adam)(const AdamStep& step, float factor, const float* gradients, float* weights, float* first, float* second,
+               float* max_second, std::size_t count);
+  void (*sgd)(const SgdStep& step, float factor, const float* gradients, float* weights, float* momentum,
+              std::size_t count);
+  // target += tau * (online - target), as torch.lerp.
+  void (*move_toward)(const float* online, float tau, float* target, std::size_t count);
+};
+
+// The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
+// Throws LearnerError where PEARL_ISA names one that it lacks.
+const LearnerKernels& learner_kernels();
+// Names of the variants that this machine has, plainest first.
+std::vector<std::string> learner_kernel_variants();
+// What learners made from now on use. Throws LearnerError for a name that is not among the variants.
+void select_learner_kernels(const std::string& name);
+
+const LearnerKernels& plain_learner_kernels();
+// Null where this machine or this build lacks them.
+const LearnerKernels* avx2_learner_kernels();
+const LearnerKernels* avx512_learner_kernels();
+
+}  // namespace pearl::learner

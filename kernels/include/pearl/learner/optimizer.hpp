@@ -1,0 +1,46 @@
+// torch's optimizers over one flat parameter vector, and torch's gradient clipping. Weights and the optimizer's state
+// are the caller's: torch's own tensors.
+#pragma once
+
+#include <cstddef>
+
+#include "pearl/learner/kernels.hpp"
+
+namespace pearl::learner {
+
+struct AdamOptions {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled;  // AdamW
+};
+
+struct SgdOptions {
+  double lr, momentum, dampening, weight_decay;
+  bool nesterov;
+};
+
+class Optimizer {
+ public:
+  // first, second and max_second (AMSGrad's, else null) `(parameters,)`; steps: how often it has stepped.
+  void set_adam(const AdamOptions& options, float* first, float* second, float* max_second, float* steps);
+  // momentum `(parameters,)`, null without; it is written, not read, if `first`, which holds for one step.
+  void set_sgd(const SgdOptions& options, float* momentum, bool first);
+
+  // Moves weights [begin, end) by `gradients * factor`, for the step that commit() then counts.
+  void apply(const LearnerKernels& kernels, float factor, const float* gradients, float* weights, std::size_t begin,
+             std::size_t end) const;
+  void commit();
+
+ private:
+  enum class Kind { none, adam, sgd };
+  Kind kind_ = Kind::none;
+  AdamOptions adam_{};
+  SgdOptions sgd_{};
+  float *first_ = nullptr, *second_ = nullptr, *max_second_ = nullptr, *steps_ = nullptr;
+  float* momentum_ = nullptr;
+  bool fresh_ = false;
+};
+
+// What torch.nn.utils.clip_grad_norm_ multiplies gradients of that norm by; 1 if `max_norm` is 0.
+float clip_factor(double norm, double max_norm);
+
+}  // namespace pearl::learner

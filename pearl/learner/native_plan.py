@@ -1,0 +1,157 @@
+"""Reads from a trainer what the native learner must know, or says in one line what it cannot do."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from pearl import _native
+from pearl.errors import TrainerError
+from pearl.learner.extract import extract_network
+from pearl.learner.flat import FlatParameters
+from pearl.spec import LayerSpec, NetworkSpec
+
+Op: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, outputs, weight, bias, eps
+
+_NONE = -1
+_SAME_VALUES = ("identity", "flatten", "reshape")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class UnsupportedError(Exception):
+    """What the native learner cannot do, in one line."""
+
+
+def check_update_rule(trainer: object, base: type, names: tuple[str, ...]) -> None:
+    """Raise UnsupportedError if the trainer, a `base`, brings its own version of one of the members `names`."""
+    for name in names:
+        theirs = inspect.getattr_static(trainer, name)
+        if theirs is not inspect.getattr_static(base, name):
+            own = type(trainer).__name__
+            raise UnsupportedError(f"{own} overrides {name}, a part of {base.__name__}'s update rule")
+
+
+def weights_of(flat: FlatParameters) -> np.ndarray:
+    """The memory of the flat parameters, `(size,)` float32."""
+    return flat.parameter.detach().numpy()
+
+
+def read_network(name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters) -> _native.Network:
+    """The native network of `module`, whose parameters lie in `flat`; UnsupportedError names what it cannot do.
+
+    It is tried against the module on a few random inputs, so that nothing a trace leaves out goes unnoticed.
+    """
+    _check_module(name, module)
+    if isinstance(module, nn.Linear):
+        module = nn.Sequential(module)  # a trace records the layers inside a module, not the module itself
+    spec = extract_network(name, module, input_shape)
+    ops = _ops(spec, module, flat)
+    try:
+        network = _native.Network(math.prod(spec.input_shape), ops, flat.parameter.numel())
+    except TrainerError as error:
+        raise UnsupportedError(f"network {name!r}: {error}") from error
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn((4, *input_shape), generator=generator)
+    with torch.no_grad():
+        expected = module(inputs).numpy().reshape(4, -1)
+    found = network.forward(weights_of(flat), inputs.numpy())
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UnsupportedError(f"network {name!r} computes something else than its layers say")
+    return network
+
+
+def check_same_structure(
+    name: str, module: nn.Module, flat: FlatParameters, target: nn.Module, target_flat: FlatParameters
+) -> None:
+    """Raise UnsupportedError unless `target`'s parameters lie in its flat vector as `module`'s do in theirs."""
+    ours = [(key, tuple(p.shape), _offset(key, p, flat)) for key, p in module.named_parameters()]
+    theirs = [(key, tuple(p.shape), _offset(key, p, target_flat)) for key, p in target.named_parameters()]
+    if ours != theirs:
+        raise UnsupportedError(f"network {name!r} and its target network differ in structure")
+
+
+def _check_module(name: str, module: nn.Module) -> None:
+    for key, buffer in module.named_buffers():
+        raise UnsupportedError(f"network {name!r} has a buffer {key!r} {tuple(buffer.shape)}")
+    for key, part in module.named_modules():
+        if any(getattr(part, hooks, None) for hooks in _HOOKS):
+            raise UnsupportedError(f"module {key or name!r} has hooks")
+    for key, p in module.named_parameters():
+        if p.dtype != torch.float32:
+            raise UnsupportedError(f"parameter {key!r} has dtype {p.dtype}")
+        if p.device.type != "cpu":
+            raise UnsupportedError(f"parameter {key!r} is on {p.device}")
+
+
+def _offset(name: str, parameter: torch.Tensor | None, flat: FlatParameters) -> int:
+    if parameter is None:
+        return _NONE
+    bytes_in = parameter.data_ptr() - flat.parameter.data_ptr()
+    inside = 0 <= bytes_in <= 4 * (flat.parameter.numel() - parameter.numel())
+    if not inside or bytes_in % 4 or not parameter.is_contiguous():
+        raise UnsupportedError(f"parameters of layer {name!r} lie outside the trainer's flat vector")
+    return bytes_in // 4
+
+
+def _ops(spec: NetworkSpec, module: nn.Module, flat: FlatParameters) -> list[Op]:
+    ops: list[Op] = []
+    values: list[int] = []  # of each layer: the value that holds its result; 0 is the input, i + 1 what op i computes
+
+    def value(layer: int) -> int:
+        return 0 if layer == -1 else values[layer]
+
+    for layer in spec.layers:
+        if layer.kind in _SAME_VALUES and len(layer.inputs) == 1 and _size(layer.in_shape) == _size(layer.out_shape):
+            values.append(value(layer.inputs[0]))
+            continue
+        ops.append(_op(layer, [value(i) for i in layer.inputs], module, flat))
+        values.append(len(ops))
+    if not ops:
+        raise UnsupportedError(f"network {spec.name!r} has no layers")
+    return ops
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)
+
+
+def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParameters) -> Op:
+    kind, width = layer.kind, _size(layer.out_shape)
+    if kind == "opaque":
+        raise UnsupportedError(f"network {layer.name!r} cannot be traced to layers")
+    if kind in ("linear", "layernorm"):
+        part = _submodule(layer, module)
+        if len(layer.in_shape) != 1:
+            raise UnsupportedError(f"layer {layer.name!r} takes items of shape {layer.in_shape}")
+        eps = 0.0
+        if isinstance(part, nn.LayerNorm):
+            eps = part.eps
+            if tuple(part.normalized_shape) != layer.in_shape or eps <= 0:
+                raise UnsupportedError(f"layer {layer.name!r} (LayerNorm) normalises {tuple(part.normalized_shape)}")
+        parameters = dict(part.named_parameters())
+        if any(not p.requires_grad for p in parameters.values()) and flat.gradient is not None:
+            raise UnsupportedError(f"layer {layer.name!r} has parameters that are frozen")
+        weight, bias = (_offset(layer.name, parameters.get(key), flat) for key in ("weight", "bias"))
+        return (kind, inputs[0], _NONE, width, weight, bias, eps)
+    if kind in ("relu", "tanh") and len(inputs) == 1:
+        return (kind, inputs[0], _NONE, width, _NONE, _NONE, 0.0)
+    if kind in ("add", "sub") and len(inputs) == 2 and len(layer.out_shape) == 1:
+        return (kind, inputs[0], inputs[1], width, _NONE, _NONE, 0.0)
+    if kind == "mean" and len(inputs) == 1 and len(layer.in_shape) == 1 and layer.out_shape == (1,):
+        return (kind, inputs[0], _NONE, 1, _NONE, _NONE, 0.0)
+    raise UnsupportedError(f"layer {layer.name!r} of kind {kind!r}")
+
+
+def _submodule(layer: LayerSpec, module: nn.Module) -> nn.Module:
+    try:
+        part = module.get_submodule(layer.name)
+    except AttributeError:
+        raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} is no module") from None
+    if type(part) not in (nn.Linear, nn.LayerNorm):
+        raise UnsupportedError(f"layer {layer.name!r} of class {type(part).__name__}")
+    return part

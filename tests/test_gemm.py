@@ -1,0 +1,112 @@
+"""The learner's matrix products, for each instruction set, against NumPy in float64; how a variant is chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pearl import _native
+from pearl.errors import TrainerError
+
+VARIANTS = _native.learner_kernel_variants()
+CHOICE = "from pearl import _native; print(_native.selected_learner_kernels())"
+sizes = st.integers(1, 70)
+
+
+@contextlib.contextmanager
+def using(name: str) -> Iterator[None]:
+    before = _native.selected_learner_kernels()
+    _native.select_learner_kernels(name)
+    try:
+        yield
+    finally:
+        _native.select_learner_kernels(before)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    with using(request.param):
+        yield request.param
+
+
+def chosen(isa: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PEARL_ISA"}
+    environment |= {} if isa is None else {"PEARL_ISA": isa}
+    return subprocess.run([sys.executable, "-c", CHOICE], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("by_columns", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(m=sizes, n=sizes, depth=sizes, relu=st.booleans(), accumulate=st.booleans(), gated=st.booleans())
+def test_products_are_those_of_numpy(
+    by_columns: bool, name: str, m: int, n: int, depth: int, relu: bool, accumulate: bool, gated: bool
+) -> None:
+    rng = np.random.default_rng(m * 5000 + n * 71 + depth)
+    a, b, c, gate = (rng.normal(size=s).astype(np.float32) for s in ((m, depth), (depth, n), (m, n), (m, n)))
+    bias = rng.normal(size=m).astype(np.float32)
+    expected = a.astype(np.float64) @ b + bias[:, None] + (c if accumulate else 0)
+    # What rounding may do to each element, whatever the order of the sum.
+    bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(bias)[:, None] + np.abs(c)) + 1e-6
+    expected = np.maximum(expected, 0) if relu else expected
+    expected = np.where(gate > 0, expected, 0) if gated else expected
+    left, found = np.asfortranarray(a) if by_columns else a, c.copy()
+    with using(name):
+        _native.gemm(left, b, found, bias, gate if gated else None, relu=relu, accumulate=accumulate)
+    assert (np.abs(found - expected) <= bound).all()
+
+
+def test_nan_and_infinity_pass_through(variant: str) -> None:
+    a, b = np.ones((3, 2), np.float32), np.ones((2, 5), np.float32)
+    a[1, 0], a[2, 1] = np.nan, np.inf
+    c = np.zeros((3, 5), np.float32)
+    _native.gemm(a, b, c, relu=True)
+    np.testing.assert_array_equal(c, np.array([2, np.nan, np.inf], np.float32)[:, None].repeat(5, axis=1))
+
+
+def test_matrices_that_do_not_fit_are_refused(variant: str) -> None:
+    a, b, c = (np.zeros(shape, np.float32) for shape in ((3, 4), (5, 6), (3, 6)))
+    with pytest.raises(TrainerError, match=r"\(3, 4\), \(5, 6\) and \(3, 6\)"):
+        _native.gemm(a, b, c)
+    with pytest.raises(TrainerError, match="bias must hold 3 numbers; found 2"):
+        _native.gemm(a, b[:4], c, bias=np.zeros(2, np.float32))
+
+
+def test_tanh_is_exact_to_rounding(variant: str) -> None:
+    network = _native.Network(1, [("tanh", 0, -1, 1, -1, -1, 0.0)], 0)
+    ends = np.array([0, -0.0, 1e-30, -1e-30, 0.625, -0.625, 9.02, -30, 1e30, -np.inf, np.inf], np.float32)
+    x = np.concatenate([ends, np.linspace(-12, 12, 20_001, dtype=np.float32)])
+    found = network.forward(np.zeros(0, np.float32), x[:, None])[:, 0]
+    expected = np.tanh(x.astype(np.float64))
+    assert (np.abs(found - expected) <= 3e-7 * np.abs(expected)).all()
+    assert (np.abs(found) <= 1).all()
+    assert (np.sign(found) == np.sign(x)).all()
+    assert np.isnan(network.forward(np.zeros(0, np.float32), np.full((1, 1), np.nan, np.float32))).all()
+
+
+def test_the_fastest_variant_is_the_default() -> None:
+    assert VARIANTS[0] == "plain"
+    assert chosen(None).stdout.strip() == VARIANTS[-1]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_environment_chooses_a_variant(name: str) -> None:
+    assert chosen(name).stdout.strip() == name
+
+
+def test_an_unknown_variant_is_refused_by_name() -> None:
+    ran = chosen("sse9")
+    assert ran.returncode != 0
+    assert "PEARL_ISA must name kernels that this machine has (plain" in ran.stderr
+    before = _native.selected_learner_kernels()
+    with pytest.raises(TrainerError, match="sse9"):
+        _native.select_learner_kernels("sse9")
+    assert _native.selected_learner_kernels() == before

@@ -1,0 +1,565 @@
+"""The native learner: gradients against float64 autograd, training beside torch, what it refuses and how."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pearl import _native
+from pearl.algorithms import DQN, Batch, Trainer
+from pearl.algorithms.networks import DuelingHead, mlp
+from pearl.errors import ConfigurationError, TrainerError
+from pearl.learner.flat import FlatParameters
+from pearl.learner.native_learner import NativeLearner
+from pearl.learner.native_plan import read_network, weights_of
+from pearl.learner.torch_learner import TorchLearner, load_policy_weights
+from pearl.runtime.trainer_state import load_module_tensors, module_tensors
+
+VARIANTS = _native.learner_kernel_variants()
+OBS, ACTIONS = spaces.Box(-5.0, 5.0, (6,), np.float32), spaces.Discrete(3)
+sizes = st.integers(1, 70)
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def kernels(name: str) -> Iterator[None]:
+    before = _native.selected_learner_kernels()
+    _native.select_learner_kernels(name)
+    try:
+        yield
+    finally:
+        _native.select_learner_kernels(before)
+
+
+def batch_of(seed: int, rows: int = 50, obs: int = 6, actions: int = 3) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    columns = {
+        "obs": rng.normal(size=(rows, obs)).astype(np.float32),
+        "action": rng.integers(0, actions, rows),
+        "reward": rng.normal(size=rows).astype(np.float32),
+        "next_obs": rng.normal(size=(rows, obs)).astype(np.float32),
+        "discount": np.where(rng.random(rows) < 0.2, 0, 0.99).astype(np.float32),
+    }
+    return columns, rng.uniform(0.1, 1.0, rows).astype(np.float32)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, whole: float, name: str, relative: float = 1e-5) -> None:
+    """Relative to the tensor; what of it is the difference of larger numbers, to a tenth of the `whole` too."""
+    difference, size = float((found.double() - expected).norm()), float(expected.norm())
+    assert difference <= relative * (size + 0.1 * whole) + 1e-9, f"{name}: {difference} of {size}, {whole}"
+
+
+# --- gradients of networks --------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """A value used thrice, and operands in either order."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.inner(x))
+        return x - (torch.tanh(self.outer(inner)) + inner) - inner.mean(1, keepdim=True)
+
+
+class CalledTwice(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(torch.tanh(self.layer(x)))
+        return result
+
+
+NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "linear": lambda i, h, o: nn.Linear(i, o),
+    "no bias": lambda i, h, o: nn.Sequential(nn.Linear(i, h, bias=False), nn.ReLU(), nn.Linear(h, o, bias=False)),
+    "relu": lambda i, h, o: mlp(i, (h, h), o),
+    "tanh": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.Tanh(), nn.Linear(h, o), nn.Tanh()),
+    "activations alone": lambda i, h, o: nn.Sequential(nn.Tanh(), nn.ReLU(), nn.Linear(i, o), nn.ReLU(), nn.Tanh()),
+    "layer norm": lambda i, h, o: nn.Sequential(
+        nn.Linear(i, h), nn.LayerNorm(h), nn.ReLU(), nn.Identity(), nn.Linear(h, o), nn.LayerNorm(o, eps=1e-2)
+    ),
+    "plain layer norm": lambda i, h, o: nn.Sequential(
+        nn.LayerNorm(i, eps=0.1, elementwise_affine=False), nn.Linear(i, h), nn.LayerNorm(h, bias=False, eps=0.1)
+    ),
+    "dueling": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.ReLU(), DuelingHead(h, o, h)),
+    "residual": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.ReLU(), Residual(h), nn.Linear(h, o)),
+    "called twice": lambda i, h, o: nn.Sequential(nn.Linear(i, h), CalledTwice(h), nn.Linear(h, o)),
+}
+
+
+@each_variant
+@pytest.mark.parametrize("kind", NETWORKS)
+@settings(max_examples=8, deadline=None)
+@given(inputs=sizes, hidden=sizes, outputs=sizes, rows=sizes)
+def test_networks_and_their_gradients_are_those_of_float64(
+    kind: str, variant: str, inputs: int, hidden: int, outputs: int, rows: int
+) -> None:
+    torch.manual_seed(inputs * 71 + hidden)
+    module = NETWORKS[kind](inputs, hidden, outputs)
+    exact = copy.deepcopy(module).double()
+    flat = FlatParameters(module)
+    x = torch.randn(rows, inputs)
+    exact_x = x.double().requires_grad_()
+    expected = exact(exact_x)
+    slopes = torch.randn(expected.shape)
+    expected.backward(slopes.double())
+    with kernels(variant):
+        network = read_network("network", module, (inputs,), flat)
+        found = network.forward(weights_of(flat), x.numpy())
+        of_parameters, of_inputs = network.gradients(weights_of(flat), x.numpy(), slopes.numpy())
+    assert_close(torch.from_numpy(found), expected, 0.0, "outputs")
+    assert exact_x.grad is not None
+    # LayerNorm's gradients are small differences of larger numbers.
+    relative = 1e-5 if "norm" not in kind else 1e-4
+    assert_close(torch.from_numpy(of_inputs), exact_x.grad, float(slopes.norm()), "inputs", relative)
+    whole = float(torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None]).norm())
+    flat.parameter.grad.copy_(torch.from_numpy(of_parameters))  # type: ignore[union-attr]
+    for (name, parameter), twin in zip(module.named_parameters(), exact.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert twin.grad is not None
+        assert_close(parameter.grad, twin.grad, whole, name, relative)
+
+
+# --- gradients of DQN -------------------------------------------------------------------------------------------------
+
+
+class ShowsGradients(DQN):
+    """SGD's momentum is, after one step, the gradient itself."""
+
+    max_grad_norm = 0.0
+
+    def build(self) -> None:
+        super().build()
+        self.optimizer = torch.optim.SGD([self._q_flat.parameter], lr=1e-3, momentum=0.9)
+        with torch.no_grad():  # a target network of its own, so that mixing the two up shows
+            self._target_flat.parameter.mul_(0.7).add_(0.01)
+
+
+def exact_dqn_gradients(trainer: DQN, batch: dict[str, np.ndarray], weights: np.ndarray) -> list[torch.Tensor]:
+    q, target_q = copy.deepcopy(trainer.q).double(), copy.deepcopy(trainer.target_q).double()
+    obs, next_obs, reward, discount = (
+        torch.from_numpy(batch[name]).double() for name in ("obs", "next_obs", "reward", "discount")
+    )
+    action = torch.from_numpy(batch["action"])
+    chosen = (q if trainer.double else target_q)(next_obs).argmax(1)
+    rows = torch.arange(len(action))
+    target = (reward + discount * target_q(next_obs)[rows, chosen]).detach()
+    error = q(obs)[rows, action] - target
+    huber = torch.where(error.abs() < 1, error**2 / 2, error.abs() - 0.5)
+    parameters = list(q.parameters())
+    return list(torch.autograd.grad((huber * torch.from_numpy(weights)).sum() / len(action), parameters))
+
+
+@each_variant
+@pytest.mark.parametrize("threads", [1, 3])
+@settings(max_examples=15, deadline=None)
+@given(
+    obs=sizes, hidden=st.lists(sizes, min_size=1, max_size=3), actions=sizes, rows=st.integers(1, 300),
+    double=st.booleans(), dueling=st.booleans(),
+)  # fmt: skip
+def test_dqn_gradients_are_those_of_float64(
+    variant: str, threads: int, obs: int, hidden: list[int], actions: int, rows: int, double: bool, dueling: bool
+) -> None:
+    trainer = ShowsGradients(
+        spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions),
+        hidden_sizes=tuple(hidden), double=double, dueling=dueling,
+    )  # fmt: skip
+    batch, weights = batch_of(rows, rows, obs, actions)
+    expected = exact_dqn_gradients(trainer, batch, weights)
+    with kernels(variant):
+        NativeLearner(trainer, threads=threads).step(batch, weights)
+    trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])  # type: ignore[union-attr]
+    whole = float(torch.cat([g.flatten() for g in expected]).norm())
+    for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert_close(parameter.grad, gradient, whole, name)
+
+
+# --- training beside torch --------------------------------------------------------------------------------------------
+
+
+class Small(DQN):
+    hidden_sizes = (24, 17)
+    target_update_interval = 7
+    optimizer_name: str = "Adam"
+    optimizer_options: Any = ()  # pairs
+
+    def build(self) -> None:
+        super().build()
+        optimizer = getattr(torch.optim, self.optimizer_name)
+        self.optimizer = optimizer([self._q_flat.parameter], **{"lr": 1e-3, **dict(self.optimizer_options)})
+
+
+class WithLayerNorm(Small):
+    def build_q_network(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 20), nn.LayerNorm(20), nn.Tanh(), nn.Linear(20, 3))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "fused Adam": {"optimizer_options": (("fused", True),)},
+    "plain maximum": {"double": False},
+    "dueling, Polyak": {"dueling": True, "tau": 0.01},
+    "Polyak beyond a half": {"tau": 0.75},
+    "clipped hard": {"max_grad_norm": 0.05},
+    "decay": {"optimizer_options": (("weight_decay", 0.1), ("betas", (0.8, 0.99)), ("eps", 1e-6))},
+    "AMSGrad": {"optimizer_options": (("amsgrad", True),)},
+    "AdamW": {"optimizer_name": "AdamW", "optimizer_options": (("weight_decay", 0.1),)},
+    "SGD": {"optimizer_name": "SGD", "optimizer_options": (("lr", 0.01),)},
+    "SGD, Nesterov": {
+        "optimizer_name": "SGD",
+        "optimizer_options": (("lr", 0.01), ("momentum", 0.9), ("nesterov", True), ("weight_decay", 0.01)),
+    },
+    "SGD, dampened": {
+        "optimizer_name": "SGD",
+        "optimizer_options": (("lr", 0.01), ("momentum", 0.8), ("dampening", 0.3)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("trainer_class", [Small, WithLayerNorm])
+def test_a_thousand_steps_stay_beside_torch(trainer_class: type[Small], name: str) -> None:
+    ours, theirs = (trainer_class(OBS, ACTIONS, **SETTINGS[name]) for _ in range(2))
+    native, reference = NativeLearner(ours), TorchLearner(theirs)
+    batches = [batch_of(seed, rows=40) for seed in range(50)]
+    for step in range(1000):
+        found, expected = native.step(*batches[step % 50]), reference.step(*batches[step % 50])
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=2e-3)
+        assert found.metrics["td_error"] == pytest.approx(expected.metrics["td_error"], rel=1e-3)
+    assert ours.gradient_steps == theirs.gradient_steps == 1000
+    assert float((ours._q_flat.parameter - theirs._q_flat.parameter).detach().abs().max()) <= 1e-3
+    assert float((ours._target_flat.parameter - theirs._target_flat.parameter).detach().abs().max()) <= 1e-3
+
+
+@pytest.mark.parametrize("name", ["default", "AMSGrad", "SGD, Nesterov"])
+def test_torch_and_native_steps_may_alternate(name: str) -> None:
+    ours, theirs = (Small(OBS, ACTIONS, **SETTINGS[name]) for _ in range(2))
+    learners = NativeLearner(ours), TorchLearner(ours)
+    reference = TorchLearner(theirs)
+    for step in range(60):
+        batch = batch_of(step)
+        learners[step // 3 % 2].step(*batch)
+        reference.step(*batch)
+    torch.testing.assert_close(ours._q_flat.parameter, theirs._q_flat.parameter, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours._target_flat.parameter, theirs._target_flat.parameter, rtol=0, atol=1e-5)
+    assert ours.gradient_steps == 60
+    for mine, other in zip(ours.optimizer.state.values(), theirs.optimizer.state.values(), strict=True):
+        assert mine.keys() == other.keys()
+        for key, value in other.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_each_variant_and_count_of_threads_trains_alike() -> None:
+    weights = {}
+    for variant in VARIANTS:
+        for threads in (1, 2):
+            trainer = Small(OBS, ACTIONS)
+            with kernels(variant):
+                learner = NativeLearner(trainer, threads=threads)
+            for seed in range(30):
+                learner.step(*batch_of(seed, rows=77))
+            weights[variant, threads] = trainer._q_flat.parameter.detach()
+    for found in weights.values():
+        torch.testing.assert_close(found, weights["plain", 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_equal_runs_have_equal_bits(threads: int) -> None:
+    def run() -> torch.Tensor:
+        trainer = Small(OBS, ACTIONS, dueling=True)
+        learner = NativeLearner(trainer, threads=threads)
+        for seed in range(20):
+            learner.step(*batch_of(seed, rows=13 + 40 * (seed % 3)))  # sizes vary: nothing of the last batch remains
+        return trainer._q_flat.parameter.detach()
+
+    assert torch.equal(run(), run())
+
+
+def test_a_checkpoint_resumes_to_the_same_bits() -> None:
+    straight, saved, resumed = (Small(OBS, ACTIONS, seed=seed) for seed in (1, 1, 2))
+    first = NativeLearner(saved)
+    second = NativeLearner(resumed)  # made before the state is loaded, which replaces the optimizer's tensors
+    second.step(*batch_of(99))
+    whole = NativeLearner(straight)
+    for seed in range(10):
+        whole.step(*batch_of(seed))
+        (first if seed < 5 else second).step(*batch_of(seed))
+        if seed == 4:
+            load_module_tensors(resumed, module_tensors(saved))
+            resumed.gradient_steps = saved.gradient_steps
+    assert torch.equal(resumed._q_flat.parameter, straight._q_flat.parameter)
+    assert torch.equal(resumed._target_flat.parameter, straight._target_flat.parameter)
+
+
+def test_settings_may_change_between_steps() -> None:
+    ours, theirs = (Small(OBS, ACTIONS) for _ in range(2))
+    native, reference = NativeLearner(ours), TorchLearner(theirs)
+    for step in range(12):
+        for trainer in (ours, theirs):
+            trainer.optimizer.param_groups[0]["lr"] = 1e-3 * (step + 1)
+            trainer.max_grad_norm = 10.0 if step < 6 else 0.1
+            trainer.double = step % 2 == 0
+            trainer.tau = 1.0 if step < 8 else 0.3
+        native.step(*batch_of(step))
+        reference.step(*batch_of(step))
+    torch.testing.assert_close(ours._q_flat.parameter, theirs._q_flat.parameter, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours._target_flat.parameter, theirs._target_flat.parameter, rtol=0, atol=1e-5)
+
+
+def test_the_snapshot_is_the_policy() -> None:
+    trainer, other = Small(OBS, ACTIONS), Small(OBS, ACTIONS, seed=5)
+    learner = NativeLearner(trainer)
+    learner.prepare()
+    learner.step(*batch_of(0))
+    snapshot = np.zeros(learner.weight_count, np.float32)
+    learner.write_weights(snapshot)
+    load_policy_weights(other, snapshot)
+    obs = torch.randn(20, 6)
+    assert torch.equal(other.q(obs), trainer.q(obs))
+
+
+def test_columns_may_be_tensors_or_strided_and_stay_as_they_are() -> None:
+    ours, theirs = Small(OBS, ACTIONS), Small(OBS, ACTIONS)
+    batch, weights = batch_of(0)
+    kept = copy.deepcopy(batch)
+    tensors = {name: torch.from_numpy(column) for name, column in batch.items()}
+    strided = {**batch, "obs": np.asfortranarray(batch["obs"])}
+    first = NativeLearner(ours).step(tensors, torch.from_numpy(weights))  # type: ignore[arg-type]
+    second = NativeLearner(theirs).step(strided, weights)
+    assert np.array_equal(first.priorities, second.priorities)
+    assert torch.equal(ours._q_flat.parameter, theirs._q_flat.parameter)
+    assert all(np.array_equal(batch[name], kept[name]) for name in kept)
+
+
+def test_images_and_matrices_are_flattened_as_the_network_does() -> None:
+    box = spaces.Box(-1.0, 1.0, (4, 5), np.float32)
+    ours, theirs = DQN(box, ACTIONS), DQN(box, ACTIONS)
+    rng = np.random.default_rng(0)
+    batch, weights = batch_of(0)
+    for name in ("obs", "next_obs"):
+        batch[name] = rng.normal(size=(50, 4, 5)).astype(np.float32)
+    found, expected = NativeLearner(ours).step(batch, weights), TorchLearner(theirs).step(batch, weights)
+    np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("column", "value"), [("reward", np.nan), ("obs", np.inf), ("weights", np.nan)])
+def test_a_step_that_diverges_raises_and_changes_nothing(column: str, value: float, threads: int) -> None:
+    trainer = Small(OBS, ACTIONS, tau=0.5)
+    learner = NativeLearner(trainer, threads=threads)
+    learner.step(*batch_of(0))
+    before, step = copy.deepcopy(module_tensors(trainer)), trainer.gradient_steps
+    batch, weights = batch_of(1)
+    (weights if column == "weights" else batch[column])[17] = value
+    with pytest.raises(TrainerError, match=r"diverged: the loss is -?(nan|inf).*weights were left as they were"):
+        learner.step(batch, weights)
+    after = module_tensors(trainer)
+    assert trainer.gradient_steps == step
+    for group, tensors in before.items():
+        assert all(torch.equal(after[group][name], tensor) for name, tensor in tensors.items()), group
+    assert np.isfinite(learner.step(*batch_of(2)).priorities).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action": np.full(50, 3)}, r"Actions must lie in \[0, 3\); found 3 at position 0"),
+        ({"action": np.full(50, -1)}, r"found -1 at position 0"),
+        ({"action": np.zeros(50, np.float32)}, "Column 'action' must have dtype int64; found float32"),
+        ({"obs": np.zeros((50, 6))}, "Column 'obs' must have dtype float32; found float64"),
+        ({"obs": np.zeros((50, 7), np.float32)}, r"obs must hold 50 rows of 6 numbers; found shape \(50, 7\)"),
+        ({"next_obs": np.zeros((49, 6), np.float32)}, r"next_obs must hold 50 rows of 6 numbers"),
+        ({"discount": np.zeros(3, np.float32)}, r"discount must hold 50 rows of 1 numbers; found shape \(3\)"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(change: dict[str, np.ndarray], message: str) -> None:
+    trainer = Small(OBS, ACTIONS)
+    learner = NativeLearner(trainer)
+    before = trainer._q_flat.parameter.detach().clone()
+    batch, weights = batch_of(0)
+    with pytest.raises(TrainerError, match=message):
+        learner.step({**batch, **change}, weights)
+    assert torch.equal(trainer._q_flat.parameter, before)
+    assert trainer.gradient_steps == 0
+
+
+def test_an_empty_batch_and_no_threads_are_refused() -> None:
+    batch, weights = batch_of(0, rows=0)
+    with pytest.raises(TrainerError, match="at least one transition"):
+        NativeLearner(Small(OBS, ACTIONS)).step(batch, weights)
+    with pytest.raises(ConfigurationError, match="threads must be at least 1; found 0"):
+        NativeLearner(Small(OBS, ACTIONS), threads=0)
+
+
+# --- what is supported ------------------------------------------------------------------------------------------------
+
+
+class NetworkOnly(DQN):
+    gamma, learning_rate = 0.9, 3e-4
+
+    def build_q_network(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return super().get_action(obs)
+
+
+class WithNetwork(DQN):
+    network: Any = None
+
+    def build_q_network(self) -> nn.Module:
+        found: nn.Module = type(self).network()
+        return found
+
+
+def with_network(make: Callable[[], nn.Module]) -> DQN:
+    return type("Named", (WithNetwork,), {"network": staticmethod(make)})(OBS, ACTIONS)  # type: ignore[no-any-return]
+
+
+def overriding(name: str) -> DQN:
+    return type("Own", (DQN,), {name: lambda self, *args: getattr(DQN, name)(self, *args)})(OBS, ACTIONS)  # type: ignore[no-any-return]
+
+
+def with_optimizer(make: Callable[[list[nn.Parameter]], Any]) -> DQN:
+    trainer = DQN(OBS, ACTIONS)
+    trainer.optimizer = make([trainer._q_flat.parameter])
+    return trainer
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result if float(result.sum()) > 0 else -result
+
+
+class Doubled(nn.Module):
+    """A factor that the trace of layers does not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x)
+        return torch.add(hidden, torch.relu(hidden), alpha=2)
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+def frozen() -> nn.Module:
+    network = mlp(6, (8,), 3)
+    network[0].weight.requires_grad_(False)
+    return network
+
+
+def hooked() -> nn.Module:
+    network = mlp(6, (8,), 3)
+    network[0].register_forward_hook(lambda *_: None)
+    return network
+
+
+@pytest.mark.parametrize("trainer_class", [DQN, NetworkOnly, Small, WithLayerNorm])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_networks_and_settings_of_ones_own_are_supported(trainer_class: type[Trainer], dueling: bool) -> None:
+    assert NativeLearner.supports(trainer_class(OBS, ACTIONS, dueling=dueling)) is None
+
+
+@pytest.mark.parametrize("name", ["update_policy", "_compute", "_apply", "finish_step", "end_of_step"])
+def test_an_update_rule_of_ones_own_is_not(name: str) -> None:
+    trainer = overriding(name)
+    reason = NativeLearner.supports(trainer)
+    assert reason == f"Own overrides {name}, a part of DQN's update rule"
+    with pytest.raises(TrainerError, match=f"cannot train Own: unsupported is {reason}. Use .*TorchLearner"):
+        NativeLearner(trainer)
+
+
+def test_a_method_replaced_on_the_object_is_an_update_rule_of_ones_own() -> None:
+    trainer = DQN(OBS, ACTIONS)
+    trainer.finish_step = lambda: None  # type: ignore[method-assign]
+    assert NativeLearner.supports(trainer) == "DQN overrides finish_step, a part of DQN's update rule"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 3)), "layer '1' of kind 'gelu'"),
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)), "layer '1' of kind 'dropout'"),
+        (lambda: nn.Sequential(OwnLinear(6, 3)), "layer '0' of kind 'ownlinear'"),
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), "network 'q' has a buffer '1.running_mean' (3,)"),
+        (Branching, "network 'Branching' cannot be traced to layers"),
+        (Doubled, "network 'q' computes something else than its layers say"),
+        (lambda: mlp(6, (8,), 3).double().float(), None),
+        (frozen, "layer '0' has parameters that are frozen"),
+        (hooked, "module '0' has hooks"),
+    ],
+)
+def test_networks_beyond_its_layers_are_named(make: Callable[[], nn.Module], reason: str | None) -> None:
+    assert NativeLearner.supports(with_network(make)) == reason
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "optimizer 'optimizer' of class RMSprop"),
+        (lambda p: torch.optim.Adam(p, maximize=True), "option 'maximize' of optimizer 'optimizer'"),
+        (lambda p: torch.optim.Adam([nn.Parameter(torch.zeros(3))]), "optimizer 'optimizer' does not step the network"),
+        (lambda p: torch.optim.NAdam(p), "optimizer 'optimizer' of class NAdam"),
+    ],
+)
+def test_optimizers_beyond_its_own_are_named(make: Callable[[Any], Any], reason: str) -> None:
+    found = NativeLearner.supports(with_optimizer(make))
+    assert found is not None
+    assert found.startswith(reason)
+
+
+class Unrelated:
+    def __init__(self) -> None:
+        self.policy = nn.Linear(6, 3)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.policy(obs)
+        return values.argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return batch.reward.abs()
+
+
+def test_other_trainers_and_images_are_named() -> None:
+    assert NativeLearner.supports(Unrelated()) == "the update rule of Unrelated, which is no DQN"
+    pixels = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    assert NativeLearner.supports(DQN(pixels, ACTIONS)) == "observations of unsigned bytes"
+    floats = spaces.Box(0, 1, (4, 84, 84), np.float32)
+    assert NativeLearner.supports(DQN(floats, ACTIONS)) == "layer '0.0' of kind 'scalebytes'"
