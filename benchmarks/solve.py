@@ -25,10 +25,17 @@ class Goal:
     least: float
     seeds_needed: int
 
+    @property
+    def case(self) -> str:
+        """Environment and algorithm, for a row of the results."""
+        return f"{self.environment}, {self.example.partition('_')[0].upper()}"
+
 
 GOALS = (
     Goal("dqn_cartpole", "CartPole-v1", 475.0, 3),
     Goal("ddpg_pendulum", "Pendulum-v1", -200.0, 3),
+    Goal("td3_pendulum", "Pendulum-v1", -200.0, 3),
+    Goal("sac_pendulum", "Pendulum-v1", -200.0, 3),
     Goal("ddpg_mountain_car", "MountainCarContinuous-v0", 85.0, 2),
 )
 
@@ -71,7 +78,7 @@ def main() -> None:
                 results.append(result)
                 runs.append({"example": goal.example, "seed": seed, **result})
                 print(
-                    f"{goal.environment:26} seed {seed}  mean return {result['mean']:8.1f} +- {result['std']:6.1f}  "
+                    f"{goal.case:30} seed {seed}  mean return {result['mean']:8.1f} +- {result['std']:6.1f}  "
                     f"{result['env_steps']:7.0f} steps  training {result['train_s']:5.1f} s  "
                     f"whole command {result['total_s']:5.1f} s  EPS measured / predicted "
                     f"{result['measured_eps'] / result['predicted_eps']:.2f}",
@@ -81,18 +88,18 @@ def main() -> None:
             times = sorted(result["train_s"] for result in results)
             reached = sum(mean >= goal.least for mean in means)
             if reached < min(goal.seeds_needed, arguments.seeds):
-                failed.append(goal.environment)
+                failed.append(goal.case)
             middle = len(means) // 2
             rows += [
                 Row(
-                    f"{goal.environment}: mean return",
+                    f"{goal.case}: mean return",
                     means[middle],
                     "return",
                     "higher",
                     (means[0], means[-1]),
                     len(means),
                 ),
-                Row(f"{goal.environment}: training", times[middle], "s", "lower", (times[0], times[-1]), len(times)),
+                Row(f"{goal.case}: training", times[middle], "s", "lower", (times[0], times[-1]), len(times)),
             ]
     if arguments.only is None:
         write("solve", "make bench-solve", threads=2, rows=rows, runs=runs)

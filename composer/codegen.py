@@ -21,7 +21,9 @@ from composer.trainer_source import trainer_import
 from pearl import algorithms
 from pearl.devices.description import Device
 from pearl.errors import GenerationError
+from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.earlier import put_aside
+from pearl.spec import Exponent, ReplaySpec
 
 _COMMON_NAMES = {
     *("CollectionBuffer", "DataCollectionQueue", "Program", "Session", "WeightSyncQueue"),
@@ -35,7 +37,7 @@ _SETTING_NAMES = {
 _TAKEN_NAMES = {
     *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
     *(kind.__name__ for kind in EXPLORATIONS),
-    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchLearner", "DataStorage", "TorchDataStorage"),
+    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchLearner", "TorchDataStorage", "Constant", "Linear"),
     *("ReplayRequestQueue", "make_replay_manager", "import_class"),
     *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
     *dir(builtins),
@@ -95,14 +97,17 @@ def _imported_names(source: ProgramSource, setting: int, folder: str, *, storage
         "pearl.actors.exploration": {type(v).__name__ for v in problem.settings.values()}
         & {kind.__name__ for kind in EXPLORATIONS},
         "pearl.learner.torch_learner": {"TorchLearner"},
-        "pearl.replay": {"DataStorage", "make_replay_manager", *({"ReplayRequestQueue"} if setting == 1 else ())},
+        "pearl.replay": {
+            "make_replay_manager",
+            *({"ReplayRequestQueue"} if setting == 1 else ()),
+            *(type(value).__name__ for value in (problem.replay.alpha, problem.replay.beta) if callable(value)),
+        },
         "pearl.replay.torch_storage": set(),
         "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if folder else ())},
         "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
     }
     if storage_on_learner:
         modules["pearl.replay.torch_storage"].add("TorchDataStorage")
-        modules["pearl.replay"].remove("DataStorage")
     if not folder:
         name, module = problem.trainer_class.__name__, problem.trainer_class.__module__
         public = module.startswith("pearl.algorithms.") and getattr(algorithms, name, None) is problem.trainer_class
@@ -119,7 +124,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     _check_backends(replay_device, learner_device)
     _check_parameters(source)
     setting = 2 if source.replay.device == source.learner.device else 1
-    storage_on_learner = learner_device.backend == "cuda" and placement.storage == learner_device.name
+    storage_on_learner = _storage_device(source, devices) == learner_device.name and learner_device.backend == "cuda"
     module, folder = trainer_import(problem.trainer_class, _TAKEN_NAMES)
     values = {
         "version": __version__,
@@ -129,12 +134,14 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_path": folder,
         "imports": _imported_names(source, setting, folder, storage_on_learner=storage_on_learner),
         "env": documented(problem.actors.env),
-        "placement_note": _placement_note(source, setting),
+        "placement_note": _placement_note(source, setting, _storage_device(source, devices)),
         "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "actors": problem.actors,
         "replay": problem.replay,
+        "exponents": _exponents(problem.replay),
+        "replay_options": _replay_options(problem.replay),
         "fanout": source.replay.fanout,
         "train": problem.train,
         "settings": problem.settings,
@@ -150,7 +157,39 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     return text
 
 
-def _placement_note(source: ProgramSource, setting: int) -> str:
+def _storage_device(source: ProgramSource, devices: Mapping[str, Device]) -> str:
+    """Where the Data Storage goes: in the host's memory or on its disk, what a GPU's memory cannot do."""
+    placement, replay = source.placement, source.problem.replay
+    on_host = replay.storage != "ram" or replay.share_next_obs
+    return placement.host if on_host and devices[placement.storage].backend == "cuda" else placement.storage
+
+
+def _exponents(replay: ReplaySpec) -> dict[str, str]:
+    """alpha, beta and beta_final as arguments; a beta that is a schedule has no other end."""
+    values = {"alpha": _exponent(replay.alpha), "beta": _exponent(replay.beta)}
+    return values if callable(replay.beta) else {**values, "beta_final": literal(replay.beta_final)}
+
+
+def _exponent(value: Exponent) -> str:
+    if not callable(value):
+        return literal(value)
+    if not isinstance(value, SCHEDULES):
+        raise GenerationError(
+            f"The schedule {value!r} cannot be written into a program. Use one of pearl.replay: "
+            f"{', '.join(kind.__name__ for kind in SCHEDULES)}."
+        )
+    arguments = (f"{f.name}={literal(getattr(value, f.name))}" for f in dataclasses.fields(value))
+    return f"{type(value).__name__}({', '.join(arguments)})"
+
+
+def _replay_options(replay: ReplaySpec) -> dict[str, object]:
+    """What the template does not always say, where it is not as by default."""
+    said = {"capacity", "mode", "fanout", "alpha", "beta", "beta_final"}
+    fields = (f for f in dataclasses.fields(replay) if f.name not in said)
+    return {f.name: getattr(replay, f.name) for f in fields if getattr(replay, f.name) != f.default}
+
+
+def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
     placement, replay, learner = source.placement, source.replay, source.learner
     how = (
         "the Replay Manager and the Learner share a device and talk directly"
@@ -162,7 +201,7 @@ def _placement_note(source: ProgramSource, setting: int) -> str:
         f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
         f"    Learner         {learner.device} ({learner.backend}), {learner.threads} thread(s), "
         f"{learner.sub_batches} sub-batch(es)",
-        f"    Data Storage    {placement.storage}",
+        f"    Data Storage    {storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,20 +17,27 @@ from composer.matrix import AssignmentMatrix
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform
 from composer.profiling import Problem, Profiler
-from pearl.actors.actor import check_messages_fit
+from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.algorithms.trainer import check_trainer_class, make_trainer
 from pearl.devices.discovery import discover, write_csv
-from pearl.errors import ConfigurationError, GenerationError, PlacementError
+from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError
 from pearl.learner.extract import extract_networks
 from pearl.replay.memory import check_fits, free_memory
+from pearl.replay.schedules import SCHEDULES
+from pearl.runtime.collection import insertion_rows
+from pearl.runtime.replay_ratio import check_samples_last
 from pearl.spec import (
+    NEXT_OBS,
     ActorSpec,
+    Exponent,
+    InitialPriority,
     NetworkSpec,
     ReplayMode,
     ReplaySpec,
     Scalar,
+    StorageKind,
     TrainSpec,
     TransitionSpec,
     check_batch_fits,
@@ -101,12 +109,42 @@ class Composer:
         mode: ReplayMode = "prioritized",
         fanout: int | str = 16,
         *,
-        alpha: float = 0.6,
-        beta: float = 0.4,
+        alpha: Exponent = 0.6,
+        beta: Exponent = 0.4,
         beta_final: float = 1.0,
+        stratified: bool = True,
+        replacement: bool = True,
+        max_times_sampled: int = 0,
+        initial_priority: InitialPriority = "max",
+        storage: StorageKind = "ram",
+        share_next_obs: bool = False,
     ) -> None:
-        """A replay buffer of `size` transitions; `fanout` of its sum tree is a power of two or "auto"."""
-        self._replay = ReplaySpec(size, mode, fanout, alpha, beta, beta_final)  # type: ignore[arg-type]
+        """A replay buffer of `size` transitions; `fanout` of its sum tree is a power of two or "auto".
+
+        The other arguments are the fields of `ReplaySpec`. Of schedules, `alpha` and `beta` take those that can be
+        written into a program: `pearl.replay.Constant` and `Linear`.
+        """
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if callable(value) and not isinstance(value, SCHEDULES):
+                known = " or ".join(kind.__name__ for kind in SCHEDULES)
+                raise ConfigurationError(
+                    f"{name} must be a number or a schedule that can be written into a program ({known} of "
+                    f"pearl.replay); found {value!r}."
+                )
+        self._replay = ReplaySpec(
+            size,
+            mode,
+            fanout,  # type: ignore[arg-type]
+            alpha,
+            beta,
+            beta_final,
+            stratified=stratified,
+            replacement=replacement,
+            max_times_sampled=max_times_sampled,
+            initial_priority=initial_priority,
+            storage=storage,
+            share_next_obs=share_next_obs,
+        )
 
     def set_training(self, **schedule: Any) -> None:
         """Override fields of `TrainSpec`: batch_size, replay_ratio, learning_starts, priority_update_delay, ...
@@ -130,7 +168,9 @@ class Composer:
         """
         self._platform = self._read_platform()
         self._problem = self._check_problem()
-        profiler = Profiler(self._platform, self._problem, CalibrationStore(self._store_path), self._reporter())
+        profiler = Profiler(
+            self._platform, _profiled(self._problem), CalibrationStore(self._store_path), self._reporter()
+        )
         self._matrix = profiler.matrix()
         if not self._matrix.rows:
             reasons = "; ".join(f"{d.device}: {d.reason}" for d in self._matrix.unavailable)
@@ -274,7 +314,9 @@ class Composer:
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         check_batch_fits(self._replay, train)
         check_messages_fit(self._replay, self._actors, train)
-        check_fits(self._replay.capacity, transition.nbytes, free_memory())
+        rows = message_rows(self._actors, train)
+        check_samples_last(self._replay, train, insertion_rows(self._replay, rows) + rows)
+        _check_memory(self._replay, transition)
         self._networks = extract_networks(trainer, observation_space.shape)
         return Problem(
             self._trainer_class,
@@ -286,6 +328,32 @@ class Composer:
             train,
             self._actors,
         )
+
+
+def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:
+    """Raise CapacityError if the Data Storage does not fit the memory that is free; a file need not."""
+    if replay.storage == "memmap":
+        return
+    shared = sum(f.nbytes for f in transition.fields if f.name == NEXT_OBS and replay.share_next_obs)
+    try:
+        check_fits(replay.capacity, transition.nbytes - shared, free_memory())
+    except CapacityError as error:
+        once = "" if shared else "store next observations once (share_next_obs=True), or "
+        raise CapacityError(f'{error} Or {once}keep the Data Storage on disk (storage="memmap").') from error
+
+
+def _profiled(problem: Problem) -> Problem:
+    """What is measured of a problem: the replay as it is at the start, and in memory.
+
+    Of one that need not fit the memory whole, as large a part as does: a half, a quarter, ...
+    """
+    replay, capacity = problem.replay, problem.replay.capacity
+    if replay.storage == "memmap" or replay.share_next_obs:
+        fits = max(problem.train.batch_size, free_memory() // (2 * problem.transition.nbytes))
+        while capacity > fits:
+            capacity = max(capacity // 2, problem.train.batch_size)
+    measured = ReplaySpec(capacity, replay.mode, replay.fanout, replay.first_alpha)
+    return dataclasses.replace(problem, replay=measured)
 
 
 def _made(value: _T | None, name: str) -> _T:

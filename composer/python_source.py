@@ -11,7 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pearl.actors import exploration
 from pearl.errors import GenerationError
 
-EXPLORATIONS = (exploration.EpsilonGreedy, exploration.GaussianNoise, exploration.OrnsteinUhlenbeck)
+EXPLORATIONS = (
+    exploration.EpsilonGreedy,
+    exploration.GaussianNoise,
+    exploration.OrnsteinUhlenbeck,
+    exploration.PolicySampling,
+)
 _LINE_LENGTH = 120
 
 

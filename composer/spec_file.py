@@ -21,13 +21,13 @@ else:
     import tomli as tomllib
 
 from composer.composer import Composer
-from pearl.actors.exploration import EpsilonGreedy, Exploration, GaussianNoise, OrnsteinUhlenbeck
+from composer.python_source import EXPLORATIONS
 from pearl.algorithms.trainer import check_trainer_class
 from pearl.errors import ConfigurationError, PearlError, TrainerError
+from pearl.replay.schedules import SCHEDULES
 
-_EXPLORATIONS: dict[str, type[Exploration]] = {
-    kind.__name__: kind for kind in (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck)
-}
+_EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
+_SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
 _TRAINER = re.compile(r"(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -58,6 +58,8 @@ class _Key:
 _TEXT = _Key("text in quotes", (str,))
 _WHOLE = _Key("a whole number", (int,))
 _NUMBER = _Key("a number", (int, float))
+_FLAG = _Key("true or false", (bool,))
+_EXPONENT = _Key("a number, or a table of a schedule", (int, float, dict))
 _ENV_KWARGS = _Key("a table of numbers, texts and booleans", (dict,))
 
 _TABLES: dict[str, dict[str, _Key]] = {
@@ -74,9 +76,15 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         "mode": _TEXT,
         "fanout": _Key('a whole number, or "auto"', (int, str)),
-        "alpha": _NUMBER,
-        "beta": _NUMBER,
+        "alpha": _EXPONENT,
+        "beta": _EXPONENT,
         "beta_final": _NUMBER,
+        "stratified": _FLAG,
+        "replacement": _FLAG,
+        "max_times_sampled": _WHOLE,
+        "initial_priority": _Key('a number, "max" or "mean"', (int, float, str)),
+        "storage": _TEXT,
+        "share_next_obs": _FLAG,
     },
     "training": {
         "batch_size": _WHOLE,
@@ -143,6 +151,9 @@ class _SpecFile:
             composer.set_actors(actors.pop("count", 1), **actors)
         self._set_trainer(composer)
         replay = self._table("replay")
+        for name in ("alpha", "beta"):
+            if isinstance(replay.get(name), dict):
+                replay[name] = self._record("replay", name, replay[name], _SCHEDULES)
         with self._naming("replay"):
             composer.set_replay(**replay)
         with self._naming("training"):
@@ -256,7 +267,7 @@ class _SpecFile:
     def _setting(self, trainer_class: type, key: str, value: object) -> object:
         default = getattr(trainer_class, key, None)
         if key == "exploration" and isinstance(value, dict):
-            return self._exploration(value)
+            return self._record("trainer", key, value, _EXPLORATIONS)
         plain = self._plain(key, value)
         expected, fits = _expectation(default)
         if not fits(plain):
@@ -273,23 +284,27 @@ class _SpecFile:
             raise self._error("trainer", "a number, a text, a boolean, or a list of them", _shown(value), key=key)
         return value
 
-    def _exploration(self, table: Mapping[str, Any]) -> object:
-        rest = dict(table)
+    def _record(self, table: str, key: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> object:
+        """A table that names its `kind`, as a value of that kind."""
+        rest = dict(values)
         kind = rest.pop("kind", None)
-        if not isinstance(kind, str) or kind not in _EXPLORATIONS:
+        if not isinstance(kind, str) or kind not in kinds:
             found = "nothing" if kind is None else _shown(kind)
-            advice = _closest(str(kind), _EXPLORATIONS)
-            raise self._error("trainer", f"one of {_listed(_EXPLORATIONS)}", found, advice, key="exploration.kind")
-        fields = {f.name: f.default for f in dataclasses.fields(_EXPLORATIONS[kind])}
-        for key, value in rest.items():
-            where = f"exploration.{key}"
-            if key not in fields:
-                raise self._error("trainer", f"the keys {_listed(fields)}", repr(key), _closest(key, fields), key=where)
-            expected, fits = _expectation(fields[key])
+            raise self._error(table, f"one of {_listed(kinds)}", found, _closest(str(kind), kinds), key=f"{key}.kind")
+        fields = {f.name: f for f in dataclasses.fields(kinds[kind])}
+        for name, value in rest.items():
+            where = f"{key}.{name}"
+            if name not in fields:
+                raise self._error(table, f"the keys {_listed(fields)}", repr(name), _closest(name, fields), key=where)
+            expected, fits = _expectation(_example(fields[name]))
             if not fits(value):
-                raise self._error("trainer", expected, _shown(value), key=where)
-        values: dict[str, Any] = {k: _real(v) if type(fields[k]) is float else v for k, v in rest.items()}
-        return _EXPLORATIONS[kind](**values)
+                raise self._error(table, expected, _shown(value), key=where)
+        for name, field in fields.items():
+            if field.default is dataclasses.MISSING and name not in rest:
+                raise self._error(table, f"the keys {_listed(fields)}", f"no {name!r}", key=key)
+        settings = {k: _real(v) if type(_example(fields[k])) is float else v for k, v in rest.items()}
+        with self._naming(table, key):
+            return kinds[kind](**settings)
 
     # --- errors -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +354,13 @@ def _expectation(default: object) -> tuple[str, Callable[[object], bool]]:
     if type(default) is tuple:
         return "a list such as [64, 64]", lambda value: type(value) is tuple
     return "", lambda value: True
+
+
+def _example(field: dataclasses.Field[Any]) -> object:
+    """A value of the field's type: its default, where it has one."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return {"int": 0, "float": 0.0}[str(field.type)]
 
 
 def _real(value: object) -> object:

@@ -6,7 +6,7 @@ All are frozen and checked at construction, so that anything holding one can rel
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 ReplayMode: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "top_k"]
 InitialPriority: TypeAlias = 'Literal["max", "mean"] | float'
+StorageKind: TypeAlias = Literal["ram", "memmap", "shared"]
+Exponent: TypeAlias = "float | Callable[[int], float]"
 Scalar: TypeAlias = "bool | int | float | str"
 
 # Names of the columns every transition has, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
+
+_LATE = 10**15  # a step after the end of every schedule
 
 
 def _require(condition: bool, message: str) -> None:
@@ -147,18 +151,27 @@ class ReplaySpec:
     "top_k": highest priority first). `stratified` and `replacement` say how batches are drawn; `max_times_sampled` (0:
     no limit) is how often an item may be sampled until it is written anew; `initial_priority` is what items get that
     come without one: the running maximum, the mean of the priorities held, or a number.
+
+    `alpha` and `beta` are numbers in [0, 4] or schedules (`pearl.replay.schedules`: called with environment steps). A
+    number alpha stays; a number beta goes to `beta_final` in a straight line over the run.
+
+    `storage` is where the transitions lie: this process's memory ("ram"), a file in the run folder ("memmap"), or
+    memory that other processes may see ("shared"). `share_next_obs` stores next observations only where no stored
+    observation is the same, which nearly halves the memory of image observations.
     """
 
     capacity: int
     mode: ReplayMode = "prioritized"
     fanout: int | Literal["auto"] = 16
-    alpha: float = 0.6
-    beta: float = 0.4
+    alpha: Exponent = 0.6
+    beta: Exponent = 0.4
     beta_final: float = 1.0
     stratified: bool = True
     replacement: bool = True
     max_times_sampled: int = 0
     initial_priority: InitialPriority = "max"
+    storage: StorageKind = "ram"
+    share_next_obs: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -177,11 +190,14 @@ class ReplaySpec:
                 f'Fanout must be a power of two from 2 to 256, or "auto"; found {self.fanout!r}. '
                 f"The sum tree addresses children by bit fields: try 16.",
             )
-        _require(0.0 <= self.alpha <= 4.0, f"alpha must lie in [0, 4]; found {self.alpha!r}.")
-        for name in ("beta", "beta_final"):
-            value = getattr(self, name)
-            _require(0.0 <= value <= 4.0, f"{name} must lie in [0, 4]; found {value!r}.")
-        for name in ("stratified", "replacement"):
+        for name in ("alpha", "beta", "beta_final"):
+            _check_exponent(name, getattr(self, name), schedules=name != "beta_final")
+        _require(
+            not callable(self.beta) or self.beta_final == ReplaySpec.beta_final,
+            f"beta_final is where a number beta goes; a schedule says so itself. Found beta_final={self.beta_final!r} "
+            f"with beta={self.beta!r}: leave one out.",
+        )
+        for name in ("stratified", "replacement", "share_next_obs"):
             value = getattr(self, name)
             _require(isinstance(value, bool), f"{name} must be True or False; found {value!r}.")
         limit = self.max_times_sampled
@@ -195,6 +211,31 @@ class ReplaySpec:
             initial in ("max", "mean") or number,
             f'initial_priority must be "max", "mean" or a number above 0; found {initial!r}.',
         )
+        _require(
+            self.storage in get_args(StorageKind),
+            f'The replay\'s storage must be "ram", "memmap" or "shared"; found {self.storage!r}.',
+        )
+
+    @property
+    def first_alpha(self) -> float:
+        """The alpha that a run begins with."""
+        return float(self.alpha(0)) if callable(self.alpha) else self.alpha
+
+
+def _check_exponent(name: str, value: object, *, schedules: bool) -> None:
+    if callable(value) and schedules:
+        for step in (0, _LATE):
+            found = value(step)
+            _require(
+                _is_exponent(found), f"{name} must lie in [0, 4] at every step; the schedule gives {found!r} at {step}."
+            )
+        return
+    also = " or a schedule" if schedules else ""
+    _require(_is_exponent(value), f"{name} must lie in [0, 4]; found {value!r}. Give a number{also}.")
+
+
+def _is_exponent(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 4.0
 
 
 @dataclass(frozen=True)

@@ -11,53 +11,31 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from references import (
+    BOX,
+    DISCRETE,
+    OBS,
+    ROWS,
+    State,
+    assert_close,
+    batch_of,
+    dense,
+    descend,
+    doubles,
+    estranged,
+    gradients,
+    relative,
+    to_unit,
+    toward,
+)
 from torch import nn
 
 from pearl.actors.exploration import EpsilonGreedy
-from pearl.algorithms import DDPG, DQN, Batch, Trainer, make_trainer
+from pearl.algorithms import DDPG, DQN, SAC, TD3, Batch, Trainer, make_trainer
 from pearl.algorithms.networks import mlp
 from pearl.algorithms.trainer import modules_of, policy_tensors
 from pearl.errors import EnvError, TrainerError
 from pearl.learner.flat import FlatParameters
-
-OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
-DISCRETE = spaces.Discrete(3)
-BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
-ROWS = 64
-
-State = dict[str, torch.Tensor]
-
-
-def batch_of(actions: spaces.Space[Any], seed: int = 0, rows: int = ROWS) -> tuple[Batch, torch.Tensor]:
-    """Random transitions, some of which terminate, with rewards large enough for both arms of the Huber loss."""
-    rng = np.random.default_rng(seed)
-    if isinstance(actions, spaces.Box):
-        action = torch.as_tensor(rng.uniform(actions.low, actions.high, (rows, *actions.shape)), dtype=torch.float32)
-    else:
-        action = torch.as_tensor(rng.integers(0, 3, rows))
-    discount = np.where(rng.random(rows) < 0.25, 0.0, 0.97)
-    columns = (3 * rng.normal(size=(rows, 6)), rng.normal(size=rows) * 2, 3 * rng.normal(size=(rows, 6)), discount)
-    obs, reward, next_obs, discounts = (torch.as_tensor(c, dtype=torch.float32) for c in columns)
-    return Batch(obs, action, reward, next_obs, discounts), torch.as_tensor(rng.uniform(0.1, 1, rows)).float()
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
-
-
-def doubles(module: nn.Module) -> State:
-    return {name: value.detach().double().requires_grad_() for name, value in module.named_parameters()}
-
-
-def dense(
-    state: State, prefix: str, layers: tuple[int, ...], x: torch.Tensor, *, rectify_last: bool = False
-) -> torch.Tensor:
-    """Linear layers by index, with a rectifier after each but the last."""
-    for i, index in enumerate(layers):
-        x = x @ state[f"{prefix}{index}.weight"].T + state[f"{prefix}{index}.bias"]
-        if i < len(layers) - 1 or rectify_last:
-            x = x.clamp(min=0)
-    return x
 
 
 def action_values(state: State, x: torch.Tensor, *, dueling: bool) -> torch.Tensor:
@@ -94,9 +72,7 @@ def act(state: State, obs: torch.Tensor) -> torch.Tensor:
 
 
 def criticise(state: State, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    low, high = torch.as_tensor(BOX.low).double(), torch.as_tensor(BOX.high).double()
-    scaled = (action - (low + high) / 2) / ((high - low) / 2)
-    return dense(state, "network.", (0, 2, 4), torch.cat((obs / 5, scaled), 1))[:, 0]
+    return dense(state, "network.", (0, 2, 4), torch.cat((obs / 5, to_unit(action)), 1))[:, 0]
 
 
 def critic_loss(
@@ -118,36 +94,6 @@ def actor_loss(actor: State, critic: State, batch: Batch) -> torch.Tensor:
     assert 2 < int(saturated.sum()) < saturated.numel() - 2, "the batch must try both sides of the penalty"
     penalty = ((outputs.abs() - 2) ** 2 * saturated).sum()
     return (0.1 * penalty - criticise(critic, obs, act(actor, obs)).sum()) / len(obs)
-
-
-def gradients(loss: torch.Tensor, state: State) -> State:
-    return dict(zip(state, torch.autograd.grad(loss, list(state.values())), strict=True))
-
-
-def descend(state: State, gradient: State, rate: float) -> State:
-    return {n: (p - rate * gradient[n]).detach().requires_grad_() for n, p in state.items()}
-
-
-def toward(target: State, online: State, tau: float) -> State:
-    return {n: (p + tau * (online[n] - p)).detach().requires_grad_() for n, p in target.items()}
-
-
-def assert_close(module: nn.Module, expected: State, tolerance: float = 1e-5) -> None:
-    found = dict(module.named_parameters())
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert relative(found[name].detach(), value) <= tolerance, name
-
-
-def estranged(trainer_class: type[Trainer], actions: spaces.Space[Any], **settings: Any) -> Any:
-    """A trainer whose targets differ from its networks, as in the middle of a run."""
-    trainer = trainer_class(OBS, actions, hidden_sizes=(32, 16), **settings)
-    gain, generator = 1.5 if issubclass(trainer_class, DDPG) else 0.6, torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for module in modules_of(trainer).values():
-            for p in module.parameters():
-                p.copy_(torch.randn(p.shape, generator=generator) * gain / p.shape[-1] ** 0.5)
-    return trainer
 
 
 class PlainDQN(DQN):
@@ -291,7 +237,7 @@ def test_a_new_policy_acts_near_the_centre_of_the_box() -> None:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "actions"), [(DQN, DISCRETE), (DDPG, BOX)])
+@pytest.mark.parametrize(("algorithm", "actions"), [(DQN, DISCRETE), (DDPG, BOX), (TD3, BOX), (SAC, BOX)])
 def test_a_discount_of_zero_stops_the_bootstrap(algorithm: type[Trainer], actions: spaces.Space[Any]) -> None:
     batch, weights = batch_of(actions)
     ended = batch._replace(discount=torch.zeros(ROWS))
@@ -305,7 +251,7 @@ def test_a_discount_of_zero_stops_the_bootstrap(algorithm: type[Trainer], action
     assert not torch.allclose(a.update_policy(went_on, weights), b.update_policy(moved, weights))
 
 
-@pytest.mark.parametrize(("algorithm", "actions"), [(PlainDQN, DISCRETE), (PlainDDPG, BOX)])
+@pytest.mark.parametrize(("algorithm", "actions"), [(DQN, DISCRETE), (DDPG, BOX), (TD3, BOX), (SAC, BOX)])
 def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(
     algorithm: type[Trainer], actions: spaces.Space[Any]
 ) -> None:
@@ -316,8 +262,7 @@ def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(
     mixed = Batch(*(torch.cat((x[: ROWS // 2], y[ROWS // 2 :])) for x, y in zip(batch, other, strict=True)))
     for trainer, rows in ((a, batch), (b, mixed)):
         trainer.phases[0].compute(rows, weights, ROWS)
-    kept = a.q if isinstance(a, DQN) else a.critic
-    equal = b.q if isinstance(b, DQN) else b.critic
+    kept, equal = (trainer.q if isinstance(trainer, DQN) else trainer.critic for trainer in (a, b))
     for p, r in zip(kept.parameters(), equal.parameters(), strict=True):
         assert p.grad is not None
         assert bool(p.grad.any())
@@ -435,17 +380,21 @@ def spaces_of(env: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
     return made.observation_space, made.action_space
 
 
-def test_dqn_on_pendulum_and_ddpg_on_cartpole() -> None:
+def test_dqn_on_pendulum_and_continuous_algorithms_on_cartpole() -> None:
     with pytest.raises(EnvError, match=r"DQN and needs a Discrete action space; the environment has Box.*DDPG"):
         make_trainer(DQN, *spaces_of("Pendulum-v1"))
-    with pytest.raises(EnvError, match=r"DDPG and needs a Box action space; the environment has Discrete\(2\).*DQN"):
-        make_trainer(DDPG, *spaces_of("CartPole-v1"))
+    for algorithm in (DDPG, TD3, SAC):
+        refused = rf"a {algorithm.__name__} and needs a Box action space; the environment has Discrete\(2\).*DQN"
+        with pytest.raises(EnvError, match=refused):
+            make_trainer(algorithm, *spaces_of("CartPole-v1"))
 
 
 @pytest.mark.parametrize(
     ("algorithm", "observations", "actions", "message"),
     [
         (DDPG, OBS, spaces.Box(-np.inf, 1.0, (2,), np.float32), "needs bounded actions.*finite bounds"),
+        (SAC, OBS, spaces.Box(-np.inf, 1.0, (2,), np.float32), "SAC needs bounded actions.*finite bounds"),
+        (TD3, spaces.Discrete(5), BOX, r"TD3 needs Box observations; the environment has Discrete\(5\).*Flatten"),
         (DQN, spaces.Discrete(5), DISCRETE, r"needs Box observations; the environment has Discrete\(5\).*Flatten"),
         (DDPG, spaces.Dict({"a": OBS}), BOX, "needs Box observations; the environment has Dict.*FlattenObservation"),
         (DQN, OBS, spaces.MultiDiscrete([2, 2]), r"needs a Discrete action space; the environment has MultiDiscrete"),

@@ -232,7 +232,7 @@ def test_compose_explains_what_is_wrong(tmp_path, monkeypatch, text, part):
 
 def test_compose_for_a_null_device_keeps_matrix_and_placement(tmp_path, monkeypatch):
     monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path / "cache"))
-    null = "sample_us=4;insert_us=3;update_us=3;learner_us=0.5"
+    null = "sample_us=0.4;insert_us=0.3;update_us=0.3;learner_us=0.5"
     (tmp_path / "d.csv").write_text(
         f"name,kind,backend,selector\ncpu0,cpu,cpu,\nfpga0,fpga,sycl,\nfast,gpu,null,{null}\n"
     )

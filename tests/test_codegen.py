@@ -31,6 +31,7 @@ from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, GenerationError
+from pearl.replay import Constant, Linear
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 TESTS = Path(__file__).parent
@@ -67,6 +68,7 @@ def source(
     trainer: type = DQN,
     settings: Mapping[str, Any] | None = None,
     actors: ActorSpec | None = None,
+    replay_spec: ReplaySpec | None = None,
     **changes: Any,
 ) -> ProgramSource:
     observations, actions = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
@@ -76,7 +78,7 @@ def source(
         observations,
         actions,
         TransitionSpec.from_spaces(observations, actions),
-        ReplaySpec(100_000),
+        replay_spec or ReplaySpec(100_000),
         TrainSpec(),
         actors or ActorSpec("CartPole-v1", count=4),
     )
@@ -144,6 +146,19 @@ WORDY = {
 }
 
 
+EVERY_OPTION = ReplaySpec(
+    100_000,
+    alpha=Linear(1.0, 0.25, 50_000),
+    beta=Constant(0.5),
+    stratified=False,
+    replacement=False,
+    max_times_sampled=32,
+    initial_priority="mean",
+    storage="memmap",
+    share_next_obs=True,
+)
+
+
 @pytest.fixture(scope="session")
 def written_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The golden programs, and one whose values are all long."""
@@ -156,6 +171,7 @@ def written_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         trainer=TinyDQN,
         settings=WORDY,
         actors=ActorSpec("Counting-v0", env_kwargs={f"a_long_keyword_argument_{i}": f"value {i}" for i in range(8)}),
+        replay_spec=EVERY_OPTION,
         run_dir=Path(LONG),
         device_file=files[0],
         connection_file=files[1],
@@ -189,6 +205,47 @@ def test_programs_are_typed(written_programs: list[Path], tmp_path: Path) -> Non
     environment = {**os.environ, "MYPYPATH": str(TESTS.parent)}
     checked = module_run("mypy", *flags, *written_programs, env=environment, cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout
+
+
+def replay_of(text: str) -> list[str]:
+    """The lines of a program that make its REPLAY."""
+    block = text[text.index("REPLAY = ") : text.index("TRAIN = ")]
+    return [line.strip() for line in block.splitlines()[1:-1]]
+
+
+def test_the_replay_is_written_out_where_it_is_not_as_by_default() -> None:
+    usual = ["capacity=100_000", 'mode="prioritized"', "fanout=16", "alpha=0.6", "beta=0.4", "beta_final=1.0"]
+    assert replay_of(text_of(source(placed("cpu0", "cpu1")))) == [f"{part.replace('_000', '000')}," for part in usual]
+    text = text_of(source(placed("cpu0", "cpu1"), replay_spec=EVERY_OPTION))
+    assert replay_of(text)[3:] == [
+        "alpha=Linear(start=1.0, final=0.25, steps=50000),",
+        "beta=Constant(value=0.5),",
+        "stratified=False,",
+        "replacement=False,",
+        "max_times_sampled=32,",
+        'initial_priority="mean",',
+        'storage="memmap",',
+        "share_next_obs=True,",
+    ]
+    # What is read back is what was said.
+    assignments = {n.targets[0].id: n.value for n in ast.parse(text).body if isinstance(n, ast.Assign)}  # type: ignore[attr-defined]
+    names = {"ReplaySpec": ReplaySpec, "Linear": Linear, "Constant": Constant}
+    assert eval(ast.unparse(assignments["REPLAY"]), names) == EVERY_OPTION
+
+
+def test_what_a_gpu_cannot_store_stays_with_the_host() -> None:
+    on_gpu = placed("cpu0", "gpu0", storage="gpu0")
+    for replay in (ReplaySpec(1000, storage="memmap"), ReplaySpec(1000, share_next_obs=True)):
+        text = text_of(source(on_gpu, replay_spec=replay))
+        assert "session.make_storage()" in text
+        assert "TorchDataStorage" not in text
+        assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
+    assert re.search(r"Data Storage +gpu0$", text_of(source(on_gpu)), re.MULTILINE)
+
+
+def test_a_schedule_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(GenerationError, match=r"cannot be written into a program\. Use one of pearl.replay: Constant"):
+        text_of(source(placed("cpu0", "cpu1"), replay_spec=ReplaySpec(1000, beta=lambda step: 0.5)))
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -379,7 +436,7 @@ def test_nested_class() -> None:
         trainer_import(Outer.Inner, ())
 
 
-@pytest.mark.parametrize("name", ["Session", "DataStorage", "SETTINGS", "print", "class", "not a name"])
+@pytest.mark.parametrize("name", ["Session", "Linear", "SETTINGS", "print", "class", "not a name"])
 def test_class_whose_name_the_program_needs(name: str) -> None:
     taken = type(name, (DQN,), {"__module__": __name__, "__qualname__": name})
     with pytest.raises(GenerationError, match="another name"):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import pearl
+import pearl.replay
 import pearl.runtime
 
 HEAVY = ("torch", "pandas", "gymnasium", "matplotlib", "rich", "tensorboard", "jinja2")
@@ -51,7 +52,7 @@ def test_the_composer_is_a_name_of_pearl() -> None:
     assert pearl.Composer is composer.Composer
 
 
-@pytest.mark.parametrize("module", [pearl, pearl.runtime])
+@pytest.mark.parametrize("module", [pearl, pearl.replay, pearl.runtime])
 def test_a_name_that_is_not_there_is_an_attribute_error(module: object) -> None:
     with pytest.raises(AttributeError, match="no attribute 'Absent'"):
         module.Absent  # type: ignore[attr-defined]  # noqa: B018

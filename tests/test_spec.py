@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from pearl.errors import ConfigurationError
+from pearl.replay import Constant, Linear
 from pearl.spec import (
     ActorSpec,
     FieldSpec,
@@ -50,15 +51,33 @@ def layer(kind: str, out: tuple[int, ...], parameters: int = 0, macs: int = 0) -
         ({"alpha": math.nan}, "alpha", "[0, 4]", "nan"),
         ({"beta": 4.5}, "beta", "[0, 4]", "4.5"),
         ({"beta_final": -1.0}, "beta_final", "[0, 4]", "-1.0"),
+        ({"alpha": "0.6"}, "alpha", "a number or a schedule", "'0.6'"),
+        ({"beta_final": Constant(1.0)}, "beta_final", "Give a number.", "Constant(value=1.0)"),
+        ({"storage": "disk"}, "replay's storage", '"ram", "memmap" or "shared"', "'disk'"),
+        ({"share_next_obs": 1}, "share_next_obs", "True or False", "1"),
     ],
 )
 def test_a_replay_that_cannot_be(settings: dict[str, Any], named: str, expected: str, found: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         ReplaySpec(**{"capacity": 1000, **settings})
     message = str(error.value)
-    assert message.startswith((named, "Replay " + named))
+    assert message.startswith((named, "Replay " + named, "The " + named))
     assert expected in message
     assert f"found {found}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "step"), [("alpha", Linear(5.0, 1.0, 100), 0), ("beta", Linear(1.0, -1.0, 100), 10**15)]
+)
+def test_a_schedule_of_an_exponent_lies_in_its_range_at_both_ends(name: str, schedule: Linear, step: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name} must lie in \[0, 4\] at every step.*at {step}"):
+        ReplaySpec(1000, **{name: schedule})
+
+
+def test_a_beta_that_is_a_schedule_has_no_other_end() -> None:
+    assert ReplaySpec(1000, beta=Constant(0.5)).beta == Constant(0.5)
+    with pytest.raises(ConfigurationError, match="leave one out"):
+        ReplaySpec(1000, beta=Constant(0.5), beta_final=0.7)
 
 
 @pytest.mark.parametrize("fanout", [2, 4, 8, 16, 32, 64, 128, 256, "auto"])

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from composer.spec_file import ProgramOptions, load_spec
 from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
 from pearl.errors import ConfigurationError, PearlError, TrainerError
+from pearl.replay import Constant, Linear
+from pearl.spec import ReplaySpec
 
 _SERIAL = itertools.count()
 
@@ -129,6 +131,41 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
     assert program == ProgramOptions(tmp_path / "out/train.py", tmp_path / "out", 2000, 200.0)
 
 
+def test_every_option_of_the_replay_can_be_said(spec):
+    composer, _ = load(
+        spec(
+            LEAST
+            + """
+stratified = false
+replacement = false
+max_times_sampled = 32
+initial_priority = "mean"
+storage = "memmap"
+share_next_obs = true
+beta = { kind = "Constant", value = 1 }
+[replay.alpha]
+kind = "Linear"
+start = 0.8
+final = 0
+steps = 50_000
+"""
+        )
+    )
+    assert composer._replay == ReplaySpec(
+        1000,
+        alpha=Linear(0.8, 0.0, 50_000),
+        beta=Constant(1.0),
+        stratified=False,
+        replacement=False,
+        max_times_sampled=32,
+        initial_priority="mean",
+        storage="memmap",
+        share_next_obs=True,
+    )
+    # A file that says nothing of a field leaves it as ReplaySpec has it.
+    assert load(spec(LEAST))[0]._replay == ReplaySpec(1000)
+
+
 def test_a_trainer_can_be_named_by_module_beside_the_file(spec, module):
     composer, _ = load(spec(LEAST.replace("{module}.py", module)))
     assert composer._trainer_class.__module__ == module
@@ -168,6 +205,36 @@ def test_the_example_loads():
         ("size = 1000", "size = 1000\nmode = 'prioritised'", ["[replay]", "prioritized", "'prioritised'"]),
         ("size = 1000", "size = 1000\nalpha = nan", ["[replay] alpha", "a number", "nan"]),
         ("size = 1000", "size = 1000\nalpha = 2024-01-01", ["[replay] alpha", "a number"]),
+        ("size = 1000", "size = 1000\nstratified = 1", ["[replay] stratified", "true or false", "1"]),
+        ("size = 1000", "size = 1000\nstorage = 'disk'", ["[replay]", '"memmap"', "'disk'"]),
+        ("size = 1000", "size = 1000\ninitial_priority = 'least'", ["[replay]", '"mean"', "'least'"]),
+        ("size = 1000", "size = 1000\nmax_times_sampled = -1", ["[replay]", "max_times_sampled", "-1"]),
+        ("size = 1000", "size = 1000\nalpha = {}", ["[replay] alpha.kind", "Constant, Linear", "found nothing"]),
+        (
+            "size = 1000",
+            "size = 1000\nalpha = { kind = 'Liner' }",
+            ["[replay] alpha.kind", "'Liner'", "Did you mean 'Linear'?"],
+        ),
+        (
+            "size = 1000",
+            "size = 1000\nbeta = { kind = 'Linear', start = 0.4, final = 1 }",
+            ["[replay] beta", "start, final, steps", "found no 'steps'"],
+        ),
+        (
+            "size = 1000",
+            "size = 1000\nbeta = { kind = 'Linear', start = 0.4, final = 1, steps = 0 }",
+            ["[replay] beta", "at least 1 step", "found 0"],
+        ),
+        (
+            "size = 1000",
+            "size = 1000\nbeta = { kind = 'Constant', value = true }",
+            ["[replay] beta.value", "a number", "true"],
+        ),
+        (
+            "size = 1000",
+            "size = 1000\nbeta = { kind = 'Constant', value = 0.5 }\nbeta_final = 0.9",
+            ["[replay]", "beta_final", "leave one out"],
+        ),
         ("size = 1000", "size = 1000\n[training]\nbatch_size = 0", ["[training]", "batch_size", "found 0"]),
         ("size = 1000", "size = 1000\n[training]\nbatchsize = 8", ["'batchsize'", "Did you mean 'batch_size'?"]),
         ("size = 1000", "size = 1000\n[program]\ntimesteps = 0", ["[program] timesteps", "at least 1"]),

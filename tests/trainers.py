@@ -15,8 +15,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
-from pearl.algorithms import DDPG, DQN, Batch
+from pearl.actors.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
+from pearl.algorithms import DDPG, DQN, SAC, TD3, Batch
 
 
 class TinyDQN(DQN):
@@ -33,6 +33,22 @@ class TinyDDPG(DDPG):
     replay_ratio = 1.0
     learning_starts = 100
     exploration = GaussianNoise(random_steps=50)
+
+
+class TinyTD3(TD3):
+    hidden_sizes = (16,)
+    batch_size = 16
+    replay_ratio = 1.0
+    learning_starts = 100
+    exploration = GaussianNoise(random_steps=50)
+
+
+class TinySAC(SAC):
+    hidden_sizes = (16,)
+    batch_size = 16
+    replay_ratio = 1.0
+    learning_starts = 100
+    exploration = PolicySampling(random_steps=50)
 
 
 class OwnTrainer:

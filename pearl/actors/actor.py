@@ -13,9 +13,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from pearl.actors.environment import autoreset_mode, make_vector_env
-from pearl.actors.exploration import make_explorer
+from pearl.actors.exploration import PolicySampling, make_explorer
 from pearl.actors.n_step import NStepWindow
-from pearl.algorithms.trainer import TrainerLike, make_trainer, set_evaluation_mode
+from pearl.algorithms.trainer import SamplesActions, TrainerLike, make_trainer, set_evaluation_mode
 from pearl.errors import ConfigurationError, EnvError
 from pearl.learner.torch_learner import load_policy_weights
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
@@ -91,7 +91,10 @@ class Actor:
         seeds = np.random.SeedSequence((setup.seed, setup.index, setup.restarts))
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
-        self._explorer = make_explorer(getattr(self.trainer, "exploration", None), action_space, self._count, self.rng)
+        exploration = getattr(self.trainer, "exploration", None)
+        self._explorer = make_explorer(exploration, action_space, self._count, self.rng)
+        self._samples = isinstance(exploration, PolicySampling)
+        self._action_shape = (self._count, *(action_space.shape or ()))
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP
         self._env_seed = int(env_seed.generate_state(1)[0])
         self.env_steps = setup.env_steps
@@ -118,9 +121,7 @@ class Actor:
         return row
 
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
-        with torch.inference_mode():
-            greedy = self.trainer.get_action(torch.from_numpy(self._obs)).numpy()
-        action = self._explorer.apply(greedy, self.env_steps)
+        action = self._explorer.apply(self._policy_action(), self.env_steps)
         next_obs, reward, terminated, truncated, info = self.envs.step(
             action + self._first_action if self._first_action else action
         )
@@ -154,6 +155,15 @@ class Actor:
         stepped = int(real.sum())
         self.env_steps += stepped * self.setup.spec.count
         return row, episodes, stepped
+
+    def _policy_action(self) -> np.ndarray:
+        obs = torch.from_numpy(self._obs)
+        with torch.inference_mode():
+            if not self._samples:
+                return self.trainer.get_action(obs).numpy()
+            assert isinstance(self.trainer, SamplesActions)
+            noise = torch.from_numpy(self.rng.standard_normal(self._action_shape, np.float32))
+            return self.trainer.sample_action(obs, noise).numpy()
 
     def _not_finite(self, what: str, values: np.ndarray) -> str:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))

@@ -62,7 +62,20 @@ class OrnsteinUhlenbeck:
         _require(self.dt > 0 and 0 <= self.theta * self.dt <= 1, self, "dt must be above 0, theta * dt in [0, 1]")
 
 
-Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck"
+@dataclass(frozen=True)
+class PolicySampling:
+    """Actions drawn from the policy's own distribution, by the trainer's `sample_action(obs, noise)`.
+
+    Actions are uniform for the first `random_steps` steps.
+    """
+
+    random_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        _require(self.random_steps >= 0, self, "random_steps must be at least 0")
+
+
+Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck | PolicySampling"
 
 
 class Explorer(Protocol):
@@ -109,6 +122,16 @@ class _BoxNoise(_Greedy):
         return explored.astype(np.float32)
 
 
+class _PolicySampling(_BoxNoise):
+    """The actions it is given were drawn already."""
+
+    def __init__(self, setting: PolicySampling, box: spaces.Box, rng: np.random.Generator) -> None:
+        super().__init__(box, setting.random_steps, rng)
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+
 class _Gaussian(_BoxNoise):
     def __init__(self, setting: GaussianNoise, box: spaces.Box, rng: np.random.Generator) -> None:
         super().__init__(box, setting.random_steps, rng)
@@ -145,6 +168,8 @@ def make_explorer(
         wanted = "a Discrete"
     else:
         if isinstance(action_space, spaces.Box):
+            if isinstance(setting, PolicySampling):
+                return _PolicySampling(setting, action_space, rng)
             if isinstance(setting, GaussianNoise):
                 return _Gaussian(setting, action_space, rng)
             return _OrnsteinUhlenbeck(setting, action_space, envs, rng)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
+from gymnasium import spaces
 from torch import nn
+
+_WIDEST = 1e3  # observation bounds beyond this are no scale to go by (CartPole's velocities: 3e38)
 
 
 def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential:
@@ -88,3 +91,99 @@ def q_network(obs_shape: tuple[int, ...], actions: int, hidden_sizes: Sequence[i
             width = size
     head = DuelingHead(width, actions, hidden_sizes[-1]) if dueling else nn.Linear(width, actions)
     return nn.Sequential(*trunk, head)
+
+
+class ToUnit(nn.Module):
+    """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; where bounds exceed `widest`, identity."""
+
+    center: torch.Tensor
+    half_range: torch.Tensor
+
+    def __init__(self, box: spaces.Box, widest: float = math.inf) -> None:
+        super().__init__()
+        low, high = torch.as_tensor(box.low).double().flatten(), torch.as_tensor(box.high).double().flatten()
+        scaled = (low >= -widest) & (high <= widest) & (high > low)
+        one = torch.ones_like(low)
+        self.register_buffer("center", torch.where(scaled, (high + low) / 2, 0 * one).float())
+        self.register_buffer("half_range", torch.where(scaled, (high - low) / 2, one).float())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale `(batch, size)`."""
+        return (x - self.center) / self.half_range
+
+
+class FromUnit(ToUnit):
+    """The inverse of `ToUnit`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale `(batch, size)` from [-1, 1]."""
+        return self.center + self.half_range * x
+
+
+class Policy(nn.Module):
+    """Actions `(batch, *action)` in their bounds for observations `(batch, *obs)`: `tanh(network)`, rescaled."""
+
+    def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+        super().__init__()
+        self.observation_scale, self.network = ToUnit(observations, _WIDEST), network
+        self.squash, self.action_scale = nn.Tanh(), FromUnit(actions)
+        self._shape = actions.shape
+
+    def unsquashed(self, obs: torch.Tensor) -> torch.Tensor:
+        """What the network says before tanh, `(batch, action size)`."""
+        found: torch.Tensor = self.network(self.observation_scale(obs.flatten(1)))
+        return found
+
+    def unit(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions in unit scale, `(batch, action size)` within [-1, 1]."""
+        found: torch.Tensor = self.squash(self.unsquashed(obs))
+        return found
+
+    def act(self, unsquashed: torch.Tensor) -> torch.Tensor:
+        """Actions of `unsquashed`'s outputs."""
+        actions: torch.Tensor = self.action_scale(self.squash(unsquashed))
+        return actions if len(self._shape) == 1 else actions.view(-1, *self._shape)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions of observations."""
+        return self.act(self.unsquashed(obs))
+
+
+class Critic(nn.Module):
+    """Action values `(batch,)` of observations and actions, through `network` in unit scale."""
+
+    def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+        super().__init__()
+        self.observation_scale, self.action_scale = ToUnit(observations, _WIDEST), ToUnit(actions)
+        self.network = network
+
+    def forward(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Values of `(obs, action)` pairs."""
+        inputs = torch.cat((self.observation_scale(obs.flatten(1)), self.action_scale(action.flatten(1))), dim=1)
+        values: torch.Tensor = self.network(inputs)
+        return values.squeeze(1)
+
+
+class TwinCritic(nn.Module):
+    """Two critics of the same pairs (Fujimoto et al. 2018), whose smaller value is less prone to overestimate.
+
+    `first` and `second` are networks from `(batch, observation size + action size)` to `(batch, 1)`, in unit scale.
+    """
+
+    def __init__(self, first: nn.Module, second: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+        super().__init__()
+        self.observation_scale, self.action_scale = ToUnit(observations, _WIDEST), ToUnit(actions)
+        self.first, self.second = first, second
+
+    def inputs(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """What both networks take: observations `(batch, *obs)`, and actions in unit scale `(batch, action size)`."""
+        return torch.cat((self.observation_scale(obs.flatten(1)), unit), dim=1)
+
+    def of_unit(self, obs: torch.Tensor, unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both values `(batch,)` of actions in unit scale `(batch, action size)`."""
+        inputs = self.inputs(obs, unit)
+        return self.first(inputs).squeeze(1), self.second(inputs).squeeze(1)
+
+    def forward(self, obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both values `(batch,)` of actions `(batch, *action)` in the environment's units."""
+        return self.of_unit(obs, self.action_scale(action.flatten(1)))

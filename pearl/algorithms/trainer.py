@@ -7,7 +7,7 @@ import copy
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pearl.actors.exploration import Exploration
+from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
 from pearl.errors import EnvError, TrainerError
 
@@ -29,6 +29,14 @@ class TrainerLike(Protocol):
 
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """One SGD step on `batch` with importance weights `(batch,)`; returns new priorities `(batch,)`."""
+
+
+@runtime_checkable
+class SamplesActions(Protocol):
+    """What a trainer needs beside, for `PolicySampling` to explore."""
+
+    def sample_action(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions `(envs, *action)` drawn from the policy by standard normal `noise` of that shape, float32."""
 
 
 class Phase(NamedTuple):
@@ -106,6 +114,10 @@ class Trainer(abc.ABC):
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
 
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers of the algorithm's own to be logged, by name; called between steps."""
+        return {}
+
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """One step on the whole batch; returns new priorities `(batch,)`, the absolute TD errors."""
         priorities: torch.Tensor | None = None
@@ -159,7 +171,7 @@ def check_trainer_class(trainer_class: object) -> type:
         raise TrainerError(
             f"Trainer class {trainer_class.__name__} lacks {' and '.join(f'{m}()' for m in missing)}. "
             "It needs get_action(obs) -> actions and update_policy(batch, weights) -> priorities; "
-            "deriving from pearl.algorithms.DQN or DDPG gives both."
+            "deriving from pearl.algorithms.DQN, DDPG, TD3 or SAC gives both."
         )
     return trainer_class
 
@@ -251,6 +263,11 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
         raise TrainerError(
             f"{name} holds no torch module with parameters. Assign the policy network to an attribute in __init__ "
             "(self.policy = nn.Sequential(...)), so that its layers can be read and its weights synchronised."
+        )
+    if isinstance(getattr(trainer, "exploration", None), PolicySampling) and not isinstance(trainer, SamplesActions):
+        raise TrainerError(
+            f"{name} explores by PolicySampling but has no sample_action(obs, noise) -> actions. Define it, derive "
+            "from pearl.algorithms.SAC, or set `exploration` to a noise such as GaussianNoise()."
         )
     expected = tuple(observation_space.shape or ())
     stated = getattr(trainer, "input_shape", None)

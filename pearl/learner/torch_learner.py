@@ -55,7 +55,7 @@ class TorchLearner:
             ]
 
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
-        """One step; the mean absolute TD error is its metric."""
+        """One step; its metrics are the mean absolute TD error and the trainer's own."""
         columns = [_tensor(batch[name]) for name in Batch._fields]
         importance = _tensor(weights)
         if self._torch_device.type == "cuda":
@@ -72,7 +72,8 @@ class TorchLearner:
                 f"{len(importance)} transitions; found {found}."
             )
         result = priorities.detach().reshape(-1).to("cpu", torch.float32).numpy()
-        return StepResult(result, {"td_error": float(result.mean())})
+        own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
+        return StepResult(result, {"td_error": float(result.mean()), **own})
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]

@@ -33,7 +33,7 @@ class Linear:
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise ConfigurationError(f"A linear schedule must take at least 1 step; found {self.steps!r}.")
 
     def __call__(self, step: int) -> float:
@@ -41,6 +41,9 @@ class Linear:
         if step >= self.steps:
             return self.final
         return self.start + max(step, 0) / self.steps * (self.final - self.start)
+
+
+SCHEDULES = (Constant, Linear)  # those that can be written into programs and composition files
 
 
 def as_schedule(value: float | Schedule) -> Schedule:

@@ -8,7 +8,14 @@ from typing import Protocol
 import numpy as np
 
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import TransitionSpec
+from pearl.spec import ReplaySpec, TransitionSpec
+
+_INSERTION_ROWS = 128  # an insertion brings at least so many transitions, where the replay is large enough
+
+
+def insertion_rows(replay: ReplaySpec, message_rows: int) -> int:
+    """How many transitions an insertion brings at least, where messages have up to `message_rows`."""
+    return min(_INSERTION_ROWS, replay.capacity - message_rows)
 
 
 class _Ring(Protocol):

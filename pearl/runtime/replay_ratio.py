@@ -2,49 +2,94 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+from pearl.errors import ConfigurationError
+from pearl.replay.rate_limiter import RateLimiter
 from pearl.runtime.run_state import Counters
-from pearl.spec import TrainSpec
+from pearl.spec import ReplaySpec, TrainSpec
 
 _UNLIMITED = 1 << 30
+_UNITS = 2  # a limiter wants room for two of a side's steps, and a batch may be a single sample: half samples count
 
 
 class ReplayRatio:
     """Keeps samples trained per transition collected at `train.replay_ratio`, from both sides.
 
-    Training waits for data, collection waits for training. `lead_rows` is how many transitions may be collected and not
-    yet stored: collection may lead by these and one batch's worth, so that one of the two can always go on. An
-    infinite ratio lets both run free.
+    Training waits for data, collection waits for training. The rules are a `RateLimiter`'s, without its waiting: the
+    host asks and does something else meanwhile; what it counts are the run's own `counters`, which checkpoints hold.
+    `lead_rows` is how many transitions may be collected and not yet stored: collection may lead by these and one
+    batch's worth, so that one of the two can always go on. An infinite ratio lets both run free.
     """
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:
-        self._ratio = train.replay_ratio
-        self._batch = train.batch_size
+        self._train, self._counters, self._lead_rows = train, counters, lead_rows
         self._starts = max(train.learning_starts, train.batch_size)
-        # When collection has to wait, even what is stored, up to `lead_rows` fewer, suffices for a batch.
-        self._lead = lead_rows + math.ceil(train.batch_size / train.replay_ratio)
-        self._counters = counters
+        self._limiter = RateLimiter(1.0)
+        self._configure()
 
-    def _credit(self, transitions: int) -> float:
-        """Samples that may be trained for `transitions`, less those trained."""
-        return self._ratio * max(0, transitions - self._starts) - self._counters.samples
+    def set(self, ratio: float) -> None:
+        """Keep another ratio from now on, for the data that come from now on; raises ConfigurationError."""
+        if ratio == self._train.replay_ratio:
+            return
+        self._train = dataclasses.replace(self._train, replay_ratio=ratio)
+        counters = self._counters
+        if counters.stored > self._starts:
+            counters.ratio_stored, counters.ratio_samples = counters.stored, counters.samples
+        self._configure()
+
+    def _configure(self) -> None:
+        ratio, batch = self._train.replay_ratio, self._train.batch_size
+        begin = max(self._starts, self._counters.ratio_stored)
+        if math.isinf(ratio):
+            self._limiter.reconfigure(samples_per_insert=1.0, min_size=begin, error_buffer=math.inf)
+            return
+        # When collection has to wait, even what is stored, up to `lead_rows` fewer, suffices for a batch.
+        lead = self._lead_rows + math.ceil(batch / ratio)
+        per_insert = _UNITS * ratio
+        self._limiter.reconfigure(samples_per_insert=per_insert, min_size=begin, error_buffer=(0.0, per_insert * lead))
+
+    def _counted(self) -> RateLimiter:
+        counters = self._counters
+        sampled = counters.samples - counters.ratio_samples
+        self._limiter.restore(inserted=counters.stored, sampled=_UNITS * sampled)
+        return self._limiter
 
     def batches_allowed(self) -> int:
         """Batches that may be trained now; large if the ratio is infinite."""
-        if self._counters.stored < self._starts:
+        limiter, batch = self._counted(), _UNITS * self._train.batch_size
+        if not limiter.can_sample(batch):
             return 0
-        if math.isinf(self._ratio):
-            return _UNLIMITED
-        return max(0, int(self._credit(self._counters.stored) // self._batch))
+        least, _ = limiter.bounds
+        return _UNLIMITED if math.isinf(least) else int((limiter.statistics().diff - least) // batch)
 
     def collection_allowed(self) -> bool:
         """Whether more transitions may be collected now."""
-        if self._counters.collected < self._starts or math.isinf(self._ratio):
-            return True
-        return self._credit(self._counters.collected) <= self._ratio * self._lead
+        return self._counted().can_insert(self._counters.collected - self._counters.stored)
 
     @property
     def achieved(self) -> float:
         """Samples trained per transition stored since learning started."""
         return self._counters.samples / max(1, self._counters.stored - self._starts)
+
+
+def check_samples_last(replay: ReplaySpec, train: TrainSpec, lead_rows: int) -> None:
+    """Raise ConfigurationError if training would run out of items sampled less than `max_times_sampled` times.
+
+    "fifo" uses items up in the order in which they are overwritten, and loses none; other modes lose the samples left
+    of items that are overwritten, so the ratio must be smaller, the more so the smaller the replay.
+    """
+    most, capacity = replay.max_times_sampled, replay.capacity
+    if not most:
+        return
+    # Of the samples that all slots have to give, those taken while the slots were written once, collection leading or
+    # not, must leave a batch of different items, beside the one under way.
+    spare = most * capacity - (most + 1) * train.batch_size
+    largest = float(most) if replay.mode == "fifo" else spare / (capacity + 2 * lead_rows)
+    if train.replay_ratio > largest:
+        advice = f"Lower replay_ratio to {largest:.3g}" if largest > 0 else "Raise the replay's size"
+        raise ConfigurationError(
+            f"Items that may be sampled {most} times (max_times_sampled) do not last for a replay_ratio of "
+            f"{train.replay_ratio:g}: training would run out of them. {advice}, or raise max_times_sampled."
+        )

@@ -28,12 +28,15 @@ import torch
 from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env
 from pearl.actors.process import ActorGroup
-from pearl.algorithms.trainer import TrainerLike, make_trainer
+from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.errors import ActorError, ConfigurationError, EnvError, PearlError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
+from pearl.replay.schedules import Linear, ScheduledExponents
+from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint import latest_checkpoint
-from pearl.runtime.collection import CollectionBuffer, collides
+from pearl.runtime.collection import CollectionBuffer, collides, insertion_rows
+from pearl.runtime.data_storage import make_storage
 from pearl.runtime.earlier import move_aside
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.options import Options
@@ -41,7 +44,7 @@ from pearl.runtime.outcome import Judge, evaluation_summary, save_weights, write
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
 from pearl.runtime.rate import StepRate
-from pearl.runtime.replay_ratio import ReplayRatio
+from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last
 from pearl.runtime.run_log import RunLog, configure_logging, plot_learning_curve
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.serial import InlineActor
@@ -50,9 +53,19 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 logger = logging.getLogger("pearl.runtime")
 
-_INSERTION_ROWS = 128  # an insertion brings at least so many transitions, where the replay is large enough
 _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
 _LOG_INTERVAL_S = 1.0
+_REPLAY_STATISTICS = (
+    "filled",
+    "samples_per_item",
+    "exhausted",
+    "age_mean",
+    "age_max",
+    "effective_sample_size",
+    "max_priority",
+    "stale",
+    "saturated",
+)
 _WAIT_S = 0.05
 _SAME_INTERRUPT_S = 1.0
 _SILENCE_S = 60.0
@@ -81,7 +94,8 @@ class Session:
         replay: ReplaySpec,
         train: TrainSpec,
     ) -> None:
-        if options.bench:
+        # Items that may be sampled so many times only would not last for training without data.
+        if options.bench and not replay.max_times_sampled:
             train = dataclasses.replace(train, replay_ratio=math.inf)
         self.program, self.options = program, options
         self.actors, self.replay_spec, self.train = actors, replay, train
@@ -94,7 +108,8 @@ class Session:
         self.bell = Bell()
         check_messages_fit(replay, actors, train)
         self.message_rows = message_rows(actors, train)
-        self.insertion_rows = min(_INSERTION_ROWS, replay.capacity - self.message_rows)
+        self.insertion_rows = insertion_rows(replay, self.message_rows)
+        check_samples_last(replay, train, self.insertion_rows + self.message_rows)
         self.counters = Counters()
         self.exit_code = 0
         self._draining = False
@@ -113,7 +128,7 @@ class Session:
         self._insertion_waits = False
         self._seen = 0
         self._progressed = False
-        self._td_error = math.nan
+        self._td_error = self._beta = math.nan
         self._logged_at = -math.inf
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
@@ -160,6 +175,10 @@ class Session:
         )
         return self.trainer
 
+    def make_storage(self) -> DataStorage:
+        """The empty Data Storage that the replay's settings describe, in memory or in a file of the run folder."""
+        return make_storage(self.transition, self.replay_spec, self.actors, self.train, self.options.run_dir)
+
     def attach(self, replay: ReplayManager, storage: HostStorage) -> None:
         """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
         identity = {
@@ -168,7 +187,10 @@ class Session:
             "transition": ", ".join(f"{f.name}{list(f.shape)}:{f.dtype}" for f in self.transition.fields),
             "replay": f"{self.replay_spec.mode}, {self.replay_spec.capacity} slots",
         }
+        if self.replay_spec.share_next_obs:
+            identity["next observations"] = "stored once"
         self._storage = storage
+        self._exponents = self._make_exponents(replay)
         self._state = RunState(identity, self.trainer, replay, storage)
         best = None
         if self.options.resume:
@@ -190,6 +212,15 @@ class Session:
         self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
         self._display = ProgressDisplay(self.options.timesteps, initial_steps=step)
         self._display.__enter__()
+
+    def _make_exponents(self, replay: ReplayManager) -> ScheduledExponents:
+        spec = self.replay_spec
+        alpha = spec.alpha if callable(spec.alpha) else None
+        steps = max(1, self.options.timesteps)
+        beta = spec.beta if callable(spec.beta) else Linear(spec.beta, spec.beta_final, steps)
+        # A new alpha requantises every slot: a hundred times over a short run, every thousand steps of a long one.
+        interval = min(1000, max(1, self.options.timesteps // 100))
+        return ScheduledExponents(replay, alpha=alpha, beta=beta, alpha_interval=interval)
 
     def _after(self, interval: int) -> int:
         return (self.counters.env_steps // interval + 1) * interval
@@ -365,10 +396,24 @@ class Session:
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights, linear over the run."""
-        spec = self.replay_spec
-        fraction = min(1.0, self.counters.env_steps / max(1, self.options.timesteps))
-        return spec.beta + fraction * (spec.beta_final - spec.beta)
+        """Exponent of the importance weights of this step; the Replay Manager gets the alpha of this step, too."""
+        self._beta = self._exponents(self.counters.env_steps)
+        return self._beta
+
+    def set_replay_ratio(self, ratio: float) -> None:
+        """From now on, train `ratio` samples per transition that is collected; raises ConfigurationError.
+
+        The host loop may call it at any time, also with the ratio that holds. A resumed run begins with that of its
+        `TrainSpec`; --bench, which lets training run free, with no other.
+        """
+        if self.options.bench:
+            return
+        check_samples_last(
+            self.replay_spec,
+            dataclasses.replace(self.train, replay_ratio=ratio),
+            self.insertion_rows + self.message_rows,
+        )
+        self._ratio.set(ratio)
 
     def iterations_to_grant(self) -> int:
         """Setting 2: how many iterations the training loop may run next; 0 to wait."""
@@ -450,30 +495,44 @@ class Session:
         if self._display is None or now - self._logged_at < 0.1:
             return
         counters, gps = self.counters, self._rate.recent
-        eps = gps * self.train.batch_size
         self._display.update(
             steps=counters.env_steps,
             mean_return=counters.mean_return,
-            eps=eps,
+            eps=gps * self.train.batch_size,
             gps=gps,
             replay_ratio=self._ratio.achieved,
             episodes=counters.episodes,
         )
-        if self._log is not None and now - self._logged_at >= _LOG_INTERVAL_S:
+        if now - self._logged_at >= _LOG_INTERVAL_S:
             self._logged_at = now
-            self._log.scalars(
-                counters.env_steps,
-                {
-                    "wall_s": self._wall_s(),
-                    "gradient_steps": counters.gradient_steps,
-                    "episodes": counters.episodes,
-                    "mean_return": counters.mean_return,
-                    "eps": eps,
-                    "gps": gps,
-                    "replay_ratio": self._ratio.achieved,
-                    "td_error": self._td_error,
-                },
-            )
+            self._log_scalars()
+
+    def _log_scalars(self) -> None:
+        if self._log is None:
+            return
+        counters, gps = self.counters, self._rate.recent
+        self._log.scalars(
+            counters.env_steps,
+            {
+                "wall_s": self._wall_s(),
+                "gradient_steps": counters.gradient_steps,
+                "episodes": counters.episodes,
+                "mean_return": counters.mean_return,
+                "eps": gps * self.train.batch_size,
+                "gps": gps,
+                "replay_ratio": self._ratio.achieved,
+                "td_error": self._td_error,
+                **(self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}),
+                **self._replay_scalars(),
+            },
+        )
+
+    def _replay_scalars(self) -> dict[str, float]:
+        replay = self._state.replay
+        found = replay.statistics()
+        scalars = {name: float(getattr(found, name)) for name in _REPLAY_STATISTICS}
+        scalars |= {"alpha": replay.alpha, "beta": self._beta}
+        return {f"replay/{name}": value for name, value in scalars.items()}
 
     def _log_evaluation(self, found: Evaluation) -> None:
         assert self._log is not None
@@ -522,6 +581,7 @@ class Session:
             write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **rates})
             return self.exit_code
         rates = self._report_rates()
+        self._log_scalars()
         *saved, checkpoint = self._saved
         if saved != [self.counters.env_steps, self.counters.gradient_steps]:
             checkpoint = self.save()

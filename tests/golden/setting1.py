@@ -21,7 +21,7 @@ The Host Runtime below moves messages between the queues of the paper's Figure 4
 from __future__ import annotations
 
 from pearl.learner.torch_learner import TorchLearner
-from pearl.replay import DataStorage, ReplayRequestQueue, make_replay_manager
+from pearl.replay import ReplayRequestQueue, make_replay_manager
 from pearl.runtime import (
     AssignmentQueue,
     CollectionBuffer,
@@ -99,7 +99,7 @@ def main() -> int:
             sub_batches=1,
         )
         replay = make_replay_manager(REPLAY, seed=options.seed)
-        storage = DataStorage(session.transition, REPLAY.capacity)
+        storage = session.make_storage()
         session.attach(replay, storage)
 
         # === Queues ===

@@ -22,7 +22,7 @@ from __future__ import annotations
 from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 from pearl.learner.torch_learner import TorchLearner
-from pearl.replay import DataStorage, make_replay_manager
+from pearl.replay import make_replay_manager
 from pearl.runtime import (
     CollectionBuffer,
     DataCollectionQueue,
@@ -99,7 +99,7 @@ def main() -> int:
             sub_batches=1,
         )
         replay = make_replay_manager(REPLAY, seed=options.seed)
-        storage = DataStorage(session.transition, REPLAY.capacity)
+        storage = session.make_storage()
         session.attach(replay, storage)
 
         # === Queues ===

@@ -1,0 +1,42 @@
+"""Compose and train SAC on Pendulum-v1."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pearl import Composer
+from pearl.algorithms import SAC
+from pearl.runtime import run_generated, run_program
+
+ENV = "Pendulum-v1"
+FOLDER = Path("runs") / f"sac-{ENV}"
+
+
+class SACTrainer(SAC):
+    """SAC with networks of 2 x 256, a batch of 256, a gradient step for each environment step."""
+
+    learning_rate = 1e-3
+    actor_learning_rate = 1e-3
+    temperature_learning_rate = 1e-3
+
+
+def main() -> int:
+    """Compose, show why, write the program, run it."""
+    composer = Composer()
+    composer.set_opt_metric("throughput")
+    composer.set_actors(1, env=ENV, envs_per_actor=4)
+    composer.set_train_function(learner=SACTrainer)
+    composer.set_replay(100_000, mode="prioritized", fanout=16)
+    replay, learner = composer.run()
+    print(composer.matrix, composer.placement, sep="\n\n")
+    composer.save(FOLDER)
+    program = composer.runtime_gen(
+        replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=10_000, run_dir=FOLDER
+    )
+    print(f"\nProgram: {program}\n", flush=True)
+    return run_generated(program, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    run_program(main)

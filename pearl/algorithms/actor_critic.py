@@ -1,0 +1,191 @@
+"""What the algorithms for bounded continuous actions share: their spaces, networks, optimizers, twin critics, noise."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.networks import TwinCritic, mlp
+from pearl.algorithms.trainer import Phase, Trainer, observation_size
+from pearl.errors import EnvError, TrainerError
+from pearl.learner.flat import FlatParameters
+
+
+class ActorCritic(Trainer):
+    """A policy and its critic for a bounded `Box` of actions.
+
+    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds. Override `build_actor`
+    or `build_critic` to bring networks of your own.
+    """
+
+    _algorithm: ClassVar[str]
+
+    learning_rate: float = 1e-3
+    actor_learning_rate: float = 1e-3
+    tau: float = 0.005
+    max_grad_norm: float = 0.0
+
+    actor: nn.Module
+    critic: nn.Module
+
+    def check_spaces(self) -> None:
+        """A bounded Box of actions and array observations."""
+        box = self.action_space
+        if not isinstance(box, spaces.Box):
+            raise EnvError(
+                f"{type(self).__name__} is a {self._algorithm} and needs a Box action space; the environment has "
+                f"{box}. For discrete actions derive from pearl.algorithms.DQN."
+            )
+        if not box.is_bounded("both"):
+            raise EnvError(
+                f"{type(self).__name__} needs bounded actions; the environment has {box}. "
+                "Give its action space finite bounds, for example with a gymnasium.ActionWrapper that states them."
+            )
+        if not isinstance(self.observation_space, spaces.Box):
+            raise EnvError(
+                f"{type(self).__name__} needs Box observations; the environment has {self.observation_space}. "
+                "Wrap it, for example with gymnasium.wrappers.FlattenObservation."
+            )
+
+    @property
+    def action_size(self) -> int:
+        """Scalars of one action."""
+        return math.prod(self.action_space.shape or ())
+
+    @property
+    def _boxes(self) -> tuple[spaces.Box, spaces.Box]:
+        observations, actions = self.observation_space, self.action_space
+        assert isinstance(observations, spaces.Box)
+        assert isinstance(actions, spaces.Box)
+        return observations, actions
+
+    def build_actor(self) -> nn.Module:
+        """A network from `(batch, observation size)` to `(batch, action size)`, which `tanh` then bounds."""
+        return mlp(observation_size(self.observation_space), self.hidden_sizes, self.action_size)
+
+    def build_critic(self) -> nn.Module:
+        """A network from `(batch, observation size + action size)` to `(batch, 1)`."""
+        return mlp(observation_size(self.observation_space) + self.action_size, self.hidden_sizes, 1)
+
+    @property
+    def policy(self) -> nn.Module:
+        """The actor."""
+        return self.actor
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        """The policy's greedy actions `(envs, *action)` float32, in the environment's units."""
+        actions: torch.Tensor = self.actor(obs)
+        return actions
+
+    def _make_optimizers(self) -> None:
+        """Adam over the flat parameters of `actor` and of `critic`."""
+        self._actor_flat, self._critic_flat = FlatParameters(self.actor), FlatParameters(self.critic)
+        self.actor_optimizer = torch.optim.Adam([self._actor_flat.parameter], lr=self.actor_learning_rate, fused=True)
+        self.critic_optimizer = torch.optim.Adam([self._critic_flat.parameter], lr=self.learning_rate, fused=True)
+
+    @property
+    def _critic_phase(self) -> Phase:
+        return Phase("critic", self._compute_critic, self._apply_critic)
+
+    @property
+    def _actor_phase(self) -> Phase:
+        return Phase("actor", self._compute_actor, self._apply_actor)
+
+    @abc.abstractmethod
+    def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
+        """Add the critic's gradient; returns priorities `(sub_batch,)`."""
+
+    @abc.abstractmethod
+    def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:
+        """Add the policy's gradient, by `_descend_actor`."""
+
+    def _apply_critic(self) -> None:
+        self._step(self._critic_flat, self.critic_optimizer)
+
+    def _descend_actor(self, loss: torch.Tensor) -> None:
+        # For the policy's parameters alone: the critic, which the loss flows through, must not move.
+        torch.autograd.backward(loss, inputs=[p for p in self.actor.parameters() if p.requires_grad])
+
+    def _apply_actor(self) -> None:
+        self._step(self._actor_flat, self.actor_optimizer)
+
+    def _step(self, flat: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
+        if self.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_([flat.parameter], self.max_grad_norm)
+        optimizer.step()
+        flat.zero_grad()
+
+    def _require(self, condition: bool, setting: str, wanted: str) -> None:
+        """Raise TrainerError naming a setting that cannot be."""
+        if not condition:
+            raise TrainerError(f"{type(self).__name__}.{setting} must be {wanted}; found {getattr(self, setting)!r}.")
+
+
+class TwinCriticTrainer(ActorCritic):
+    """An actor-critic whose targets take the smaller of two critics and need random numbers: TD3 and SAC.
+
+    A transition's priority is the larger of both critics' absolute TD errors (Fujimoto, Meger and Precup 2020, LAP):
+    it stays worth training on while either critic is wrong about it, where a mean would let one hide the other.
+
+    Random numbers come from `draw_noise` alone; given those, a step is deterministic. They are drawn on the CPU from a
+    generator of the trainer's own, so that every device trains on the same ones and checkpoints hold its state.
+    """
+
+    batch_size: int = 256
+    replay_ratio: float = 256.0
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    learning_rate: float = 3e-4
+    actor_learning_rate: float = 3e-4
+
+    critic: TwinCritic
+
+    @abc.abstractmethod
+    def _wrap_actor(self, network: nn.Module) -> nn.Module:
+        """The policy around `build_actor`'s network."""
+
+    def build(self) -> None:
+        """Actor, both critics, the critics' target, Adam over the flat parameters of each, and the noise generator."""
+        self.actor = self._wrap_actor(self.build_actor()).to(self.device)
+        self.critic, self.target_critic = self._twin_critic(), self._twin_critic()
+        self.target_critic.load_state_dict(self.critic.state_dict())
+        self._make_optimizers()
+        self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
+        self.noise_generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        self._undealt = self.draw_noise(0)
+
+    def _twin_critic(self) -> TwinCritic:
+        return TwinCritic(self.build_critic(), self.build_critic(), *self._boxes).to(self.device)
+
+    def draw_noise(self, rows: int) -> torch.Tensor:
+        """Standard normal numbers `(rows, action size)` float32 on the trainer's device, new ones at each call.
+
+        A phase that needs noise calls this once for the whole batch, whatever its sub-batches.
+        """
+        return torch.randn(rows, self.action_size, generator=self.noise_generator).to(self.device)
+
+    def _deal_noise(self, rows: int, batch_size: int) -> torch.Tensor:
+        """The noise of the next `rows` of a batch: sub-batches train on what the whole batch would."""
+        if len(self._undealt) == 0:
+            self._undealt = self.draw_noise(batch_size)
+        dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
+        return dealt
+
+    @abc.abstractmethod
+    def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """What the targets bootstrap from, `(batch,)`; called without gradients."""
+
+    def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
+        with torch.no_grad():
+            noise = self._deal_noise(len(weights), batch_size)
+            target = torch.addcmul(batch.reward, batch.discount, self._next_value(batch.next_obs, noise))
+        first, second = self.critic(batch.obs, batch.action)
+        first_error, second_error = first - target, second - target
+        squares = first_error * first_error + second_error * second_error
+        torch.autograd.backward(torch.dot(squares, weights) / batch_size)
+        return torch.maximum(first_error.detach().abs(), second_error.detach().abs())

@@ -1,0 +1,155 @@
+"""Soft actor-critic with automatic temperature: Haarnoja et al. 2018, arXiv:1812.05905."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.nn import functional
+
+from pearl.actors.exploration import Exploration, PolicySampling
+from pearl.algorithms.actor_critic import TwinCriticTrainer
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.networks import Policy, mlp
+from pearl.algorithms.trainer import Phase, observation_size, set_evaluation_mode
+from pearl.errors import TrainerError
+
+_LOG_2 = math.log(2.0)
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class GaussianPolicy(Policy):
+    """`tanh` of a normal distribution whose mean and log standard deviation are `network`'s two halves.
+
+    Called, it acts by the mean. `network` goes from `(batch, observation size)` to `(batch, 2 * action size)`;
+    `log_std_bounds` clamp its second half.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        observations: spaces.Box,
+        actions: spaces.Box,
+        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
+    ) -> None:
+        super().__init__(network, observations, actions)
+        self._log_std_bounds = log_std_bounds
+        self._size = math.prod(actions.shape)
+
+    def normal(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and log standard deviation before tanh, `(batch, action size)` each."""
+        outputs = super().unsquashed(obs)
+        return outputs[:, : self._size], outputs[:, self._size :].clamp(*self._log_std_bounds)
+
+    def unsquashed(self, obs: torch.Tensor) -> torch.Tensor:
+        """The mean before tanh, `(batch, action size)`."""
+        return super().unsquashed(obs)[:, : self._size]
+
+    def sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions in unit scale `(batch, action size)` made of standard normal `noise`, and their log density.
+
+        The log density `(batch,)` is that of the actions in unit scale.
+        """
+        mean, log_std = self.normal(obs)
+        unsquashed = mean + log_std.exp() * noise
+        # log(1 - tanh(x)^2), without the cancellation that makes it log(0) from |x| = 9 on.
+        log_slope = 2.0 * (_LOG_2 - unsquashed - functional.softplus(-2.0 * unsquashed))
+        log_prob = -(0.5 * noise * noise + log_std + _HALF_LOG_2_PI + log_slope).sum(dim=1)
+        return self.squash(unsquashed), log_prob
+
+
+class SAC(TwinCriticTrainer):
+    """SAC for bounded continuous actions.
+
+    The temperature weighs the policy's entropy against its return. By default it is learned, from
+    `initial_temperature`, such that the entropy (of actions in unit scale) settles at `target_entropy`, or at minus
+    the action's size where that is None. A given `temperature` is kept.
+    """
+
+    _algorithm: ClassVar[str] = "SAC"
+
+    temperature: float | None = None
+    initial_temperature: float = 1.0
+    temperature_learning_rate: float = 3e-4
+    target_entropy: float | None = None
+    log_std_bounds: tuple[float, float] = (-20.0, 2.0)
+    exploration: Exploration | None = PolicySampling()
+
+    actor: GaussianPolicy
+
+    def build(self) -> None:
+        """The networks of both critics, and the temperature with its optimizer."""
+        self._require(self.temperature is None or self.temperature >= 0, "temperature", "None or at least 0")
+        self._require(self.initial_temperature > 0, "initial_temperature", "above 0")
+        bounds = self.log_std_bounds
+        self._require(len(bounds) == 2 and bounds[0] < bounds[1], "log_std_bounds", "a pair, smaller bound first")
+        super().build()
+        self._target_entropy = -float(self.action_size) if self.target_entropy is None else self.target_entropy
+        if self.temperature is None:
+            self.log_alpha = torch.tensor(math.log(self.initial_temperature), device=self.device)
+            self.log_alpha.requires_grad_().grad = torch.zeros_like(self.log_alpha)
+            self.temperature_optimizer = torch.optim.Adam(
+                [self.log_alpha], lr=self.temperature_learning_rate, fused=True
+            )
+        else:
+            self.log_alpha = torch.tensor(self.temperature, device=self.device).log()
+
+    def build_actor(self) -> nn.Module:
+        """A network from `(batch, observation size)` to means and log deviations, `(batch, 2 * action size)`."""
+        return mlp(observation_size(self.observation_space), self.hidden_sizes, 2 * self.action_size)
+
+    def _wrap_actor(self, network: nn.Module) -> GaussianPolicy:
+        """A squashed normal distribution of the network's outputs, rescaled to the action's bounds."""
+        training = set_evaluation_mode(network)
+        with torch.no_grad():
+            found = network(torch.zeros(2, observation_size(self.observation_space))).shape[1]
+        for module in training:
+            module.training = True
+        if found != 2 * self.action_size:
+            raise TrainerError(
+                f"{type(self).__name__}.build_actor() must make a network of {2 * self.action_size} outputs, a mean "
+                f"and a log standard deviation for each of the {self.action_size} actions; found {found}."
+            )
+        return GaussianPolicy(network, *self._boxes, self.log_std_bounds)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Critics, then actor (and temperature) against the updated critics."""
+        return (self._critic_phase, self._actor_phase)
+
+    def sample_action(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions `(envs, *action)` float32 drawn from the policy by standard normal `noise` of the same shape."""
+        mean, log_std = self.actor.normal(obs)
+        return self.actor.act(mean + log_std.exp() * noise.flatten(1))
+
+    def metrics(self) -> Mapping[str, float]:
+        """The temperature."""
+        return {"temperature": math.exp(self.log_alpha.item())}
+
+    def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        unit, log_prob = self.actor.sample(next_obs, noise)
+        smaller = torch.minimum(*self.target_critic.of_unit(next_obs, unit))
+        return smaller - self.log_alpha.exp() * log_prob
+
+    def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:
+        unit, log_prob = self.actor.sample(batch.obs, self._deal_noise(len(weights), batch_size))
+        smaller = torch.minimum(*self.critic.of_unit(batch.obs, unit))
+        temperature = self.log_alpha.detach().exp()
+        self._descend_actor((temperature * log_prob - smaller).sum() / batch_size)
+        if self.log_alpha.grad is not None:
+            # Of the loss -log_alpha * mean(log_prob + target entropy), whose only unknown is that factor.
+            self.log_alpha.grad.sub_((log_prob.detach() + self._target_entropy).sum() / batch_size)
+
+    def _apply_actor(self) -> None:
+        super()._apply_actor()
+        if self.log_alpha.grad is not None:
+            self.temperature_optimizer.step()
+            self.log_alpha.grad.zero_()
+
+    def finish_step(self) -> None:
+        """Polyak update of the critics' target."""
+        self._target_critic_flat.move_toward(self._critic_flat, self.tau)

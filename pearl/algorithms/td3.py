@@ -1,0 +1,70 @@
+"""Twin delayed deep deterministic policy gradient: Fujimoto, van Hoof and Meger 2018."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from pearl.actors.exploration import Exploration, GaussianNoise
+from pearl.algorithms.actor_critic import TwinCriticTrainer
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.networks import Policy
+from pearl.algorithms.trainer import Phase
+from pearl.learner.flat import FlatParameters
+
+
+class TD3(TwinCriticTrainer):
+    """TD3 for bounded continuous actions, with the settings of the authors' code (its batch of 256, its 3e-4).
+
+    Targets take the smaller of two critics at an action of the target policy disturbed by normal noise of
+    `target_noise`, clipped at `noise_clip` (both in units of half the action range). The policy and all targets move
+    every `policy_delay` steps.
+    """
+
+    _algorithm: ClassVar[str] = "TD3"
+
+    policy_delay: int = 2
+    target_noise: float = 0.2
+    noise_clip: float = 0.5
+    exploration: Exploration | None = GaussianNoise()
+
+    actor: Policy
+
+    def build(self) -> None:
+        """The networks of both critics, and the policy's target."""
+        self._require(self.policy_delay >= 1, "policy_delay", "at least 1")
+        self._require(self.target_noise >= 0, "target_noise", "at least 0")
+        self._require(self.noise_clip >= 0, "noise_clip", "at least 0")
+        super().build()
+        self.target_actor = self._wrap_actor(self.build_actor()).to(self.device)
+        self.target_actor.load_state_dict(self.actor.state_dict())
+        self._target_actor_flat = FlatParameters(self.target_actor, gradients=False)
+
+    def _wrap_actor(self, network: nn.Module) -> Policy:
+        """`tanh` of the network, rescaled to the action's bounds."""
+        return Policy(network, *self._boxes)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Critics, and in every `policy_delay`-th step the actor against the updated first critic."""
+        return (self._critic_phase, self._actor_phase) if self._moves_policy(1) else (self._critic_phase,)
+
+    def _moves_policy(self, ahead: int = 0) -> bool:
+        return (self.gradient_steps + ahead) % self.policy_delay == 0
+
+    def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        disturbance = (self.target_noise * noise).clamp_(-self.noise_clip, self.noise_clip)
+        unit = (self.target_actor.unit(next_obs) + disturbance).clamp_(-1.0, 1.0)
+        return torch.minimum(*self.target_critic.of_unit(next_obs, unit))
+
+    def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:
+        inputs = self.critic.inputs(batch.obs, self.actor.unit(batch.obs))
+        self._descend_actor(-self.critic.first(inputs).sum() / batch_size)
+
+    def finish_step(self) -> None:
+        """Polyak updates of all targets, as often as the policy moves."""
+        if self._moves_policy():
+            self._target_actor_flat.move_toward(self._actor_flat, self.tau)
+            self._target_critic_flat.move_toward(self._critic_flat, self.tau)
