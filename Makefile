@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-replay clean
+.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-eps bench-replay clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,10 +67,11 @@ fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; wha
 docs: setup  ## API reference from the docstrings, into docs/api
 	$(BIN)/pdoc --output-directory docs/api $(MODULES)
 
-bench-solve: setup  ## The learning results of docs/benchmarks.md: three examples, three seeds each
+bench-solve: setup bench-env  ## Do the examples learn, and how long does it take, beside other frameworks?
 	$(BIN)/python -m benchmarks.solve
+	$(BENCH)/bin/python -m benchmarks.solve_time $(BENCH_ARGS)
 
-bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project beside the replay buffers it is compared with
+bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project beside what it is compared with
 
 # The project builds into its own folder there. Peers come exactly as pinned; one that cannot be had is passed over.
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peers.txt $(KERNELS)
@@ -86,6 +87,12 @@ bench-replay: bench-env  ## Replay Manager and Data Storage beside other replay 
 	$(BENCH)/bin/cmake -S . -B build/replay_bench -DPEARL_PYTHON=OFF -DPEARL_BENCH=ON -DCMAKE_BUILD_TYPE=Release
 	$(BENCH)/bin/cmake --build build/replay_bench --parallel 2 --target replay_bench
 	$(BENCH)/bin/python -m benchmarks.replay --native build/replay_bench/replay_bench $(BENCH_ARGS)
+
+bench-eps: bench-env  ## Experiences trained per second beside other frameworks; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.eps $(BENCH_ARGS)
+
+bench-learner: setup  ## The native learner beside torch, one thread each; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) $(BENCH) build docs/api

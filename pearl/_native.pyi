@@ -215,7 +215,9 @@ class Optimizer:
 
 class DqnLearner:
     def __init__(self, network: Network, online: np.ndarray, target: np.ndarray, threads: int) -> None: ...
-    def set(self, double_q: bool, loss: str, max_grad_norm: float, tau: float, target_update_interval: int) -> None: ...
+    def set(
+        self, double_q: bool, loss: str, max_grad_norm: float, tau: float, target_update_interval: int
+    ) -> None: ...
     def step(
         self,
         obs: np.ndarray,
@@ -227,3 +229,48 @@ class DqnLearner:
         number: int,
         optimizer: Optimizer,
     ) -> tuple[np.ndarray, float, float, float]: ...
+
+class ActorCriticLearner:
+    def __init__(
+        self,
+        actor: Network,
+        critics: Sequence[Network],
+        actor_weights: np.ndarray,
+        target_actor_weights: np.ndarray | None,
+        critic_weights: np.ndarray,
+        target_critic_weights: np.ndarray,
+        obs_center: np.ndarray,
+        obs_half_range: np.ndarray,
+        action_center: np.ndarray,
+        action_half_range: np.ndarray,
+        threads: int,
+    ) -> None: ...
+    def set(
+        self,
+        stochastic: bool,
+        saturation_penalty: float,
+        target_noise: float,
+        noise_clip: float,
+        log_std_low: float,
+        log_std_high: float,
+        target_entropy: float,
+        tau: float,
+        max_grad_norm: float,
+    ) -> None: ...
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_obs: np.ndarray,
+        discounts: np.ndarray,
+        weights: np.ndarray,
+        next_noise: np.ndarray | None,
+        noise: np.ndarray | None,
+        moves_policy: bool,
+        moves_targets: bool,
+        critic: Optimizer,
+        actor: Optimizer,
+        temperature: Optimizer | None,
+        log_alpha: np.ndarray | None,
+    ) -> tuple[np.ndarray, float, float, float, float]: ...

@@ -535,7 +535,7 @@ def test_networks_beyond_its_layers_are_named(make: Callable[[], nn.Module], rea
     [
         (lambda p: torch.optim.RMSprop(p), "optimizer 'optimizer' of class RMSprop"),
         (lambda p: torch.optim.Adam(p, maximize=True), "option 'maximize' of optimizer 'optimizer'"),
-        (lambda p: torch.optim.Adam([nn.Parameter(torch.zeros(3))]), "optimizer 'optimizer' does not step the network"),
+        (lambda p: torch.optim.Adam([nn.Parameter(torch.zeros(3))]), "optimizer 'optimizer' does not step the flat"),
         (lambda p: torch.optim.NAdam(p), "optimizer 'optimizer' of class NAdam"),
     ],
 )
@@ -558,7 +558,7 @@ class Unrelated:
 
 
 def test_other_trainers_and_images_are_named() -> None:
-    assert NativeLearner.supports(Unrelated()) == "the update rule of Unrelated, which is no DQN"
+    assert NativeLearner.supports(Unrelated()) == "the update rule of Unrelated, which is no DQN, DDPG, TD3 or SAC"
     pixels = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     assert NativeLearner.supports(DQN(pixels, ACTIONS)) == "observations of unsigned bytes"
     floats = spaces.Box(0, 1, (4, 84, 84), np.float32)

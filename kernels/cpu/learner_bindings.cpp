@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "pearl/learner/actor_critic.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/kernels.hpp"
 #include "pearl/learner/network.hpp"
@@ -190,6 +191,93 @@ py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& a
   return py::make_tuple(std::move(priorities), metrics.loss, metrics.td_error, metrics.gradient_norm);
 }
 
+std::vector<float> copied(const Floats& values) { return {values.data(), values.data() + values.size()}; }
+
+// A learner on the caller's arrays.
+struct HeldActorCritic : learner::ActorCriticLearner {
+  HeldActorCritic(const learner::ActorCriticModel& model, std::size_t threads, std::vector<Floats> arrays)
+      : ActorCriticLearner(model, threads), held(std::move(arrays)) {}
+  std::vector<Floats> held;
+};
+
+std::unique_ptr<HeldActorCritic> make_actor_critic(
+    const learner::Network& actor, const std::vector<const learner::Network*>& critics, Floats actor_weights,
+    OptionalFloats target_actor_weights, Floats critic_weights, Floats target_critic_weights, const Floats& obs_center,
+    const Floats& obs_half_range, const Floats& action_center, const Floats& action_half_range, std::size_t threads) {
+  if (critics.empty() || critics.size() > 2)
+    throw pearl::LearnerError("There must be one critic or two; found " + std::to_string(critics.size()) + ".");
+  if (threads < 1) throw pearl::LearnerError("threads must be at least 1; found 0.");
+  check_size(actor_weights, "actor_weights", actor.parameters());
+  if (target_actor_weights) check_size(*target_actor_weights, "target_actor_weights", actor.parameters());
+  for (const learner::Network* critic : critics) {
+    check_size(critic_weights, "critic_weights", critic->parameters());
+    check_size(target_critic_weights, "target_critic_weights", critic->parameters());
+  }
+  check_size(obs_center, "obs_center", actor.input_width());
+  check_size(obs_half_range, "obs_half_range", actor.input_width());
+  check_size(action_half_range, "action_half_range", static_cast<std::size_t>(action_center.size()));
+  learner::ActorCriticModel model{};
+  model.actor = &actor;
+  model.critics = critics;
+  model.actor_weights = actor_weights.mutable_data();
+  model.target_actor_weights = target_actor_weights ? target_actor_weights->mutable_data() : nullptr;
+  model.critic_weights = critic_weights.mutable_data();
+  model.target_critic_weights = target_critic_weights.mutable_data();
+  model.observations = {copied(obs_center), copied(obs_half_range)};
+  model.actions = {copied(action_center), copied(action_half_range)};
+  std::vector<Floats> held = {actor_weights, critic_weights, target_critic_weights};
+  if (target_actor_weights) held.push_back(*target_actor_weights);
+  return std::make_unique<HeldActorCritic>(model, threads, std::move(held));
+}
+
+void check_parameters(const HeldOptimizer& optimizer, const char* name, std::size_t expected) {
+  if (optimizer.parameters != expected)
+    throw pearl::LearnerError(std::string("The ") + name + "'s optimizer must hold " + std::to_string(expected) +
+                              " parameters; found " + std::to_string(optimizer.parameters) + ".");
+}
+
+py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floats& actions, const Floats& rewards,
+                            const Floats& next_obs, const Floats& discounts, const Floats& weights,
+                            const OptionalFloats& next_noise, const OptionalFloats& noise, bool moves_policy,
+                            bool moves_targets, HeldOptimizer& critic, HeldOptimizer& actor,
+                            HeldOptimizer* temperature, std::optional<Floats> log_alpha) {
+  const std::size_t rows = rows_of(rewards);
+  if (rows < 1) throw pearl::LearnerError("A batch needs at least one transition; found none.");
+  check_rows(obs, "obs", rows, self.observation_size());
+  check_rows(next_obs, "next_obs", rows, self.observation_size());
+  check_rows(actions, "action", rows, self.action_size());
+  check_rows(rewards, "reward", rows, 1);
+  check_rows(discounts, "discount", rows, 1);
+  check_rows(weights, "weights", rows, 1);
+  if (next_noise) check_rows(*next_noise, "next_noise", rows, self.action_size());
+  if (noise) check_rows(*noise, "noise", rows, self.action_size());
+  if (self.stochastic() && (!next_noise || (moves_policy && !noise) || !log_alpha))
+    throw pearl::LearnerError("A stochastic policy needs next_noise, noise and log_alpha.");
+  if (log_alpha) check_size(*log_alpha, "log_alpha", 1);
+  check_parameters(critic, "critic", self.model().critics[0]->parameters());
+  if (moves_policy) check_parameters(actor, "actor", self.model().actor->parameters());
+  if (temperature != nullptr) check_parameters(*temperature, "temperature", 1);
+  const learner::ActorCriticBatch batch = {rows,
+                                           obs.data(),
+                                           actions.data(),
+                                           rewards.data(),
+                                           next_obs.data(),
+                                           discounts.data(),
+                                           weights.data(),
+                                           next_noise ? next_noise->data() : nullptr,
+                                           noise ? noise->data() : nullptr};
+  Floats priorities(static_cast<py::ssize_t>(rows));
+  float* to = priorities.mutable_data();
+  float* alpha = log_alpha ? log_alpha->mutable_data() : nullptr;
+  learner::ActorCriticMetrics metrics{};
+  {
+    const Released released;
+    metrics = self.step(batch, moves_policy, moves_targets, critic, actor, temperature, alpha, to);
+  }
+  return py::make_tuple(std::move(priorities), metrics.loss, metrics.td_error, metrics.gradient_norm,
+                        metrics.actor_gradient_norm);
+}
+
 }  // namespace
 
 void bind_learner(py::module_& m) {
@@ -246,4 +334,27 @@ void bind_learner(py::module_& m) {
       .def("step", &step_dqn, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("number"), py::arg("optimizer"));
+
+  py::class_<HeldActorCritic>(m, "ActorCriticLearner")
+      .def(py::init(&make_actor_critic), py::arg("actor"), py::arg("critics"), py::arg("actor_weights").noconvert(),
+           py::arg("target_actor_weights").noconvert(), py::arg("critic_weights").noconvert(),
+           py::arg("target_critic_weights").noconvert(), py::arg("obs_center").noconvert(),
+           py::arg("obs_half_range").noconvert(), py::arg("action_center").noconvert(),
+           py::arg("action_half_range").noconvert(), py::arg("threads"), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
+      .def(
+          "set",
+          [](HeldActorCritic& self, bool stochastic, double saturation_penalty, double target_noise, double noise_clip,
+             double log_std_low, double log_std_high, double target_entropy, double tau, double max_grad_norm) {
+            self.set({stochastic, saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high,
+                      target_entropy, tau, max_grad_norm});
+          },
+          py::arg("stochastic"), py::arg("saturation_penalty"), py::arg("target_noise"), py::arg("noise_clip"),
+          py::arg("log_std_low"), py::arg("log_std_high"), py::arg("target_entropy"), py::arg("tau"),
+          py::arg("max_grad_norm"))
+      .def("step", &step_actor_critic, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
+           py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
+           py::arg("weights").noconvert(), py::arg("next_noise").noconvert(), py::arg("noise").noconvert(),
+           py::arg("moves_policy"), py::arg("moves_targets"), py::arg("critic"), py::arg("actor"),
+           py::arg("temperature"), py::arg("log_alpha").noconvert());
 }

@@ -1,1 +1,1 @@
-"""Learners: one stochastic-gradient step on a batch, per backend."""
+"""Learners: one stochastic-gradient step on a batch, per implementation; `registry` lists them."""

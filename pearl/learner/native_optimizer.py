@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from pearl import _native
-from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError
 
 _ADAMS: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW)
@@ -16,19 +15,19 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class NativeOptimizer:
-    """Adam, AdamW or SGD over the one flat parameter of `flat`; UnsupportedError for any other optimizer or option.
+    """Adam, AdamW or SGD over one flat `parameter`; UnsupportedError for any other optimizer or option.
 
     torch's state tensors are made as torch would make them and then moved in place, so that torch may step next.
     """
 
-    def __init__(self, name: str, optimizer: object, flat: FlatParameters) -> None:
+    def __init__(self, name: str, optimizer: object, parameter: torch.Tensor) -> None:
         kind = type(optimizer)
         if kind not in (*_ADAMS, torch.optim.SGD):
             raise UnsupportedError(f"optimizer {name!r} of class {kind.__name__}")
         assert isinstance(optimizer, torch.optim.Optimizer)
         groups = optimizer.param_groups
-        if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not flat.parameter:
-            raise UnsupportedError(f"optimizer {name!r} does not step the network's flat parameters")
+        if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not parameter:
+            raise UnsupportedError(f"optimizer {name!r} does not step the flat parameters alone")
         for option in ("maximize", "differentiable"):
             if groups[0].get(option):
                 raise UnsupportedError(f"option {option!r} of optimizer {name!r}")
@@ -36,7 +35,7 @@ class NativeOptimizer:
             raise UnsupportedError(f"optimizer {name!r} has hooks")
         self.native = _native.Optimizer()
         self._optimizer = optimizer
-        self._parameter = flat.parameter
+        self._parameter = parameter
         self._adam = kind in _ADAMS
         self._seen: tuple[Any, ...] = ()
 

@@ -9,10 +9,6 @@
 namespace pearl::learner {
 namespace {
 
-// Transitions whose activations are held at once: enough that a pass over the weights' gradients is worth it, few
-// enough that the activations stay in the second-level cache.
-constexpr std::size_t kGroup = 128;
-
 // Of one panel's column: the action of the largest value, the first of equals; NaN counts as largest, as in torch.
 std::size_t best_action(const float* values, std::size_t actions, std::size_t panel) {
   std::size_t best = 0;
@@ -50,18 +46,15 @@ StepMetrics DqnLearner::step(const DqnBatch& batch, std::uint64_t step, Optimize
     rows_ = batch.rows;
   }
 
-  // Whole vectors of transitions for each worker, the last ones perhaps for none.
-  const std::size_t lanes = network_.kernels().panel / 2;
-  const std::size_t share = round_up((batch.rows + team_.size() - 1) / team_.size(), lanes);
-  const std::size_t used = (batch.rows + share - 1) / share;
+  const Shares shares(batch.rows, team_.size(), network_.kernels().panel / 2);
   double loss = 0.0, norm = 0.0;
   auto work = [&](std::size_t index) {
     Worker& worker = *workers_[index];
     worker.loss = worker.td_error = 0.0;
-    if (index < used)
-      train(worker, batch, index * share, std::min(batch.rows, (index + 1) * share), gradients_.of(index), priorities);
+    if (index < shares.used)
+      train(worker, batch, shares.begin(index), shares.end(index), gradients_.of(index), priorities);
     team_.barrier();
-    gradients_.reduce(network_.kernels(), index, used);
+    gradients_.reduce(network_.kernels(), index, shares.used);
     team_.barrier();
     double total = 0.0;
     for (const auto& each : workers_) total += each->loss;

@@ -26,6 +26,13 @@ std::size_t padded(std::size_t width) {
 
 }  // namespace
 
+void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel) {
+  kernels.transpose(rows, count, width, width, panel, kernels.panel);
+  if (count < kernels.panel)
+    for (std::size_t f = 0; f < width; ++f)
+      std::fill(panel + f * kernels.panel + count, panel + (f + 1) * kernels.panel, 0.0f);
+}
+
 OpKind op_kind(const std::string& name) {
   std::string known;
   for (const auto& [kind_name, kind] : kKinds) {
@@ -166,11 +173,7 @@ void Network::plan(const std::vector<Op>& ops) {
 }
 
 void Network::load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const {
-  const std::size_t size = kernels_.panel, width = input_width();
-  float* to = workspace.value(0, panel);
-  kernels_.transpose(rows, count, width, width, to, size);
-  if (count < size)
-    for (std::size_t f = 0; f < width; ++f) std::fill(to + f * size + count, to + (f + 1) * size, 0.0f);
+  load_panel(kernels_, rows, input_width(), count, workspace.value(0, panel));
 }
 
 void Network::forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const {

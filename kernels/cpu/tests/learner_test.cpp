@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "check.hpp"
 #include "pearl/aligned.hpp"
 #include "pearl/errors.hpp"
+#include "pearl/learner/actor_critic.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/team.hpp"
 
@@ -262,6 +264,114 @@ void test_refused_steps_change_nothing() {
   }
 }
 
+// TD3-like (a target actor, two critics) or SAC-like (a stochastic actor), of odd sizes.
+struct ActorCriticTraining {
+  static constexpr std::size_t kObs = 5, kActions = 2, kHidden = 13;
+  std::vector<Op> actor_ops, critic_ops[2];
+  std::size_t actor_size = 0, critic_size = 0;
+  std::vector<std::unique_ptr<Network>> networks;
+  Floats actor, target_actor, critic, target_critic;
+  std::vector<Floats> moments;
+  float steps[3] = {}, log_alpha = -1.0f;
+  Optimizer optimizers[3];
+  std::unique_ptr<ActorCriticLearner> learner;
+  std::size_t rows;
+  Floats obs, next_obs, actions, rewards, discounts, weights, next_noise, noise, priorities;
+  bool stochastic;
+
+  static void layers(std::vector<Op>& ops, std::size_t& size, std::size_t in, std::size_t out) {
+    const auto take = [&size](std::size_t count) {
+      size += count;
+      return static_cast<std::ptrdiff_t>(size - count);
+    };
+    const std::ptrdiff_t first = take(in * kHidden), first_bias = take(kHidden);
+    const std::ptrdiff_t second = take(kHidden * out), second_bias = take(out);
+    ops = {{OpKind::linear, {0, kNone}, kHidden, first, first_bias},
+           {OpKind::relu, {1, kNone}, kHidden},
+           {OpKind::linear, {2, kNone}, out, second, second_bias}};
+  }
+
+  ActorCriticTraining(bool is_stochastic, std::size_t threads, std::size_t batch)
+      : rows(batch),
+        obs(random_floats(rows * kObs, 21)),
+        next_obs(random_floats(rows * kObs, 22)),
+        actions(random_floats(rows * kActions, 23)),
+        rewards(random_floats(rows, 24)),
+        discounts(rows, 0.9f),
+        weights(rows, 0.5f),
+        next_noise(random_floats(rows * kActions, 25)),
+        noise(random_floats(rows * kActions, 26)),
+        priorities(rows),
+        stochastic(is_stochastic) {
+    layers(actor_ops, actor_size, kObs, stochastic ? 2 * kActions : kActions);
+    for (std::vector<Op>& ops : critic_ops) layers(ops, critic_size, kObs + kActions, 1);
+    networks.push_back(std::make_unique<Network>(kObs, actor_ops, actor_size));
+    for (std::vector<Op>& ops : critic_ops)
+      networks.push_back(std::make_unique<Network>(kObs + kActions, ops, critic_size));
+    actor = target_actor = random_floats(actor_size, 27, 0.4f);
+    critic = target_critic = random_floats(critic_size, 28, 0.4f);
+    ActorCriticModel model{};
+    model.actor = networks[0].get();
+    model.critics = {networks[1].get(), networks[2].get()};
+    model.actor_weights = actor.data();
+    model.target_actor_weights = stochastic ? nullptr : target_actor.data();
+    model.critic_weights = critic.data();
+    model.target_critic_weights = target_critic.data();
+    model.observations = {Floats(kObs, 0.1f), Floats(kObs, 2.0f)};
+    model.actions = {Floats(kActions, -0.5f), Floats(kActions, 1.5f)};
+    learner = std::make_unique<ActorCriticLearner>(model, threads);
+    ActorCriticSettings settings;
+    settings.stochastic = stochastic;
+    settings.target_noise = 0.2;
+    settings.noise_clip = 0.5;
+    settings.target_entropy = -2.0;
+    settings.max_grad_norm = 1.0;
+    learner->set(settings);
+    const std::size_t sizes[3] = {critic_size, actor_size, 1};
+    for (std::size_t i = 0; i < 3; ++i) {
+      moments.emplace_back(sizes[i]);
+      moments.emplace_back(sizes[i]);
+    }
+    for (std::size_t i = 0; i < 3; ++i)
+      optimizers[i].set_adam({1e-3, 0.9, 0.999, 1e-8, 0.0, false}, moments[2 * i].data(), moments[2 * i + 1].data(),
+                             nullptr, &steps[i]);
+  }
+
+  ActorCriticMetrics step(bool moves) {
+    const ActorCriticBatch batch = {rows,           obs.data(),       actions.data(), rewards.data(),   next_obs.data(),
+                                    discounts.data(), weights.data(), next_noise.data(), noise.data()};
+    return learner->step(batch, moves, moves, optimizers[0], optimizers[1], stochastic ? &optimizers[2] : nullptr,
+                         &log_alpha, priorities.data());
+  }
+};
+
+void test_actor_critics() {
+  for (const bool stochastic : {false, true})
+    for (const std::size_t rows : {1u, 37u, 300u}) {
+      ActorCriticTraining alone(stochastic, 1, rows), team(stochastic, 3, rows), twin(stochastic, 3, rows);
+      const double before = alone.step(true).loss;
+      team.step(true);
+      twin.step(true);
+      double after = 0.0;
+      for (int i = 0; i < 60; ++i) {
+        after = alone.step(i % 2 == 0).loss;
+        team.step(i % 2 == 0);
+        twin.step(i % 2 == 0);
+      }
+      CHECK(after < before);
+      CHECK(team.actor == twin.actor && team.critic == twin.critic && team.log_alpha == twin.log_alpha);
+      for (std::size_t i = 0; i < team.critic.size(); ++i)
+        CHECK(std::fabs(team.critic[i] - alone.critic[i]) < 1e-3f);
+      CHECK((alone.log_alpha != -1.0f) == stochastic);
+      CHECK(alone.steps[0] == 61.0f && alone.steps[1] == 31.0f);
+
+      const Floats actor = alone.actor, critic = alone.critic;
+      alone.rewards[0] = std::numeric_limits<float>::quiet_NaN();
+      CHECK(throws<pearl::LearnerError>([&] { alone.step(true); }));
+      CHECK(alone.actor == actor && alone.critic == critic && alone.steps[0] == 61.0f);
+    }
+}
+
 void test_team() {
   for (const std::size_t size : {1u, 2u, 4u}) {
     Team team(size);
@@ -305,6 +415,7 @@ int main() {
     test_gradients();
     test_training();
     test_refused_steps_change_nothing();
+    test_actor_critics();
   }
   CHECK(throws<pearl::LearnerError>([] { select_learner_kernels("sse9"); }));
   test_team();

@@ -15,6 +15,13 @@ namespace pearl::learner {
 
 inline constexpr std::ptrdiff_t kNone = -1;
 
+// Transitions whose activations are held at once: enough that a pass over the weights' gradients is worth it, few
+// enough that the activations stay in the second-level cache.
+inline constexpr std::size_t kGroup = 128;
+
+// `count` rows of `width` floats into a panel; transitions that the panel has beyond become 0.
+void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel);
+
 enum class OpKind { linear, relu, tanh, layer_norm, add, subtract, mean };
 OpKind op_kind(const std::string& name);  // throws LearnerError for an unknown one
 

@@ -1,6 +1,7 @@
 // A few threads that work on one step together, and sleep between steps.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,16 @@
 #include "pearl/futex.hpp"
 
 namespace pearl::learner {
+
+// A batch dealt out to a team: whole vectors of transitions for each worker, the last workers' perhaps none.
+struct Shares {
+  Shares(std::size_t rows, std::size_t workers, std::size_t lanes)
+      : rows(rows), each((rows + workers * lanes - 1) / (workers * lanes) * lanes), used((rows + each - 1) / each) {}
+  std::size_t begin(std::size_t worker) const { return std::min(rows, worker * each); }
+  std::size_t end(std::size_t worker) const { return begin(worker + 1); }
+
+  std::size_t rows, each, used;  // used: workers that have any
+};
 
 class Team {
  public:

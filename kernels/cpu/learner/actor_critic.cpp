@@ -1,0 +1,316 @@
+#include "pearl/learner/actor_critic.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::learner {
+namespace {
+
+constexpr float kLinearRange = 2.0f;  // tanh(2) = 0.96
+constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
+
+float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
+
+[[noreturn]] void diverged(const char* who, double loss, double norm, const char* state) {
+  throw LearnerError(std::string("The training step diverged: the ") + who + " loss is " + std::to_string(loss) +
+                     ", the gradients' norm " + std::to_string(norm) + ". " + state + " Look at the batch for NaN or " +
+                     "huge observations and rewards; a smaller learning rate or max_grad_norm may help.");
+}
+
+}  // namespace
+
+ActorCriticLearner::Worker::Worker(const ActorCriticModel& model, std::size_t panels)
+    : actor(*model.actor, panels, true),
+      next_actor(*model.actor, 1, false),
+      log_prob(model.actor->kernels().panel) {
+  for (const Network* critic : model.critics) {
+    critics.emplace_back(*critic, panels, true);
+    next_critics.emplace_back(*critic, 1, false);
+  }
+}
+
+ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_t threads)
+    : model_(model),
+      kernels_(model.actor->kernels()),
+      team_(threads),
+      critic_gradients_(threads, model.critics.at(0)->parameters()),
+      actor_gradients_(threads, model.actor->parameters()) {
+  for (const Network* critic : model_.critics)
+    if (critic->input_width() != observation_size() + action_size() || critic->output_width() != 1)
+      throw LearnerError("A critic must take " + std::to_string(observation_size() + action_size()) +
+                         " numbers and give one; found " + std::to_string(critic->input_width()) + " and " +
+                         std::to_string(critic->output_width()) + ".");
+  const std::size_t outputs = model_.actor->output_width();
+  if (outputs != action_size() && outputs != 2 * action_size())
+    throw LearnerError("An actor must give one or two numbers for each of the " + std::to_string(action_size()) +
+                       " actions; found " + std::to_string(outputs) + ".");
+  for (std::size_t worker = 0; worker < threads; ++worker)
+    workers_.push_back(std::make_unique<Worker>(model_, kGroup / panel()));
+}
+
+ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool moves_policy, bool moves_targets,
+                                            Optimizer& critic, Optimizer& actor, Optimizer* temperature,
+                                            float* log_alpha, float* priorities) {
+  if (batch.rows != rows_) {
+    for (const auto& worker : workers_) {
+      worker->actor.clear();
+      worker->next_actor.clear();
+      for (Workspace& workspace : worker->critics) workspace.clear();
+      for (Workspace& workspace : worker->next_critics) workspace.clear();
+    }
+    rows_ = batch.rows;
+  }
+  const Shares shares(batch.rows, team_.size(), panel() / 2);
+  const float alpha = settings_.stochastic ? std::exp(*log_alpha) : 0.0f;
+  double loss = 0.0, norm = 0.0, actor_loss = 0.0, actor_norm = 0.0;
+  bool critic_moved = false, actor_moved = false;
+  auto work = [&](std::size_t index) {
+    Worker& worker = *workers_[index];
+    worker.loss = worker.td_error = worker.actor_loss = worker.entropy_gap = 0.0;
+    for_groups(shares.begin(index), shares.end(index), [&](const Group& group) {
+      critic_gradients(worker, batch, group, alpha, critic_gradients_.of(index), priorities);
+    });
+    team_.barrier();
+    critic_gradients_.reduce(kernels_, index, shares.used);
+    team_.barrier();
+    double total = 0.0;
+    for (const auto& each : workers_) total += each->loss;
+    const double length = critic_gradients_.norm();
+    if (index == 0) {
+      loss = total;
+      norm = length;
+    }
+    if (!std::isfinite(total) || !std::isfinite(length)) return;
+    const std::size_t begin = critic_gradients_.begin(index), end = critic_gradients_.end(index);
+    critic.apply(kernels_, clip_factor(length, settings_.max_grad_norm), critic_gradients_.of(0),
+                 model_.critic_weights, begin, end);
+    if (index == 0) critic_moved = true;
+    const std::size_t actor_begin = actor_gradients_.begin(index), actor_end = actor_gradients_.end(index);
+    if (moves_policy) {
+      team_.barrier();
+      for_groups(shares.begin(index), shares.end(index), [&](const Group& group) {
+        actor_gradients(worker, batch, group, alpha, actor_gradients_.of(index));
+      });
+      team_.barrier();
+      actor_gradients_.reduce(kernels_, index, shares.used);
+      team_.barrier();
+      double objective = 0.0;
+      for (const auto& each : workers_) objective += each->actor_loss;
+      const double size = actor_gradients_.norm();
+      if (index == 0) {
+        actor_loss = objective;
+        actor_norm = size;
+      }
+      if (!std::isfinite(objective) || !std::isfinite(size)) return;
+      actor.apply(kernels_, clip_factor(size, settings_.max_grad_norm), actor_gradients_.of(0), model_.actor_weights,
+                  actor_begin, actor_end);
+      if (index == 0) actor_moved = true;
+    }
+    if (!moves_targets) return;
+    const auto tau = static_cast<float>(settings_.tau);
+    kernels_.move_toward(model_.critic_weights + begin, tau, model_.target_critic_weights + begin, end - begin);
+    if (model_.target_actor_weights != nullptr)
+      kernels_.move_toward(model_.actor_weights + actor_begin, tau, model_.target_actor_weights + actor_begin,
+                           actor_end - actor_begin);
+  };
+  team_.run(work);
+
+  if (!critic_moved) diverged("critics'", loss, norm, "The weights were left as they were.");
+  critic.commit();
+  if (moves_policy && !actor_moved) diverged("actor's", actor_loss, actor_norm, "Only the critics had moved.");
+  if (moves_policy) {
+    actor.commit();
+    if (temperature != nullptr) {
+      double gap = 0.0;
+      for (const auto& worker : workers_) gap += worker->entropy_gap;
+      const auto gradient = static_cast<float>(-gap / static_cast<double>(batch.rows));
+      temperature->apply(kernels_, 1.0f, &gradient, log_alpha, 0, 1);
+      temperature->commit();
+    }
+  }
+  double td_error = 0.0;
+  for (const auto& worker : workers_) td_error += worker->td_error;
+  const auto rows = static_cast<double>(batch.rows);
+  return {loss / rows, td_error / rows, norm, actor_norm};
+}
+
+template <class Visit>
+void ActorCriticLearner::for_groups(std::size_t begin, std::size_t end, Visit visit) const {
+  const std::size_t columns = model_.actor->columns(end - begin);
+  for (std::size_t first = begin; first < end; first += kGroup) {
+    const std::size_t last = std::min(end, first + kGroup);
+    visit(Group{first, last, (last - first + panel() - 1) / panel(), columns, first != begin});
+  }
+}
+
+void ActorCriticLearner::load_observations(const float* rows, std::size_t count, float* panel) const {
+  load_panel(kernels_, rows, observation_size(), count, panel);
+  const UnitScale& scale = model_.observations;
+  kernels_.to_unit(panel, scale.center.data(), scale.half_range.data(), panel, observation_size());
+}
+
+void ActorCriticLearner::act(const float* outputs, const float* noise, std::size_t count, float* unit,
+                             float* log_prob) const {
+  const std::size_t size = panel(), actions = action_size();
+  if (!settings_.stochastic) {
+    kernels_.tanh(outputs, unit, actions * size);
+    if (noise == nullptr) return;
+    const auto scale = static_cast<float>(settings_.target_noise), bound = static_cast<float>(settings_.noise_clip);
+    for (std::size_t a = 0; a < actions; ++a)
+      for (std::size_t c = 0; c < count; ++c) {
+        const float disturbance = std::clamp(scale * noise[c * actions + a], -bound, bound);
+        unit[a * size + c] = std::clamp(unit[a * size + c] + disturbance, -1.0f, 1.0f);
+      }
+    return;
+  }
+  const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
+  std::fill(log_prob, log_prob + size, 0.0f);
+  std::fill(unit, unit + actions * size, 0.0f);
+  for (std::size_t a = 0; a < actions; ++a)
+    for (std::size_t c = 0; c < count; ++c) {
+      const float log_std = std::clamp(outputs[(actions + a) * size + c], low, high), n = noise[c * actions + a];
+      const float x = outputs[a * size + c] + std::exp(log_std) * n;
+      const float log_slope = 2.0f * (kLog2 - x - softplus(-2.0f * x));
+      log_prob[c] -= 0.5f * n * n + log_std + kHalfLog2Pi + log_slope;
+      unit[a * size + c] = x;
+    }
+  kernels_.tanh(unit, unit, actions * size);
+}
+
+void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group,
+                                          float temperature, float* gradients, float* priorities) {
+  const std::size_t size = panel(), obs = observation_size(), actions = action_size(), critics = model_.critics.size();
+  const auto rows = static_cast<float>(batch.rows);
+  const float* chooser =
+      model_.target_actor_weights != nullptr ? model_.target_actor_weights : model_.actor_weights;
+  for (std::size_t p = 0; p < group.panels; ++p) {
+    const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
+    load_observations(batch.next_obs + first * obs, count, worker.next_actor.value(0, 0));
+    model_.actor->forward(chooser, worker.next_actor, 0, group.columns);
+    float* next = worker.next_critics[0].value(0, 0);
+    std::memcpy(next, worker.next_actor.value(0, 0), obs * size * sizeof(float));
+    act(worker.next_actor.value(model_.actor->output(), 0),
+        batch.next_noise == nullptr ? nullptr : batch.next_noise + first * actions, count, next + obs * size,
+        worker.log_prob.data());
+
+    float* inputs = worker.critics[0].value(0, p);
+    load_observations(batch.obs + first * obs, count, inputs);
+    load_panel(kernels_, batch.actions + first * actions, actions, count, inputs + obs * size);
+    kernels_.to_unit(inputs + obs * size, model_.actions.center.data(), model_.actions.half_range.data(),
+                     inputs + obs * size, actions);
+    const float *judged[2] = {}, *values[2] = {};
+    float* slopes[2] = {};
+    for (std::size_t k = 0; k < critics; ++k) {
+      const Network& critic = *model_.critics[k];
+      if (k > 0) {
+        std::memcpy(worker.next_critics[k].value(0, 0), next, (obs + actions) * size * sizeof(float));
+        std::memcpy(worker.critics[k].value(0, p), inputs, (obs + actions) * size * sizeof(float));
+      }
+      critic.forward(model_.target_critic_weights, worker.next_critics[k], 0, group.columns);
+      critic.forward(model_.critic_weights, worker.critics[k], p, group.columns);
+      judged[k] = worker.next_critics[k].value(critic.output(), 0);
+      values[k] = worker.critics[k].value(critic.output(), p);
+      slopes[k] = worker.critics[k].gradient(critic.output(), p);
+      std::fill(slopes[k], slopes[k] + size, 0.0f);
+    }
+    for (std::size_t c = 0; c < count; ++c) {
+      const std::size_t i = first + c;
+      float next_value = judged[0][c];
+      // A NaN of either is kept.
+      if (critics == 2 && (judged[1][c] < next_value || std::isnan(judged[1][c]))) next_value = judged[1][c];
+      if (settings_.stochastic) next_value -= temperature * worker.log_prob[c];
+      const float target = batch.rewards[i] + batch.discounts[i] * next_value;
+      float largest = 0.0f;
+      for (std::size_t k = 0; k < critics; ++k) {
+        const float error = values[k][c] - target;
+        slopes[k][c] = 2.0f * error * (batch.weights[i] / rows);
+        worker.loss += static_cast<double>(batch.weights[i] * error * error);
+        largest = std::max(largest, std::fabs(error));
+      }
+      worker.td_error += static_cast<double>(largest);
+      priorities[i] = largest;
+    }
+  }
+  for (std::size_t k = 0; k < critics; ++k)
+    model_.critics[k]->backward(model_.critic_weights, gradients, worker.critics[k], group.panels,
+                                group.last - group.first, group.columns, group.accumulate, false);
+}
+
+void ActorCriticLearner::actor_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group,
+                                         float temperature, float* gradients) {
+  const std::size_t size = panel(), obs = observation_size(), actions = action_size();
+  // Without entropy the first critic alone judges the policy.
+  const std::size_t critics = settings_.stochastic ? model_.critics.size() : 1;
+  const float share = 1.0f / static_cast<float>(batch.rows);
+  const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
+  const auto penalty = static_cast<float>(settings_.saturation_penalty);
+  const auto output = model_.actor->output();
+  for (std::size_t p = 0; p < group.panels; ++p) {
+    const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
+    load_observations(batch.obs + first * obs, count, worker.actor.value(0, p));
+    model_.actor->forward(model_.actor_weights, worker.actor, p, group.columns);
+    float* inputs = worker.critics[0].value(0, p);
+    std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
+    const float* noise = settings_.stochastic ? batch.noise + first * actions : nullptr;
+    act(worker.actor.value(output, p), noise, count, inputs + obs * size, worker.log_prob.data());
+    float* slopes[2] = {};
+    const float* values[2] = {};
+    for (std::size_t k = 0; k < critics; ++k) {
+      const Network& critic = *model_.critics[k];
+      if (k > 0) std::memcpy(worker.critics[k].value(0, p), inputs, (obs + actions) * size * sizeof(float));
+      critic.forward(model_.critic_weights, worker.critics[k], p, group.columns);
+      values[k] = worker.critics[k].value(critic.output(), p);
+      slopes[k] = worker.critics[k].gradient(critic.output(), p);
+      std::fill(slopes[k], slopes[k] + size, 0.0f);
+    }
+    for (std::size_t c = 0; c < count; ++c) {
+      float value = values[0][c], first_share = 1.0f;
+      if (critics == 2) {
+        // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
+        first_share = values[0][c] < values[1][c] ? 1.0f : values[0][c] == values[1][c] ? 0.5f : 0.0f;
+        slopes[1][c] = -share * (1.0f - first_share);
+        value = first_share > 0.0f ? value : values[1][c];
+      }
+      slopes[0][c] = -share * first_share;
+      worker.actor_loss += static_cast<double>((settings_.stochastic ? temperature * worker.log_prob[c] : 0.0f) - value);
+      if (settings_.stochastic) worker.entropy_gap += static_cast<double>(worker.log_prob[c]) + settings_.target_entropy;
+    }
+  }
+  for (std::size_t k = 0; k < critics; ++k)
+    model_.critics[k]->backward(model_.critic_weights, nullptr, worker.critics[k], group.panels,
+                                group.last - group.first, group.columns, false, true);
+  for (std::size_t p = 0; p < group.panels; ++p) {
+    const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
+    const float* outputs = worker.actor.value(output, p);
+    const float* unit = worker.critics[0].value(0, p) + obs * size;
+    float* slopes = worker.actor.gradient(output, p);
+    std::fill(slopes, slopes + model_.actor->output_width() * size, 0.0f);
+    for (std::size_t a = 0; a < actions; ++a)
+      for (std::size_t c = 0; c < count; ++c) {
+        const std::size_t at = a * size + c;
+        float slope = worker.critics[0].gradient(0, p)[obs * size + at];
+        if (critics == 2) slope += worker.critics[1].gradient(0, p)[obs * size + at];
+        slope *= 1.0f - unit[at] * unit[at];
+        if (!settings_.stochastic) {
+          const float excess = std::fabs(outputs[at]) - kLinearRange;
+          if (excess > 0.0f) slope += std::copysign(2.0f * penalty * excess * share, outputs[at]);
+          slopes[at] = slope;
+          continue;
+        }
+        // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
+        slope += 2.0f * temperature * share * unit[at];
+        const float raw = outputs[(actions + a) * size + c], n = batch.noise[(first + c) * actions + a];
+        slopes[at] = slope;
+        if (raw >= low && raw <= high)
+          slopes[(actions + a) * size + c] = slope * std::exp(raw) * n - temperature * share;
+      }
+  }
+  model_.actor->backward(model_.actor_weights, gradients, worker.actor, group.panels, group.last - group.first,
+                         group.columns, group.accumulate, false);
+}
+
+}  // namespace pearl::learner

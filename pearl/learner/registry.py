@@ -1,0 +1,85 @@
+"""The implementations of the Learner: what each is called, where it runs, and whether it can train a trainer.
+
+A new one is a file with its class and an entry here. The classes are loaded when they are asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pearl.errors import ConfigurationError
+from pearl.learner.protocol import Learner
+
+AUTO = "auto"  # no name of an implementation: the fastest that can train the trainer
+
+
+@dataclass(frozen=True)
+class LearnerImplementation:
+    """One entry: the class `name` of `module`, made with the trainer and those of the keywords in `arguments`.
+
+    `backends` are the backends of devices that it runs on. `arguments` are some of "device", "threads" and
+    "sub_batches". `compiled` says that it runs PEARL's compiled kernels. The class may have a static method
+    `supports(trainer)`; without one it trains any trainer.
+    """
+
+    module: str
+    name: str
+    backends: tuple[str, ...]
+    arguments: tuple[str, ...]
+    compiled: bool = False
+
+    def load(self) -> Any:
+        """The class."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def supports(self, trainer: object) -> str | None:
+        """None if it can train `trainer`; else one line that names what it cannot do."""
+        supports = getattr(self.load(), "supports", None)
+        reason: str | None = None if supports is None else supports(trainer)
+        return reason
+
+    def make(self, trainer: object, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1) -> Learner:
+        """A Learner of `trainer` on `device`, torch's name of it; TrainerError if it cannot train `trainer`."""
+        given = {"device": device, "threads": threads, "sub_batches": sub_batches}
+        learner: Learner = self.load()(trainer, **{name: given[name] for name in self.arguments})
+        return learner
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that decide how fast it is: measurements hold as long as they stay as they are."""
+        learners = Path(__file__).resolve().parent
+        files = [*sorted(learners.glob("*.py")), *sorted((learners.parent / "algorithms").glob("*.py"))]
+        return (*files, compiled_kernels()) if self.compiled else tuple(files)
+
+
+LEARNERS: dict[str, LearnerImplementation] = {
+    "torch": LearnerImplementation(
+        "pearl.learner.torch_learner", "TorchLearner", ("cpu", "cuda"), ("device", "threads", "sub_batches")
+    ),
+    "native": LearnerImplementation(
+        "pearl.learner.native_learner", "NativeLearner", ("cpu",), ("threads",), compiled=True
+    ),
+}
+
+
+def compiled_kernels() -> Path:
+    """The file of PEARL's compiled kernels."""
+    from pearl import _native
+
+    return Path(_native.__file__)
+
+
+def check_implementation(name: object, *, auto: bool = False) -> str:
+    """Return `name`, or raise ConfigurationError unless it is one of `LEARNERS` (or, with `auto`, "auto")."""
+    known = [*([AUTO] if auto else []), *LEARNERS]
+    if name not in known:
+        close = difflib.get_close_matches(str(name), known, n=1)
+        advice = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(
+            f"The Learner's implementation must be one of {', '.join(map(repr, known))}; found {name!r}.{advice}"
+        )
+    return str(name)
