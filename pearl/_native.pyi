@@ -215,9 +215,8 @@ class Optimizer:
 
 class DqnLearner:
     def __init__(self, network: Network, online: np.ndarray, target: np.ndarray, threads: int) -> None: ...
-    def set(
-        self, double_q: bool, loss: str, max_grad_norm: float, tau: float, target_update_interval: int
-    ) -> None: ...
+    def set(self, double_q: bool, loss: str, max_grad_norm: float, tau: float, target_update_interval: int) -> None: ...
+    def algorithm(self, optimizer: Optimizer, steps: np.ndarray) -> Algorithm: ...
     def step(
         self,
         obs: np.ndarray,
@@ -257,6 +256,7 @@ class ActorCriticLearner:
         tau: float,
         max_grad_norm: float,
     ) -> None: ...
+    def algorithm(self, critic: Optimizer, actor: Optimizer, steps: np.ndarray) -> Algorithm: ...
     def step(
         self,
         obs: np.ndarray,
@@ -274,3 +274,26 @@ class ActorCriticLearner:
         temperature: Optimizer | None,
         log_alpha: np.ndarray | None,
     ) -> tuple[np.ndarray, float, float, float, float]: ...
+
+class Algorithm:
+    """One algorithm's training step, for a native loop."""
+
+class TrainingLoop:
+    def __init__(
+        self,
+        replay: SumTree,
+        columns: list[np.ndarray],
+        algorithm: Algorithm,
+        batch_size: int,
+        grants: SlotQueue,
+        done: SlotQueue,
+        snapshot: Snapshot,
+        policy: list[np.ndarray],
+        interval: int,
+    ) -> None: ...
+    def run_once(self, timeout_s: float) -> bool: ...
+    def run(self) -> None: ...
+    def restart(self) -> None: ...
+    def open_window(self) -> None: ...
+    def close_window(self) -> None: ...
+    def seconds(self) -> dict[str, float]: ...

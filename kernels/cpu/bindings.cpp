@@ -7,6 +7,7 @@
 
 void bind_kernels(py::module_& m);  // kernel_bindings.cpp
 void bind_learner(py::module_& m);  // learner_bindings.cpp
+void bind_loop(py::module_& m);     // loop_bindings.cpp
 void bind_queues(py::module_& m);   // queue_bindings.cpp
 void bind_replay(py::module_& m);   // replay_bindings.cpp
 void bind_storage(py::module_& m);  // storage_bindings.cpp
@@ -50,4 +51,5 @@ PYBIND11_MODULE(_native, m) {
   bind_queues(m);
   bind_replay(m);
   bind_storage(m);
+  bind_loop(m);
 }

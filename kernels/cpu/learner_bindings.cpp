@@ -165,6 +165,12 @@ void set_dqn(HeldDqn& dqn, bool double_q, const std::string& loss, double max_gr
            target_update_interval});
 }
 
+void check_parameters(const HeldOptimizer& optimizer, const char* name, std::size_t expected) {
+  if (optimizer.parameters != expected)
+    throw pearl::LearnerError(std::string("The ") + name + "'s optimizer must hold " + std::to_string(expected) +
+                              " parameters; found " + std::to_string(optimizer.parameters) + ".");
+}
+
 py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& actions, const Floats& rewards,
                    const Floats& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
                    HeldOptimizer& optimizer) {
@@ -176,10 +182,8 @@ py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& a
   check_rows(rewards, "reward", rows, 1);
   check_rows(discounts, "discount", rows, 1);
   check_rows(weights, "weights", rows, 1);
-  if (optimizer.parameters != dqn.network().parameters())
-    throw pearl::LearnerError("The optimizer must hold " + std::to_string(dqn.network().parameters()) +
-                              " parameters; found " + std::to_string(optimizer.parameters) + ".");
-  const learner::DqnBatch batch = {rows,           obs.data(),       actions.data(), rewards.data(),
+  check_parameters(optimizer, "network", dqn.network().parameters());
+  const learner::Batch batch = {rows,           obs.data(),       actions.data(), rewards.data(),
                                    next_obs.data(), discounts.data(), weights.data()};
   Floats priorities(static_cast<py::ssize_t>(rows));
   float* to = priorities.mutable_data();
@@ -230,12 +234,6 @@ std::unique_ptr<HeldActorCritic> make_actor_critic(
   return std::make_unique<HeldActorCritic>(model, threads, std::move(held));
 }
 
-void check_parameters(const HeldOptimizer& optimizer, const char* name, std::size_t expected) {
-  if (optimizer.parameters != expected)
-    throw pearl::LearnerError(std::string("The ") + name + "'s optimizer must hold " + std::to_string(expected) +
-                              " parameters; found " + std::to_string(optimizer.parameters) + ".");
-}
-
 py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floats& actions, const Floats& rewards,
                             const Floats& next_obs, const Floats& discounts, const Floats& weights,
                             const OptionalFloats& next_noise, const OptionalFloats& noise, bool moves_policy,
@@ -278,6 +276,20 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
                         metrics.actor_gradient_norm);
 }
 
+using Steps = Array<std::int64_t>;
+
+// An algorithm that keeps the count of its steps alive.
+template <class Algorithm>
+struct Held : Algorithm {
+  template <class... Parts>
+  explicit Held(Steps count, Parts&... parts) : Algorithm(parts..., one(count)), steps(std::move(count)) {}
+  static std::int64_t* one(Steps& count) {
+    if (count.size() != 1) throw pearl::LearnerError("The count of steps must be one number.");
+    return count.mutable_data();
+  }
+  Steps steps;
+};
+
 }  // namespace
 
 void bind_learner(py::module_& m) {
@@ -288,6 +300,7 @@ void bind_learner(py::module_& m) {
         py::arg("bias").noconvert() = py::none(), py::arg("gate").noconvert() = py::none(), py::arg("relu") = false,
         py::arg("accumulate") = false);
 
+  py::class_<learner::Algorithm>(m, "Algorithm");
   py::class_<learner::Network>(m, "Network")
       .def(py::init(&make_network), py::arg("inputs"), py::arg("ops"), py::arg("parameters"))
       .def_property_readonly("inputs", &learner::Network::input_width)
@@ -331,6 +344,13 @@ void bind_learner(py::module_& m) {
            py::arg("threads"), py::keep_alive<1, 2>())
       .def("set", &set_dqn, py::arg("double_q"), py::arg("loss"), py::arg("max_grad_norm"), py::arg("tau"),
            py::arg("target_update_interval"))
+      .def(
+          "algorithm",
+          [](HeldDqn& dqn, HeldOptimizer& optimizer, Steps steps) -> std::unique_ptr<learner::Algorithm> {
+            check_parameters(optimizer, "network", dqn.network().parameters());
+            return std::make_unique<Held<learner::DqnAlgorithm>>(std::move(steps), dqn, optimizer);
+          },
+          py::arg("optimizer"), py::arg("steps").noconvert(), py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
       .def("step", &step_dqn, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("number"), py::arg("optimizer"));
@@ -352,6 +372,17 @@ void bind_learner(py::module_& m) {
           py::arg("stochastic"), py::arg("saturation_penalty"), py::arg("target_noise"), py::arg("noise_clip"),
           py::arg("log_std_low"), py::arg("log_std_high"), py::arg("target_entropy"), py::arg("tau"),
           py::arg("max_grad_norm"))
+      .def(
+          "algorithm",
+          [](HeldActorCritic& self, HeldOptimizer& critic, HeldOptimizer& actor,
+             Steps steps) -> std::unique_ptr<learner::Algorithm> {
+            if (self.stochastic()) throw pearl::LearnerError("A stochastic policy needs noise from outside a loop.");
+            check_parameters(critic, "critic", self.model().critics[0]->parameters());
+            check_parameters(actor, "actor", self.model().actor->parameters());
+            return std::make_unique<Held<learner::DdpgAlgorithm>>(std::move(steps), self, critic, actor);
+          },
+          py::arg("critic"), py::arg("actor"), py::arg("steps").noconvert(), py::keep_alive<0, 1>(),
+          py::keep_alive<0, 2>(), py::keep_alive<0, 3>())
       .def("step", &step_actor_critic, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("next_noise").noconvert(), py::arg("noise").noconvert(),

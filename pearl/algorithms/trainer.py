@@ -81,13 +81,22 @@ class Trainer(abc.ABC):
         self.action_space = action_space
         self.seed = seed
         self.device = torch.device(device)
-        self.gradient_steps = 0
+        self.step_count = np.zeros(1, np.int64)  # in memory that kernels count in
         self.input_shape = tuple(observation_space.shape or ())
         self.check_spaces()
         # A local generator state: building networks must not disturb the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.build()
+
+    @property
+    def gradient_steps(self) -> int:
+        """Steps trained so far."""
+        return int(self.step_count[0])
+
+    @gradient_steps.setter
+    def gradient_steps(self, steps: int) -> None:
+        self.step_count[0] = steps
 
     @abc.abstractmethod
     def check_spaces(self) -> None:

@@ -6,11 +6,12 @@ two of its steps, and checkpoints see no difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
+from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.trainer import policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
@@ -72,6 +73,25 @@ class NativeLearner:
         columns = {name: self._array(name, batch[name]) for name in Batch._fields}
         columns["weights"] = self._array("weights", weights)
         return StepResult(*self._rule.step(columns))
+
+    def start_loop(
+        self,
+        replay: object,
+        columns: Sequence[np.ndarray],
+        batch_size: int,
+        queues: tuple[_native.SlotQueue, _native.SlotQueue, _native.Snapshot],
+        weight_sync_interval: int,
+    ) -> _native.TrainingLoop | None:
+        """Make setting 2's loop in C++, with the trainer's settings of now; None where one of its parts is not native.
+
+        `columns` `(capacity, *shape)` are obs, action, reward, next_obs and discount; `queues` take grants, answers and
+        the policy, as `pearl.runtime.workers` defines them. Raises TrainerError for what does not fit.
+        """
+        tree, algorithm = getattr(replay, "native", None), self._rule.algorithm()
+        policy = [t.detach().numpy().reshape(-1) for t in self._policy]
+        if not isinstance(tree, _native.SumTree) or algorithm is None or any(p.dtype != _FLOAT for p in policy):
+            return None
+        return _native.TrainingLoop(tree, list(columns), algorithm, batch_size, *queues, policy, weight_sync_interval)
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
         """The column as the kernels read it."""

@@ -49,6 +49,9 @@ class Rule(Protocol):
     def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
         """Train on a batch's columns and its "weights"; returns priorities `(batch,)` and metrics."""
 
+    def algorithm(self) -> _native.Algorithm | None:
+        """The same step for a loop without Python, with the settings of now; None where it needs Python."""
+
 
 def make_rule(trainer: object, threads: int) -> Rule:
     """The rule of `trainer`; UnsupportedError names in one line what cannot be done natively."""
@@ -75,7 +78,11 @@ class _DqnRule:
         self._native = _native.DqnLearner(network, weights_of(online), weights_of(target), threads)
         self._settings: tuple[object, ...] = ()
 
-    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
+    def algorithm(self) -> _native.Algorithm:
+        self._refresh()
+        return self._native.algorithm(self._optimizer.native, self._trainer.step_count)
+
+    def _refresh(self) -> None:
         trainer = self._trainer
         settings = (
             bool(trainer.double),
@@ -88,6 +95,10 @@ class _DqnRule:
             self._native.set(double, "huber", max_grad_norm, tau, interval)
             self._settings = settings
         self._optimizer.refresh()
+
+    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
+        self._refresh()
+        trainer = self._trainer
         priorities, loss, td_error, norm = self._native.step(
             columns["obs"],
             columns["action"],
@@ -153,12 +164,23 @@ class _ActorCriticRule:
         )
         self._settings: tuple[object, ...] = ()
 
-    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
-        trainer = self._trainer
-        settings = _settings_of(trainer)
+    def algorithm(self) -> _native.Algorithm | None:
+        if not isinstance(self._trainer, DDPG):
+            return None  # noise is the trainer's to draw
+        self._apply_settings()
+        self._critic.refresh()
+        self._actor.refresh()
+        return self._native.algorithm(self._critic.native, self._actor.native, self._trainer.step_count)
+
+    def _apply_settings(self) -> None:
+        settings = _settings_of(self._trainer)
         if settings != self._settings:
             self._native.set(*settings)
             self._settings = settings
+
+    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
+        trainer = self._trainer
+        self._apply_settings()
         delay = trainer.policy_delay if isinstance(trainer, TD3) else 1
         moves = (trainer.gradient_steps + 1) % delay == 0
         rows = len(columns["reward"])

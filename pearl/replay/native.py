@@ -162,6 +162,11 @@ class NativeReplayManager:
         """Free the memory. May be repeated."""
         self._tree.close()
 
+    @property
+    def native(self) -> _native.SumTree:
+        """The kernel itself, for other kernels."""
+        return self._tree
+
     def start_autorun(self, max_batch: int, depth: int) -> _native.ReplayAutorun:
         """Start a native thread that serves requests on this replay until stopped."""
         return _native.ReplayAutorun(self._tree, max_batch, depth)

@@ -107,6 +107,11 @@ class ColumnQueue:
     def __len__(self) -> int:
         return self._native.size()
 
+    @property
+    def native(self) -> _native.SlotQueue:
+        """The ring itself, for a native producer or consumer."""
+        return self._native
+
     def close(self) -> None:
         """Wake both sides for good; safe from either."""
         self._native.close()
@@ -176,6 +181,11 @@ class WeightSyncQueue:
 
     def __setstate__(self, state: tuple[int, SharedBuffer]) -> None:
         self._attach(*state, create=False)
+
+    @property
+    def native(self) -> _native.Snapshot:
+        """The snapshot itself, for a native writer."""
+        return self._native
 
     def reader(self) -> WeightSyncQueue:
         """Another reader in this process, which has seen nothing yet."""

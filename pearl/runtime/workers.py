@@ -47,8 +47,8 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._prepared = False
 
-    def handle(self, message: Mapping[str, np.ndarray]) -> None:
-        """Process one message of the input queue."""
+    def take(self, timeout_s: float) -> bool:
+        """Process the next message of the input queue; False if none has come in time."""
         raise NotImplementedError
 
     def restarted(self) -> None:
@@ -61,16 +61,11 @@ class Worker:
         self._thread.start()
 
     def run_once(self, timeout_s: float = 0.0) -> bool:
-        """Handle the next message, if there is one."""
+        """Take the next message, if there is one."""
         if not self._prepared:
             self._prepare()
             self._prepared = True
-        found = self._queue.peek(timeout_s)
-        if found is None:
-            return False
-        self.handle(found[0])
-        self._queue.release()
-        return True
+        return self.take(timeout_s)
 
     def run_inline(self) -> bool:
         """Serial mode's `run_once`: what goes wrong is raised as `check` raises it."""
@@ -185,7 +180,7 @@ class LearnerWorker(Worker):
         storage: LearnerStorage | None = None,
     ) -> None:
         super().__init__("Learner", laq, bell, target.prepare)
-        self._ldq, self._learner, self._storage = ldq, target, storage
+        self._laq, self._ldq, self._learner, self._storage = laq, ldq, target, storage
         self._publisher = _WeightPublisher(target, wsq, weight_sync_interval)
         self._publisher.publish()
 
@@ -193,8 +188,12 @@ class LearnerWorker(Worker):
         """Publish the newest weights."""
         self._publisher.restart()
 
-    def handle(self, message: Mapping[str, np.ndarray]) -> None:
+    def take(self, timeout_s: float) -> bool:
         """Train one batch."""
+        found = self._laq.peek(timeout_s)
+        if found is None:
+            return False
+        message = found[0]
         batch = message if self._storage is None else self._storage.gather(message["indices"])
         result = self._learner.step(batch, message["weights"])
         done = self._ldq.reserve(timeout_s=60.0)
@@ -206,6 +205,8 @@ class LearnerWorker(Worker):
         done["td_error"][0] = result.metrics["td_error"]
         self._publisher.stepped()
         self._ldq.publish()
+        self._laq.release()
+        return True
 
 
 class GrantQueue(ColumnQueue):
@@ -230,10 +231,79 @@ class ProgressQueue(ColumnQueue):
         super().__init__([FieldSpec("iterations", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], slots, bell)
 
 
+class LoopKernel(Protocol):
+    """Setting 2's loop in one device's own form; `pearl._native.TrainingLoop` is one without Python."""
+
+    def run_once(self, timeout_s: float) -> bool:
+        """Run the next grant and answer it; False if none has come in time."""
+
+    def restart(self) -> None:
+        """Publish the newest weights, and count the steps between publications anew."""
+
+    def open_window(self) -> None:
+        """Hold sampling off."""
+
+    def close_window(self) -> None:
+        """Let sampling go on."""
+
+
+class _InterpretedLoop:
+    """For any Replay Manager, Data Storage and Learner."""
+
+    def __init__(
+        self,
+        laq: GrantQueue,
+        ldq: ProgressQueue,
+        replay: ReplayManager,
+        storage: Storage,
+        learner: Learner,
+        batch: dict[str, np.ndarray],
+        publisher: _WeightPublisher,
+    ) -> None:
+        self._laq, self._ldq = laq, ldq
+        self._replay, self._storage, self._learner, self._publisher = replay, storage, learner, publisher
+        self._batch = batch
+        self._batch_size = len(next(iter(batch.values())))
+        self._sampling = threading.Lock()
+        publisher.publish()
+
+    def run_once(self, timeout_s: float) -> bool:
+        found = self._laq.peek(timeout_s)
+        if found is None:
+            return False
+        iterations, beta = int(found[0]["iterations"][0]), float(found[0]["beta"][0])
+        td_error = 0.0
+        for _ in range(iterations):
+            with self._sampling:
+                sample = self._replay.sample(self._batch_size, beta)
+                batch = self._storage.gather(sample.indices, self._batch)
+            result = self._learner.step(batch, sample.weights)
+            self._replay.update(sample.indices, result.priorities, sample.generations)
+            self._publisher.stepped()
+            td_error += result.metrics["td_error"]
+        done = self._ldq.reserve(timeout_s=60.0)
+        if done is None:
+            raise PearlError("The host did not read the training loop's progress for 60 s.")
+        done["iterations"][0], done["td_error"][0] = iterations, td_error / iterations
+        self._ldq.publish()
+        self._laq.release()
+        return True
+
+    def restart(self) -> None:
+        self._publisher.restart()
+
+    def open_window(self) -> None:
+        self._sampling.acquire()
+
+    def close_window(self) -> None:
+        self._sampling.release()
+
+
 class TrainingLoop(Worker):
     """Setting 2: Replay Manager and Learner on one device, sample -> gather -> train -> update without the host.
 
-    The host inserts inside `insertion_window`, which opens when a sampling has ended: while the Learner trains.
+    Where all three are native, so is the loop (`kernel` tells), and its thread never takes the GIL. The host inserts
+    inside `insertion_window`, which opens when a sampling has ended: while the Learner trains.
     """
 
     def __init__(
@@ -251,37 +321,35 @@ class TrainingLoop(Worker):
         weight_sync_interval: int,
     ) -> None:
         super().__init__("training loop", laq, bell, learner.prepare)
-        self._ldq, self._replay, self._storage, self._learner = ldq, replay, storage, learner
-        self._batch_size = batch_size
-        self._batch = transition.empty(batch_size)
-        self._sampling = threading.Lock()
-        self._publisher = _WeightPublisher(learner, wsq, weight_sync_interval)
-        self._publisher.publish()
+        # Next observations that are stored once are no column: they are gathered by the links between rows.
+        columns = getattr(storage, "columns", {})
+        native = None
+        if hasattr(learner, "start_loop") and list(columns) == [f.name for f in transition.fields]:
+            queues = (laq.native, ldq.native, wsq.native)
+            native = learner.start_loop(replay, list(columns.values()), batch_size, queues, weight_sync_interval)
+        self.kernel: LoopKernel = native or _InterpretedLoop(
+            laq,
+            ldq,
+            replay,
+            storage,
+            learner,
+            transition.empty(batch_size),
+            _WeightPublisher(learner, wsq, weight_sync_interval),
+        )
 
     def restarted(self) -> None:
         """Publish the newest weights."""
-        self._publisher.restart()
+        self.kernel.restart()
 
-    def handle(self, message: Mapping[str, np.ndarray]) -> None:
+    def take(self, timeout_s: float) -> bool:
         """Run the granted iterations."""
-        iterations, beta = int(message["iterations"][0]), float(message["beta"][0])
-        td_error = 0.0
-        for _ in range(iterations):
-            with self._sampling:
-                sample = self._replay.sample(self._batch_size, beta)
-                batch = self._storage.gather(sample.indices, self._batch)
-            result = self._learner.step(batch, sample.weights)
-            self._replay.update(sample.indices, result.priorities, sample.generations)
-            self._publisher.stepped()
-            td_error += result.metrics["td_error"]
-        done = self._ldq.reserve(timeout_s=60.0)
-        if done is None:
-            raise PearlError("The host did not read the training loop's progress for 60 s.")
-        done["iterations"][0], done["td_error"][0] = iterations, td_error / iterations
-        self._ldq.publish()
+        return self.kernel.run_once(timeout_s)
 
     @contextmanager
     def insertion_window(self) -> Iterator[None]:
         """Hold sampling off while the host inserts."""
-        with self._sampling:
+        self.kernel.open_window()
+        try:
             yield
+        finally:
+            self.kernel.close_window()

@@ -313,4 +313,19 @@ void ActorCriticLearner::actor_gradients(Worker& worker, const ActorCriticBatch&
                          group.columns, group.accumulate, false);
 }
 
+void DdpgAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
+  const std::size_t obs = learner_.observation_size() * sizeof(float), action = learner_.action_size() * sizeof(float);
+  const std::size_t wanted[kColumns] = {obs, action, sizeof(float), obs, sizeof(float)};
+  std::copy(wanted, wanted + kColumns, bytes);
+}
+
+StepMetrics DdpgAlgorithm::step(const Batch& batch, float* priorities) {
+  const ActorCriticBatch rows = {batch.rows,      batch.obs,       static_cast<const float*>(batch.actions),
+                                 batch.rewards,   batch.next_obs,  batch.discounts,
+                                 batch.weights,   nullptr,         nullptr};
+  const ActorCriticMetrics found = learner_.step(rows, true, true, critic_, actor_, nullptr, nullptr, priorities);
+  ++*steps_;
+  return {found.loss, found.td_error, found.gradient_norm};
+}
+
 }  // namespace pearl::learner

@@ -9,6 +9,8 @@
 namespace pearl::learner {
 namespace {
 
+const std::int64_t* actions_of(const Batch& batch) { return static_cast<const std::int64_t*>(batch.actions); }
+
 // Of one panel's column: the action of the largest value, the first of equals; NaN counts as largest, as in torch.
 std::size_t best_action(const float* values, std::size_t actions, std::size_t panel) {
   std::size_t best = 0;
@@ -32,12 +34,12 @@ DqnLearner::DqnLearner(const Network& network, float* online, float* target, std
     workers_.push_back(std::make_unique<Worker>(network, kGroup / network.kernels().panel));
 }
 
-StepMetrics DqnLearner::step(const DqnBatch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities) {
+StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities) {
   const std::size_t actions = network_.output_width();
   for (std::size_t i = 0; i < batch.rows; ++i)
-    if (batch.actions[i] < 0 || batch.actions[i] >= static_cast<std::int64_t>(actions))
+    if (actions_of(batch)[i] < 0 || actions_of(batch)[i] >= static_cast<std::int64_t>(actions))
       throw LearnerError("Actions must lie in [0, " + std::to_string(actions) + "); found " +
-                         std::to_string(batch.actions[i]) + " at position " + std::to_string(i) + " of the batch.");
+                         std::to_string(actions_of(batch)[i]) + " at position " + std::to_string(i) + " of the batch.");
   if (batch.rows != rows_) {
     for (const auto& worker : workers_) {
       worker->training.clear();
@@ -85,7 +87,7 @@ StepMetrics DqnLearner::step(const DqnBatch& batch, std::uint64_t step, Optimize
   return {loss / rows, td_error / rows, norm};
 }
 
-void DqnLearner::train(Worker& worker, const DqnBatch& batch, std::size_t begin, std::size_t end, float* gradients,
+void DqnLearner::train(Worker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
                        float* priorities) {
   const std::size_t panel = network_.kernels().panel, inputs = network_.input_width();
   const std::size_t columns = network_.columns(end - begin);
@@ -114,7 +116,7 @@ void DqnLearner::evaluate_next(Worker& worker, const float* rows, std::size_t pa
   std::copy(values, values + floats, worker.next_values.data() + panel * floats);
 }
 
-void DqnLearner::differentiate(Worker& worker, const DqnBatch& batch, std::size_t begin, std::size_t panel,
+void DqnLearner::differentiate(Worker& worker, const Batch& batch, std::size_t begin, std::size_t panel,
                                std::size_t count, float* priorities) {
   const std::size_t size = network_.kernels().panel, actions = network_.output_width();
   const float* values = worker.training.value(network_.output(), panel);
@@ -127,7 +129,7 @@ void DqnLearner::differentiate(Worker& worker, const DqnBatch& batch, std::size_
     const std::size_t i = begin + c;
     const float next = judged[best_action(choosing + c, actions, size) * size + c];
     const float target = batch.rewards[i] + batch.discounts[i] * next;
-    const std::size_t at = static_cast<std::size_t>(batch.actions[i]) * size + c;
+    const std::size_t at = static_cast<std::size_t>(actions_of(batch)[i]) * size + c;
     const float error = values[at] - target, distance = std::fabs(error);
     const float share = batch.weights[i] / rows;
     float loss = 0.0f;
@@ -146,6 +148,18 @@ void DqnLearner::differentiate(Worker& worker, const DqnBatch& batch, std::size_
     worker.td_error += static_cast<double>(distance);
     priorities[i] = distance;
   }
+}
+
+void DqnAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
+  const std::size_t obs = learner_.network().input_width() * sizeof(float);
+  const std::size_t wanted[kColumns] = {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
+  std::copy(wanted, wanted + kColumns, bytes);
+}
+
+StepMetrics DqnAlgorithm::step(const Batch& batch, float* priorities) {
+  const StepMetrics metrics = learner_.step(batch, static_cast<std::uint64_t>(*steps_ + 1), optimizer_, priorities);
+  ++*steps_;
+  return metrics;
 }
 
 }  // namespace pearl::learner

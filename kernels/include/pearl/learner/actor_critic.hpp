@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "pearl/learner/algorithm.hpp"
 #include "pearl/learner/gradients.hpp"
 #include "pearl/learner/network.hpp"
 #include "pearl/learner/optimizer.hpp"
@@ -107,6 +109,22 @@ class ActorCriticLearner {
   TeamGradients critic_gradients_, actor_gradients_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::size_t rows_ = 0;  // of the last batch
+};
+
+// The step of a deterministic policy without noise (DDPG), for a loop. Learner, optimizers and the count of steps are the
+// caller's and outlive it.
+class DdpgAlgorithm : public Algorithm {
+ public:
+  DdpgAlgorithm(ActorCriticLearner& learner, Optimizer& critic, Optimizer& actor, std::int64_t* steps)
+      : learner_(learner), critic_(critic), actor_(actor), steps_(steps) {}
+
+  void item_bytes(std::size_t (&bytes)[kColumns]) const override;
+  StepMetrics step(const Batch& batch, float* priorities) override;
+
+ private:
+  ActorCriticLearner& learner_;
+  Optimizer &critic_, &actor_;
+  std::int64_t* steps_;
 };
 
 }  // namespace pearl::learner

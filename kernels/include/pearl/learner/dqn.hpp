@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "pearl/learner/algorithm.hpp"
 #include "pearl/learner/gradients.hpp"
 #include "pearl/learner/network.hpp"
 #include "pearl/learner/optimizer.hpp"
@@ -15,26 +16,12 @@ namespace pearl::learner {
 
 enum class Loss { huber, mse };  // smooth L1 with its knee at 1, or the squared error (not its half)
 
-struct DqnBatch {
-  std::size_t rows;
-  const float* obs;             // (rows, inputs)
-  const std::int64_t* actions;  // (rows,)
-  const float* rewards;
-  const float* next_obs;
-  const float* discounts;  // of the next value; 0 where the episode terminated
-  const float* weights;    // importance weights
-};
-
 struct DqnSettings {
   bool double_q = true;  // the online network chooses the next action, the target network judges it
   Loss loss = Loss::huber;
   double max_grad_norm = 0.0;                // 0: no clipping
   double tau = 1.0;                          // below 1: Polyak's rate, each step
   std::uint64_t target_update_interval = 1;  // with tau = 1: steps between hard copies
-};
-
-struct StepMetrics {
-  double loss, td_error, gradient_norm;
 };
 
 // Used from one thread at a time. The network and all vectors of parameters are the caller's and outlive it.
@@ -48,7 +35,7 @@ class DqnLearner {
 
   // The step of number `step`, counted from 1; writes |TD error| to priorities `(rows,)`. Throws LearnerError, with
   // weights and optimizer untouched, for an action out of range and for a loss or gradient that is not finite.
-  StepMetrics step(const DqnBatch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities);
+  StepMetrics step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities);
 
  private:
   struct alignas(kCacheLine) Worker {
@@ -58,10 +45,10 @@ class DqnLearner {
     double loss = 0.0, td_error = 0.0;
   };
 
-  void train(Worker& worker, const DqnBatch& batch, std::size_t begin, std::size_t end, float* gradients,
+  void train(Worker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
              float* priorities);
   void evaluate_next(Worker& worker, const float* rows, std::size_t panel, std::size_t count, std::size_t columns);
-  void differentiate(Worker& worker, const DqnBatch& batch, std::size_t begin, std::size_t panel, std::size_t count,
+  void differentiate(Worker& worker, const Batch& batch, std::size_t begin, std::size_t panel, std::size_t count,
                      float* priorities);
 
   const Network& network_;
@@ -71,6 +58,21 @@ class DqnLearner {
   TeamGradients gradients_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::size_t rows_ = 0;  // of the last batch
+};
+
+// Its step, for a loop. Learner, optimizer and the count of steps are the caller's and outlive it.
+class DqnAlgorithm : public Algorithm {
+ public:
+  DqnAlgorithm(DqnLearner& learner, Optimizer& optimizer, std::int64_t* steps)
+      : learner_(learner), optimizer_(optimizer), steps_(steps) {}
+
+  void item_bytes(std::size_t (&bytes)[kColumns]) const override;
+  StepMetrics step(const Batch& batch, float* priorities) override;
+
+ private:
+  DqnLearner& learner_;
+  Optimizer& optimizer_;
+  std::int64_t* steps_;
 };
 
 }  // namespace pearl::learner

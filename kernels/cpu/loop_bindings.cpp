@@ -1,0 +1,94 @@
+// Python bindings of the training loop of setting 2.
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "pearl/learner/algorithm.hpp"
+#include "pearl/training_loop.hpp"
+
+namespace {
+
+using namespace bindings;
+
+// A loop on the caller's arrays and queues.
+struct HeldLoop {
+  HeldLoop(pearl::SumTreeReplay& replay, std::vector<py::array> columns_held, pearl::learner::Algorithm& algorithm,
+           std::size_t batch_size, OnBuffer<pearl::SlotQueue>& grants, OnBuffer<pearl::SlotQueue>& done,
+           OnBuffer<pearl::Snapshot>& snapshot, std::vector<py::array> policy_held, std::size_t interval)
+      : columns(std::move(columns_held)),
+        policy(std::move(policy_held)),
+        storage(store_of(columns)),
+        loop(replay, storage, algorithm, batch_size,
+             {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot},
+             weights_of(policy), interval) {}
+
+  static pearl::ColumnStore store_of(const std::vector<py::array>& columns) {
+    std::vector<pearl::ColumnStore::Column> raw;
+    for (const py::array& column : columns) {
+      const bool contiguous = (column.flags() & py::array::c_style) != 0;
+      if (column.ndim() < 1 || column.shape(0) < 1 || column.shape(0) != columns.front().shape(0) || !contiguous)
+        throw pearl::ReplayError("Columns must be contiguous and of one length of at least 1.");
+      // The loop only reads them, and Python's views of them may be read-only.
+      auto* data = static_cast<char*>(const_cast<void*>(column.data()));
+      raw.push_back({data, static_cast<std::size_t>(column.nbytes() / column.shape(0))});
+    }
+    return {columns.empty() ? 0 : static_cast<std::size_t>(columns.front().shape(0)), std::move(raw)};
+  }
+  static std::vector<pearl::Weights> weights_of(const std::vector<py::array>& arrays) {
+    std::vector<pearl::Weights> weights;
+    for (const py::array& array : arrays) {
+      if (!py::isinstance<Array<float>>(array)) throw pearl::LearnerError("Weights must be contiguous float32.");
+      weights.push_back({static_cast<const float*>(array.data()), static_cast<std::size_t>(array.size())});
+    }
+    return weights;
+  }
+
+  std::vector<py::array> columns;
+  std::vector<py::array> policy;
+  pearl::ColumnStore storage;
+  pearl::TrainingLoop loop;
+};
+
+}  // namespace
+
+void bind_loop(py::module_& m) {
+  py::class_<HeldLoop>(m, "TrainingLoop")
+      .def(py::init<pearl::SumTreeReplay&, std::vector<py::array>, pearl::learner::Algorithm&, std::size_t,
+                    OnBuffer<pearl::SlotQueue>&, OnBuffer<pearl::SlotQueue>&, OnBuffer<pearl::Snapshot>&,
+                    std::vector<py::array>, std::size_t>(),
+           py::arg("replay"), py::arg("columns"), py::arg("algorithm"), py::arg("batch_size"), py::arg("grants"),
+           py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>())
+      .def(
+          "run_once",
+          [](HeldLoop& held, double timeout_s) {
+            const Released released;
+            return held.loop.run_once(timeout_s);
+          },
+          py::arg("timeout_s"))
+      .def("run",
+           [](HeldLoop& held) {
+             const Released released;
+             for (;;) held.loop.run_once(std::numeric_limits<double>::infinity());
+           })
+      .def("restart", [](HeldLoop& held) { held.loop.restart(); })
+      .def(
+          "open_window",
+          [](HeldLoop& held) {
+            const Released released;
+            held.loop.window().open();
+          })
+      .def("close_window", [](HeldLoop& held) { held.loop.window().close(); })
+      .def("seconds", [](const HeldLoop& held) {
+        const auto seconds = held.loop.seconds();
+        py::dict out;
+        out["sample"] = seconds.sample;
+        out["gather"] = seconds.gather;
+        out["train"] = seconds.train;
+        out["update"] = seconds.update;
+        out["publish"] = seconds.publish;
+        return out;
+      });
+}

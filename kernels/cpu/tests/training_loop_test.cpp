@@ -1,0 +1,235 @@
+#include "pearl/training_loop.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "pearl/errors.hpp"
+
+namespace {
+
+using namespace pearl;
+
+constexpr std::size_t kCapacity = 500;
+constexpr std::size_t kBatch = 32;
+constexpr std::size_t kInputs = 3;
+constexpr std::size_t kPolicy = 10;
+
+// Every number of a row tells which item it is of: a row that is half old and half new shows.
+struct Rows {
+  explicit Rows(std::size_t count) : obs(count * kInputs), next(count * kInputs), reward(count), discount(count), action(count) {}
+  void set(std::size_t row, float item) {
+    for (std::size_t k = 0; k < kInputs; ++k) {
+      obs[row * kInputs + k] = item;
+      next[row * kInputs + k] = item + 0.5f;
+    }
+    reward[row] = discount[row] = item;
+    action[row] = static_cast<std::int64_t>(item);
+  }
+  std::vector<float> obs, next, reward, discount;
+  std::vector<std::int64_t> action;
+};
+
+class Recorder : public learner::Algorithm {
+ public:
+  void item_bytes(std::size_t (&bytes)[learner::kColumns]) const override {
+    const std::size_t wanted[learner::kColumns] = {4 * kInputs, 8, 4, 4 * kInputs, 4};
+    std::copy(wanted, wanted + learner::kColumns, bytes);
+  }
+  learner::StepMetrics step(const learner::Batch& batch, float* priorities) override {
+    CHECK(batch.rows == kBatch);
+    const auto* actions = static_cast<const std::int64_t*>(batch.actions);
+    for (std::size_t i = 0; i < batch.rows; ++i) {
+      const float item = batch.rewards[i];
+      CHECK(batch.discounts[i] == item && actions[i] == static_cast<std::int64_t>(item));
+      for (std::size_t k = 0; k < kInputs; ++k)
+        CHECK(batch.obs[i * kInputs + k] == item && batch.next_obs[i * kInputs + k] == item + 0.5f);
+      CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
+      priorities[i] = 0.25f + item;
+    }
+    policy[0] = static_cast<float>(++steps);
+    if (fail_at == steps) throw LearnerError("diverged");
+    return {1.0, 2.0, 3.0};
+  }
+  std::vector<float> policy = std::vector<float>(kPolicy);
+  std::uint64_t steps = 0;
+  std::uint64_t fail_at = 0;
+};
+
+std::vector<char> zeroed(std::size_t nbytes) { return std::vector<char>(nbytes + kCacheLine); }
+
+struct Fixture {
+  Fixture()
+      : grants(memory(grants_memory, SlotQueue::nbytes(2, 128)), grants_size(2), 2, 128, true),
+        done(memory(done_memory, SlotQueue::nbytes(2, 128)), grants_size(2), 2, 128, true),
+        snapshot(memory(snapshot_memory, Snapshot::nbytes(4 * kPolicy)), Snapshot::nbytes(4 * kPolicy), 4 * kPolicy, true),
+        replay(kCapacity, 16, true, 0.6, 3),
+        storage(kCapacity, {{reinterpret_cast<char*>(columns.obs.data()), 4 * kInputs},
+                            {reinterpret_cast<char*>(columns.action.data()), 8},
+                            {reinterpret_cast<char*>(columns.reward.data()), 4},
+                            {reinterpret_cast<char*>(columns.next.data()), 4 * kInputs},
+                            {reinterpret_cast<char*>(columns.discount.data()), 4}}) {
+    insert(200);
+  }
+
+  static std::size_t grants_size(std::size_t slots) { return SlotQueue::nbytes(slots, 128); }
+  static char* memory(std::vector<char>& held, std::size_t nbytes) {
+    held = zeroed(nbytes);
+    const auto at = reinterpret_cast<std::uintptr_t>(held.data());
+    return held.data() + (round_up(at, kCacheLine) - at);
+  }
+  static char* aligned(std::vector<char>& held) {
+    const auto at = reinterpret_cast<std::uintptr_t>(held.data());
+    return held.data() + (round_up(at, kCacheLine) - at);
+  }
+  TrainingLoop::Queues queues() {
+    return {&grants, aligned(grants_memory), &done, aligned(done_memory), &snapshot};
+  }
+  void insert(std::size_t count) {
+    Rows rows(count);
+    std::vector<std::int64_t> slots(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      rows.set(i, static_cast<float>(inserted + i));
+      slots[i] = static_cast<std::int64_t>((inserted + i) % kCapacity);
+    }
+    storage.insert(inserted % kCapacity, count,
+                   {rows.obs.data(), rows.action.data(), rows.reward.data(), rows.next.data(), rows.discount.data()});
+    replay.insert(slots.data(), nullptr, count);
+    inserted += count;
+  }
+  void grant(std::int64_t iterations) {
+    const std::int64_t slot = grants.reserve(10.0);
+    CHECK(slot >= 0);
+    char* at = aligned(grants_memory) + grants.offset(static_cast<std::size_t>(slot));
+    const double beta = 0.4;
+    std::memcpy(at, &iterations, sizeof iterations);
+    std::memcpy(at + 64, &beta, sizeof beta);
+    grants.publish(0);
+  }
+  // Iterations of the next answer.
+  std::int64_t answer() {
+    const std::int64_t slot = done.peek(10.0);
+    CHECK(slot >= 0);
+    const char* at = aligned(done_memory) + done.offset(static_cast<std::size_t>(slot));
+    std::int64_t iterations;
+    double td_error;
+    std::memcpy(&iterations, at, sizeof iterations);
+    std::memcpy(&td_error, at + 64, sizeof td_error);
+    CHECK(td_error == (iterations > 0 ? 2.0 : 0.0));
+    done.release();
+    return iterations;
+  }
+
+  std::vector<char> grants_memory, done_memory, snapshot_memory;
+  SlotQueue grants, done;
+  Snapshot snapshot;
+  Rows columns{kCapacity};
+  SumTreeReplay replay;
+  ColumnStore storage;
+  Recorder algorithm;
+  std::size_t inserted = 0;
+};
+
+void grants_are_run_and_answered() {
+  Fixture f;
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 4);
+  CHECK(f.snapshot.version() == 1);  // the first policy is out at once
+  CHECK(!loop.run_once(0.0));
+  f.grant(10);
+  f.grant(3);
+  CHECK(loop.run_once(1.0) && loop.run_once(1.0) && !loop.run_once(0.0));
+  CHECK(f.answer() == 10 && f.answer() == 3);
+  CHECK(f.algorithm.steps == 13);
+  CHECK(f.snapshot.version() == 4);  // after steps 4, 8 and 12
+  float policy[kPolicy];
+  f.snapshot.read(policy, 0);
+  CHECK(policy[0] == 12.0f);
+  CHECK(f.replay.state().counters.updates == 13 * kBatch);
+  CHECK(loop.seconds().train > 0.0 && loop.seconds().publish > 0.0);
+  std::int64_t slot = 7;
+  float priority;
+  f.replay.retrieve(&slot, &priority, 1);
+  CHECK(priority == 7.25f || priority == 1.0f);  // what the algorithm returned, or never sampled
+  loop.restart();
+  CHECK(f.snapshot.version() == 5);
+  f.grants.close();
+  CHECK(throws<QueueClosedError>([&] { loop.run_once(1.0); }));
+}
+
+void errors_leave_the_window_open() {
+  Fixture f;
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 1);
+  f.algorithm.fail_at = 2;
+  f.grant(5);
+  CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
+  loop.window().open();
+  f.insert(10);
+  loop.window().close();
+  f.replay.close();
+  CHECK(throws<ReplayError>([&] { loop.run_once(1.0); }));  // the grant is still there
+  loop.window().open();
+  loop.window().close();
+}
+
+void what_does_not_fit_is_refused() {
+  Fixture f;
+  const auto make = [&](SumTreeReplay& replay, std::size_t batch, std::size_t policy, std::size_t interval) {
+    TrainingLoop loop(replay, f.storage, f.algorithm, batch, f.queues(), {{f.algorithm.policy.data(), policy}}, interval);
+  };
+  make(f.replay, kBatch, kPolicy, 1);
+  SumTreeReplay other(kCapacity + 1, 16, true, 0.6, 3);
+  CHECK(throws<LearnerError>([&] { make(other, kBatch, kPolicy, 1); }));
+  CHECK(throws<LearnerError>([&] { make(f.replay, 0, kPolicy, 1); }));
+  CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy - 1, 1); }));
+  CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy, 0); }));
+}
+
+void the_host_inserts_between_samplings() {
+  Fixture f;
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8);
+  std::thread thread([&] {
+    try {
+      for (;;) loop.run_once(1.0);
+    } catch (const QueueClosedError&) {
+    }
+  });
+  std::int64_t asked = 0, answered = 0;
+  for (int round = 0; round < 60; ++round) {
+    f.grant(20);
+    asked += 20;
+    for (int k = 0; k < 5; ++k) {
+      loop.window().open();
+      f.insert(17);
+      loop.window().close();
+    }
+    answered += f.answer();
+  }
+  CHECK(answered == asked);
+  f.grants.close();
+  thread.join();
+  CHECK(f.algorithm.steps == static_cast<std::uint64_t>(asked));
+}
+
+void closing_ends_a_grant_early() {
+  Fixture f;
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8);
+  f.grant(std::int64_t{1} << 40);
+  std::thread thread([&] { CHECK(loop.run_once(1.0)); });
+  while (f.snapshot.version() < 3) std::this_thread::yield();
+  f.grants.close();
+  thread.join();
+  CHECK(f.answer() == static_cast<std::int64_t>(f.algorithm.steps));
+}
+
+}  // namespace
+
+int main() {
+  grants_are_run_and_answered();
+  errors_leave_the_window_open();
+  what_does_not_fit_is_refused();
+  the_host_inserts_between_samplings();
+  closing_ends_a_grant_early();
+}

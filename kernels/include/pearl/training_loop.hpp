@@ -1,0 +1,100 @@
+// Setting 2 on the CPU: Replay Manager and Learner in one thread that loops sample -> gather -> train -> update without
+// the host, which grants iterations, inserts between samplings, and reads what was done.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "pearl/aligned.hpp"
+#include "pearl/column_store.hpp"
+#include "pearl/futex.hpp"
+#include "pearl/learner/algorithm.hpp"
+#include "pearl/slot_queue.hpp"
+#include "pearl/snapshot.hpp"
+#include "pearl/sum_tree_replay.hpp"
+
+namespace pearl {
+
+// Shuts samplings out while the host inserts. The loop lets a waiting host go first: it asks far more often.
+class InsertionWindow {
+ public:
+  // Called from the host only.
+  void open() {
+    wanted_.store(true, std::memory_order_seq_cst);
+    mutex_.lock();
+  }
+  void close() {
+    wanted_.store(false, std::memory_order_seq_cst);
+    mutex_.unlock();
+    closed_.ring();
+  }
+  // Called from the loop only.
+  void enter_sampling();
+  void leave_sampling() { mutex_.unlock(); }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<bool> wanted_{false};
+  Signal closed_{};
+};
+
+// A piece of the policy, for the Actors.
+struct Weights {
+  const float* data;
+  std::size_t count;
+};
+
+class TrainingLoop {
+ public:
+  // Columns of `storage` in the order of learner::Batch. A grant is a slot of `grants` with iterations (int64) and, 64
+  // bytes on, beta (double); it is answered by a slot of `done` with iterations and the mean |TD error| of them. Every
+  // `interval` steps the policy goes to `snapshot`.
+  struct Queues {
+    SlotQueue* grants;
+    const char* grants_memory;
+    SlotQueue* done;
+    char* done_memory;
+    Snapshot* snapshot;
+  };
+  TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, learner::Algorithm& algorithm, std::size_t batch_size,
+               const Queues& queues, std::vector<Weights> policy, std::size_t interval);
+
+  // Called from the loop's thread only. Runs the next grant; false if none has come in time. Throws QueueClosedError
+  // once the grants are closed and done with, QueueTimeoutError if the host takes no answer.
+  bool run_once(double timeout_s);
+  // Counts steps anew and publishes the policy, as after construction. While no grant runs.
+  void restart();
+  // Seconds spent since construction: sampling, gathering, training, updating, publishing.
+  struct Seconds {
+    double sample = 0.0, gather = 0.0, train = 0.0, update = 0.0, publish = 0.0;
+  };
+  // While no grant runs.
+  Seconds seconds() const { return seconds_; }
+  InsertionWindow& window() { return window_; }
+
+ private:
+  void publish();
+
+  SumTreeReplay& replay_;
+  const ColumnStore& storage_;
+  learner::Algorithm& algorithm_;
+  Queues queues_;
+  std::vector<Weights> policy_;
+  std::size_t interval_;
+  std::uint64_t steps_ = 0;
+  InsertionWindow window_;
+  Seconds seconds_;
+  std::vector<std::int64_t> indices_;
+  std::vector<float> weights_;
+  std::vector<std::uint32_t> generations_;
+  std::vector<float> priorities_;
+  std::vector<AlignedArray<char>> columns_;
+  std::vector<void*> targets_;
+  learner::Batch batch_;
+  std::vector<float> staging_;
+};
+
+}  // namespace pearl

@@ -1,0 +1,236 @@
+"""Setting 2 in C++: the native loop does, to the bit, what the interpreted one does with the same native parts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from pearl import _native
+from pearl.algorithms import DDPG, DQN, SAC, TD3
+from pearl.algorithms.trainer import Trainer, policy_tensors
+from pearl.errors import TrainerError
+from pearl.learner.native_learner import NativeLearner
+from pearl.learner.torch_learner import TorchLearner
+from pearl.replay import DataStorage, make_replay_manager
+from pearl.runtime.queues import Bell, WeightSyncQueue
+from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
+from pearl.spec import ReplaySpec, TransitionSpec
+
+OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)
+DISCRETE, BOX = spaces.Discrete(4), spaces.Box(-2.0, 2.0, (2,), np.float32)
+BATCH, CAPACITY, INTERVAL = 20, 300, 3
+
+
+class Dueling(DQN):
+    hidden_sizes, dueling, target_update_interval = (16, 16), True, 4
+
+
+class Gradual(DQN):
+    hidden_sizes, tau, double = (24,), 0.05, False
+
+
+class Deterministic(DDPG):
+    hidden_sizes = (16, 8)
+
+
+class Twin(TD3):
+    hidden_sizes = (16,)
+
+
+class Soft(SAC):
+    hidden_sizes = (16,)
+
+
+def rows_of(spec: TransitionSpec, count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    rows = spec.empty(count)
+    for name, column in rows.items():
+        column[...] = rng.integers(0, 4, column.shape) if column.dtype == np.int64 else rng.uniform(-1, 1, column.shape)
+        if name == "discount":
+            column[...] = 0.99 * (rng.random(count) > 0.1)
+    return rows
+
+
+class Setup:
+    """A loop with everything around it; `native` False: the interpreted loop over the same native Learner."""
+
+    def __init__(self, trainer_class: type[Trainer], *, native: bool, learner: type = NativeLearner, **options: Any):
+        space = DISCRETE if issubclass(trainer_class, DQN) else BOX
+        spec = TransitionSpec.from_spaces(OBS, space)
+        self.trainer = trainer_class(OBS, space, seed=3)
+        self.replay = make_replay_manager(ReplaySpec(CAPACITY), seed=5)
+        self.storage = DataStorage(spec, CAPACITY, **options)
+        self.rows = rows_of(spec, CAPACITY)
+        self.replay.insert(self.storage.insert({name: rows[:200] for name, rows in self.rows.items()}))
+        self.bell, made = Bell(), learner(self.trainer)
+        self.laq, self.ldq = GrantQueue(2), ProgressQueue(2, self.bell)
+        self.wsq = WeightSyncQueue(made.weight_count)
+        if not native:
+            made.start_loop = lambda *_: None
+        self.loop = TrainingLoop(
+            self.laq,
+            self.ldq,
+            self.wsq,
+            self.bell,
+            replay=self.replay,
+            storage=self.storage,
+            learner=made,
+            batch_size=BATCH,
+            transition=spec,
+            weight_sync_interval=INTERVAL,
+        )
+
+    def answer(self) -> tuple[int, float]:
+        found = self.ldq.peek(60.0)
+        assert found is not None
+        done = int(found[0]["iterations"][0]), float(found[0]["td_error"][0])
+        self.ldq.release()
+        return done
+
+    def policy(self) -> np.ndarray:
+        return torch.cat([t.detach().reshape(-1) for t in policy_tensors(self.trainer)]).numpy()
+
+
+@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic])
+def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Trainer]) -> None:
+    native, interpreted = Setup(trainer_class, native=True), Setup(trainer_class, native=False)
+    assert isinstance(native.loop.kernel, _native.TrainingLoop)
+    assert not isinstance(interpreted.loop.kernel, _native.TrainingLoop)
+    readers = [setup.wsq.reader() for setup in (native, interpreted)]
+    for number, iterations in enumerate((1, 7, 30)):
+        answers = []
+        for setup in (native, interpreted):
+            assert not setup.loop.run_once()
+            setup.laq.grant(iterations, 0.4 + 0.1 * number)
+            assert setup.loop.run_once()
+            answers.append(setup.answer())
+            with setup.loop.insertion_window():
+                more = {name: rows[200 + 10 * number : 210 + 10 * number] for name, rows in setup.rows.items()}
+                setup.replay.insert(setup.storage.insert(more))
+        assert answers[0][0] == answers[1][0] == iterations
+        assert answers[0][1] == pytest.approx(answers[1][1], rel=1e-6)
+        published = [reader.poll() for reader in readers]
+        np.testing.assert_array_equal(published[0], published[1])
+    np.testing.assert_array_equal(native.policy(), interpreted.policy())
+    assert native.trainer.gradient_steps == interpreted.trainer.gradient_steps == 38
+    states = [setup.replay.state_dict() for setup in (native, interpreted)]
+    for name in ("priorities", "leaves", "times_sampled", "call", "updates"):
+        np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=name)
+    spent = native.loop.kernel.seconds()
+    assert set(spent) == {"sample", "gather", "train", "update", "publish"}
+    assert all(seconds > 0 for seconds in spent.values())
+
+
+def test_the_first_policy_is_out_at_once_and_again_after_a_restart() -> None:
+    setup = Setup(Dueling, native=True)
+    reader = setup.wsq.reader()
+    np.testing.assert_array_equal(reader.poll(), setup.policy())
+    setup.laq.grant(INTERVAL - 1, 0.4)
+    setup.loop.run_once()
+    assert reader.poll() is None
+    setup.loop.restarted()
+    np.testing.assert_array_equal(reader.poll(), setup.policy())
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "learner", "options"),
+    [
+        (Twin, NativeLearner, {}),  # their noise is the trainer's to draw
+        (Soft, NativeLearner, {}),
+        (Dueling, TorchLearner, {}),
+        (Dueling, NativeLearner, {"streams": 1, "share_next_obs": True}),  # no column of next observations
+    ],
+)
+def test_what_is_not_native_throughout_is_interpreted(
+    trainer_class: type[Trainer], learner: type, options: dict[str, Any]
+) -> None:
+    setup = Setup(trainer_class, native=True, learner=learner, **options)
+    assert not isinstance(setup.loop.kernel, _native.TrainingLoop)
+    setup.laq.grant(2, 0.4)
+    assert setup.loop.run_once()
+    assert setup.answer()[0] == 2
+    assert setup.trainer.gradient_steps == 2
+
+
+def test_the_loop_needs_no_gil_and_lets_the_host_insert() -> None:
+    setup = Setup(Dueling, native=True)
+    setup.loop.launch()
+    try:
+        inserted = 0
+        setup.laq.grant(3000, 0.4)
+        while setup.ldq.peek() is None:
+            with setup.loop.insertion_window():
+                part = {name: rows[:5] for name, rows in setup.rows.items()}
+                setup.replay.insert(setup.storage.insert(part))
+            inserted += 1
+            time.sleep(1e-4)
+        assert setup.answer()[0] == 3000
+        assert inserted > 1
+        setup.loop.check()
+        assert setup.trainer.gradient_steps == 3000
+    finally:
+        setup.loop.stop()
+
+
+def test_stopping_ends_a_long_grant() -> None:
+    setup = Setup(Dueling, native=True)
+    setup.loop.launch()
+    setup.laq.grant(10**12, 0.4)
+    while setup.trainer.gradient_steps < 10:
+        time.sleep(1e-3)
+    setup.loop.stop(timeout_s=30.0)
+    assert setup.answer()[0] == setup.trainer.gradient_steps
+
+
+def test_a_step_that_diverges_is_told_to_the_host_and_leaves_the_weights() -> None:
+    setup = Setup(Dueling, native=True)
+    before = setup.policy().copy()
+    setup.storage.insert({name: np.full_like(rows[:100], np.nan) if name == "reward" else rows[:100]
+                          for name, rows in setup.rows.items()})  # fmt: skip
+    for slots in (np.arange(100), np.arange(200, 300)):
+        setup.replay.insert(slots)
+    setup.loop.launch()
+    try:
+        setup.laq.grant(50, 0.4)
+        setup.bell.wait(0, 60.0)
+        with pytest.raises(TrainerError, match="diverged"):
+            setup.loop.check()
+        assert np.isfinite(setup.policy()).all()
+        np.testing.assert_array_equal(setup.policy(), before)
+        with setup.loop.insertion_window():  # the host is not shut out
+            pass
+    finally:
+        setup.loop.stop()
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    setup = Setup(Dueling, native=True)
+    learner = NativeLearner(setup.trainer)
+    queues = (setup.laq.native, setup.ldq.native, setup.wsq.native)
+    columns = list(setup.storage.columns.values())
+    with pytest.raises(TrainerError, match="bytes of column 0"):
+        learner.start_loop(setup.replay, [columns[2], *columns[1:]], BATCH, queues, 1)
+    with pytest.raises(TrainerError, match="five columns"):
+        learner.start_loop(setup.replay, columns[:4], BATCH, queues, 1)
+    other = make_replay_manager(ReplaySpec(CAPACITY + 1), seed=5)
+    with pytest.raises(TrainerError, match="differ in capacity: 301 and 300"):
+        learner.start_loop(other, columns, BATCH, queues, 1)
+    small = WeightSyncQueue(3)
+    with pytest.raises(TrainerError, match="the queue to the Actors takes 3"):
+        learner.start_loop(setup.replay, columns, BATCH, (*queues[:2], small.native), 1)
+
+
+def test_threads_do_not_outlive_the_loop() -> None:
+    before = threading.active_count()
+    setup = Setup(Gradual, native=True)
+    setup.loop.launch()
+    setup.laq.grant(5, 0.4)
+    assert setup.answer()[0] == 5
+    setup.loop.stop()
+    assert threading.active_count() == before
