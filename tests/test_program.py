@@ -426,6 +426,23 @@ def test_an_evaluation_that_fails_is_shown(tmp_path: Path, quick_profiles: None,
     assert (results / "weights.safetensors").exists() == (stage == "at the end")
 
 
+@SETTINGS
+def test_a_step_that_diverges_stops_the_run_and_leaves_its_batch(
+    programs: dict[int, Path], tmp_path: Path, setting: int
+) -> None:
+    program = tmp_path / "diverging.py"
+    shutil.copy(programs[setting], program)
+    edit(program, "\n\n\ndef main() -> int:", '\nSETTINGS["learning_rate"] = 1e30\n\n\ndef main() -> int:')
+    code, output = run(program, "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert "diverged" in output
+    assert "Traceback" not in output
+    batch = np.load(tmp_path / "run" / "failed_batch.npz")
+    assert set(batch) >= {"indices", "weights", "obs", "action", "reward", "next_obs", "discount"}
+    assert len(batch["indices"]) == len(batch["obs"]) > 0
+    assert np.isfinite(batch["obs"]).all()
+
+
 def test_a_failed_bench_reports_no_rates(tmp_path: Path, quick_profiles: None) -> None:
     program = make_program(tmp_path, env="Breaking-v0", env_kwargs={"steps": 1_000_000})
     edit(program, '"steps": 1000000', '"steps": 10')

@@ -81,6 +81,21 @@ void bind_loop(py::module_& m) {
             held.loop.window().open();
           })
       .def("close_window", [](HeldLoop& held) { held.loop.window().close(); })
+      .def("last_batch",
+           [](const HeldLoop& held) {
+             const pearl::learner::Batch& batch = held.loop.batch();
+             const auto rows = static_cast<py::ssize_t>(batch.rows);
+             const void* data[] = {batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.discounts};
+             py::list columns;
+             for (std::size_t i = 0; i < held.columns.size(); ++i) {
+               const py::array& column = held.columns[i];
+               std::vector<py::ssize_t> shape(column.shape(), column.shape() + column.ndim());
+               shape[0] = rows;
+               columns.append(py::array(column.dtype(), shape, data[i]));
+             }
+             return py::make_tuple(Array<std::int64_t>(rows, held.loop.indices().data()), Array<float>(rows, batch.weights),
+                                   columns);
+           })
       .def("seconds", [](const HeldLoop& held) {
         const auto seconds = held.loop.seconds();
         py::dict out;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -72,8 +73,15 @@ class TorchLearner:
                 f"{len(importance)} transitions; found {found}."
             )
         result = priorities.detach().reshape(-1).to("cpu", torch.float32).numpy()
+        td_error = float(result.mean())
+        if not math.isfinite(td_error):
+            raise TrainerError(
+                f"The training step diverged: {int((~np.isfinite(result)).sum())} of {len(result)} priorities are not "
+                "finite. Look at the batch for NaN or huge observations and rewards; a smaller learning rate or "
+                "max_grad_norm may help. Its weights are not to be used: --resume goes on from the last checkpoint."
+            )
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
-        return StepResult(result, {"td_error": float(result.mean()), **own})
+        return StepResult(result, {"td_error": td_error, **own})
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]

@@ -29,7 +29,7 @@ from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
-from pearl.errors import ActorError, ConfigurationError, EnvError, PearlError
+from pearl.errors import ActorError, ConfigurationError, EnvError, PearlError, TrainerError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
@@ -291,7 +291,7 @@ class Session:
         """Do what is due (checkpoint, evaluation, log); False once the run is over and nothing is under way."""
         self._seen = self.bell.value()
         for worker in self._workers:
-            worker.check()
+            self._check_worker(worker)
         self._interrupted()
         self._check_actors()
         self._warn_of_silence()
@@ -308,6 +308,15 @@ class Session:
             action()
         self._draining = bool(self._stop_reason)
         return not self._stop_reason
+
+    def _check_worker(self, worker: Worker) -> None:
+        """Raise what went wrong in the worker; a training step that failed leaves its batch in the run folder."""
+        try:
+            worker.check()
+        except TrainerError as error:
+            path = self.options.run_dir / "failed_batch.npz"
+            np.savez(path, **worker.last_batch())  # type: ignore[arg-type]
+            raise TrainerError(f"{error} The batch was saved as {path}: numpy.load() shows it.") from error
 
     def _check_actors(self) -> None:
         # Once the run stops, actors may end as they like: whoever stopped it may have stopped them too.

@@ -51,6 +51,10 @@ class Worker:
         """Process the next message of the input queue; False if none has come in time."""
         raise NotImplementedError
 
+    def last_batch(self) -> dict[str, np.ndarray]:
+        """After an error: `indices`, `weights` and the columns `(batch, ...)` of the batch that was being trained."""
+        raise NotImplementedError
+
     def restarted(self) -> None:
         """Serial mode, after a checkpoint: go on as a resumed run would."""
         raise NotImplementedError
@@ -188,6 +192,11 @@ class LearnerWorker(Worker):
         """Publish the newest weights."""
         self._publisher.restart()
 
+    def last_batch(self) -> dict[str, np.ndarray]:
+        """The batch of the message that is being processed."""
+        found = self._laq.peek()
+        return {} if found is None else {name: column.copy() for name, column in found[0].items()}
+
     def take(self, timeout_s: float) -> bool:
         """Train one batch."""
         found = self._laq.peek(timeout_s)
@@ -246,6 +255,9 @@ class LoopKernel(Protocol):
     def close_window(self) -> None:
         """Let sampling go on."""
 
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Indices, weights and columns of the batch trained last, or of the one that failed."""
+
 
 class _InterpretedLoop:
     """For any Replay Manager, Data Storage and Learner."""
@@ -265,6 +277,7 @@ class _InterpretedLoop:
         self._batch = batch
         self._batch_size = len(next(iter(batch.values())))
         self._sampling = threading.Lock()
+        self._sample = Sample(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32))
         publisher.publish()
 
     def run_once(self, timeout_s: float) -> bool:
@@ -275,7 +288,7 @@ class _InterpretedLoop:
         td_error = 0.0
         for _ in range(iterations):
             with self._sampling:
-                sample = self._replay.sample(self._batch_size, beta)
+                self._sample = sample = self._replay.sample(self._batch_size, beta)
                 batch = self._storage.gather(sample.indices, self._batch)
             result = self._learner.step(batch, sample.weights)
             self._replay.update(sample.indices, result.priorities, sample.generations)
@@ -297,6 +310,9 @@ class _InterpretedLoop:
 
     def close_window(self) -> None:
         self._sampling.release()
+
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        return self._sample.indices, self._sample.weights, list(self._batch.values())
 
 
 class TrainingLoop(Worker):
@@ -321,10 +337,11 @@ class TrainingLoop(Worker):
         weight_sync_interval: int,
     ) -> None:
         super().__init__("training loop", laq, bell, learner.prepare)
+        self._names = [f.name for f in transition.fields]
         # Next observations that are stored once are no column: they are gathered by the links between rows.
         columns = getattr(storage, "columns", {})
         native = None
-        if hasattr(learner, "start_loop") and list(columns) == [f.name for f in transition.fields]:
+        if hasattr(learner, "start_loop") and list(columns) == self._names:
             queues = (laq.native, ldq.native, wsq.native)
             native = learner.start_loop(replay, list(columns.values()), batch_size, queues, weight_sync_interval)
         self.kernel: LoopKernel = native or _InterpretedLoop(
@@ -344,6 +361,11 @@ class TrainingLoop(Worker):
     def take(self, timeout_s: float) -> bool:
         """Run the granted iterations."""
         return self.kernel.run_once(timeout_s)
+
+    def last_batch(self) -> dict[str, np.ndarray]:
+        """The batch of the iteration that failed."""
+        indices, weights, columns = self.kernel.last_batch()
+        return {"indices": indices, "weights": weights, **dict(zip(self._names, columns, strict=True))}
 
     @contextmanager
     def insertion_window(self) -> Iterator[None]:

@@ -73,6 +73,9 @@ class TrainingLoop {
   };
   // While no grant runs.
   Seconds seconds() const { return seconds_; }
+  // The batch that was trained last, or failed, with its slots. While no grant runs.
+  const learner::Batch& batch() const { return batch_; }
+  const std::vector<std::int64_t>& indices() const { return indices_; }
   InsertionWindow& window() { return window_; }
 
  private:
