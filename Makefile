@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-eps bench-replay clean
+.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-eps bench-replay clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,6 +87,9 @@ bench-replay: bench-env  ## Replay Manager and Data Storage beside other replay 
 	$(BENCH)/bin/cmake -S . -B build/replay_bench -DPEARL_PYTHON=OFF -DPEARL_BENCH=ON -DCMAKE_BUILD_TYPE=Release
 	$(BENCH)/bin/cmake --build build/replay_bench --parallel 2 --target replay_bench
 	$(BENCH)/bin/python -m benchmarks.replay --native build/replay_bench/replay_bench $(BENCH_ARGS)
+
+bench-actors: bench-env  ## Environment steps per second beside Stable-Baselines3; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.actors $(BENCH_ARGS)
 
 bench-eps: bench-env  ## Experiences trained per second beside other frameworks; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.eps $(BENCH_ARGS)

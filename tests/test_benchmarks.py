@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
@@ -13,7 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import peers, record, replay, report  # noqa: E402
+from benchmarks import eps, peers, record, replay, report, solve_time  # noqa: E402
+from benchmarks.peers import solving, training  # noqa: E402
 
 TINY = replay.Plan(sizes=(2_000,), batches=(8,), fanouts=(4, 16), curve=(), repeats=3, repeat_s=1e-5)
 
@@ -174,3 +178,130 @@ def test_plots_are_drawn_from_what_was_measured(tmp_path, monkeypatch):
     (drawn,) = replay.plot(timings)
     assert drawn["file"] == "replay_tree_sample.png"
     assert (tmp_path / drawn["file"]).stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("setting", ["setting1", "setting2"])
+def test_only_the_actors_are_taken_out_of_a_program(tmp_path, setting):
+    whole = tmp_path / "program.py"
+    shutil.copyfile(ROOT / "tests" / "golden" / f"{setting}.py", whole)
+    composed = eps.split(whole)
+    before, after = whole.read_text().splitlines(), composed.alone.read_text().splitlines()
+    differing = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert len(differing) == 1
+    assert "launch_actors" in differing[0][0]
+    assert "launch_actors" not in composed.alone.read_text()
+    compile(composed.alone.read_text(), "alone", "exec")
+    assert composed.learner in ("torch", "native")
+
+
+def test_a_program_that_starts_no_actors_is_not_measured(tmp_path):
+    whole = tmp_path / "program.py"
+    whole.write_text("learner = TorchLearner()\n")
+    with pytest.raises(RuntimeError, match="launch_actors"):
+        eps.split(whole)
+
+
+def test_rows_of_rates_take_medians_and_tell_reasons():
+    found = eps.eps_row("a case", [300.0, 100.0, 200.0], "a peer", [10.0, 30.0, 20.0], "")
+    assert (found.ours, found.theirs, found.ratio, found.spread) == (200.0, 20.0, 10.0, (100.0, 300.0))
+    lost = eps.eps_row("a case", [300.0], "a peer", [], "cannot train")
+    assert (lost.theirs, lost.ratio, lost.reason) == (None, None, "cannot train")
+
+
+def test_rate_counts_the_experiences_of_the_time_that_passed():
+    now, calls = [0.0], []
+
+    def train(steps):
+        calls.append(steps)
+        now[0] += steps * 1e-3
+
+    assert training.rate(train, batch=32, seconds=1.0, clock=lambda: now[0]) == pytest.approx(32_000)
+    assert calls[0] == 1
+    assert max(calls) == pytest.approx(training.CHUNK_S / 1e-3, abs=1)  # few calls, and not far beyond the time asked
+
+
+def serving(make):
+    """What a peer that is made by the code `make` answers to one request."""
+    code = f"from benchmarks.peers.training import serve\ndef make(case):\n    {make}\nserve(make)"
+    case = json.dumps({"algorithm": "dqn", "environment": "CartPole-v1", "hidden": [64], "batch": 32, "slots": 9})
+    done = subprocess.run(
+        [sys.executable, "-c", code, case],
+        input="0.01\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_peer_answers_in_json_whatever_its_framework_prints():
+    ready, trained = serving(
+        "import time; print('hello'); return f'peer of {case.batch}', lambda n: print('training', time.sleep(n / 1e3))"
+    )
+    assert ready == {"name": "peer of 32"}
+    assert trained["eps"] > 0
+
+
+def test_a_peer_that_cannot_train_says_why():
+    (answer,) = serving("raise ImportError('No module named ray')")
+    assert answer == {"reason": "cannot train: ImportError: No module named ray"}
+
+
+def test_a_side_tells_what_its_peer_lacks():
+    case = training.Case("ddpg", "MountainCarContinuous-v0", (256, 128), 32, 1_000)
+    with training.Side("rllib_training", case, "RLlib") as side:
+        assert "only its DQN" in side.reason
+        with pytest.raises(RuntimeError, match="RLlib"):
+            side.train(0.01)
+
+
+def solving_run(tmp_path, code, limit_s=60.0):
+    return solve_time.run([sys.executable, "-c", code], tmp_path, limit_s)
+
+
+def test_a_run_is_timed_to_the_line_that_says_it_is_solved(tmp_path):
+    code = f"import time; print('{solving.SOLVED} at last'); time.sleep(1.5)"
+    outcome = solving_run(tmp_path, code)
+    assert outcome.solved
+    assert not outcome.reason
+    assert outcome.seconds > 0
+    assert outcome.memory_mb > 1
+
+
+def test_runs_that_do_not_solve_are_told_from_those_that_fail(tmp_path):
+    ended = solving_run(tmp_path, "print('not yet')")
+    assert not ended.solved
+    assert not ended.reason
+    failed = solving_run(tmp_path, "raise ImportError('no such framework')")
+    assert not failed.solved
+    assert "no such framework" in failed.reason
+    late = solving_run(tmp_path, "import time; time.sleep(60)", limit_s=0.5)
+    assert not late.solved
+    assert not late.reason
+    assert late.seconds < 50
+
+
+def test_rows_of_solving_say_how_many_seeds_did():
+    task = solve_time.Task("CartPole-v1", 475.0, 3, (), ())
+    ours = {"ours": [solve_time.Outcome(s, 100.0, True) for s in (1.0, 3.0, 2.0)]}
+    theirs = {
+        "slow": [solve_time.Outcome(s, 400.0, s < 60) for s in (10.0, 60.0, 20.0)],
+        "absent": [solve_time.Outcome(0.1, 0.0, False, "ended with code 1: ImportError")],
+    }
+    rows = {(r.unit, r.peer.partition(" ")[0]): r for r in solve_time.rows_of(task, ours, theirs)}
+    assert rows["s", "slow"].ratio == 10.0
+    assert rows["s", "slow"].spread == (1.0, 3.0)
+    assert "2 of 3 seeds" in rows["s", "slow"].peer
+    assert "seeds" not in rows["s", "slow"].case
+    assert rows["MB", "slow"].ratio == 4.0
+    assert rows["s", "absent"].theirs is None
+    assert "ImportError" in rows["s", "absent"].reason
+
+
+def test_a_peer_passes_by_its_greedy_returns(capsys):
+    examiner = solving.Examiner("CartPole-v1", goal=100.0, seed=1)
+    assert not examiner.passes(lambda obs: np.zeros(len(obs), np.int64))  # falls over at once
+    assert solving.SOLVED not in capsys.readouterr().out
+    assert examiner.passes(lambda obs: (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(np.int64))
+    assert solving.SOLVED in capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""RLlib's DQN with prioritized replay: the training half of its own `training_step`, in one thread."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+from typing import Any
+
+from benchmarks.peers.training import Case, Train, serve
+
+EPISODE = 200  # steps of the episodes that fill the replay
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+def _start_ray() -> None:
+    """Start Ray's own processes on all cores, so that they leave alone the one on which is measured."""
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="ray-")
+
+    def end() -> None:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    core = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, _temp_dir=folder)
+    os.sched_setaffinity(0, core)
+
+
+def make(case: Case) -> tuple[str, Train]:
+    """An algorithm whose replay buffer is full of random transitions, and its training steps.
+
+    What is timed is RLlib's own loop, told to take no environment steps: it samples episodes by priority, lets its
+    Learner make batches of them and train, and updates the priorities; the weights go to its environment runner once
+    a call, not once a step.
+    """
+    if case.algorithm != "dqn" or not case.hidden:
+        raise NotImplementedError("only its DQN with linear layers is compared")
+    import numpy as np
+    import ray
+    import torch
+    from ray.rllib.algorithms.dqn import DQNConfig, dqn
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+    logging.disable(logging.WARNING)
+    _start_ray()
+    torch.set_num_threads(1)
+    config = (
+        DQNConfig()
+        .environment(case.environment)
+        .framework("torch")
+        .env_runners(num_env_runners=0)
+        .learners(num_learners=0)
+        .training(
+            train_batch_size=case.batch,
+            double_q=False,
+            dueling=False,
+            num_steps_sampled_before_learning_starts=0,
+            replay_buffer_config={
+                "type": "PrioritizedEpisodeReplayBuffer",
+                "capacity": case.slots,
+                "alpha": 0.6,
+                "beta": 0.4,
+            },
+        )
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=list(case.hidden), fcnet_activation="relu", head_fcnet_hiddens=[]
+            )
+        )
+    )
+    algorithm: Any = config.build_algo()
+    rng = np.random.default_rng(1)
+    size = algorithm.env_runner.env.single_observation_space.shape
+    actions = int(algorithm.env_runner.env.single_action_space.n)
+    for _ in range(case.slots // EPISODE):
+        algorithm.local_replay_buffer.add(
+            [
+                SingleAgentEpisode(
+                    observations=list(rng.standard_normal((EPISODE + 1, *size), np.float32)),
+                    actions=list(rng.integers(0, actions, EPISODE)),
+                    rewards=list(rng.standard_normal(EPISODE)),
+                    terminated=True,
+                    len_lookback_buffer=0,
+                )
+            ]
+        )
+    algorithm.training_step()  # with environment steps: makes the metrics that later ones add to
+
+    def train(steps: int) -> None:
+        dqn.calculate_rr_weights = lambda config: (0, steps)
+        algorithm.training_step()
+
+    return f"RLlib {ray.__version__}, prioritized replay", train
+
+
+if __name__ == "__main__":
+    serve(make)

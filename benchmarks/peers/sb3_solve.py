@@ -1,0 +1,74 @@
+"""Stable-Baselines3 with the settings that its RL Zoo has tuned, until the environment is solved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import stable_baselines3 as sb3
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import NormalActionNoise
+
+from benchmarks.peers.solving import INTERVAL, Examiner, parse
+
+# RL Zoo's hyperparameters of dqn CartPole-v1, sac Pendulum-v1 and td3 Pendulum-v1; the rest is Stable-Baselines3's own.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dqn": {
+        "steps": 50_000,
+        "learning_rate": 2.3e-3,
+        "batch_size": 64,
+        "buffer_size": 100_000,
+        "learning_starts": 1_000,
+        "gamma": 0.99,
+        "target_update_interval": 10,
+        "train_freq": 256,
+        "gradient_steps": 128,
+        "exploration_fraction": 0.16,
+        "exploration_final_eps": 0.04,
+        "policy_kwargs": {"net_arch": [256, 256]},
+    },
+    "sac": {"steps": 20_000, "learning_rate": 1e-3},
+    "td3": {
+        "steps": 20_000,
+        "learning_rate": 1e-3,
+        "gamma": 0.98,
+        "buffer_size": 200_000,
+        "learning_starts": 10_000,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "policy_kwargs": {"net_arch": [400, 300]},
+    },
+}
+NOISE = {"td3": 0.1}  # standard deviation of the action noise
+
+
+class _Examination(BaseCallback):
+    """Stops training when the policy passes."""
+
+    def __init__(self, examiner: Examiner) -> None:
+        super().__init__()
+        self.examiner = examiner
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps % INTERVAL:
+            return True
+        return not self.examiner.passes(lambda obs: self.model.predict(obs, deterministic=True)[0])
+
+
+def main() -> None:
+    options = parse(__doc__, algorithm=tuple(SETTINGS))
+    torch.set_num_threads(1)
+    settings = dict(SETTINGS[options.algorithm])
+    steps = settings.pop("steps")
+    examiner = Examiner(options.environment, options.goal, options.seed)
+    if scale := NOISE.get(options.algorithm):
+        size = examiner.envs.single_action_space.shape
+        settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, scale))
+    kinds: dict[str, Any] = {"dqn": sb3.DQN, "sac": sb3.SAC, "td3": sb3.TD3}
+    model = kinds[options.algorithm]("MlpPolicy", options.environment, seed=options.seed, device="cpu", **settings)
+    model.learn(steps, callback=_Examination(examiner))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Training by other frameworks, in a process each that trains when told: what its side and the benchmark's agree on.
+
+A peer's module is run as `python -m benchmarks.peers.NAME CASE`, with the case as JSON. It answers one line of JSON:
+its name and version, or the reason why it cannot take part. For each line it then reads, a count of seconds, it trains
+that long and answers how many experiences it trained in a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Algorithm = Literal["dqn", "ddpg", "sac"]
+Train = Callable[[int], object]
+CHUNK_S = 0.1  # frameworks train so many steps a call: as many as take about this long
+END_S = 30.0  # what a framework may take to end its own processes
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: the same networks, batch and count of slots, all filled, on every side."""
+
+    algorithm: Algorithm
+    environment: str
+    hidden: tuple[int, ...]  # of every network; empty for the convolutional one of Mnih et al. 2015
+    batch: int
+    slots: int
+
+    @property
+    def title(self) -> str:
+        """As a row of the results names it."""
+        network = "x".join(map(str, self.hidden)) or "Nature CNN"
+        return f"{self.algorithm.upper()} {self.environment} {network}, batch {self.batch}"
+
+
+@dataclass
+class Side:
+    """A peer's process. `reason` says why there is none; a context manager, which ends the process."""
+
+    module: str
+    case: Case
+    name: str  # its process knows the version, too
+    reason: str = ""
+
+    def __enter__(self) -> Side:
+        command = [sys.executable, "-m", f"benchmarks.peers.{self.module}", json.dumps(asdict(self.case))]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+        answer = self._read()
+        self.name, self.reason = answer.get("name", self.name), answer.get("reason", "")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def train(self, seconds: float) -> float:
+        """Experiences trained per second, over about so many seconds."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise RuntimeError(f"{self.name} ended") from None
+        answer = self._read()
+        if "eps" not in answer:
+            raise RuntimeError(f"{self.name}: {answer.get('reason', 'no answer')}")
+        return float(answer["eps"])
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = json.loads(line) if line else {"reason": f"its process ended with code {self._process.wait()}"}
+        assert isinstance(found, dict)
+        return found
+
+
+def rate(train: Train, batch: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Experiences per second of `train(steps)`, called until `seconds` have passed."""
+    steps, chunk, start = 0, 1, clock()
+    while True:
+        train(chunk)
+        steps += chunk
+        elapsed = clock() - start
+        if elapsed >= seconds:
+            return steps * batch / elapsed
+        chunk = max(1, min(2 * chunk, int(steps / elapsed * CHUNK_S)))
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in a line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:160]}"
+
+
+def serve(make: Callable[[Case], tuple[str, Train]], arguments: Sequence[str] | None = None) -> None:
+    """A peer's whole program: make what trains, warm it up, then train whenever told."""
+    (text,) = sys.argv[1:] if arguments is None else arguments
+    said = json.loads(text)
+    case = Case(**{**said, "hidden": tuple(said["hidden"])})
+    # Whatever the framework prints must not come between the answers.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+
+        def answer(**found: object) -> None:
+            answers.write(json.dumps(found) + "\n")
+            answers.flush()
+
+        try:
+            name, train = make(case)
+            train(3)
+        except NotImplementedError as error:
+            answer(reason=str(error))
+            return
+        except Exception as error:  # a framework may raise anything
+            answer(reason=f"cannot train: {first_line(error)}")
+            return
+        answer(name=name)
+        for line in sys.stdin:
+            answer(eps=rate(train, case.batch, float(line)))

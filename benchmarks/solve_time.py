@@ -1,0 +1,260 @@
+"""Time until an environment is solved, and the memory that it takes, beside other frameworks.
+
+Seconds count from the start of the process to the evaluation that says so, that evaluation included. Everybody is
+judged alike: every 1,000 environment steps 20 greedy episodes, and where their mean reaches the goal, 20 others, whose
+mean must reach it too. Ours is the committed example as a user starts it, composing without earlier measurements, and
+the program that it wrote, started by itself. `--quick` is one seed of CartPole-v1, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
+from benchmarks.record import Row, write
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSING, COMPOSED = "example, composing included", "composed program"
+SAMPLE_S = 0.1  # between looks at the memory
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A script of `benchmarks.peers`, its options, and how long it may take."""
+
+    name: str
+    module: str
+    options: tuple[str, ...] = ()
+    limit_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment, the mean return that solves it, our examples for it and the peers."""
+
+    environment: str
+    goal: float
+    seeds: int
+    examples: tuple[str, ...]
+    peers: tuple[Peer, ...]
+
+
+TASKS = (
+    Task(
+        "CartPole-v1",
+        475.0,
+        5,
+        ("dqn_cartpole",),
+        (
+            Peer("Stable-Baselines3 DQN, RL Zoo settings", "sb3_solve", ("--algorithm", "dqn")),
+            Peer("CleanRL-style DQN", "cleanrl_dqn", limit_s=60.0),
+        ),
+    ),
+    Task(
+        "Pendulum-v1",
+        -200.0,
+        3,
+        ("td3_pendulum", "sac_pendulum"),
+        (
+            Peer("Stable-Baselines3 TD3, RL Zoo settings", "sb3_solve", ("--algorithm", "td3")),
+            Peer("Stable-Baselines3 SAC, RL Zoo settings", "sb3_solve", ("--algorithm", "sac")),
+        ),
+    ),
+)
+OUR_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: seconds until solved (where it was not, until it ended), and the most memory that it took, in MB.
+
+    `reason` says why it could not run.
+    """
+
+    seconds: float
+    memory_mb: float
+    solved: bool
+    reason: str = ""
+
+
+def resident_mb(session: int) -> float:
+    """Memory resident in all processes of a session, in MB; pages that they share count for each. 0 without /proc."""
+    pages = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(process.name)) == session:
+                pages += int((process / "statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue  # ended meanwhile
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Run `command` in `folder` until it ends, and time the line that says it has solved its environment."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+", dir=folder) as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        )
+        most, ended = 0.0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not ended.wait(SAMPLE_S):
+                most = max(most, resident_mb(process.pid))
+                if time.monotonic() - start > limit_s:
+                    process.send_signal(signal.SIGTERM)
+                    return
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        seconds = None
+        assert process.stdout is not None
+        for line in process.stdout:
+            if SOLVED in line and seconds is None:
+                seconds = time.monotonic() - start
+        code = process.wait()
+        total = time.monotonic() - start
+        ended.set()
+        watcher.join()
+        errors.seek(0)
+        last = (errors.read().strip().splitlines() or [""])[-1]
+    reason = f"ended with code {code}: {last[:160]}" if seconds is None and code > 0 and total < limit_s else ""
+    return Outcome(total if seconds is None else seconds, most, seconds is not None, reason)
+
+
+def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
+    """The example in an empty folder, without earlier measurements; then the program that it wrote, by itself."""
+    home = folder / f"{example}-{seed}"
+    home.mkdir()
+    options = ["--seed", str(seed), "--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES)]
+    options.append(f"--until-return={goal}")  # not every environment has a threshold registered
+    cache = {"PEARL_CACHE_DIR": str(home / "cache")}
+    script = ROOT / "examples" / f"{example}.py"
+    composing = run([sys.executable, str(script), *options, "--run-dir", "first"], home, OUR_LIMIT_S, cache)
+    found = {f"{example}, {COMPOSING}": composing}
+    for program in home.glob("runs/*/program.py"):
+        command = [sys.executable, str(program), *options, "--run-dir", "second"]
+        found[f"{example}, {COMPOSED}"] = run(command, home, OUR_LIMIT_S, cache)
+    return found
+
+
+def run_peer(peer: Peer, task: Task, seed: int, folder: Path) -> Outcome:
+    """A peer's script; nothing that it leaves is kept."""
+    command = [sys.executable, "-m", f"benchmarks.peers.{peer.module}", *peer.options]
+    command += ["--seed", str(seed), "--environment", task.environment, f"--goal={task.goal}"]
+    return run(command, folder, peer.limit_s)
+
+
+def rows_of(task: Task, ours: Mapping[str, Sequence[Outcome]], theirs: Mapping[str, Sequence[Outcome]]) -> list[Row]:
+    """Each of ours beside each peer: medians of seconds and of memory.
+
+    A run that did not solve its environment counts with the time it took, which is less than it would have needed;
+    the row says how many did.
+    """
+    rows = []
+    for unit in ("s", "MB"):
+        for name, of_ours in ours.items():
+            values = [value_of(outcome, unit) for outcome in of_ours]
+            what = "time to solve" if unit == "s" else "memory"
+            case = f"{task.environment} {what}: {name}{solved_count(of_ours)}"
+            for peer, of_peer in theirs.items():
+                reason = next((outcome.reason for outcome in of_peer if outcome.reason), "")
+                middle = None if reason else statistics.median(value_of(outcome, unit) for outcome in of_peer)
+                spread = (min(values), max(values))
+                label = peer if reason else f"{peer}{solved_count(of_peer)}"
+                rows.append(
+                    Row(case, statistics.median(values), unit, "lower", spread, len(values), label, middle, reason)
+                )
+    return rows
+
+
+def value_of(outcome: Outcome, unit: str) -> float:
+    """The seconds or the MB of a run."""
+    return outcome.seconds if unit == "s" else outcome.memory_mb
+
+
+def solved_count(outcomes: Sequence[Outcome]) -> str:
+    """How many solved it, where not all did."""
+    solved = sum(outcome.solved for outcome in outcomes)
+    return "" if solved == len(outcomes) else f" ({solved} of {len(outcomes)} seeds solved it)"
+
+
+def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]:
+    """All seeds of a task, ours and theirs in turns; rows and every run."""
+    ours: dict[str, list[Outcome]] = {}
+    theirs: dict[str, list[Outcome]] = {}
+    runs: list[dict[str, object]] = []
+
+    def note(group: dict[str, list[Outcome]], name: str, seed: int, outcome: Outcome) -> None:
+        group.setdefault(name, []).append(outcome)
+        how = "solved" if outcome.solved else outcome.reason or "not solved"
+        runs.append(
+            {
+                "environment": task.environment,
+                "what": name,
+                "seed": seed,
+                "seconds": outcome.seconds,
+                "memory_mb": outcome.memory_mb,
+                "outcome": how,
+            }
+        )
+        print(
+            f"{task.environment:12} {name:50} seed {seed}  {outcome.seconds:6.1f} s  "
+            f"{outcome.memory_mb:7,.0f} MB  {how}",
+            flush=True,
+        )
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in range(1, seeds + 1):
+            for example in task.examples:
+                for name, outcome in run_ours(example, task.goal, seed, Path(scratch)).items():
+                    note(ours, name, seed, outcome)
+            for peer in task.peers:
+                if not any(outcome.reason for outcome in theirs.get(peer.name, ())):
+                    note(theirs, peer.name, seed, run_peer(peer, task, seed, Path(scratch)))
+    return rows_of(task, ours, theirs), runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed of CartPole-v1; writes nothing")
+    parser.add_argument("--seeds", type=int, help="at most so many seeds a task; writes nothing")
+    parser.add_argument("--only", choices=[task.environment for task in TASKS], help="one task; writes nothing")
+    arguments = parser.parse_args()
+    tasks = TASKS[:1] if arguments.quick else TASKS
+    most = 1 if arguments.quick else arguments.seeds
+    rows: list[Row] = []
+    runs: list[dict[str, object]] = []
+    for task in tasks:
+        if arguments.only in (None, task.environment):
+            found, noted = measure(task, min(task.seeds, most or task.seeds))
+            rows += found
+            runs += noted
+    for row in rows:
+        against = row.reason if row.theirs is None else f"{row.theirs:8,.1f}  {row.ratio:.2f}x"
+        print(f"{row.case:75} {row.ours:8,.1f} {row.unit:3} {row.peer:42} {against}")
+    if most is None and arguments.only is None:
+        write("solve_time", "make bench-solve", threads=os.cpu_count() or 1, rows=rows, runs=runs)
+
+
+if __name__ == "__main__":
+    main()
