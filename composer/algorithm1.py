@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer.matrix import AssignmentMatrix, LearnerCell, MissingCell, ReplayCell
+from composer.matrix import AssignmentMatrix, LearnerCell, LearnerOption, MissingCell, ReplayCell
 from composer.placement import (
     METRICS,
     TIE,
@@ -55,10 +55,11 @@ def place(
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
-    Step 1 takes the pair that maximises experiences per second (or per joule) by Eq. 7; costs equal to 1e-9 go to
-    the least traffic between devices, then to fewer devices, then to the order of the matrix. Step 2 puts the Data
-    Storage where its traffic takes least time, or on `storage_forced`. `transition_bytes` is E; every environment
-    (`actor_count` times `envs_per_actor`) inserts one transition per iteration.
+    Step 1 takes the pair of devices, and the implementation of the Learner, that maximise experiences per second (or
+    per joule) by Eq. 7; costs equal to 1e-9 go to the least traffic between devices, then to fewer devices, then to
+    the order of the matrix. Step 2 puts the Data Storage where its traffic takes least time, or on `storage_forced`.
+    `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
+    iteration.
 
     Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
     missing active_watts where power counts.
@@ -97,6 +98,7 @@ def place(
         replay_manager=best.replay.device,
         learner=best.learner.device,
         storage=best.storage[0].device,
+        implementation=best.learner.implementation,
         metric=search.metric,
         batch_size=batch_size,
         transition_bytes=transition_bytes,
@@ -106,6 +108,7 @@ def place(
         candidates=tuple(ranked),
         impossible=tuple(impossible),
         unavailable=matrix.unavailable,
+        unsupported=matrix.unsupported,
     )
 
 
@@ -125,22 +128,28 @@ class _Search:
         impossible: list[Impossible] = []
         for replay_device in self.matrix.devices:
             for learner_device in self.matrix.devices:
-                cells = self._cells(replay_device, learner_device)
-                missing = [cell.reason for cell in cells if isinstance(cell, MissingCell)]
-                replay, learner = cells
-                if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
-                    impossible.append(Impossible(replay_device, learner_device, "; ".join(dict.fromkeys(missing))))
-                    continue
-                try:
-                    candidates.append(self._candidate(replay_device, replay, learner_device, learner))
-                except PlacementError as error:  # no route between two devices
-                    impossible.append(Impossible(replay_device, learner_device, str(error)))
+                reasons: dict[str, None] = {}
+                found: list[Candidate] = []
+                for option in self.matrix[learner_device].learners:
+                    replay, learner = self._cells(replay_device, learner_device, option)
+                    reasons.update((cell.reason, None) for cell in (replay, learner) if isinstance(cell, MissingCell))
+                    if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
+                        continue
+                    try:
+                        found.append(self._candidate(replay_device, replay, learner_device, learner))
+                    except PlacementError as error:  # no route between two devices
+                        reasons[str(error)] = None
+                candidates += found
+                if not found:
+                    impossible.append(Impossible(replay_device, learner_device, "; ".join(reasons)))
         return candidates, impossible
 
-    def _cells(self, i: str, j: str) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell]:
+    def _cells(
+        self, i: str, j: str, option: LearnerOption
+    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell]:
         if i != j:
-            return self.matrix[i].replay, self.matrix[j].learner
-        pair = self.matrix[i].pair
+            return self.matrix[i].replay, option.learner
+        pair = option.pair
         return (pair, pair) if isinstance(pair, MissingCell) else (pair.replay, pair.learner)
 
     def _candidate(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell) -> Candidate:
@@ -161,7 +170,13 @@ class _Search:
         return Candidate(
             replay=ReplayConfig(i, on_i.backend, on_i.selector, replay.fanout, replay.workers),
             learner=LearnerConfig(
-                j, on_j.backend, on_j.selector, learner.threads, learner.sub_batches, learner.streams
+                j,
+                on_j.backend,
+                on_j.selector,
+                learner.threads,
+                learner.sub_batches,
+                learner.streams,
+                learner.implementation,
             ),
             terms=terms,
             t_itr_us=terms.t_itr_us,

@@ -20,7 +20,8 @@ from composer.python_source import EXPLORATIONS, documented, imports, laid_out, 
 from composer.trainer_source import trainer_import
 from pearl import algorithms
 from pearl.devices.description import Device
-from pearl.errors import GenerationError
+from pearl.errors import ConfigurationError, GenerationError
+from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implementation
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.earlier import put_aside
 from pearl.spec import Exponent, ReplaySpec
@@ -37,7 +38,8 @@ _SETTING_NAMES = {
 _TAKEN_NAMES = {
     *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
     *(kind.__name__ for kind in EXPLORATIONS),
-    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchLearner", "TorchDataStorage", "Constant", "Linear"),
+    *(implementation.name for implementation in LEARNERS.values()),
+    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchDataStorage", "Constant", "Linear"),
     *("ReplayRequestQueue", "make_replay_manager", "import_class"),
     *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
     *dir(builtins),
@@ -91,12 +93,40 @@ def _check_parameters(source: ProgramSource) -> None:
     dataclasses.replace(source.problem.replay, fanout=source.replay.fanout)  # ConfigurationError if it is no fanout
 
 
-def _imported_names(source: ProgramSource, setting: int, folder: str, *, storage_on_learner: bool) -> str:
+def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
+    """The Learner that is written into the program; GenerationError if it cannot be what the configuration says."""
+    try:
+        found = LEARNERS[check_implementation(learner.implementation)]
+    except ConfigurationError as error:
+        raise GenerationError(str(error)) from error
+    if device.backend not in found.backends:
+        others = [name for name, other in LEARNERS.items() if device.backend in other.backends]
+        raise GenerationError(
+            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices; found "
+            f"{device.name}, a {device.backend} device. Choose another device"
+            + (f", or the implementation {' or '.join(others)}." if others else ".")
+        )
+    if learner.sub_batches > 1 and "sub_batches" not in found.arguments:
+        raise GenerationError(
+            f"The {learner.implementation} Learner splits batches over its threads: sub_batches must be 1; found "
+            f"{learner.sub_batches}. Correct it."
+        )
+    return found
+
+
+def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, device: str) -> dict[str, object]:
+    values = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
+    return {name: values[name] for name in found.arguments}
+
+
+def _imported_names(
+    source: ProgramSource, found: LearnerImplementation, setting: int, folder: str, *, storage_on_learner: bool
+) -> str:
     problem = source.problem
     modules: dict[str, set[str]] = {
         "pearl.actors.exploration": {type(v).__name__ for v in problem.settings.values()}
         & {kind.__name__ for kind in EXPLORATIONS},
-        "pearl.learner.torch_learner": {"TorchLearner"},
+        found.module: {found.name},
         "pearl.replay": {
             "make_replay_manager",
             *({"ReplayRequestQueue"} if setting == 1 else ()),
@@ -123,6 +153,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     replay_device, learner_device = devices[source.replay.device], devices[source.learner.device]
     _check_backends(replay_device, learner_device)
     _check_parameters(source)
+    implementation = _implementation(source.learner, learner_device)
     setting = 2 if source.replay.device == source.learner.device else 1
     storage_on_learner = _storage_device(source, devices) == learner_device.name and learner_device.backend == "cuda"
     module, folder = trainer_import(problem.trainer_class, _TAKEN_NAMES)
@@ -132,7 +163,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_name": problem.trainer_class.__name__,
         "trainer_module": module,
         "trainer_path": folder,
-        "imports": _imported_names(source, setting, folder, storage_on_learner=storage_on_learner),
+        "imports": _imported_names(source, implementation, setting, folder, storage_on_learner=storage_on_learner),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, _storage_device(source, devices)),
         "composed_from": _origin(source),
@@ -148,7 +179,8 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "timesteps": source.timesteps,
         "run_dir": str(source.run_dir),
         "until_return": source.until_return,
-        "learner": source.learner,
+        "learner_class": implementation.name,
+        "learner_arguments": _learner_arguments(implementation, source.learner, torch_device(learner_device)),
         "learner_device": torch_device(learner_device),
         "storage_on_learner": storage_on_learner,
     }
@@ -199,8 +231,8 @@ def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
     lines = (
         f"Placement for {placement.metric} (setting {setting}: {how}):",
         f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
-        f"    Learner         {learner.device} ({learner.backend}), {learner.threads} thread(s), "
-        f"{learner.sub_batches} sub-batch(es)",
+        f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
+        f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)",
         f"    Data Storage    {storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",

@@ -13,17 +13,19 @@ import numpy as np
 from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
 from composer.codegen import ProgramSource, generate
-from composer.matrix import AssignmentMatrix
+from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform
 from composer.profiling import Problem, Profiler
+from composer.report import microseconds
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.algorithms.trainer import check_trainer_class, make_trainer
 from pearl.devices.discovery import discover, write_csv
-from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError
+from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.learner.extract import extract_networks
+from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
@@ -64,6 +66,7 @@ class Composer:
         self._actors: ActorSpec | None = None
         self._trainer_class: type | None = None
         self._settings: dict[str, Any] = {}
+        self._implementation = AUTO
         self._replay: ReplaySpec | None = None
         self._training: dict[str, Any] = {}
         self._platform: Platform | None = None
@@ -98,9 +101,15 @@ class Composer:
         """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`."""
         self._actors = ActorSpec(env, num_actors, envs_per_actor, dict(env_kwargs or {}), vectorization)  # type: ignore[arg-type]
 
-    def set_train_function(self, learner: type, **settings: Any) -> None:
-        """The trainer class; keyword arguments set its class-level settings or go to its constructor."""
+    def set_train_function(self, learner: type, *, implementation: str = AUTO, **settings: Any) -> None:
+        """The trainer class; other keyword arguments set its class-level settings or go to its constructor.
+
+        `implementation` of the Learner: "auto" measures all that can train the trainer and places the fastest,
+        "native" (C++, on CPUs) or "torch" is taken in any case. Raises ConfigurationError for another, TrainerError for
+        what is no trainer class; `run` raises TrainerError where the implementation cannot train the trainer.
+        """
         self._trainer_class = check_trainer_class(learner)
+        self._implementation = check_implementation(implementation, auto=True)
         self._settings = settings
 
     def set_replay(
@@ -185,6 +194,7 @@ class Composer:
             actor_count=self._problem.actors.count,
             envs_per_actor=self._problem.actors.envs_per_actor,
         )
+        self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config
 
     def runtime_gen(
@@ -200,18 +210,21 @@ class Composer:
     ) -> Path:
         """Write the runtime program to `path`; returns it.
 
-        `replay` and `learner` are what `run` returned, edited or not; another pair of devices is taken from the
-        placement's alternatives. An edited `placement` replaces the composer's own. `timesteps`, `run_dir` and
-        `until_return` become the program's defaults (the latter: the environment's registered reward threshold).
+        `replay` and `learner` are what `run` returned, edited or not; another pair of devices, or another
+        implementation of the Learner, is taken from the placement's alternatives. An edited `placement` replaces the
+        composer's own. `timesteps`, `run_dir` and `until_return` become the program's defaults (the latter: the
+        environment's registered reward threshold).
+
+        Raises PlacementError for a pair, or an implementation on it, that the placement does not have; GenerationError
+        for a program that cannot be written.
         """
         placement = placement or self.placement
         assert self._problem is not None
-        pair = (
-            placement.replay_manager if replay is None else replay.device,
-            placement.learner if learner is None else learner.device,
+        placement = placement.with_choice(
+            replay_manager=None if replay is None else replay.device,
+            learner=None if learner is None else learner.device,
+            implementation=None if learner is None else learner.implementation,
         )
-        if pair != placement.chosen.pair:
-            placement = placement.with_choice(replay_manager=pair[0], learner=pair[1])
         problem = self._problem
         goal = reward_threshold(problem.actors.env) if until_return is None else until_return
         path = Path(path)
@@ -317,6 +330,7 @@ class Composer:
         rows = message_rows(self._actors, train)
         check_samples_last(self._replay, train, insertion_rows(self._replay, rows) + rows)
         _check_memory(self._replay, transition)
+        self._check_supports(trainer)
         self._networks = extract_networks(trainer, observation_space.shape)
         return Problem(
             self._trainer_class,
@@ -327,7 +341,32 @@ class Composer:
             self._replay,
             train,
             self._actors,
+            self._implementation,
         )
+
+    def _check_supports(self, trainer: object) -> None:
+        """Raise TrainerError if an implementation of the Learner is forced that cannot train the trainer."""
+        forced = self._implementation
+        reason = None if forced == AUTO else LEARNERS[forced].supports(trainer)
+        if reason is not None:
+            raise TrainerError(
+                f"The {forced} Learner cannot train {type(trainer).__name__}: unsupported is {reason}. Change the "
+                f"trainer, or leave implementation={forced!r} out: then the fastest Learner that can train it is taken."
+            )
+
+
+def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:
+    """Which Learner was placed, and what a step of each takes where it was placed."""
+    together = placement.setting == 2
+    cells = [option.pair if together else option.learner for option in matrix[placement.learner].learners]
+    learners = [cell.learner if isinstance(cell, PairCell) else cell for cell in cells]
+    steps = [
+        f"{cell.implementation} {microseconds(cell.step.value_us)} us a step"
+        + (" (placed)" if cell.implementation == placement.implementation else "")
+        for cell in learners
+        if isinstance(cell, LearnerCell)
+    ]
+    return f"Learner on {placement.learner}: {', '.join(steps)}"
 
 
 def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:

@@ -92,12 +92,13 @@ class ReplayCell:
 
 @dataclass(frozen=True)
 class LearnerCell:
-    """T_Learner of one iteration on a device, and the parameters it was obtained with."""
+    """T_Learner of one iteration on a device, and the implementation and parameters it was obtained with."""
 
     step: Measurement
     threads: int = 1
     sub_batches: int = 1
     streams: int = 1
+    implementation: str = "torch"
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latency by name."""
@@ -106,7 +107,7 @@ class LearnerCell:
     @property
     def parameters(self) -> str:
         """The parameters in words."""
-        return f"threads {self.threads}, sub-batches {self.sub_batches}, streams {self.streams}"
+        return f"{self.implementation}, threads {self.threads}, sub-batches {self.sub_batches}, streams {self.streams}"
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,35 @@ Cell: TypeAlias = "ReplayCell | LearnerCell | PairCell | MissingCell"
 
 
 @dataclass(frozen=True)
+class LearnerOption:
+    """One implementation of the Learner on a device: the columns "Learner only" and "RM & Learner"."""
+
+    learner: LearnerCell | MissingCell
+    pair: PairCell | MissingCell
+
+    def cells(self) -> Iterator[tuple[Column, Cell]]:
+        """The two columns in order."""
+        return zip(COLUMNS[1:], (self.learner, self.pair), strict=True)
+
+
+@dataclass(frozen=True)
 class MatrixRow:
-    """One device: the columns "RM only", "Learner only" and "RM & Learner"."""
+    """One device: the columns "RM only", "Learner only" and "RM & Learner".
+
+    `learner` and `pair` are of the Learner's implementation whose step is the fastest, `others` of all others that were
+    measured.
+    """
 
     device: str
     replay: ReplayCell | MissingCell
     learner: LearnerCell | MissingCell
     pair: PairCell | MissingCell
+    others: tuple[LearnerOption, ...] = ()
+
+    @property
+    def learners(self) -> tuple[LearnerOption, ...]:
+        """Every implementation of the Learner, that with the fastest step first."""
+        return (LearnerOption(self.learner, self.pair), *self.others)
 
     def cells(self) -> Iterator[tuple[Column, Cell]]:
         """The three columns in order."""
@@ -168,11 +191,20 @@ class UnavailableDevice:
 
 
 @dataclass(frozen=True)
+class UnsupportedLearner:
+    """An implementation of the Learner that cannot train the trainer, and why."""
+
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class AssignmentMatrix:
-    """A row per usable device, and the devices left out."""
+    """A row per usable device, and the devices and the implementations of the Learner left out."""
 
     rows: tuple[MatrixRow, ...]
     unavailable: tuple[UnavailableDevice, ...] = ()
+    unsupported: tuple[UnsupportedLearner, ...] = ()
 
     FORMAT = "pearl-assignment-matrix"
     VERSION = 1
@@ -207,11 +239,12 @@ class AssignmentMatrix:
     def to_pandas(self) -> pd.DataFrame:
         """One line per latency: device, column, latency, p50_us, p20_us, p80_us, n, source, parameters.
 
-        A missing cell is one line whose `parameters` hold the reason.
+        A missing cell is one line whose `parameters` hold the reason. The lines of the Learner's other implementations,
+        which `parameters` name, follow those of the fastest.
         """
         lines: list[tuple[object, ...]] = []
         for row in self.rows:
-            for column, cell in row.cells():
+            for column, cell in (*row.cells(), *(pair for other in row.others for pair in other.cells())):
                 if isinstance(cell, MissingCell):
                     lines.append((row.device, column, None, math.nan, math.nan, math.nan, 0, None, cell.reason))
                     continue

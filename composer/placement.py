@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import RenderableType
 
 from composer.documents import from_document, to_document
-from composer.matrix import UnavailableDevice
+from composer.matrix import UnavailableDevice, UnsupportedLearner
 from composer.report import microseconds, placement_report, plain
 from pearl.devices.description import Backend
 from pearl.errors import ConfigurationError, PlacementError
@@ -74,7 +74,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Where the Learner runs and how it is set."""
+    """Where the Learner runs and how it is set; `implementation` is a name of `pearl.learner.registry.LEARNERS`."""
 
     device: str
     backend: Backend
@@ -82,6 +82,7 @@ class LearnerConfig:
     threads: int
     sub_batches: int
     streams: int
+    implementation: str = "torch"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class StorageOption:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One pair of devices for Replay Manager and Learner, with its cost.
+    """One pair of devices for Replay Manager and Learner, and an implementation of the latter, with its cost.
 
     `eps` is training experiences per second; `watts` the active power of the distinct devices used, host included,
     None where the device CSV does not state it; `storage` lists the devices for the Data Storage, best first.
@@ -129,6 +130,11 @@ class Candidate:
     def pair(self) -> tuple[str, str]:
         """The devices of Replay Manager and Learner."""
         return self.replay.device, self.learner.device
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The devices of Replay Manager and Learner, and the latter's implementation: what tells candidates apart."""
+        return (*self.pair, self.learner.implementation)
 
     @property
     def setting(self) -> Literal[1, 2]:
@@ -167,6 +173,7 @@ class Alternative:
 
     replay_manager: str
     learner: str
+    implementation: str
     t_itr_us: float
     eps: float
     watts: float | None
@@ -178,8 +185,9 @@ class Alternative:
 class Placement:
     """The choice, every alternative with its cost, and what was impossible.
 
-    `candidates` holds every pair, best first. `replay_manager`, `learner` and `storage` name the devices chosen
-    among them: change them here with `with_choice`, or in the JSON document by hand.
+    `candidates` holds every pair, once for each implementation of the Learner, best first. `replay_manager`, `learner`
+    and `storage` name the devices chosen among them, `implementation` that of the Learner: change them here with
+    `with_choice`, or in the JSON document by hand.
     """
 
     replay_manager: str
@@ -194,6 +202,8 @@ class Placement:
     candidates: tuple[Candidate, ...]
     impossible: tuple[Impossible, ...] = ()
     unavailable: tuple[UnavailableDevice, ...] = ()
+    implementation: str = "torch"
+    unsupported: tuple[UnsupportedLearner, ...] = ()
 
     FORMAT = "pearl-placement"
     VERSION = 1
@@ -210,20 +220,20 @@ class Placement:
     def chosen(self) -> Candidate:
         """The pair in use."""
         for candidate in self.candidates:
-            if candidate.pair == (self.replay_manager, self.learner):
+            if candidate.names == self._names:
                 return candidate
-        pairs = ", ".join(f"{replay} + {learner}" for replay, learner in (c.pair for c in self.candidates))
-        reason = next(
-            (f" ({i.reason})" for i in self.impossible if (i.replay_manager, i.learner) == self._names[:2]), ""
-        )
+        pairs = ", ".join("{} + {} ({})".format(*candidate.names) for candidate in self.candidates)
+        reasons = [i.reason for i in self.impossible if (i.replay_manager, i.learner) == self._names[:2]]
+        reasons += [f"unsupported is {u.reason}" for u in self.unsupported if u.implementation == self.implementation]
+        because = f" ({'; '.join(reasons)})" if reasons else ""
         raise PlacementError(
-            f"RM on {self.replay_manager!r} and Learner on {self.learner!r} is not a pair of this placement{reason}. "
-            f"The pairs are (RM + Learner): {pairs}."
+            f"RM on {self.replay_manager!r} and the {self.implementation} Learner on {self.learner!r} is not a pair of "
+            f"this placement{because}. The pairs are (RM + Learner): {pairs}."
         )
 
     @property
     def _names(self) -> tuple[str, str, str]:
-        return self.replay_manager, self.learner, self.storage
+        return self.replay_manager, self.learner, self.implementation
 
     @property
     def replay_config(self) -> ReplayConfig:
@@ -283,6 +293,7 @@ class Placement:
             Alternative(
                 replay_manager=candidate.replay.device,
                 learner=candidate.learner.device,
+                implementation=candidate.learner.implementation,
                 t_itr_us=candidate.t_itr_us,
                 eps=candidate.eps,
                 watts=candidate.watts,
@@ -299,19 +310,31 @@ class Placement:
         return tuple(option for option in self.chosen.storage if option.device != self.storage)
 
     def with_choice(
-        self, *, replay_manager: str | None = None, learner: str | None = None, storage: str | None = None
+        self,
+        *,
+        replay_manager: str | None = None,
+        learner: str | None = None,
+        storage: str | None = None,
+        implementation: str | None = None,
     ) -> Placement:
-        """The same placement with other devices chosen; what is left out stays.
+        """The same placement with other devices, or another implementation of the Learner, chosen; the rest stays.
 
         A Data Storage that is the pair's first option follows to the first option of the new pair; one chosen
-        otherwise stays if the new pair offers it. PlacementError lists the pairs there are.
+        otherwise stays if the new pair offers it. An implementation that is not said stays too, if the new pair has
+        it; else it becomes the pair's best. PlacementError lists the pairs there are.
         """
         pair = (replay_manager or self.replay_manager, learner or self.learner)
+        offered = [candidate.learner.implementation for candidate in self.candidates if candidate.pair == pair]
+        if implementation is None:
+            stays = self.implementation in offered or not offered
+            implementation = self.implementation if stays else offered[0]
         if storage is None:
             was_best = self.storage == self.chosen.storage[0].device
             options = next(([o.device for o in c.storage] for c in self.candidates if c.pair == pair), [self.storage])
             storage = options[0] if was_best or self.storage not in options else self.storage
-        return dataclasses.replace(self, replay_manager=pair[0], learner=pair[1], storage=storage)
+        return dataclasses.replace(
+            self, replay_manager=pair[0], learner=pair[1], storage=storage, implementation=implementation
+        )
 
     def why_not(self, candidate: Candidate) -> str:
         """Why the choice is preferred to `candidate`, or by how much it is worse, in one line."""
@@ -325,7 +348,7 @@ class Placement:
         return f"{microseconds(abs(difference))} us {'more' if difference > 0 else 'less'} traffic per iteration"
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per pair, best first: devices, cost, the terms of Eq. 7, storage, whether chosen."""
+        """One row per candidate, best first: devices, implementation, cost, terms of Eq. 7, storage, whether chosen."""
         rows = []
         for candidate in self.candidates:
             is_chosen = candidate is self.chosen
@@ -333,6 +356,7 @@ class Placement:
                 {
                     "replay_manager": candidate.replay.device,
                     "learner": candidate.learner.device,
+                    "implementation": candidate.learner.implementation,
                     "storage": self.storage if is_chosen else candidate.storage[0].device,
                     "setting": candidate.setting,
                     "chosen": is_chosen,

@@ -6,9 +6,10 @@ import copy
 import functools
 import hashlib
 import inspect
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,27 +21,32 @@ from composer.calibration import CalibrationKey, CalibrationStore
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
+    LearnerOption,
     MatrixRow,
     Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
     UnavailableDevice,
+    UnsupportedLearner,
 )
 from composer.platform import Platform, usable
+from composer.report import left_out_line
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import Device
 from pearl.devices.null import NullTimes
 from pearl.errors import EnvError
 from pearl.learner.extract import extract_networks
-from pearl.learner.torch_learner import TorchLearner
+from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.replay.protocol import ReplayManager, Sample
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import ACTION, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _T = TypeVar("_T")
+
+logger = logging.getLogger("pearl.composer")
 
 _WARM_UP = 5
 _LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
@@ -94,7 +100,10 @@ def on_own_thread(work: Callable[[], _T]) -> _T:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be profiled: the user's trainer, spaces, replay, actors and schedule."""
+    """What is to be profiled: the user's trainer, spaces, replay, actors and schedule.
+
+    `implementation` is that of the Learner, or "auto" for every one that can train the trainer.
+    """
 
     trainer_class: type
     settings: Mapping[str, Any]
@@ -104,15 +113,18 @@ class Problem:
     replay: ReplaySpec
     train: TrainSpec
     actors: ActorSpec
+    implementation: str = AUTO
 
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Synthetic transitions: valid actions, everything else noise."""
+        """Synthetic transitions: valid actions and discounts, everything else noise."""
         columns = self.transition.empty(rows)
         actions = copy.deepcopy(self.action_space)
         actions.seed(int(rng.integers(1 << 30)))
         for name, column in columns.items():
             if name == ACTION:
                 column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
+            elif name == DISCOUNT:
+                column[:] = self.train.gamma**self.train.n_step  # with more, values would grow without bound
             elif column.dtype == np.uint8:
                 column[:] = rng.integers(0, 256, column.shape, np.uint8)
             else:
@@ -122,12 +134,17 @@ class Problem:
         return columns
 
 
-@functools.lru_cache(maxsize=1)
-def kernel_hash() -> str:
-    """Changes when the compiled kernels do."""
-    from pearl import _native
+@functools.cache
+def kernel_hash(implementation: str | None = None) -> str:
+    """Changes when the compiled kernels do; with an `implementation` of the Learner, when its own sources do."""
+    return _file_hash([compiled_kernels()] if implementation is None else LEARNERS[implementation].sources)
 
-    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]
+
+def _file_hash(files: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:16]
 
 
 @dataclass
@@ -145,8 +162,30 @@ class Profiler:
     def matrix(self) -> AssignmentMatrix:
         """Profile every usable device."""
         devices, unavailable = usable(self.platform)
+        for learner in self._unsupported:
+            line = left_out_line(learner)
+            logger.info("%s.", line)
+            self.report(line)
         rows = tuple(self._row(device) for device in devices)
-        return AssignmentMatrix(rows, tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable))
+        left_out = tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable)
+        return AssignmentMatrix(rows, left_out, self._unsupported)
+
+    @functools.cached_property
+    def _unsupported(self) -> tuple[UnsupportedLearner, ...]:
+        """The implementations that cannot train the trainer."""
+        trainer = self._trainer("cpu")
+        found = ((name, LEARNERS[name].supports(trainer)) for name in self._wanted)
+        return tuple(UnsupportedLearner(name, reason) for name, reason in found if reason is not None)
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        forced = self.problem.implementation
+        return tuple(LEARNERS) if forced == AUTO else (forced,)
+
+    def _implementations(self, device: Device) -> list[str]:
+        """The implementations of the Learner that run on the device and can train the trainer."""
+        unsupported = {learner.implementation for learner in self._unsupported}
+        return [n for n in self._wanted if n not in unsupported and device.backend in LEARNERS[n].backends]
 
     @functools.cached_property
     def collection_us(self) -> Measurement:
@@ -165,8 +204,18 @@ class Profiler:
             return self._null_row(device)
         self.report(f"profiling {device.name}")
         replay = self._replay_cell(device)
-        learner = self._learner_cell(device)
-        return MatrixRow(device.name, replay, learner, self._pair_cell(device, replay, learner))
+        learners = [self._learner_cell(device, name) for name in self._implementations(device)]
+        if not learners:
+            missing = MissingCell(f"no {self._missing_learner} for {device.backend} in this version")
+            return MatrixRow(device.name, replay, missing, missing)
+        learners.sort(key=lambda cell: cell.step.value_us)
+        first, *others = (LearnerOption(cell, self._pair_cell(device, replay, cell)) for cell in learners)
+        return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others))
+
+    @property
+    def _missing_learner(self) -> str:
+        forced = self.problem.implementation
+        return "Learner" if forced == AUTO else f"{forced} Learner"
 
     def _null_row(self, device: Device) -> MatrixRow:
         times = NullTimes.parse(device.selector)
@@ -176,7 +225,7 @@ class Profiler:
                 Measurement.modelled(value_us * factor)
                 for value_us in (times.sample_us, times.insert_us, times.update_us, times.learner_us)
             )
-            return ReplayCell(sample, insert, update, self._fanouts()[0]), LearnerCell(step)
+            return ReplayCell(sample, insert, update, self._fanouts()[0]), LearnerCell(step, implementation="null")
 
         replay, learner = cells(1.0)
         return MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing)))
@@ -200,7 +249,7 @@ class Profiler:
             cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout))
         return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
 
-    def _learner_cell(self, device: Device) -> LearnerCell | MissingCell:
+    def _learner_cell(self, device: Device, implementation: str) -> LearnerCell:
         if device.backend == "cpu":
             candidates = [(threads, 1) for threads in _powers_of_two(self._learner_cores(device))]
         else:
@@ -208,14 +257,17 @@ class Profiler:
             candidates = [(1, parts) for parts in _powers_of_two(most)]
         cells = []
         for threads, parts in candidates:
-            self.report(f"{device.name}: Learner, {threads} thread(s), {parts} sub-batch(es)")
-            key = self._key("learner", device, {"threads": threads, "sub_batches": parts})
+            self.report(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
+            key = self._key("learner", device, {"threads": threads, "sub_batches": parts}, implementation)
             found = self._known(
                 key,
                 ("step",),
-                functools.partial(self._measure_learner, device=torch_device(device), threads=threads, parts=parts),
+                functools.partial(
+                    self._measure_learner, implementation, device=torch_device(device), threads=threads, parts=parts
+                ),
             )
-            cells.append(LearnerCell(found["step"], threads, parts, parts if device.backend == "cuda" else 1))
+            streams = parts if device.backend == "cuda" else 1
+            cells.append(LearnerCell(found["step"], threads, parts, streams, implementation))
         if device.backend == "cpu":
             # The paper's rule: as few threads as keep up with the Actors; the fastest if none does. Of each transition
             # collected, replay_ratio samples are trained.
@@ -227,25 +279,23 @@ class Profiler:
         return min(cells, key=lambda c: c.step.value_us)
 
     def _pair_cell(
-        self, device: Device, replay: ReplayCell | MissingCell, learner: LearnerCell | MissingCell
+        self, device: Device, replay: ReplayCell | MissingCell, learner: LearnerCell
     ) -> PairCell | MissingCell:
-        for cell in (replay, learner):
-            if isinstance(cell, MissingCell):
-                return cell
-        assert isinstance(replay, ReplayCell)
-        assert isinstance(learner, LearnerCell)
-        self.report(f"{device.name}: Replay Manager and Learner together")
+        if isinstance(replay, MissingCell):
+            return replay
+        name = learner.implementation
+        self.report(f"{device.name}: Replay Manager and {name} Learner together")
         parameters = {**self._replay_parameters(replay.fanout), "threads": learner.threads}
         found = self._known(
-            self._key("pair", device, parameters),
+            self._key("pair", device, parameters, name),
             ("sample", "insert", "update", "step"),
             functools.partial(
-                self._measure_pair, device=torch_device(device), fanout=replay.fanout, threads=learner.threads
+                self._measure_pair, name, device=torch_device(device), fanout=replay.fanout, threads=learner.threads
             ),
         )
         return PairCell(
             ReplayCell(found["sample"], found["insert"], found["update"], replay.fanout),
-            LearnerCell(found["step"], learner.threads),
+            LearnerCell(found["step"], learner.threads, implementation=name),
         )
 
     def _learner_cores(self, device: Device) -> int:
@@ -262,7 +312,10 @@ class Profiler:
         spec = self.problem.replay
         return {"capacity": spec.capacity, "mode": spec.mode, "fanout": fanout, "alpha": spec.alpha}
 
-    def _key(self, primitive: str, device: Device, parameters: Mapping[str, Any]) -> CalibrationKey:
+    def _key(
+        self, primitive: str, device: Device, parameters: Mapping[str, Any], implementation: str | None = None
+    ) -> CalibrationKey:
+        """What a measurement depends on; `implementation` is that of the Learner, where it takes part."""
         import torch
 
         from pearl import __version__
@@ -281,6 +334,11 @@ class Profiler:
                 "settings": repr(sorted(self.problem.settings.items())),
                 "networks": self._networks,
             }
+        hashes = [kernel_hash(implementation)]
+        if implementation is not None:
+            everything["implementation"] = implementation
+            if primitive == "pair":
+                hashes.append(kernel_hash())
         return CalibrationKey(
             primitive,
             device.fingerprint(),
@@ -289,7 +347,7 @@ class Profiler:
             "float32",
             __version__,
             torch.__version__,
-            kernel_hash(),
+            "-".join(hashes),
         )
 
     @functools.cached_property
@@ -364,18 +422,19 @@ class Profiler:
 
         return insert
 
-    def _measure_learner(self, device: str, threads: int, parts: int) -> dict[str, list[float]]:
-        learner = TorchLearner(self._trainer(device), device=device, threads=threads, sub_batches=parts)
+    def _measure_learner(self, implementation: str, device: str, threads: int, parts: int) -> dict[str, list[float]]:
+        made = LEARNERS[implementation].make
+        learner = made(self._trainer(device), device=device, threads=threads, sub_batches=parts)
         learner.prepare()
         batch = self.problem.train.batch_size
         columns = self.problem.random_columns(batch, np.random.default_rng(0))
         weights = np.ones(batch, np.float32)
         return {"step": measure(lambda: learner.step(columns, weights), self.budget_s)}
 
-    def _measure_pair(self, device: str, fanout: int, threads: int) -> dict[str, list[float]]:
+    def _measure_pair(self, implementation: str, device: str, fanout: int, threads: int) -> dict[str, list[float]]:
         """Whole iterations of setting 2, each part timed on its own, so that they disturb each other's caches."""
         replay, storage, rng = self._full_replay(fanout)
-        learner = TorchLearner(self._trainer(device), device=device, threads=threads)
+        learner = LEARNERS[implementation].make(self._trainer(device), device=device, threads=threads)
         learner.prepare()
         batch = self.problem.train.batch_size
         out = self.problem.transition.empty(batch)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from composer.matrix import AssignmentMatrix, Cell, Measurement, UnavailableDevice
+    from composer.matrix import AssignmentMatrix, Cell, Measurement, UnavailableDevice, UnsupportedLearner
     from composer.placement import Placement
 
 _WIDTH = 120
@@ -20,7 +20,10 @@ _LINES = ("sample", "insert", "update", "step", "with")
 
 
 def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
-    """The table of a matrix, a line per latency, and the devices left out."""
+    """The table of a matrix, a line per latency, and what is left out.
+
+    Of the Learner's other implementations a line "or step" says how long their steps take.
+    """
     table = Table(title="Primitive-device assignment matrix, microseconds of one iteration", box=box.ASCII2)
     for heading in ("device", "", *matrix.columns):
         table.add_column(heading)
@@ -29,17 +32,23 @@ def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
         for number, name in enumerate(_LINES):
             device = Text(row.device if number == 0 else "")
             cells = [Text(lines.get(name, "")) for lines in columns]
-            table.add_row(device, name, *cells, end_section=name == _LINES[-1])
-    return Group(table, *_unavailable_lines(matrix.unavailable))
+            table.add_row(device, name, *cells)
+        for other in row.others:
+            columns = [{}, *(_cell_lines(cell) for _, cell in other.cells())]
+            for name, label in (("step", "or step"), ("with", "with")):
+                table.add_row("", label, *(Text(lines.get(name, "")) for lines in columns))
+        table.add_section()
+    return Group(table, *_unavailable_lines(matrix.unavailable), *_unsupported_lines(matrix.unsupported))
 
 
 def placement_report(placement: Placement) -> RenderableType:
-    """The choice, every pair and every place of the Data Storage with its cost, and the devices left out."""
+    """The choice, every pair and every place of the Data Storage with its cost, and what is left out."""
     return Group(
         _choice_table(placement),
         _pairs_table(placement),
         _storage_table(placement),
         *_unavailable_lines(placement.unavailable),
+        *_unsupported_lines(placement.unsupported),
     )
 
 
@@ -80,7 +89,7 @@ def _choice_table(placement: Placement) -> Table:
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
     for primitive, device, parameters in (
         ("Replay Manager", replay.device, f"fanout {replay.fanout}, workers {replay.workers}"),
-        ("Learner", learner.device, f"batch {placement.batch_size}, {tuning}"),
+        ("Learner", learner.device, f"{learner.implementation}, batch {placement.batch_size}, {tuning}"),
         ("Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition"),
         ("Actors", placement.host, actors),
     ):
@@ -100,8 +109,9 @@ def _pairs_table(placement: Placement) -> Table:
     for candidate in placement.candidates:
         reason = "chosen" if candidate is placement.chosen else placement.why_not(candidate)
         watts = "" if candidate.watts is None else f"{candidate.watts:,.0f}"
+        devices = (candidate.replay.device, f"{candidate.learner.device} ({candidate.learner.implementation})")
         cost = (microseconds(candidate.t_itr_us), f"{candidate.eps:,.0f}", watts)
-        table.add_row(*(Text(cell) for cell in (*candidate.pair, *cost, reason)))
+        table.add_row(*(Text(cell) for cell in (*devices, *cost, reason)))
     for pair in placement.impossible:
         cells = (pair.replay_manager, pair.learner, "-", "-", "", f"not possible: {pair.reason}")
         table.add_row(*(Text(cell) for cell in cells))
@@ -122,3 +132,13 @@ def _storage_table(placement: Placement) -> Table:
 def _unavailable_lines(unavailable: Sequence[UnavailableDevice]) -> list[Text]:
     """One line per device that is left out, with its reason."""
     return [Text(f"{device.device} is left out: {device.reason}") for device in unavailable]
+
+
+def _unsupported_lines(unsupported: Sequence[UnsupportedLearner]) -> list[Text]:
+    """One line per implementation of the Learner that cannot train the trainer, with what it does not support."""
+    return [Text(left_out_line(learner)) for learner in unsupported]
+
+
+def left_out_line(learner: UnsupportedLearner) -> str:
+    """Why an implementation of the Learner is left out, in one line."""
+    return f"the {learner.implementation} Learner is left out: unsupported is {learner.reason}"

@@ -24,6 +24,7 @@ from composer.composer import Composer
 from composer.python_source import EXPLORATIONS
 from pearl.algorithms.trainer import check_trainer_class
 from pearl.errors import ConfigurationError, PearlError, TrainerError
+from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.schedules import SCHEDULES
 
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
@@ -71,7 +72,10 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "vectorization": _TEXT,
         "env_kwargs": _ENV_KWARGS,
     },
-    "trainer": {"class": _Key('"module:Class" or "file.py:Class"', (str,), required=True)},
+    "trainer": {
+        "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),
+        "implementation": _Key(f"one of {', '.join((AUTO, *LEARNERS))}, in quotes", (str,)),
+    },
     "replay": {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         "mode": _TEXT,
@@ -99,14 +103,19 @@ _TABLES: dict[str, dict[str, _Key]] = {
 }
 
 
-def load_spec(path: str | Path, *, progress: bool = True) -> tuple[Composer, ProgramOptions]:
+def load_spec(
+    path: str | Path, *, progress: bool = True, implementation: str | None = None
+) -> tuple[Composer, ProgramOptions]:
     """Read a composition file: a Composer with everything set, and what its program is to be.
 
-    Paths in the file count from its folder. `progress` is the Composer's. The module of the trainer class is
+    Paths in the file count from its folder. `progress` is the Composer's; `implementation` of the Learner takes the
+    place of the file's. The module of the trainer class is
     imported; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class
     cannot be imported) naming the file, the table and the key.
     """
-    return _SpecFile(Path(path)).compose(progress)
+    if implementation is not None:
+        check_implementation(implementation, auto=True)
+    return _SpecFile(Path(path)).compose(progress, implementation)
 
 
 class _SpecFile:
@@ -143,13 +152,13 @@ class _SpecFile:
         except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
             raise ConfigurationError(f"{self.path} is not a TOML file: {error}.") from error
 
-    def compose(self, progress: bool) -> tuple[Composer, ProgramOptions]:
+    def compose(self, progress: bool, implementation: str | None) -> tuple[Composer, ProgramOptions]:
         composer = Composer(progress=progress)
         self._set_platform(composer)
         actors = self._table("actors")
         with self._naming("actors"):
             composer.set_actors(actors.pop("count", 1), **actors)
-        self._set_trainer(composer)
+        self._set_trainer(composer, implementation)
         replay = self._table("replay")
         for name in ("alpha", "beta"):
             if isinstance(replay.get(name), dict):
@@ -178,15 +187,17 @@ class _SpecFile:
             with self._naming("platform", "metric"):
                 composer.set_opt_metric(table["metric"])
 
-    def _set_trainer(self, composer: Composer) -> None:
+    def _set_trainer(self, composer: Composer, forced: str | None) -> None:
         table = self._raw("trainer")
-        stated = self._checked("trainer", {"class": table["class"]} if "class" in table else {})["class"]
-        settings = {key: value for key, value in table.items() if key != "class"}
+        own = self._checked("trainer", {key: table[key] for key in _TABLES["trainer"] if key in table})
+        settings = {key: value for key, value in table.items() if key not in own}
         with self._naming("trainer", "class"):
-            trainer_class = check_trainer_class(self._trainer_class(stated))
+            trainer_class = check_trainer_class(self._trainer_class(own["class"]))
+        with self._naming("trainer", "implementation"):
+            implementation = check_implementation(own.get("implementation", AUTO), auto=True)
         values = {key: self._setting(trainer_class, key, value) for key, value in settings.items()}
         with self._naming("trainer"):
-            composer.set_train_function(learner=trainer_class, **values)
+            composer.set_train_function(learner=trainer_class, implementation=forced or implementation, **values)
 
     def _program(self) -> ProgramOptions:
         table = self._table("program")

@@ -196,6 +196,7 @@ def _binary(size: int) -> str:
     epilog=_examples(
         "pearl compose examples/cartpole.toml",
         "pearl compose my.toml --output programs/mine.py",
+        "pearl compose my.toml --implementation torch",
     ),
 )
 def _compose(
@@ -211,6 +212,10 @@ def _compose(
         Path | None,
         typer.Option("--matrix-json", help="Where the matrix goes. Default: matrix.json beside the program."),
     ] = None,
+    implementation: Annotated[
+        str | None,
+        typer.Option(help="Of the Learner: auto (the fastest), native or torch. Default: what the file says, or auto."),
+    ] = None,
 ) -> None:
     """Profile the primitives, choose their devices, and write the training program.
 
@@ -219,7 +224,7 @@ def _compose(
     """
     from composer.spec_file import load_spec
 
-    composer, options = load_spec(spec)
+    composer, options = load_spec(spec, implementation=implementation)
     path = output or options.path
     replay, learner = composer.run()
     _console().print(composer.matrix, composer.placement)

@@ -21,7 +21,15 @@ from trainers import TinyDQN
 
 from composer.algorithm1 import place
 from composer.codegen import ProgramSource, generate, render
-from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, Measurement, PairCell, ReplayCell
+from composer.matrix import (
+    AssignmentMatrix,
+    LearnerCell,
+    LearnerOption,
+    MatrixRow,
+    Measurement,
+    PairCell,
+    ReplayCell,
+)
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.profiling import Problem
@@ -44,13 +52,17 @@ DEVICES = (
 CONNECTIONS = (Connection("cpu0", "cpu1", 1.0, 10.0), Connection("cpu0", "gpu0", 5.0, 12.0))
 
 
-def placed(replay_manager: str, learner: str, storage: str | None = None) -> Placement:
-    """A placement on the devices above, whose latencies are made up."""
+def placed(
+    replay_manager: str, learner: str, storage: str | None = None, implementation: str | None = None
+) -> Placement:
+    """A placement on the devices above, whose latencies are made up; on CPUs the native Learner takes twice as long."""
     rows = []
     for number, device in enumerate(DEVICES, start=1):
         latency = Measurement.modelled(10.0 * number)
         replay, learned = ReplayCell(latency, latency, latency, fanout=16), LearnerCell(latency, threads=number)
-        rows.append(MatrixRow(device.name, replay, learned, PairCell(replay, learned)))
+        native = LearnerCell(Measurement.modelled(20.0 * number), threads=number, implementation="native")
+        others = (LearnerOption(native, PairCell(replay, native)),) if device.backend == "cpu" else ()
+        rows.append(MatrixRow(device.name, replay, learned, PairCell(replay, learned), others))
     placement = place(
         AssignmentMatrix(tuple(rows), ()),
         Platform(DEVICES, CONNECTIONS),
@@ -59,7 +71,9 @@ def placed(replay_manager: str, learner: str, storage: str | None = None) -> Pla
         actor_count=4,
         envs_per_actor=8,
     )
-    return placement.with_choice(replay_manager=replay_manager, learner=learner, storage=storage)
+    return placement.with_choice(
+        replay_manager=replay_manager, learner=learner, storage=storage, implementation=implementation
+    )
 
 
 def source(
@@ -109,6 +123,8 @@ PROGRAMS = {
         settings={"hidden_sizes": (256, 256), "exploration": EpsilonGreedy(steps=8000), "tau": 1.0},
         actors=ActorSpec("LunarLander-v3", env_kwargs={"enable_wind": True, "gravity": -9.5}),
     ),
+    "setting1_native": lambda: source(placed("cpu0", "cpu1", implementation="native"), trainer=TinyDQN),
+    "setting2_native": lambda: source(placed("cpu0", "cpu0", implementation="native")),
     "setting1_storage_on_gpu": lambda: source(placed("cpu0", "gpu0", storage="gpu0")),
 }
 
@@ -364,6 +380,35 @@ def test_wrong_timesteps_are_refused(timesteps: Any) -> None:
         text_of(source(placed("cpu0", "cpu0"), timesteps=timesteps))
 
 
+@pytest.mark.parametrize(
+    ("learner", "change", "expected"),
+    [
+        (
+            "cpu0",
+            {"implementation": "nativ"},
+            r"must be one of 'torch', 'native'; found 'nativ'\. Did you mean 'native'",
+        ),
+        (
+            "gpu0",
+            {"implementation": "native"},
+            r"native Learner runs on cpu devices; found gpu0, .* implementation torch",
+        ),
+        ("cpu0", {"implementation": "native", "sub_batches": 2}, r"sub_batches must be 1; found 2"),
+    ],
+)
+def test_a_learner_that_cannot_be_is_refused(learner: str, change: dict[str, Any], expected: str) -> None:
+    placement = placed("cpu0", learner)
+    with pytest.raises(GenerationError, match=expected):
+        text_of(source(placement, learner=dataclasses.replace(placement.learner_config, **change)))
+
+
+def test_a_program_imports_the_learner_it_uses() -> None:
+    native, torch = (text_of(source(placed("cpu0", "cpu0", implementation=name))) for name in ("native", "torch"))
+    assert "from pearl.learner.native_learner import NativeLearner" in native
+    assert "TorchLearner" not in native
+    assert "NativeLearner" not in torch
+
+
 def test_wrong_fanout_is_refused() -> None:
     placement = placed("cpu0", "cpu0")
     with pytest.raises(ConfigurationError, match="power of two"):
@@ -436,7 +481,7 @@ def test_nested_class() -> None:
         trainer_import(Outer.Inner, ())
 
 
-@pytest.mark.parametrize("name", ["Session", "Linear", "SETTINGS", "print", "class", "not a name"])
+@pytest.mark.parametrize("name", ["Session", "Linear", "NativeLearner", "SETTINGS", "print", "class", "not a name"])
 def test_class_whose_name_the_program_needs(name: str) -> None:
     taken = type(name, (DQN,), {"__module__": __name__, "__qualname__": name})
     with pytest.raises(GenerationError, match="another name"):

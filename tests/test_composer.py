@@ -61,7 +61,7 @@ def test_results_print_and_convert(csv_pair: CsvPair) -> None:
     for column in ("RM only", "Learner only", "RM & Learner", "measured"):
         assert column in str(matrix)
     assert set(matrix.to_pandas().reset_index().astype(str).to_numpy().ravel()) >= {"cpu0", "cpu1", "measured"}
-    assert len(placement.to_pandas()) == 4
+    assert len(placement.to_pandas()) == 4 * 2, "every pair, with the Learner in torch and the native one"
     assert AssignmentMatrix.from_json(matrix.to_json()) == matrix
     assert Placement.from_json(placement.to_json()) == placement
     assert json.loads(placement.to_json())

@@ -12,12 +12,14 @@ from composer.matrix import (
     COLUMNS,
     AssignmentMatrix,
     LearnerCell,
+    LearnerOption,
     MatrixRow,
     Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
     UnavailableDevice,
+    UnsupportedLearner,
 )
 from pearl.errors import ConfigurationError
 
@@ -39,19 +41,29 @@ def measurements(draw: st.DrawFn) -> Measurement:
 counts = st.integers(1, 256)
 missing = st.builds(MissingCell, st.text(min_size=1, max_size=30))
 replay_cells = st.builds(ReplayCell, measurements(), measurements(), measurements(), counts, counts)
-learner_cells = st.builds(LearnerCell, measurements(), counts, counts, counts)
+learner_cells = st.builds(
+    LearnerCell, measurements(), counts, counts, counts, st.sampled_from(["torch", "native", "null"])
+)
 pair_cells = st.builds(PairCell, replay_cells, learner_cells)
+options = st.builds(LearnerOption, learner_cells | missing, pair_cells | missing)
 names = st.text("abcdefghij0123456789_.:-", min_size=1, max_size=12)
 
 
 @st.composite
 def matrices(draw: st.DrawFn) -> AssignmentMatrix:
     rows = [
-        MatrixRow(name, draw(replay_cells | missing), draw(learner_cells | missing), draw(pair_cells | missing))
+        MatrixRow(
+            name,
+            draw(replay_cells | missing),
+            draw(learner_cells | missing),
+            draw(pair_cells | missing),
+            tuple(draw(st.lists(options, max_size=2))),
+        )
         for name in draw(st.lists(names, unique=True, max_size=3))
     ]
     unavailable = draw(st.lists(st.builds(UnavailableDevice, names, st.text(max_size=20)), max_size=2))
-    return AssignmentMatrix(tuple(rows), tuple(unavailable))
+    unsupported = draw(st.lists(st.builds(UnsupportedLearner, names, st.text(max_size=20)), max_size=2))
+    return AssignmentMatrix(tuple(rows), tuple(unavailable), tuple(unsupported))
 
 
 def example() -> AssignmentMatrix:

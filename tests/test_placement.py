@@ -259,7 +259,7 @@ def test_another_pair_can_be_chosen_from_the_alternatives() -> None:
     assert "faster" in forced.alternatives[0].reason
     assert forced.with_choice(replay_manager="cpu0") == placement
     assert placement.with_choice(learner="cpu0").storage == "cpu0"
-    with pytest.raises(PlacementError, match=r"SRAM too small.*cpu0 \+ gpu0, fpga0 \+ gpu0"):
+    with pytest.raises(PlacementError, match=r"SRAM too small.*cpu0 \+ gpu0 \(torch\), fpga0 \+ gpu0 \(torch\)"):
         placement.with_choice(learner="fpga0")
     with pytest.raises(PlacementError, match="gpu0, cpu0; found 'fpga0'"):
         placement.with_choice(storage="fpga0")

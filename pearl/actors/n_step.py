@@ -48,6 +48,8 @@ class NStepWindow:
         All arrays are `(envs, ...)`; `done` is terminated or truncated; `next_obs` holds the last observation of an
         episode, never the first of the next. Returns the next free row.
         """
+        if self._n == 1:
+            return self._push_single(obs, action, reward, next_obs, terminated, done, real, out, row)
         self._step += 1
         position = self._step % self._n
         self._obs[position] = obs
@@ -65,6 +67,33 @@ class NStepWindow:
                 row = self._emit(rest, length, next_obs, terminated[rest], out, row)
         self._length[ended] = 0
         return row
+
+    def _push_single(
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        next_obs: np.ndarray,
+        terminated: np.ndarray,
+        done: np.ndarray,
+        real: np.ndarray,
+        out: Mapping[str, np.ndarray],
+        row: int,
+    ) -> int:
+        """Every step is a transition: nothing is kept, and where no episode ends all are copied as they lie."""
+        goes_on = real & ~done
+        discount: np.ndarray | float = self._discounts[1]
+        if np.count_nonzero(goes_on) < self._envs:
+            order = np.concatenate((np.flatnonzero(goes_on), np.flatnonzero(real & done)))
+            obs, action, reward, next_obs = obs[order], action[order], reward[order], next_obs[order]
+            discount = np.where(terminated[order], 0.0, discount)
+        end = row + len(obs)
+        out[OBS][row:end] = obs
+        out[ACTION][row:end] = action
+        out[REWARD][row:end] = reward
+        out[NEXT_OBS][row:end] = next_obs
+        out[DISCOUNT][row:end] = discount
+        return end
 
     def _emit(
         self,

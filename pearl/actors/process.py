@@ -10,6 +10,7 @@ import multiprocessing.connection
 import multiprocessing.resource_tracker
 import os
 import signal
+import sys
 import time
 import traceback
 from collections import deque
@@ -17,14 +18,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import gymnasium as gym
 import numpy as np
 
 from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.standalone import standalone, without_program
 from pearl.errors import ActorError, QueueClosedError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+
+    from gymnasium.envs.registration import EnvSpec
 
     from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
 
@@ -33,17 +38,27 @@ logger = logging.getLogger("pearl.actors")
 _CHECK_INTERVAL_S = 0.1
 
 
-def run_actor(setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue, report: Connection) -> None:
-    """Main function of an actor process: until its queue closes or its parent is gone."""
-    import torch
+def run_actor(
+    setup: ActorSetup,
+    dcq: DataCollectionQueue,
+    wsq: WeightSyncQueue,
+    report: Connection,
+    environment: EnvSpec | None = None,
+) -> None:
+    """Main function of an actor process: until its queue closes or its parent is gone.
 
+    `environment` is registered first: an actor that starts without the program may not know it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle; environments may unblock it
     host = multiprocessing.parent_process()
     parent = host.pid if host is not None else os.getppid()  # it may be gone by now
-    torch.set_num_threads(1)
-    torch.manual_seed(int(np.random.SeedSequence((setup.seed, setup.index, setup.restarts)).generate_state(1)[0]))
+    torch_settled = setup.policy is None and _settle_torch(setup)
     try:
+        if environment is not None:
+            gym.registry[environment.id] = environment
         actor = Actor(setup)
+        if not torch_settled and "torch" in sys.modules:  # the environment's, or the program's
+            _settle_torch(setup)
         with contextlib.suppress(QueueClosedError):
             while os.getppid() == parent:
                 message = dcq.reserve(timeout_s=0.5)
@@ -57,6 +72,15 @@ def run_actor(setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue,
     except BaseException:
         report.send_bytes(traceback.format_exc(limit=-8).encode())
         raise SystemExit(1) from None
+
+
+def _settle_torch(setup: ActorSetup) -> bool:
+    """One thread, and random numbers that the actor's seed and index decide."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(int(np.random.SeedSequence((setup.seed, setup.index, setup.restarts)).generate_state(1)[0]))
+    return True
 
 
 @dataclass
@@ -88,8 +112,13 @@ class ActorGroup:
 
     def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
         receive, send = self._context.Pipe(duplex=False)
+        alone = standalone(setup)
+        sent, environment = alone if alone is not None else (setup, None)
         process = self._context.Process(
-            target=run_actor, args=(setup, dcq, self._wsq, send), name=f"actor-{setup.index}", daemon=True
+            target=run_actor,
+            args=(sent, dcq, self._wsq, send, environment),
+            name=f"actor-{setup.index}",
+            daemon=True,
         )
         # Ctrl-C reaches every process of the terminal. An actor inherits that it is blocked: it would end before
         # it could say that it is the host's to handle.
@@ -97,7 +126,8 @@ class ActorGroup:
         multiprocessing.resource_tracker.ensure_running()
         allowed = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            process.start()
+            with without_program() if alone is not None else contextlib.nullcontext():
+                process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
         send.close()

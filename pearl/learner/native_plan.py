@@ -41,18 +41,28 @@ def weights_of(flat: FlatParameters) -> np.ndarray:
     return flat.parameter.detach().numpy()
 
 
-def read_network(name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters) -> _native.Network:
-    """The native network of `module`, whose parameters lie in `flat`; UnsupportedError names what it cannot do.
+def read_operations(
+    name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters
+) -> tuple[int, list[Op]]:
+    """Inputs and operations of `module`, as `_native.Network` takes them; parameters are offsets into `flat`.
 
-    It is tried against the module on a few random inputs, so that nothing a trace leaves out goes unnoticed.
+    UnsupportedError names what the native engine cannot do.
     """
     _check_module(name, module)
     if isinstance(module, nn.Linear):
         module = nn.Sequential(module)  # a trace records the layers inside a module, not the module itself
     spec = extract_network(name, module, input_shape)
-    ops = _ops(spec, module, flat)
+    return math.prod(spec.input_shape), _ops(spec, module, flat)
+
+
+def read_network(name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters) -> _native.Network:
+    """The native network of `module`, whose parameters lie in `flat`; UnsupportedError names what it cannot do.
+
+    It is tried against the module on a few random inputs, so that nothing a trace leaves out goes unnoticed.
+    """
+    size, ops = read_operations(name, module, input_shape, flat)
     try:
-        network = _native.Network(math.prod(spec.input_shape), ops, flat.parameter.numel())
+        network = _native.Network(size, ops, flat.parameter.numel())
     except TrainerError as error:
         raise UnsupportedError(f"network {name!r}: {error}") from error
     generator = torch.Generator().manual_seed(0)

@@ -27,9 +27,12 @@ import torch
 
 from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env
+from pearl.actors.native_policy import PolicyPlan
+from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.errors import ActorError, ConfigurationError, EnvError, PearlError, TrainerError
+from pearl.learner.native_plan import UnsupportedError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
@@ -160,8 +163,29 @@ class Session:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
-    def _actor_setup(self, index: int) -> ActorSetup:
-        return ActorSetup(self._trainer_class, self._settings, self.actors, self.train, self.options.seed, index)
+    def _actor_setups(self, count: int) -> list[ActorSetup]:
+        steps, policy = self.counters.env_steps, self._native_policy()
+        return [
+            ActorSetup(
+                self._trainer_class,
+                self._settings,
+                self.actors,
+                self.train,
+                self.options.seed,
+                index,
+                env_steps=steps,
+                restarts=steps,
+                policy=policy,
+            )
+            for index in range(count)
+        ]
+
+    def _native_policy(self) -> PolicyPlan | None:
+        try:
+            return read_policy(self.trainer)
+        except UnsupportedError as error:
+            logger.info("Actors run the policy in torch: the native engine does not support %s.", error)
+            return None
 
     def make_trainer(self, device: str) -> TrainerLike:
         """The user's trainer, on `device`."""
@@ -233,8 +257,7 @@ class Session:
 
     def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
-        steps = self.counters.env_steps
-        setups = [dataclasses.replace(self._actor_setup(i), env_steps=steps, restarts=steps) for i in range(len(dcqs))]
+        setups = self._actor_setups(len(dcqs))
         if self.options.serial:
             self._inline = [InlineActor(s, q, wsq) for s, q in zip(setups, dcqs, strict=True)]
         else:

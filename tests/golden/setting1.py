@@ -5,7 +5,7 @@ A runtime program composed by PEARL 1.2.3. Edit it freely.
 
 Placement for throughput (setting 1: the Replay Manager and the Learner talk through the host):
     Replay Manager  cpu0 (cpu), fanout 16
-    Learner         cpu1 (cpu), 2 thread(s), 1 sub-batch(es)
+    Learner         cpu1 (cpu), torch, 2 thread(s), 1 sub-batch(es)
     Data Storage    cpu1
     Actors          cpu0, 4 x 8 environments
 Predicted: 1,516,415 experiences trained per second.

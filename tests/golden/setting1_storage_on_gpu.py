@@ -5,7 +5,7 @@ A runtime program composed by PEARL 1.2.3. Edit it freely.
 
 Placement for throughput (setting 1: the Replay Manager and the Learner talk through the host):
     Replay Manager  cpu0 (cpu), fanout 16
-    Learner         gpu0 (cuda), 3 thread(s), 1 sub-batch(es)
+    Learner         gpu0 (cuda), torch, 3 thread(s), 1 sub-batch(es)
     Data Storage    gpu0
     Actors          cpu0, 4 x 8 environments
 Predicted: 1,063,641 experiences trained per second.

@@ -5,7 +5,7 @@ A runtime program composed by PEARL 1.2.3. Edit it freely.
 
 Placement for throughput (setting 2: the Replay Manager and the Learner share a device and talk directly):
     Replay Manager  cpu0 (cpu), fanout 16
-    Learner         cpu0 (cpu), 1 thread(s), 1 sub-batch(es)
+    Learner         cpu0 (cpu), torch, 1 thread(s), 1 sub-batch(es)
     Data Storage    cpu0
     Actors          cpu0, 4 x 8 environments
 Predicted: 2,112,044 experiences trained per second.

@@ -1,0 +1,86 @@
+"""Compose and train a double DQN on Atari Pong, from its pixels. Needs `pip install 'pearl-toolkit[atari]'`.
+
+An environment is named, here and in the generated program. One that is wrapped gets a name of its own: it is
+registered below, beside the trainer class, in the module that the program and its actors import for that class.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import ale_py
+import gymnasium as gym
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from torch import nn
+
+from pearl import Composer
+from pearl.actors.exploration import EpsilonGreedy
+from pearl.algorithms import DQN
+from pearl.algorithms.networks import ScaleBytes
+from pearl.runtime import run_generated, run_program
+
+ENV = "PongFrames-v0"
+FOLDER = Path("runs") / "dqn-Pong"
+
+
+def make_pong(**kwargs: Any) -> gym.Env[Any, Any]:
+    """Pong as in Mnih et al. 2015: `(4, 84, 84)` uint8, the last four grey frames; each action lasts four frames."""
+    env = gym.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0, **kwargs)
+    return FrameStackObservation(AtariPreprocessing(env), 4)
+
+
+gym.register_envs(ale_py)
+gym.register(ENV, make_pong, reward_threshold=18.0)
+
+
+class DQNTrainer(DQN):
+    """Double DQN with three-step returns, sized for two cores."""
+
+    learning_rate = 1e-4
+    batch_size = 32
+    n_step = 3
+    replay_ratio = 8.0
+    learning_starts = 5_000
+    exploration = EpsilonGreedy(start=1.0, end=0.02, steps=100_000)
+
+    def build(self) -> None:
+        """Adam with an epsilon that keeps the first gradients, small and all alike, from killing the first ReLUs."""
+        super().build()
+        self.optimizer.param_groups[0]["eps"] = 1.5e-4
+
+    def build_q_network(self) -> nn.Module:
+        """The network of Mnih et al. 2013, a third of the work of `NatureCNN`, which is used without this method."""
+        return nn.Sequential(
+            ScaleBytes(),
+            nn.Conv2d(4, 16, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 4, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 9 * 9, 256),
+            nn.ReLU(),
+            nn.Linear(256, int(self.action_space.n)),
+        )
+
+
+def main() -> int:
+    """Compose, show why, write the program, run it."""
+    composer = Composer()
+    composer.set_opt_metric("throughput")
+    composer.set_actors(1, env=ENV)
+    composer.set_train_function(learner=DQNTrainer)
+    composer.set_replay(100_000, mode="prioritized", fanout=16, share_next_obs=True)
+    replay, learner = composer.run()
+    print(composer.matrix, composer.placement, sep="\n\n")
+    composer.save(FOLDER)
+    program = composer.runtime_gen(
+        replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=1_000_000, run_dir=FOLDER
+    )
+    print(f"\nProgram: {program}\n", flush=True)
+    return run_generated(program, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    run_program(main)

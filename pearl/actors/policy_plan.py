@@ -1,0 +1,149 @@
+"""Reads from a trainer what an actor's policy in C++ must know, or says in one line what it cannot do."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import nn
+
+from pearl.actors.native_policy import Head, NativePolicy, Operation, PolicyPlan, Scale
+from pearl.algorithms.actor_critic import ActorCritic
+from pearl.algorithms.dqn import DQN
+from pearl.algorithms.networks import Policy
+from pearl.algorithms.sac import SAC, GaussianPolicy
+from pearl.algorithms.trainer import Trainer, policy_tensors, set_evaluation_mode
+from pearl.errors import TrainerError
+from pearl.learner.flat import FlatParameters
+from pearl.learner.native_plan import UnsupportedError, read_operations
+
+_TRIALS = 16
+_TOLERANCE = 1e-4  # of the trial: what computes something else is further off
+
+
+def read_policy(trainer: object) -> PolicyPlan:
+    """The plan of the trainer's policy with the weights that it has now; UnsupportedError names what cannot be native.
+
+    It is tried against the trainer on a few random observations, so that nothing a trace leaves out goes unnoticed.
+    """
+    if isinstance(trainer, DQN):
+        _check_members(trainer, DQN, ("get_action", "policy"))
+        plan = _plan(trainer, trainer.q, "q", trainer.input_shape, "argmax")
+    elif isinstance(trainer, ActorCritic):
+        head: Head = "gaussian" if isinstance(trainer, SAC) else "tanh"
+        _check_members(trainer, ActorCritic, ("get_action", "policy"))
+        if isinstance(trainer, SAC):
+            _check_members(trainer, SAC, ("sample_action",))
+        policy = trainer.policy
+        if not isinstance(policy, Policy) or type(policy) is not (GaussianPolicy if head == "gaussian" else Policy):
+            raise UnsupportedError(f"the policy of class {type(policy).__name__}")
+        plan = _plan(trainer, policy.network, "actor", (math.prod(trainer.input_shape),), head)
+    else:
+        raise UnsupportedError(f"the policy of {type(trainer).__name__}, which is none of the built-in algorithms")
+    _try(plan, trainer)
+    return plan
+
+
+def _check_members(trainer: object, base: type, names: tuple[str, ...]) -> None:
+    for name in names:
+        if inspect.getattr_static(trainer, name) is not inspect.getattr_static(base, name):
+            raise UnsupportedError(f"{type(trainer).__name__} overrides {name}")
+
+
+def _plan(trainer: Trainer, network: nn.Module, name: str, input_shape: tuple[int, ...], head: Head) -> PolicyPlan:
+    if trainer.observation_space.dtype == np.uint8:
+        raise UnsupportedError("observations of unsigned bytes")
+    policy = trainer.policy
+    with torch.no_grad():
+        weights = torch.cat([t.detach().reshape(-1).float().cpu() for t in policy_tensors(trainer)]).numpy()
+    inputs, operations = _operations(network, name, input_shape)
+    exploration = trainer.exploration
+    if not isinstance(policy, Policy):
+        return PolicyPlan(inputs, operations, head, weights, exploration)
+    place = dict(_places(policy))
+
+    def scale(prefix: str) -> Scale:
+        return Scale(place[f"{prefix}.center"], place[f"{prefix}.half_range"], getattr(policy, prefix).center.numel())
+
+    bounds = policy._log_std_bounds if isinstance(policy, GaussianPolicy) else (-math.inf, math.inf)
+    return PolicyPlan(
+        inputs,
+        operations,
+        head,
+        weights,
+        exploration,
+        tuple(trainer.action_space.shape or ()),
+        scale("observation_scale"),
+        scale("action_scale"),
+        bounds,
+    )
+
+
+def _places(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Where the snapshot holds each tensor: parameters, then floating buffers."""
+    tensors: list[tuple[str, torch.Tensor]] = list(module.named_parameters())
+    tensors += [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+    offset = 0
+    for name, tensor in tensors:
+        yield name, offset
+        offset += tensor.numel()
+
+
+def _operations(network: nn.Module, name: str, input_shape: tuple[int, ...]) -> tuple[int, tuple[Operation, ...]]:
+    """Inputs and operations of the network, whose parameters are the first of the snapshot."""
+    # A copy: it is moved to the CPU, set to evaluation and given a memory of its own, while the original may train.
+    try:
+        network = copy.deepcopy(network).cpu()
+    except Exception as error:
+        raise UnsupportedError(f"network {name!r} cannot be copied: {type(error).__name__}: {error}") from error
+    set_evaluation_mode(network)
+    if not list(network.parameters()):
+        raise UnsupportedError(f"network {name!r} has no parameters")
+    flat = FlatParameters(network, gradients=False)
+    try:
+        inputs, operations = read_operations(name, network, input_shape, flat)
+    except TrainerError as error:
+        raise UnsupportedError(str(error)) from error
+    start = flat.parameter.data_ptr()
+    place = dict(_places(network))
+    moved = {(p.data_ptr() - start) // p.element_size(): place[key] for key, p in network.named_parameters()}
+    return inputs, tuple(
+        (kind, first, second, width, moved.get(weight, weight), moved.get(bias, bias), eps)
+        for kind, first, second, width, weight, bias, eps in operations
+    )
+
+
+def _try(plan: PolicyPlan, trainer: DQN | ActorCritic) -> None:
+    try:
+        policy = NativePolicy(plan)
+    except TrainerError as error:
+        raise UnsupportedError(str(error)) from error
+    generator = torch.Generator().manual_seed(0)
+    obs = torch.randn((_TRIALS, *trainer.input_shape), generator=generator)
+    noise = torch.randn((_TRIALS, *plan.action_shape), generator=generator)
+    device = trainer.device
+    drawn = None
+    training = set_evaluation_mode(trainer)
+    try:
+        with torch.no_grad():
+            greedy = trainer.get_action(obs.to(device)).cpu().numpy()
+            if isinstance(trainer, SAC):
+                drawn = trainer.sample_action(obs.to(device), noise.to(device)).cpu().numpy()
+    finally:
+        for module in training:
+            module.training = True
+    if plan.head == "argmax":
+        values = policy.values(obs.numpy())
+        best = values.max(axis=1)
+        chosen = np.take_along_axis(values, greedy[:, None], axis=1)[:, 0]
+        same = best - chosen <= _TOLERANCE * (1.0 + np.abs(best))
+    else:
+        same = np.isclose(policy.act(obs.numpy()), greedy, rtol=_TOLERANCE, atol=_TOLERANCE)
+    if drawn is not None:
+        same &= np.isclose(policy.sample(obs.numpy(), noise.numpy()), drawn, rtol=_TOLERANCE, atol=_TOLERANCE)
+    if not same.all():
+        raise UnsupportedError(f"the policy of {type(trainer).__name__}, which acts otherwise than its layers say")

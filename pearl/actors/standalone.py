@@ -1,0 +1,66 @@
+"""Actors that start without the program: without its imports, the trainer's among them, and without torch.
+
+A spawned process imports the program that spawned it, because something in there may be needed. An actor with a native
+policy in an environment of an installed package needs nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from pearl.actors.actor import ActorSetup
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
+    """What an actor needs that starts without the program, or None where it needs the program.
+
+    An environment of the user's own modules may rest on what the program does when it is imported.
+    """
+    spec = gym.registry.get(setup.spec.env)
+    if setup.policy is None or spec is None or not all(map(_is_installed, _modules(spec))):
+        return None
+    bare = dataclasses.replace(setup, trainer_class=None, settings={})
+    try:
+        pickled = pickle.dumps((bare, spec))
+    except Exception:  # whatever an option's own way of pickling raises: the program itself will then make it
+        return None
+    return None if b"__main__" in pickled else (bare, spec)
+
+
+def _modules(spec: EnvSpec) -> Iterator[str]:
+    entries = [spec.entry_point, spec.vector_entry_point, *(w.entry_point for w in spec.additional_wrappers)]
+    for entry in entries:
+        if entry is not None:
+            yield entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        found = importlib.util.find_spec(module.partition(".")[0])
+    except ValueError:  # of a module that was not found by importing it, as the program itself
+        return False
+    return found is not None and found.origin is not None and bool(_INSTALLED & set(Path(found.origin).parts))
+
+
+@contextlib.contextmanager
+def without_program() -> Iterator[None]:
+    """Processes that are spawned meanwhile do not import the program."""
+    # multiprocessing has the child import what it finds here.
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program

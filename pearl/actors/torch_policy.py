@@ -1,0 +1,33 @@
+"""A policy in torch: any trainer's own `get_action`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pearl.algorithms.trainer import SamplesActions, TrainerLike, set_evaluation_mode
+from pearl.learner.torch_learner import load_policy_weights
+
+
+class TorchPolicy:
+    """Acts as `trainer` does, whose modules it puts into evaluation mode."""
+
+    def __init__(self, trainer: TrainerLike) -> None:
+        self.trainer = trainer
+        self.exploration = getattr(trainer, "exploration", None)
+        set_evaluation_mode(trainer)
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Copy a policy snapshot `(weight_count,)` float32 into the trainer's own modules."""
+        load_policy_weights(self.trainer, weights)
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Greedy actions `(envs, *action)` for observations `(envs, *obs)`, float32 or bytes."""
+        with torch.inference_mode():
+            return self.trainer.get_action(torch.from_numpy(obs)).numpy()
+
+    def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions like those of `act`, drawn by standard normal `noise` `(envs, *action)` float32."""
+        assert isinstance(self.trainer, SamplesActions)
+        with torch.inference_mode():
+            return self.trainer.sample_action(torch.from_numpy(obs), torch.from_numpy(noise)).numpy()

@@ -1,0 +1,211 @@
+"""Learning from pixels: environments that are wrapped, the layout of images, and the Pong example."""
+
+from __future__ import annotations
+
+import copy
+import json
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+from programs import ONE_CPU, described, run, write_csv_pair
+from torch import nn
+from torch.nn import functional
+from trainers import TinyDQN
+
+from pearl.algorithms.networks import NatureCNN, ScaleBytes
+from pearl.runtime.data_storage import make_storage
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "dqn_pong.py"
+
+
+class Flash(gym.Env[np.ndarray, np.int64]):
+    """One grey frame `(36, 36)`, bright or dark by chance; the action that names it earns 1; eight steps."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+        self.action_space = spaces.Discrete(2)
+
+    def _frame(self) -> np.ndarray:
+        self._bright = bool(self.np_random.integers(2))
+        return np.full((36, 36), 255 * self._bright, np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._frame(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = float(bool(action) == self._bright)
+        self._step += 1
+        return self._frame(), reward, self._step == 8, False, {}
+
+
+def make_flash(frames: int = 4) -> gym.Env[Any, Any]:
+    return FrameStackObservation(Flash(), frames)
+
+
+gym.register("FlashFrames-v0", make_flash)
+
+
+class PixelDQN(TinyDQN):
+    """The Nature CNN, which is the default for images."""
+
+    learning_starts = 60
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """More would only wait for each other on images this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- the layout of images -------------------------------------------------------------------------------------------
+
+
+class InOrder(nn.Module):
+    """What ScaleBytes does, without its layout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float() / 255.0
+
+
+def test_scaling_keeps_every_value_and_puts_the_channels_of_a_pixel_side_by_side() -> None:
+    images = torch.randint(0, 256, (3, 4, 20, 30), dtype=torch.uint8)
+    scaled = ScaleBytes()(images)
+    assert torch.equal(scaled, images.float() / 255.0)
+    assert scaled.is_contiguous(memory_format=torch.channels_last)
+    floats = torch.rand(3, 4, 20, 30)
+    assert torch.equal(ScaleBytes()(floats), floats)
+    rows = torch.randint(0, 256, (3, 7), dtype=torch.uint8)
+    assert torch.equal(ScaleBytes()(rows), rows.float() / 255.0)
+
+
+def test_scaling_leaves_the_batch_as_it_was() -> None:
+    images = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
+    floats = images.float()
+    kept, kept_floats = images.clone(), floats.clone()
+    ScaleBytes()(images)
+    ScaleBytes()(floats)
+    assert torch.equal(images, kept)
+    assert torch.equal(floats, kept_floats)
+
+
+def test_the_layout_changes_no_gradient() -> None:
+    torch.manual_seed(0)
+    layers = NatureCNN((4, 36, 36), features=64)
+    plain = nn.Sequential(InOrder(), *copy.deepcopy(list(layers)[1:]))
+    images, wanted = torch.randint(0, 256, (4, 4, 36, 36), dtype=torch.uint8), torch.randn(4, 64)
+    for network in (layers, plain):
+        functional.mse_loss(network(images), wanted).backward()
+    for ours, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert theirs.grad.abs().max() > 1e-4
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_nature_network_sees_floats_and_bytes_alike() -> None:
+    torch.manual_seed(0)
+    network = NatureCNN((4, 36, 36), features=16)
+    images = torch.randint(0, 256, (5, 4, 36, 36), dtype=torch.uint8)
+    torch.testing.assert_close(network(images), network(images.float() / 255.0))
+
+
+# --- a wrapped environment ------------------------------------------------------------------------------------------
+
+
+def test_a_program_trains_on_an_environment_registered_with_its_wrappers(tmp_path: Path, quick_profiles: None) -> None:
+    files = write_csv_pair(tmp_path, ONE_CPU)
+    composer = described(files, trainer=PixelDQN, env="FlashFrames-v0", env_kwargs={"frames": 2})
+    composer.set_replay(200, share_next_obs=True)
+    replay, learner = composer.run()
+    program = composer.runtime_gen(replay, learner, tmp_path / "program.py", timesteps=200)
+    assert "FlashFrames-v0" in program.read_text()
+    code, output = run(program, "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["env_steps"] >= 200
+    assert summary["gradient_steps"] > 0
+    assert 0 <= summary["evaluation"]["mean"] <= 8
+
+
+# --- the example ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    pytest.importorskip("ale_py", reason="needs pearl-toolkit[atari]")
+    pytest.importorskip("cv2", reason="needs pearl-toolkit[atari]")
+    return runpy.run_path(str(EXAMPLE), run_name="dqn_pong")
+
+
+def test_pong_shows_the_last_four_frames(example: dict[str, Any]) -> None:
+    env = gym.make(example["ENV"])
+    assert env.observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    assert env.action_space == spaces.Discrete(6)
+    assert gym.spec(example["ENV"]).reward_threshold == 18.0
+    obs, _ = env.reset(seed=1)
+    env.action_space.seed(1)
+    rewards = []
+    for _ in range(80):
+        next_obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert np.array_equal(next_obs[:3], obs[1:])
+        assert not terminated
+        assert not truncated
+        rewards.append(reward)
+        obs = next_obs
+    assert set(rewards) == {0.0, -1.0}
+    env.close()
+
+
+def test_next_frames_of_pong_are_stored_once(example: dict[str, Any]) -> None:
+    env = gym.make(example["ENV"])
+    spec = TransitionSpec.from_spaces(env.observation_space, env.action_space)
+    actors, train = ActorSpec(example["ENV"], envs_per_actor=1), TrainSpec()
+    once, twice = (
+        make_storage(spec, ReplaySpec(2000, share_next_obs=share), actors, train, Path()) for share in (True, False)
+    )
+    rows = spec.empty(60)
+    rows["obs"][0], _ = env.reset(seed=1)
+    for row in range(60):
+        next_obs, rows["reward"][row], *_ = env.step(0)
+        rows["action"][row], rows["discount"][row], rows["next_obs"][row] = 0, 0.99, next_obs
+        if row < 59:
+            rows["obs"][row + 1] = next_obs
+    env.close()
+    for storage in (once, twice):
+        found = storage.gather(storage.insert(rows), spec.empty(60))
+        for name, column in rows.items():
+            assert np.array_equal(found[name], column), name
+    assert once.nbytes < 0.55 * twice.nbytes
+
+
+@pytest.mark.slow
+def test_the_pong_example_composes_and_trains(example: dict[str, Any], tmp_path: Path) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for setting in ("set_replay(100_000", "learning_starts = 5_000"):
+        assert text.count(setting) == 1
+    script = tmp_path / EXAMPLE.name
+    text = text.replace("set_replay(100_000", "set_replay(4_000")
+    script.write_text(text.replace("learning_starts = 5_000", "learning_starts = 1_000"), encoding="utf-8")
+    options = ("--timesteps", "1200", "--eval-episodes", "0", "--until-return", "none")
+    code, output = run(script, *options, "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["environment"] == example["ENV"]
+    assert summary["gradient_steps"] > 0
+    assert (tmp_path / "run" / "weights.safetensors").exists()
