@@ -210,8 +210,8 @@ struct Training {
   }
 
   StepMetrics step(std::uint64_t number) {
-    const DqnBatch batch = {rows,         obs.data(),       actions.data(), rewards.data(), next_obs.data(),
-                            discounts.data(), weights.data()};
+    const Batch batch = {rows,           obs.data(),      actions.data(), rewards.data(),
+                         next_obs.data(), discounts.data(), weights.data()};
     return learner.step(batch, number, optimizer, priorities.data());
   }
 };
