@@ -64,10 +64,10 @@ class ReplayAutorun:
 
 class ColumnStore:
     def __init__(self, columns: dict[str, np.ndarray]) -> None: ...
-    # Both return None, and do nothing, where the arrays do not fit the columns.
+    # Both return None, and do nothing, where the arrays do not fit the columns; TypeError for indices not int64.
     def insert(self, start: int, count: int, sources: dict[str, np.ndarray]) -> np.ndarray | None: ...
     def gather(
-        self, indices: np.ndarray, size: int, out: dict[str, np.ndarray] | None
+        self, indices: Any, size: int, out: dict[str, np.ndarray] | None
     ) -> dict[str, np.ndarray] | None: ...
 
 class EpisodeLinks:

@@ -104,9 +104,9 @@ void bind_sum_tree(py::module_& m) {
           "sample",
           [](Tree& tree, py::ssize_t count, double beta) {
             const std::size_t batch = batch_rows(count);
-            Array<std::int64_t> indices(count);
-            Array<float> weights(count);
-            Array<std::uint32_t> generations(count);
+            auto indices = new_vector<std::int64_t>(count);
+            auto weights = new_vector<float>(count);
+            auto generations = new_vector<std::uint32_t>(count);
             std::int64_t* slots = indices.mutable_data();
             float* values = weights.mutable_data();
             std::uint32_t* versions = generations.mutable_data();
@@ -121,7 +121,7 @@ void bind_sum_tree(py::module_& m) {
           "sample_indices",
           [](Tree& tree, py::ssize_t count) {
             const std::size_t batch = batch_rows(count);
-            Array<std::int64_t> indices(count);
+            auto indices = new_vector<std::int64_t>(count);
             std::int64_t* slots = indices.mutable_data();
             {
               const Released released;
@@ -162,7 +162,7 @@ void bind_sum_tree(py::module_& m) {
           "retrieve",
           [](const Tree& tree, const Array<std::int64_t>& indices) {
             const std::size_t count = rows(indices, "indices");
-            Array<float> priorities(indices.size());
+            auto priorities = new_vector<float>(indices.size());
             float* values = priorities.mutable_data();
             const std::int64_t* slots = indices.data();
             {
@@ -182,7 +182,7 @@ void bind_sum_tree(py::module_& m) {
           "find",
           [](Tree& tree, const Array<std::uint64_t>& targets) {
             const std::size_t count = rows(targets, "targets");
-            Array<std::int64_t> indices(targets.size());
+            auto indices = new_vector<std::int64_t>(targets.size());
             std::int64_t* slots = indices.mutable_data();
             const std::uint64_t* at = targets.data();
             {
@@ -196,10 +196,10 @@ void bind_sum_tree(py::module_& m) {
            [](const Tree& tree) {
              const auto capacity = static_cast<py::ssize_t>(tree.capacity());
              const py::ssize_t leaves = tree.prioritized() ? capacity : 0;
-             Array<float> priorities(leaves);
-             Array<std::uint32_t> generations(capacity);
-             Array<std::uint32_t> values(leaves);
-             Array<std::uint16_t> times(capacity);
+             auto priorities = new_vector<float>(leaves);
+             auto generations = new_vector<std::uint32_t>(capacity);
+             auto values = new_vector<std::uint32_t>(leaves);
+             auto times = new_vector<std::uint16_t>(capacity);
              std::vector<std::int64_t> order;
              pearl::ReplayState state;
              {
@@ -289,9 +289,9 @@ void bind_autorun(py::module_& m) {
            [](Autorun& autorun) -> std::optional<py::tuple> {
              const auto count = static_cast<py::ssize_t>(autorun.response_size());
              if (count == 0) return std::nullopt;
-             Array<std::int64_t> indices(count);
-             Array<float> weights(count);
-             Array<std::uint32_t> generations(count);
+             auto indices = new_vector<std::int64_t>(count);
+             auto weights = new_vector<float>(count);
+             auto generations = new_vector<std::uint32_t>(count);
              autorun.take_response(indices.mutable_data(), weights.mutable_data(), generations.mutable_data());
              return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
            })

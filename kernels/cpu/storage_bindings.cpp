@@ -48,11 +48,13 @@ struct NamedColumns {
     throw pearl::ReplayError("There is no column " + py::repr(name).cast<std::string>() + ".");
   }
 
-  // Items of column `i`, not initialised, of the shape `leading` and then that of an item.
-  py::array empty(std::size_t i, std::vector<py::ssize_t> leading) const {
+  // `count` items of column `i`, not initialised.
+  py::array empty(std::size_t i, py::ssize_t count) const {
     const py::array& column = fields[i].column;
-    leading.insert(leading.end(), column.shape() + 1, column.shape() + column.ndim());
-    return py::array(column.dtype(), std::move(leading));
+    py::ssize_t shape[64];  // NumPy's own limit
+    std::copy(column.shape(), column.shape() + column.ndim(), shape);
+    shape[0] = count;
+    return new_array(column.dtype(), static_cast<int>(column.ndim()), shape);
   }
 
   // The array of column `i` among `arrays`; null unless it is contiguous and holds such items.
@@ -97,7 +99,7 @@ void bind_column_store(py::module_& m) {
             if (start < 0 || start >= capacity) throw pearl::ReplayError("An insertion must fit the columns.");
             const auto raw = columns.rows_of(sources, count);
             if (count < 0 || count > capacity || !raw) return py::none();
-            Slots slots(count);
+            auto slots = new_vector<std::int64_t>(count);
             std::int64_t* taken = slots.mutable_data();
             {
               const Released released;
@@ -127,7 +129,7 @@ void bind_column_store(py::module_& m) {
                 target = py::reinterpret_borrow<py::array>(given);
                 if (target.shape(0) != indices.size() || !target.writeable()) return py::none();
               } else {
-                target = columns.empty(i, {indices.size()});
+                target = columns.empty(i, indices.size());
               }
               raw[i] = target.mutable_data();
               targets[columns.fields[i].name] = std::move(target);
@@ -313,7 +315,7 @@ void bind_episode_links(py::module_& m) {
           "endings",
           [checked](const Held& held, const Slots& indices, py::ssize_t size) {
             const std::size_t count = checked(held, indices, size);
-            Array<std::uint8_t> out(indices.size());
+            auto out = new_vector<std::uint8_t>(indices.size());
             held.links->endings(indices.data(), count, out.mutable_data());
             return out;
           },
@@ -329,10 +331,10 @@ void bind_episode_links(py::module_& m) {
               throw pearl::ReplayError("Rewards to sum must be float32 or float64, one for each item.");
             if (discounts.size() < 2) throw pearl::ReplayError("n must be at least 1.");
             const std::size_t n = rows(discounts, "discounts") - 1;
-            Array<float> sum(indices.size());
+            auto sum = new_vector<float>(indices.size());
             Slots last(indices.size());
             Slots steps(indices.size());
-            Array<float> discount(indices.size());
+            auto discount = new_vector<float>(indices.size());
             const auto run = [&, slots = indices.data(), powers = discounts.data(), sums = sum.mutable_data(),
                               lasts = last.mutable_data(), counts = steps.mutable_data(),
                               after = discount.mutable_data()](const auto* rewards) {

@@ -115,8 +115,13 @@ class NativeReplayManager:
         """Select `batch_size` slots; see ReplayManager."""
         if out is None:
             return _as_sample(self._tree.sample(batch_size, beta))
-        check_out(out, batch_size)
-        self._tree.sample_into(beta, out.indices, out.weights, out.generations)
+        try:
+            if len(out.indices) != batch_size:
+                check_out(out, batch_size)
+            self._tree.sample_into(beta, out.indices, out.weights, out.generations)
+        except (TypeError, ValueError, ReplayError):
+            check_out(out, batch_size)  # which says more, but costs more than the kernel's own checks
+            raise
         return out
 
     def sample_indices(self, batch_size: int) -> np.ndarray:
