@@ -20,13 +20,13 @@ FOLDER = Path("runs") / f"dqn-{ENV}"
 class DQNTrainer(DQN):
     """Double DQN; what is not set here keeps the defaults of `pearl.algorithms.DQN`."""
 
-    hidden_sizes = (256, 256)
+    hidden_sizes = (64, 64)
     learning_rate = 2.3e-3
     batch_size = 64
-    replay_ratio = 32.0
+    replay_ratio = 64.0
     learning_starts = 1000
-    target_update_interval = 80
-    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=8_000)
+    target_update_interval = 100
+    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)
 
 
 def main() -> int:

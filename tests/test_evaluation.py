@@ -13,7 +13,10 @@ from torch import nn
 
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.exploration import EpsilonGreedy
-from pearl.algorithms import DQN, Batch
+from pearl.actors.native_policy import NativePolicy
+from pearl.actors.policy_plan import read_policy
+from pearl.algorithms import DDPG, DQN, Batch
+from pearl.algorithms.trainer import Trainer
 from pearl.errors import EnvError
 from pearl.runtime.evaluation import Evaluation, evaluate
 from pearl.runtime.queues import DataCollectionQueue
@@ -106,6 +109,27 @@ def test_a_seed_decides_the_result() -> None:
     assert np.array_equal(first.lengths, again.lengths)
     assert not np.array_equal(first.returns, other.returns)
     assert np.array_equal(first.returns, first.lengths)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "env"),
+    [
+        (DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2)), "CartPole-v1"),
+        (DDPG(spaces.Box(-8, 8, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32)), "Pendulum-v1"),
+    ],
+)
+def test_the_native_policy_plays_the_same_episodes_with_the_weights_of_now(trainer: Trainer, env: str) -> None:
+    policy = NativePolicy(read_policy(trainer))
+    before = played(trainer, ActorSpec(env), 5, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in trainer.policy.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    after = played(trainer, ActorSpec(env), 5, seed=3)
+    native = played(trainer, ActorSpec(env), 5, seed=3, policy=policy)
+    assert not np.array_equal(before.returns, after.returns)
+    assert np.array_equal(native.lengths, after.lengths)
+    assert np.allclose(native.returns, after.returns, rtol=1e-3)
 
 
 def test_an_environments_own_vector_is_not_used() -> None:

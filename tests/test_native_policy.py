@@ -213,7 +213,7 @@ def test_a_run_in_torch_says_why(tmp_path: Path, quick_profiles: None) -> None:
     code, output = run(program, *arguments)
     assert code == 0, output
     logged = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("*.log"))
-    assert logged.count("Actors run the policy in torch: the native engine does not support") == 1
+    assert logged.count("The policy runs in torch: the native engine does not support") == 1
     assert "the policy of OwnTrainer, which is none of the built-in algorithms" in logged
 
 

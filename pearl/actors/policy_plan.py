@@ -16,7 +16,7 @@ from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.dqn import DQN
 from pearl.algorithms.networks import Policy
 from pearl.algorithms.sac import SAC, GaussianPolicy
-from pearl.algorithms.trainer import Trainer, policy_tensors, set_evaluation_mode
+from pearl.algorithms.trainer import Trainer, policy_snapshot, set_evaluation_mode
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError, read_operations
@@ -58,8 +58,7 @@ def _plan(trainer: Trainer, network: nn.Module, name: str, input_shape: tuple[in
     if trainer.observation_space.dtype == np.uint8:
         raise UnsupportedError("observations of unsigned bytes")
     policy = trainer.policy
-    with torch.no_grad():
-        weights = torch.cat([t.detach().reshape(-1).float().cpu() for t in policy_tensors(trainer)]).numpy()
+    weights = policy_snapshot(trainer)
     inputs, operations = _operations(network, name, input_shape)
     exploration = trainer.exploration
     if not isinstance(policy, Policy):

@@ -17,6 +17,7 @@ from torch import nn
 
 from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
+from pearl.algorithms.torch_compiler import spare_compiler
 from pearl.errors import EnvError, TrainerError
 
 
@@ -224,6 +225,7 @@ def make_trainer(
     lost = sorted(set(settings or {}) - set(accepted))
     if lost:
         raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
+    spare_compiler()
     try:
         # The seed must reach any class, and making networks must not disturb the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
@@ -263,6 +265,12 @@ def policy_tensors(trainer: object) -> list[torch.Tensor]:
         tensors += [p.data for p in module.parameters()]
         tensors += [b for b in module.buffers() if b.is_floating_point()]
     return tensors
+
+
+def policy_snapshot(trainer: object) -> np.ndarray:
+    """What actors are sent, `(weight_count,)` float32: all of `policy_tensors`, one after the other."""
+    with torch.no_grad():
+        return torch.cat([t.detach().reshape(-1).float().cpu() for t in policy_tensors(trainer)]).numpy()
 
 
 def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike
 from pearl.runtime.evaluation import Evaluation, evaluate
 from pearl.runtime.options import Options
@@ -22,6 +23,7 @@ class Judge:
     """Evaluates the policy on the way and at the end, and remembers the best weights.
 
     `record` is told every evaluation; `should_stop` is asked at every step, and ends an evaluation without a result.
+    With a `policy` that one acts, by the trainer's weights.
     """
 
     trainer: TrainerLike
@@ -29,13 +31,13 @@ class Judge:
     options: Options
     record: Callable[[Evaluation], None]
     should_stop: Callable[[], bool] = lambda: False
+    policy: NativePolicy | None = None
     best: Best | None = field(default=None, repr=False)
     solved: Evaluation | None = None
 
     def _play(self, episodes: int, seed: int) -> Evaluation | None:
-        found = evaluate(
-            self.trainer, self.actors, episodes, seed=seed + self.options.seed, should_stop=self.should_stop
-        )
+        seed += self.options.seed
+        found = evaluate(self.trainer, self.actors, episodes, seed, self.should_stop, self.policy)
         if found is not None:
             self.record(found)
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
 import math
@@ -27,7 +28,7 @@ import torch
 
 from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env
-from pearl.actors.native_policy import PolicyPlan
+from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
@@ -164,7 +165,7 @@ class Session:
                 signal.signal(number, handler)
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
-        steps, policy = self.counters.env_steps, self._native_policy()
+        steps, policy = self.counters.env_steps, self._policy
         return [
             ActorSetup(
                 self._trainer_class,
@@ -180,11 +181,12 @@ class Session:
             for index in range(count)
         ]
 
-    def _native_policy(self) -> PolicyPlan | None:
+    @functools.cached_property
+    def _policy(self) -> PolicyPlan | None:
         try:
             return read_policy(self.trainer)
         except UnsupportedError as error:
-            logger.info("Actors run the policy in torch: the native engine does not support %s.", error)
+            logger.info("The policy runs in torch: the native engine does not support %s.", error)
             return None
 
     def make_trainer(self, device: str) -> TrainerLike:
@@ -229,7 +231,10 @@ class Session:
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
         self._next_evaluation = self._after(self.options.eval_interval)
         step = self.counters.env_steps
-        self._judge = Judge(self.trainer, self.actors, self.options, self._log_evaluation, self._interrupted, best)
+        policy = None if self._policy is None else NativePolicy(self._policy)
+        self._judge = Judge(
+            self.trainer, self.actors, self.options, self._log_evaluation, self._interrupted, policy, best
+        )
         if self.options.bench:
             self._say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
             return
