@@ -12,7 +12,7 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-eps bench-replay clean
+.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -96,6 +96,9 @@ bench-eps: bench-env  ## Experiences trained per second beside other frameworks;
 
 bench-learner: setup  ## The native learner beside torch, one thread each; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
+
+bench-curves: setup  ## Learning curves of the native learner and of torch's; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.curves $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) $(BENCH) build docs/api

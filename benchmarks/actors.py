@@ -1,16 +1,19 @@
 """Environment steps that an actor collects a second beside Stable-Baselines3, and what its process takes to start.
 
-Ours and theirs take turns on one core. `--quick` is a look, which writes nothing; without it,
-benchmarks/results/actors.json is written.
+Ours and theirs take turns: collection alone on one core, collection while training on all. `--quick` is a look, which
+writes nothing; without it, benchmarks/results/actors.json is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.peers.training import ROOT
 from benchmarks.record import Row, write
+from pearl import Composer
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.exploration import EpsilonGreedy
@@ -37,6 +42,8 @@ ENVIRONMENT = "CartPole-v1"
 HIDDEN = (64, 64)
 EPSILON = 0.1
 SLOTS = 100_000
+BATCH = 64
+GRADIENT_STEPS = 0.5  # per environment step, while training
 INSERTION_ROWS = 128
 VECTORS = {"sync": "stepped one by one", "vector_entry_point": "stepped as one vector"}
 
@@ -51,11 +58,14 @@ class Plan:
     alternations: int = 15
     turn_s: float = 0.5
     starts: int = 7
+    runs: int = 5
+    run_steps: int = 60_000  # environment steps of a run of ours
+    training_s: float = 5.0  # of one of theirs
 
     @classmethod
     def quick(cls) -> Plan:
         """A look."""
-        return cls(alternations=3, turn_s=0.2, starts=2)
+        return cls(alternations=3, turn_s=0.2, starts=2, runs=1, run_steps=20_000, training_s=2.0)
 
 
 def setup_of(vectorization: Any, envs: int, *, native: bool = True) -> ActorSetup:
@@ -99,18 +109,21 @@ def ours(setup: ActorSetup) -> Collect:
     return collect
 
 
-def stable_baselines3(envs: int) -> tuple[str, Collect]:
-    """Its DQN's own loop, with gradient steps switched off."""
+def stable_baselines3(envs: int, *, trains: bool = False) -> tuple[str, Collect]:
+    """Its DQN's own loop, with gradient steps switched off unless it `trains`, as often as ours."""
     import stable_baselines3 as sb3
     from stable_baselines3.common.env_util import make_vec_env
 
     vector = make_vec_env(ENVIRONMENT, n_envs=envs, seed=1)
+    # It trains after so many steps of the vector.
+    every = max(1, round(1 / (GRADIENT_STEPS * envs))) if trains else 64
     model = sb3.DQN(
         "MlpPolicy",
         vector,
         learning_starts=0,
-        train_freq=64,
-        gradient_steps=0,
+        batch_size=BATCH,
+        train_freq=every,
+        gradient_steps=round(GRADIENT_STEPS * envs * every) if trains else 0,
         buffer_size=SLOTS,
         exploration_initial_eps=EPSILON,
         exploration_final_eps=EPSILON,
@@ -164,6 +177,46 @@ def measure_steps(plan: Plan) -> Iterator[Row]:
             yield row(case, "steps/s", "higher", samples[name], "ours in torch", samples[f"{name} in torch"])
 
 
+def train(program: Path, steps: int) -> float:
+    """Environment steps a second of a composed program from its start to its end, without its imports."""
+    options = ["--timesteps", str(steps), "--eval-episodes", "0", "--until-return", "none", "--run-dir", "run"]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run(
+        [sys.executable, str(program), *options], cwd=program.parent, env=environment, check=True, capture_output=True
+    )
+    found = json.loads((program.parent / "run" / "summary.json").read_text(encoding="utf-8"))
+    return float(found["env_steps"] / found["wall_s"])
+
+
+def measure_training(plan: Plan) -> Iterator[Row]:
+    """Environment steps a second while half as many gradient steps are done, on all cores."""
+    for envs in plan.envs:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            composer = Composer(progress=False, calibration=folder / "calibration.json")
+            composer.set_actors(1, env=ENVIRONMENT, envs_per_actor=envs)
+            composer.set_train_function(learner=DQN, hidden_sizes=HIDDEN, double=False)
+            composer.set_replay(SLOTS)
+            composer.set_training(batch_size=BATCH, replay_ratio=GRADIENT_STEPS * BATCH)
+            replay, learner = composer.run()
+            program = composer.runtime_gen(
+                replay=replay, learner=learner, path=folder / "program.py", timesteps=plan.run_steps
+            )
+            peer, reason, samples, theirs = "stable-baselines3", "", list[float](), list[float]()
+            collect: Collect | None = None
+            try:
+                peer, collect = stable_baselines3(envs, trains=True)
+            except ImportError as error:
+                reason = f"cannot be loaded: {error}"
+            for _ in range(plan.runs):
+                samples.append(train(program, plan.run_steps))
+                if collect is not None:
+                    theirs.append(collect(plan.training_s))
+        case = f"{envs} environments stepped one by one, while training"
+        yield dataclasses.replace(row(case, "steps/s", "higher", samples, peer, theirs), reason=reason)
+
+
 def resident_mb(pid: int) -> float:
     """Resident memory, shared pages included."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
@@ -202,13 +255,15 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     rows: list[Row] = []
-    os.sched_setaffinity(0, cores[-1:])
-    for found in (*measure_steps(plan), *measure_starts(plan)):
-        rows.append(found)
-        theirs = found.reason if found.theirs is None else f"{found.theirs:,.4g}"
-        ratio = "" if found.ratio is None else f"{found.ratio:6.2f} x"
-        print(f"{found.case:45} {found.ours:12,.4g} {found.unit:8} {found.peer:26} {theirs:>12} {ratio}", flush=True)
-    os.sched_setaffinity(0, cores)
+    for part, affinity in ((measure_steps, cores[-1:]), (measure_starts, cores[-1:]), (measure_training, cores)):
+        os.sched_setaffinity(0, affinity)
+        for found in part(plan):
+            rows.append(found)
+            theirs = found.reason if found.theirs is None else f"{found.theirs:,.4g}"
+            ratio = "" if found.ratio is None else f"{found.ratio:6.2f} x"
+            print(
+                f"{found.case:52} {found.ours:12,.4g} {found.unit:8} {found.peer:26} {theirs:>12} {ratio}", flush=True
+            )
     if not options.quick:
         write("actors", "make bench-actors", 1, rows)
     return 0

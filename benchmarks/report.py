@@ -35,13 +35,23 @@ batches, plain targets (no double DQN), one thread each, all on one core, taking
 (Pong: 5,000), all filled. Actors, which no peer has here, are taken out of the program for the comparison; rows
 "beside its actors" are the whole program on all cores against the same without them on one. RLlib has no DDPG, and
 only its DQN with linear layers is compared.""",
+    "curves": """\
+Does the native learner learn as torch's does? Five seeds of the same program with either, evaluated on 10 greedy
+episodes on the way; each seed's mean over its evaluations, and over their last third.""",
+    "learner": """\
+How fast is one training step in-process, one thread each, by turns? Double DQN, Huber loss, clipped gradients, Adam;
+ours in C++ beside this project's torch learner (flat parameters, fused Adam) and a plain torch script with fused Adam.
+Before anything is timed, all are checked to train the same weights. GFLOP/s count matrix products alone, beside the
+SGEMM peak measured on the same core.""",
     "actors": """\
 How many environment steps does one core collect in a second, and what does an actor process take to start? CartPole-v1
 by a DQN of two hidden layers of 64, random actions at 0.1. Ours is an actor with all that a run has on the way of its
 transitions: the DCQ, the host's buffer, the Data Storage. Stable-Baselines3's is its DQN's own loop with gradient steps
 switched off, its replay buffer included. One thread each, on one core, taking turns. "One by one": Gymnasium's
 `SyncVectorEnv`, as composed by default; "as one vector": the environment's own vector, which Stable-Baselines3 does not
-take. "Ours in torch": the same actor with its policy in torch. A start is counted from the spawning of the process to
+take. "While training": the composed program on all cores, one actor, half a gradient step (batch 64) per environment
+step; Stable-Baselines3's `learn()` with as many, on the same cores. "Ours in torch": the same actor with its policy in
+torch. A start is counted from the spawning of the process to
 its first message (8 environments).""",
     "replay": """\
 How fast are the Replay Manager and the Data Storage, beside other replay buffers? One process pinned to one core, one
