@@ -170,6 +170,7 @@ def gemm(
     relu: bool = False,
     accumulate: bool = False,
 ) -> None: ...
+def normal_noise(seed: int, step: int, draw: int, rows: int, size: int) -> np.ndarray: ...
 
 class Network:
     def __init__(self, inputs: int, ops: Sequence[_Op], parameters: int) -> None: ...
@@ -254,7 +255,16 @@ class ActorCriticLearner:
         tau: float,
         max_grad_norm: float,
     ) -> None: ...
-    def algorithm(self, critic: Optimizer, actor: Optimizer, steps: np.ndarray) -> Algorithm: ...
+    def algorithm(
+        self,
+        critic: Optimizer,
+        actor: Optimizer,
+        temperature: Optimizer | None,
+        log_alpha: np.ndarray | None,
+        noise_seed: np.ndarray | None,
+        policy_delay: int,
+        steps: np.ndarray,
+    ) -> Algorithm: ...
     def step(
         self,
         obs: np.ndarray,

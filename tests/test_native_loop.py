@@ -19,6 +19,7 @@ from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.runtime.queues import Bell, WeightSyncQueue
+from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ReplaySpec, TransitionSpec
 
@@ -40,11 +41,22 @@ class Deterministic(DDPG):
 
 
 class Twin(TD3):
-    hidden_sizes = (16,)
+    hidden_sizes, policy_delay, noise_clip = (16, 8), 3, 0.3
 
 
 class Soft(SAC):
+    hidden_sizes, max_grad_norm = (16, 8), 0.5
+
+
+class Fixed(SAC):
+    hidden_sizes, temperature = (16,), 0.2
+
+
+class OwnNoise(TD3):
     hidden_sizes = (16,)
+
+    def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
+        return torch.zeros(rows, self.action_size)
 
 
 def rows_of(spec: TransitionSpec, count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -60,14 +72,27 @@ def rows_of(spec: TransitionSpec, count: int, seed: int = 0) -> dict[str, np.nda
 class Setup:
     """A loop with everything around it; `native` False: the interpreted loop over the same native Learner."""
 
-    def __init__(self, trainer_class: type[Trainer], *, native: bool, learner: type = NativeLearner, **options: Any):
+    def __init__(
+        self,
+        trainer_class: type[Trainer],
+        *,
+        native: bool,
+        learner: type = NativeLearner,
+        seed: int = 3,
+        resumes: Setup | None = None,
+        **options: Any,
+    ) -> None:
         space = DISCRETE if issubclass(trainer_class, DQN) else BOX
         spec = TransitionSpec.from_spaces(OBS, space)
-        self.trainer = trainer_class(OBS, space, seed=3)
+        self.trainer = trainer_class(OBS, space, seed=seed)
         self.replay = make_replay_manager(ReplaySpec(CAPACITY), seed=5)
         self.storage = DataStorage(spec, CAPACITY, **options)
         self.rows = rows_of(spec, CAPACITY)
         self.replay.insert(self.storage.insert({name: rows[:200] for name, rows in self.rows.items()}))
+        if resumes is not None:
+            load_module_tensors(self.trainer, module_tensors(resumes.trainer))
+            self.trainer.gradient_steps = resumes.trainer.gradient_steps
+            self.replay.load_state_dict(resumes.replay.state_dict())
         self.bell, made = Bell(), learner(self.trainer)
         self.laq, self.ldq = GrantQueue(2), ProgressQueue(2, self.bell)
         self.wsq = WeightSyncQueue(made.weight_count)
@@ -86,6 +111,11 @@ class Setup:
             weight_sync_interval=INTERVAL,
         )
 
+    def run(self, iterations: int) -> None:
+        self.laq.grant(iterations, 0.4)
+        assert self.loop.run_once()
+        assert self.answer()[0] == iterations
+
     def answer(self) -> tuple[int, float]:
         found = self.ldq.peek(60.0)
         assert found is not None
@@ -97,7 +127,17 @@ class Setup:
         return torch.cat([t.detach().reshape(-1) for t in policy_tensors(self.trainer)]).numpy()
 
 
-@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic])
+def assert_same_state(found: Trainer, expected: Trainer) -> None:
+    """To the bit: networks and targets, what the optimizers remember, the temperature, the noise's seed."""
+    tensors = module_tensors(expected)
+    for group, content in module_tensors(found).items():
+        for name, tensor in content.items():
+            assert torch.equal(tensor, tensors[group][name]), f"{group}.{name}"
+    assert found.gradient_steps == expected.gradient_steps
+    assert found.metrics() == expected.metrics()
+
+
+@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic, Twin, Soft, Fixed])
 def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Trainer]) -> None:
     native, interpreted = Setup(trainer_class, native=True), Setup(trainer_class, native=False)
     assert isinstance(native.loop.kernel, _native.TrainingLoop)
@@ -117,14 +157,26 @@ def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Train
         assert answers[0][1] == pytest.approx(answers[1][1], rel=1e-6)
         published = [reader.poll() for reader in readers]
         np.testing.assert_array_equal(published[0], published[1])
-    np.testing.assert_array_equal(native.policy(), interpreted.policy())
-    assert native.trainer.gradient_steps == interpreted.trainer.gradient_steps == 38
+    assert_same_state(native.trainer, interpreted.trainer)
+    assert native.trainer.gradient_steps == 38
     states = [setup.replay.state_dict() for setup in (native, interpreted)]
     for name in ("priorities", "leaves", "times_sampled", "call", "updates"):
         np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=name)
     spent = native.loop.kernel.seconds()
     assert set(spent) == {"sample", "gather", "train", "update", "publish"}
     assert all(seconds > 0 for seconds in spent.values())
+
+
+@pytest.mark.parametrize("trainer_class", [Deterministic, Twin, Soft])
+def test_a_resumed_loop_goes_on_to_the_bit(trainer_class: type[Trainer]) -> None:
+    straight, saved = Setup(trainer_class, native=True), Setup(trainer_class, native=True)
+    straight.run(12)
+    saved.run(5)
+    resumed = Setup(trainer_class, native=True, seed=4, resumes=saved)
+    resumed.run(7)
+    assert_same_state(resumed.trainer, straight.trainer)
+    states = [setup.replay.state_dict() for setup in (resumed, straight)]
+    np.testing.assert_array_equal(states[0]["priorities"], states[1]["priorities"])
 
 
 def test_the_first_policy_is_out_at_once_and_again_after_a_restart() -> None:
@@ -141,8 +193,7 @@ def test_the_first_policy_is_out_at_once_and_again_after_a_restart() -> None:
 @pytest.mark.parametrize(
     ("trainer_class", "learner", "options"),
     [
-        (Twin, NativeLearner, {}),  # their noise is the trainer's to draw
-        (Soft, NativeLearner, {}),
+        (OwnNoise, NativeLearner, {}),
         (Dueling, TorchLearner, {}),
         (Dueling, NativeLearner, {"streams": 1, "share_next_obs": True}),  # no column of next observations
     ],

@@ -84,7 +84,7 @@ def actor_loss(actor: State, critic: State, batch: Batch) -> torch.Tensor:
 def noise(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """What every TD3 draws here; wide enough that some of it is clipped."""
     drawn = 2 * torch.randn(ROWS, 2, generator=torch.Generator().manual_seed(4))
-    monkeypatch.setattr(TD3, "draw_noise", lambda self, rows: drawn[:rows])
+    monkeypatch.setattr(TD3, "draw_noise", lambda self, rows, draw: drawn[:rows])
     return drawn
 
 
@@ -175,13 +175,18 @@ def test_the_seed_decides_the_noise_and_the_programs_random_numbers_do_not() -> 
     assert not torch.equal(priorities(estranged(TD3, BOX, seed=3), 1)[0], priorities(other, 1)[0])
 
 
-def test_noise_is_normal_and_new_at_each_call() -> None:
-    trainer = TD3(OBS, BOX, hidden_sizes=(8,))
-    first, second = trainer.draw_noise(20_000), trainer.draw_noise(20_000)
-    assert first.shape == (20_000, 2)
-    assert not torch.equal(first, second)
-    assert float(first.mean()) == pytest.approx(0, abs=0.03)
-    assert float(first.std()) == pytest.approx(1, abs=0.03)
+@each_device
+def test_noise_is_that_of_seed_step_and_draw(device: str) -> None:
+    trainer = TD3(OBS, BOX, seed=1, device=device, hidden_sizes=(8,))
+    first, again, second = (trainer.draw_noise(20, draw) for draw in (0, 0, 1))
+    assert first.shape == (20, 2)
+    assert first.device.type == device
+    assert torch.equal(first, again)
+    trainer.gradient_steps += 1
+    third, other = trainer.draw_noise(20, 0), TD3(OBS, BOX, seed=2, hidden_sizes=(8,)).draw_noise(20, 0)
+    drawn = [noise.cpu() for noise in (first, second, third, other)]
+    assert len(torch.cat(drawn).unique()) == 4 * 40
+    assert torch.equal(TD3(OBS, BOX, seed=1, hidden_sizes=(8,)).draw_noise(20, 0), drawn[0])
 
 
 def test_without_target_noise_nothing_is_left_to_chance() -> None:

@@ -31,6 +31,8 @@ class Trainer:
         self.optimizer = optimizer([*self.q_network.parameters(), *self.critics[0].parameters(), self.log_alpha])
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4, 7], gamma=0.5)
         self.noise = torch.Generator().manual_seed(3)
+        self.seed = torch.nn.Buffer(torch.tensor(2**61 + hidden))
+        self.scratch = torch.zeros(3)  # of no further use: not saved
         self.updates = 0
 
     def step(self) -> torch.Tensor:
@@ -115,7 +117,7 @@ def test_groups_are_named_after_attributes_and_are_copies() -> None:
     trainer = Trainer(OPTIMIZERS["adam"])
     tensors = module_tensors(trainer)
     assert set(tensors) == {
-        "q_network", "critics.0", "critics.1", "log_alpha", "optimizer", "scheduler", "noise",
+        "q_network", "critics.0", "critics.1", "log_alpha", "optimizer", "scheduler", "noise", "seed",
     }  # fmt: skip
     before = tensors["q_network"]["0.weight"].clone()
     trainer.step()

@@ -10,6 +10,7 @@
 #include "pearl/learner/kernels.hpp"
 #include "pearl/learner/network.hpp"
 #include "pearl/learner/optimizer.hpp"
+#include "pearl/normal.hpp"
 
 using bindings::Array;
 using bindings::Released;
@@ -278,17 +279,56 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
 
 using Steps = Array<std::int64_t>;
 
-// An algorithm that keeps the count of its steps alive.
+// An algorithm that keeps the arrays it works on alive.
 template <class Algorithm>
 struct Held : Algorithm {
   template <class... Parts>
-  explicit Held(Steps count, Parts&... parts) : Algorithm(parts..., one(count)), steps(std::move(count)) {}
-  static std::int64_t* one(Steps& count) {
-    if (count.size() != 1) throw pearl::LearnerError("The count of steps must be one number.");
-    return count.mutable_data();
-  }
-  Steps steps;
+  explicit Held(std::vector<py::array> arrays, Parts&&... parts)
+      : Algorithm(std::forward<Parts>(parts)...), held(std::move(arrays)) {}
+  std::vector<py::array> held;
 };
+
+std::unique_ptr<learner::Algorithm> dqn_algorithm(HeldDqn& dqn, HeldOptimizer& optimizer, Steps steps) {
+  check_parameters(optimizer, "network", dqn.network().parameters());
+  check_size(steps, "steps", 1);
+  return std::make_unique<Held<learner::DqnAlgorithm>>(std::vector<py::array>{steps}, dqn, optimizer,
+                                                       steps.mutable_data());
+}
+
+std::unique_ptr<learner::Algorithm> actor_critic_algorithm(HeldActorCritic& self, HeldOptimizer& critic,
+                                                           HeldOptimizer& actor, HeldOptimizer* temperature,
+                                                           OptionalFloats log_alpha, std::optional<Steps> noise_seed,
+                                                           std::int64_t policy_delay, Steps steps) {
+  if (self.stochastic() && (!noise_seed || !log_alpha))
+    throw pearl::LearnerError("A stochastic policy needs noise_seed and log_alpha.");
+  if (temperature != nullptr && !log_alpha) throw pearl::LearnerError("A temperature's optimizer needs log_alpha.");
+  if (policy_delay < 1)
+    throw pearl::LearnerError("policy_delay must be at least 1; found " + std::to_string(policy_delay) + ".");
+  check_parameters(critic, "critic", self.model().critics[0]->parameters());
+  check_parameters(actor, "actor", self.model().actor->parameters());
+  if (temperature != nullptr) check_parameters(*temperature, "temperature", 1);
+  check_size(steps, "steps", 1);
+  std::vector<py::array> held = {steps};
+  learner::ActorCriticParts parts = {self,    critic,  actor,        temperature,
+                                     nullptr, nullptr, policy_delay, steps.mutable_data()};
+  if (log_alpha) {
+    check_size(*log_alpha, "log_alpha", 1);
+    parts.log_alpha = log_alpha->mutable_data();
+    held.push_back(*log_alpha);
+  }
+  if (noise_seed) {
+    check_size(*noise_seed, "noise_seed", 1);
+    parts.noise_seed = noise_seed->data();
+    held.push_back(*noise_seed);
+  }
+  return std::make_unique<Held<learner::ActorCriticAlgorithm>>(std::move(held), parts);
+}
+
+Floats normal_noise(std::uint64_t seed, std::uint64_t step, std::uint32_t draw, std::size_t rows, std::size_t size) {
+  Floats noise(std::vector<std::size_t>{rows, size});
+  pearl::fill_normal(seed, step, draw, rows * size, noise.mutable_data());
+  return noise;
+}
 
 }  // namespace
 
@@ -299,6 +339,8 @@ void bind_learner(py::module_& m) {
   m.def("gemm", &gemm, py::arg("a").noconvert(), py::arg("b").noconvert(), py::arg("c").noconvert(),
         py::arg("bias").noconvert() = py::none(), py::arg("gate").noconvert() = py::none(), py::arg("relu") = false,
         py::arg("accumulate") = false);
+  m.def("normal_noise", &normal_noise, py::arg("seed"), py::arg("step"), py::arg("draw"), py::arg("rows"),
+        py::arg("size"));
 
   py::class_<learner::Algorithm>(m, "Algorithm");
   py::class_<learner::Network>(m, "Network")
@@ -344,13 +386,8 @@ void bind_learner(py::module_& m) {
            py::arg("threads"), py::keep_alive<1, 2>())
       .def("set", &set_dqn, py::arg("double_q"), py::arg("loss"), py::arg("max_grad_norm"), py::arg("tau"),
            py::arg("target_update_interval"))
-      .def(
-          "algorithm",
-          [](HeldDqn& dqn, HeldOptimizer& optimizer, Steps steps) -> std::unique_ptr<learner::Algorithm> {
-            check_parameters(optimizer, "network", dqn.network().parameters());
-            return std::make_unique<Held<learner::DqnAlgorithm>>(std::move(steps), dqn, optimizer);
-          },
-          py::arg("optimizer"), py::arg("steps").noconvert(), py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
+      .def("algorithm", &dqn_algorithm, py::arg("optimizer"), py::arg("steps").noconvert(), py::keep_alive<0, 1>(),
+           py::keep_alive<0, 2>())
       .def("step", &step_dqn, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("number"), py::arg("optimizer"));
@@ -372,17 +409,10 @@ void bind_learner(py::module_& m) {
           py::arg("stochastic"), py::arg("saturation_penalty"), py::arg("target_noise"), py::arg("noise_clip"),
           py::arg("log_std_low"), py::arg("log_std_high"), py::arg("target_entropy"), py::arg("tau"),
           py::arg("max_grad_norm"))
-      .def(
-          "algorithm",
-          [](HeldActorCritic& self, HeldOptimizer& critic, HeldOptimizer& actor,
-             Steps steps) -> std::unique_ptr<learner::Algorithm> {
-            if (self.stochastic()) throw pearl::LearnerError("A stochastic policy needs noise from outside a loop.");
-            check_parameters(critic, "critic", self.model().critics[0]->parameters());
-            check_parameters(actor, "actor", self.model().actor->parameters());
-            return std::make_unique<Held<learner::DdpgAlgorithm>>(std::move(steps), self, critic, actor);
-          },
-          py::arg("critic"), py::arg("actor"), py::arg("steps").noconvert(), py::keep_alive<0, 1>(),
-          py::keep_alive<0, 2>(), py::keep_alive<0, 3>())
+      .def("algorithm", &actor_critic_algorithm, py::arg("critic"), py::arg("actor"), py::arg("temperature"),
+           py::arg("log_alpha").noconvert(), py::arg("noise_seed").noconvert(), py::arg("policy_delay"),
+           py::arg("steps").noconvert(), py::keep_alive<0, 1>(), py::keep_alive<0, 2>(), py::keep_alive<0, 3>(),
+           py::keep_alive<0, 4>())
       .def("step", &step_actor_critic, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("next_noise").noconvert(), py::arg("noise").noconvert(),

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import TwinCritic, mlp
 from pearl.algorithms.trainer import Phase, Trainer, observation_size
@@ -133,8 +134,8 @@ class TwinCriticTrainer(ActorCritic):
     A transition's priority is the larger of both critics' absolute TD errors (Fujimoto, Meger and Precup 2020, LAP):
     it stays worth training on while either critic is wrong about it, where a mean would let one hide the other.
 
-    Random numbers come from `draw_noise` alone; given those, a step is deterministic. They are drawn on the CPU from a
-    generator of the trainer's own, so that every device trains on the same ones and checkpoints hold its state.
+    Random numbers come from `draw_noise` alone; given those, a step is deterministic. They follow from `noise_seed` and
+    the count of gradient steps, so that checkpoints need no other state of them.
     """
 
     batch_size: int = 256
@@ -144,35 +145,40 @@ class TwinCriticTrainer(ActorCritic):
     actor_learning_rate: float = 3e-4
 
     critic: TwinCritic
+    noise_seed: torch.Tensor
 
     @abc.abstractmethod
     def _wrap_actor(self, network: nn.Module) -> nn.Module:
         """The policy around `build_actor`'s network."""
 
     def build(self) -> None:
-        """Actor, both critics, the critics' target, Adam over the flat parameters of each, and the noise generator."""
+        """Actor, both critics, the critics' target, Adam over the flat parameters of each, the noise's seed."""
         self.actor = self._wrap_actor(self.build_actor()).to(self.device)
         self.critic, self.target_critic = self._twin_critic(), self._twin_critic()
         self.target_critic.load_state_dict(self.critic.state_dict())
         self._make_optimizers()
         self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
-        self.noise_generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        self._undealt = self.draw_noise(0)
+        # Always on the CPU: that is where noise is made.
+        self.noise_seed = nn.Buffer(torch.randint(2**62, ()))
+        self._undealt = torch.empty(0, self.action_size)
 
     def _twin_critic(self) -> TwinCritic:
         return TwinCritic(self.build_critic(), self.build_critic(), *self._boxes).to(self.device)
 
-    def draw_noise(self, rows: int) -> torch.Tensor:
-        """Standard normal numbers `(rows, action size)` float32 on the trainer's device, new ones at each call.
+    def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
+        """Standard normal numbers `(rows, action size)` float32 on the trainer's device, for the step to come.
 
-        A phase that needs noise calls this once for the whole batch, whatever its sub-batches.
+        Each number is a function of `noise_seed`, the count of steps trained so far, `draw` (which tells apart what one
+        step draws: 0 for the targets' actions, 1 for those of SAC's policy), its row and its column. One routine in
+        C++ makes them all, so that the torch learner on any device and the native learner train on the same noise.
         """
-        return torch.randn(rows, self.action_size, generator=self.noise_generator).to(self.device)
+        noise = _native.normal_noise(int(self.noise_seed), self.gradient_steps, draw, rows, self.action_size)
+        return torch.from_numpy(noise).to(self.device)
 
-    def _deal_noise(self, rows: int, batch_size: int) -> torch.Tensor:
+    def _deal_noise(self, rows: int, batch_size: int, draw: int) -> torch.Tensor:
         """The noise of the next `rows` of a batch: sub-batches train on what the whole batch would."""
         if len(self._undealt) == 0:
-            self._undealt = self.draw_noise(batch_size)
+            self._undealt = self.draw_noise(batch_size, draw)
         dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
         return dealt
 
@@ -182,7 +188,7 @@ class TwinCriticTrainer(ActorCritic):
 
     def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
-            noise = self._deal_noise(len(weights), batch_size)
+            noise = self._deal_noise(len(weights), batch_size, draw=0)
             target = torch.addcmul(batch.reward, batch.discount, self._next_value(batch.next_obs, noise))
         first, second = self.critic(batch.obs, batch.action)
         first_error, second_error = first - target, second - target

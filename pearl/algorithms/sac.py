@@ -136,7 +136,7 @@ class SAC(TwinCriticTrainer):
         return smaller - self.log_alpha.exp() * log_prob
 
     def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:
-        unit, log_prob = self.actor.sample(batch.obs, self._deal_noise(len(weights), batch_size))
+        unit, log_prob = self.actor.sample(batch.obs, self._deal_noise(len(weights), batch_size, draw=1))
         smaller = torch.minimum(*self.critic.of_unit(batch.obs, unit))
         temperature = self.log_alpha.detach().exp()
         self._descend_actor((temperature * log_prob - smaller).sum() / batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from pearl import _native
+from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.ddpg import DDPG
 from pearl.algorithms.dqn import DQN
 from pearl.algorithms.networks import Critic, Policy, ToUnit, TwinCritic
@@ -114,7 +116,7 @@ class _DqnRule:
 
 
 class _ActorCriticRule:
-    """DDPG, TD3 and SAC. Their random numbers are drawn by the trainer, as its own step would draw them."""
+    """DDPG, TD3 and SAC, on the noise that the trainer's own step would draw."""
 
     action_dtype = np.dtype(np.float32)
 
@@ -165,12 +167,30 @@ class _ActorCriticRule:
         self._settings: tuple[object, ...] = ()
 
     def algorithm(self) -> _native.Algorithm | None:
-        if not isinstance(self._trainer, DDPG):
-            return None  # noise is the trainer's to draw
+        trainer = self._trainer
+        noise_seed: np.ndarray | None = None
+        if not isinstance(trainer, DDPG):
+            if inspect.getattr_static(trainer, "draw_noise") is not TwinCriticTrainer.draw_noise:
+                return None  # noise of the trainer's own
+            noise_seed = trainer.noise_seed.numpy().reshape(1)
         self._apply_settings()
         self._critic.refresh()
         self._actor.refresh()
-        return self._native.algorithm(self._critic.native, self._actor.native, self._trainer.step_count)
+        if self._temperature is not None:
+            self._temperature.refresh()
+        return self._native.algorithm(
+            self._critic.native,
+            self._actor.native,
+            None if self._temperature is None else self._temperature.native,
+            self._log_alpha,
+            noise_seed,
+            self._policy_delay,
+            trainer.step_count,
+        )
+
+    @property
+    def _policy_delay(self) -> int:
+        return self._trainer.policy_delay if isinstance(self._trainer, TD3) else 1
 
     def _apply_settings(self) -> None:
         settings = _settings_of(self._trainer)
@@ -181,11 +201,10 @@ class _ActorCriticRule:
     def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
         trainer = self._trainer
         self._apply_settings()
-        delay = trainer.policy_delay if isinstance(trainer, TD3) else 1
-        moves = (trainer.gradient_steps + 1) % delay == 0
+        moves = (trainer.gradient_steps + 1) % self._policy_delay == 0
         rows = len(columns["reward"])
-        next_noise = None if isinstance(trainer, DDPG) else trainer.draw_noise(rows).numpy()
-        noise = trainer.draw_noise(rows).numpy() if isinstance(trainer, SAC) else None
+        next_noise = None if isinstance(trainer, DDPG) else trainer.draw_noise(rows, 0).numpy()
+        noise = trainer.draw_noise(rows, 1).numpy() if isinstance(trainer, SAC) else None
         self._critic.refresh()
         if moves:
             self._actor.refresh()

@@ -28,9 +28,10 @@ def module_tensors(trainer: object) -> dict[str, dict[str, torch.Tensor]]:
     """Copy what a trainer object has learned to the CPU: one group of tensors per stateful attribute, by its name.
 
     Found are modules, optimizers, learning-rate schedulers, gradient scalers, torch generators (also in a list, tuple
-    or dict: group `name.0`) and leaf tensors that require a gradient. What a state dict holds beside tensors travels
-    as JSON in one more tensor of the group. Plain Python numbers of the trainer are not found: register them as
-    buffers of a module, or define `state_tensors()` and `load_state_tensors(tensors)`, which replace all this.
+    or dict: group `name.0`), leaf tensors that require a gradient, and tensors marked as `torch.nn.Buffer`. What a
+    state dict holds beside tensors travels as JSON in one more tensor of the group. Plain Python numbers of the trainer
+    are not found: keep them in a `torch.nn.Buffer`, or define `state_tensors()` and `load_state_tensors(tensors)`,
+    which replace all this.
     """
     own = getattr(trainer, "state_tensors", None)
     if own is not None:
@@ -84,7 +85,8 @@ def _stateful_attributes(trainer: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in candidates.items():
         learned = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
-        if (learned or isinstance(value, stateful)) and not any(value is other for other in found.values()):
+        held = learned or isinstance(value, (*stateful, torch.nn.Buffer))
+        if held and not any(value is other for other in found.values()):
             found[name] = value
     if RANDOM_GROUP in found:
         raise CheckpointError(f"The trainer's attribute {RANDOM_GROUP!r} takes a reserved name: call it otherwise.")

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "pearl/errors.hpp"
+#include "pearl/normal.hpp"
 
 namespace pearl::learner {
 namespace {
@@ -313,18 +314,35 @@ void ActorCriticLearner::actor_gradients(Worker& worker, const ActorCriticBatch&
                          group.columns, group.accumulate, false);
 }
 
-void DdpgAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
-  const std::size_t obs = learner_.observation_size() * sizeof(float), action = learner_.action_size() * sizeof(float);
+void ActorCriticAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
+  const ActorCriticLearner& learner = parts_.learner;
+  const std::size_t obs = learner.observation_size() * sizeof(float), action = learner.action_size() * sizeof(float);
   const std::size_t wanted[kColumns] = {obs, action, sizeof(float), obs, sizeof(float)};
   std::copy(wanted, wanted + kColumns, bytes);
 }
 
-StepMetrics DdpgAlgorithm::step(const Batch& batch, float* priorities) {
-  const ActorCriticBatch rows = {batch.rows,      batch.obs,       static_cast<const float*>(batch.actions),
-                                 batch.rewards,   batch.next_obs,  batch.discounts,
-                                 batch.weights,   nullptr,         nullptr};
-  const ActorCriticMetrics found = learner_.step(rows, true, true, critic_, actor_, nullptr, nullptr, priorities);
-  ++*steps_;
+const float* ActorCriticAlgorithm::draw(std::uint32_t number, std::size_t rows, std::vector<float>& noise) const {
+  noise.resize(rows * parts_.learner.action_size());
+  fill_normal(static_cast<std::uint64_t>(*parts_.noise_seed), static_cast<std::uint64_t>(*parts_.steps), number,
+              noise.size(), noise.data());
+  return noise.data();
+}
+
+StepMetrics ActorCriticAlgorithm::step(const Batch& batch, float* priorities) {
+  const bool moves = (*parts_.steps + 1) % parts_.policy_delay == 0;
+  const bool noisy = parts_.noise_seed != nullptr, judged_by_noise = noisy && parts_.learner.stochastic();
+  const ActorCriticBatch rows = {batch.rows,
+                                 batch.obs,
+                                 static_cast<const float*>(batch.actions),
+                                 batch.rewards,
+                                 batch.next_obs,
+                                 batch.discounts,
+                                 batch.weights,
+                                 noisy ? draw(0, batch.rows, next_noise_) : nullptr,
+                                 judged_by_noise ? draw(1, batch.rows, noise_) : nullptr};
+  const ActorCriticMetrics found = parts_.learner.step(rows, moves, moves, parts_.critic, parts_.actor,
+                                                       parts_.temperature, parts_.log_alpha, priorities);
+  ++*parts_.steps;
   return {found.loss, found.td_error, found.gradient_norm};
 }
 

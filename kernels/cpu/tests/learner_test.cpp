@@ -15,6 +15,7 @@
 #include "pearl/learner/actor_critic.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/team.hpp"
+#include "pearl/normal.hpp"
 
 using namespace pearl::learner;
 
@@ -372,6 +373,41 @@ void test_actor_critics() {
     }
 }
 
+// The algorithm of a loop takes the steps that its learner takes with the same noise and the same delay.
+void test_actor_critic_algorithm() {
+  constexpr std::int64_t kSeed = 77, kDelay = 3;
+  for (const bool stochastic : {false, true})
+    for (const std::size_t threads : {1u, 2u}) {
+      ActorCriticTraining looped(stochastic, threads, 50), stepped(stochastic, threads, 50);
+      std::int64_t steps = 5;
+      ActorCriticAlgorithm algorithm({*looped.learner, looped.optimizers[0], looped.optimizers[1],
+                                      stochastic ? &looped.optimizers[2] : nullptr, &looped.log_alpha, &kSeed, kDelay,
+                                      &steps});
+      std::size_t bytes[kColumns];
+      algorithm.item_bytes(bytes);
+      CHECK(bytes[0] == 4 * ActorCriticTraining::kObs && bytes[1] == 4 * ActorCriticTraining::kActions);
+      const Batch batch = {looped.rows,            looped.obs.data(),       looped.actions.data(), looped.rewards.data(),
+                           looped.next_obs.data(), looped.discounts.data(), looped.weights.data()};
+      for (std::uint64_t step = 5; step < 25; ++step) {
+        const StepMetrics found = algorithm.step(batch, looped.priorities.data());
+        pearl::fill_normal(kSeed, step, 0, stepped.next_noise.size(), stepped.next_noise.data());
+        pearl::fill_normal(kSeed, step, 1, stepped.noise.size(), stepped.noise.data());
+        const ActorCriticMetrics expected = stepped.step((step + 1) % kDelay == 0);
+        CHECK(found.loss == expected.loss && found.td_error == expected.td_error);
+        CHECK(looped.priorities == stepped.priorities);
+      }
+      CHECK(steps == 25 && looped.steps[0] == 20.0f && looped.steps[1] == 7.0f);
+      CHECK(looped.actor == stepped.actor && looped.critic == stepped.critic);
+      CHECK(looped.target_actor == stepped.target_actor && looped.target_critic == stepped.target_critic);
+      CHECK(looped.log_alpha == stepped.log_alpha && (looped.log_alpha != -1.0f) == stochastic);
+
+      const Floats critic = looped.critic;
+      looped.rewards[0] = std::numeric_limits<float>::quiet_NaN();
+      CHECK(throws<pearl::LearnerError>([&] { algorithm.step(batch, looped.priorities.data()); }));
+      CHECK(steps == 25 && looped.critic == critic);
+    }
+}
+
 void test_team() {
   for (const std::size_t size : {1u, 2u, 4u}) {
     Team team(size);
@@ -416,6 +452,7 @@ int main() {
     test_training();
     test_refused_steps_change_nothing();
     test_actor_critics();
+    test_actor_critic_algorithm();
   }
   CHECK(throws<pearl::LearnerError>([] { select_learner_kernels("sse9"); }));
   test_team();

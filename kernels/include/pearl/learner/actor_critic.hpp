@@ -111,20 +111,31 @@ class ActorCriticLearner {
   std::size_t rows_ = 0;  // of the last batch
 };
 
-// The step of a deterministic policy without noise (DDPG), for a loop. Learner, optimizers and the count of steps are the
-// caller's and outlive it.
-class DdpgAlgorithm : public Algorithm {
+// What a loop steps with; all of it is the caller's and outlives the algorithm.
+struct ActorCriticParts {
+  ActorCriticLearner& learner;
+  Optimizer &critic, &actor;
+  Optimizer* temperature;          // null where the temperature stays
+  float* log_alpha;                // of a stochastic policy
+  const std::int64_t* noise_seed;  // null where no noise is used
+  std::int64_t policy_delay;       // policy and targets move in every policy_delay-th step
+  std::int64_t* steps;             // trained so far
+};
+
+// Its step, for a loop. Noise is that of `fill_normal` for the seed and the count of steps: draw 0 for the next actions,
+// draw 1 for those that a stochastic policy is judged by.
+class ActorCriticAlgorithm : public Algorithm {
  public:
-  DdpgAlgorithm(ActorCriticLearner& learner, Optimizer& critic, Optimizer& actor, std::int64_t* steps)
-      : learner_(learner), critic_(critic), actor_(actor), steps_(steps) {}
+  explicit ActorCriticAlgorithm(const ActorCriticParts& parts) : parts_(parts) {}
 
   void item_bytes(std::size_t (&bytes)[kColumns]) const override;
   StepMetrics step(const Batch& batch, float* priorities) override;
 
  private:
-  ActorCriticLearner& learner_;
-  Optimizer &critic_, &actor_;
-  std::int64_t* steps_;
+  const float* draw(std::uint32_t number, std::size_t rows, std::vector<float>& noise) const;
+
+  ActorCriticParts parts_;
+  std::vector<float> next_noise_, noise_;  // (rows, action size)
 };
 
 }  // namespace pearl::learner
