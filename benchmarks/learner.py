@@ -1,19 +1,18 @@
 """How fast is one training step of the native learner, beside torch's? One thread each, one process, by turns.
 
 Peers: this project's own torch learner (flat parameters, fused Adam), and a plain torch script with fused Adam, as
-users write it. All three compute the same step: double DQN, Huber loss, clipped gradients. `--quick` is a look (a few
-cases, writes nothing); without it, benchmarks/results/learner.json is written.
+users write it. All three compute the same step: of double DQN (Huber loss, clipped gradients), DDPG, TD3 or SAC.
+`--quick` is a look (a few cases, writes nothing); without it, benchmarks/results/learner.json is written.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -22,42 +21,69 @@ os.environ.update(ONE_THREAD)  # before torch and NumPy are loaded
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from torch import nn  # noqa: E402
 
+from benchmarks.peers.torch_scripts import ActorCriticScript, Columns, DqnScript, Script  # noqa: E402
 from benchmarks.record import Row, write  # noqa: E402
 from pearl import _native  # noqa: E402
-from pearl.algorithms import DQN  # noqa: E402
+from pearl.algorithms import DDPG, DQN, SAC, TD3  # noqa: E402
 from pearl.learner.native_learner import NativeLearner  # noqa: E402
 from pearl.learner.torch_learner import TorchLearner  # noqa: E402
 
-OBS_SIZE, ACTIONS = 4, 2  # CartPole's
-GOALS = {((64, 64), 32): 10.0, ((256, 256), 32): 3.0, ((256, 256), 512): 1.15}
-Columns = dict[str, np.ndarray]
+OBS_SIZE, ACTIONS = 4, 2  # CartPole's; of the actor-critics, the size of an action
+GOALS: dict[tuple[tuple[int, ...], int], float] = {((64, 64), 32): 10.0, ((256, 256), 32): 3.0, ((256, 256), 512): 1.15}
+CONTINUOUS = (((64, 64), 32), ((256, 128), 32), ((256, 128), 512), ((256, 256), 256))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One network and batch size."""
+    """One algorithm, network and batch size."""
 
     hidden: tuple[int, ...]
     batch: int
+    algorithm: str = "DQN"
 
     @property
     def name(self) -> str:
         """As tables show it."""
+        return f"{self.algorithm} {self.shape}"
+
+    @property
+    def shape(self) -> str:
+        """Of the network and the batch."""
         return f"{'x'.join(map(str, self.hidden))} B={self.batch}"
 
     @property
+    def goal(self) -> float | None:
+        """How many times faster than torch it ought to be."""
+        return GOALS.get((self.hidden, self.batch)) if self.algorithm == "DQN" else None
+
+    @property
     def flop(self) -> float:
-        """Of the matrix products of one double-DQN step: three forward passes, and two backward but for the input's."""
-        widths = (OBS_SIZE, *self.hidden, ACTIONS)
-        macs = [a * b for a, b in itertools.pairwise(widths)]
-        return 2.0 * self.batch * (5 * sum(macs) - macs[0])
+        """Of the matrix products of one step, on average."""
+        if self.algorithm == "DQN":  # three forward passes, and two backward but for the input's
+            q, first = _products(OBS_SIZE, self.hidden, ACTIONS)
+            return 2.0 * self.batch * (5 * q - first)
+        stochastic, critics = self.algorithm == "SAC", 1 if self.algorithm == "DDPG" else 2
+        actor, actor_first = _products(OBS_SIZE, self.hidden, ACTIONS * (2 if stochastic else 1))
+        critic, critic_first = _products(OBS_SIZE + ACTIONS, self.hidden, 1)
+        targets_and_critics = actor + critics * (4 * critic - critic_first)
+        # The policy's passes, and its critics' forward and by their inputs.
+        policy = 3 * actor - actor_first + 2 * critic * (critics if stochastic else 1)
+        return 2.0 * self.batch * (targets_and_critics + policy / (2 if self.algorithm == "TD3" else 1))
+
+
+def _products(inputs: int, hidden: tuple[int, ...], outputs: int) -> tuple[int, int]:
+    """Multiplications of one forward pass for one transition: of all layers, and of the first."""
+    widths = (inputs, *hidden, outputs)
+    layers = [a * b for a, b in itertools.pairwise(widths)]
+    return sum(layers), layers[0]
 
 
 def cases(quick: bool) -> list[Case]:
-    """The goals' cases first, then the sweep."""
+    """The goals' cases first, then the other algorithms', then the sweep."""
     found = [Case(hidden, batch) for hidden, batch in GOALS]
+    shapes = CONTINUOUS[:1] if quick else CONTINUOUS
+    found += [Case(*shape, algorithm) for algorithm in ("DDPG", "TD3", "SAC") for shape in shapes]
     widths, batches, depths = (
         ((64, 256), (32,), (2,)) if quick else ((32, 64, 128, 256, 512), (16, 64, 256, 1024), (1, 2, 3))
     )
@@ -65,11 +91,13 @@ def cases(quick: bool) -> list[Case]:
     return list(dict.fromkeys(found))
 
 
-def batch_of(rows: int) -> tuple[Columns, np.ndarray]:
+def batch_of(case: Case) -> tuple[Columns, np.ndarray]:
     rng = np.random.default_rng(0)
+    rows = case.batch
+    actions = rng.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32)
     columns = {
         "obs": rng.normal(size=(rows, OBS_SIZE)).astype(np.float32),
-        "action": rng.integers(0, ACTIONS, rows),
+        "action": rng.integers(0, ACTIONS, rows) if case.algorithm == "DQN" else actions,
         "reward": rng.normal(size=rows).astype(np.float32),
         "next_obs": rng.normal(size=(rows, OBS_SIZE)).astype(np.float32),
         "discount": np.where(rng.random(rows) < 0.1, 0, 0.99).astype(np.float32),
@@ -77,38 +105,27 @@ def batch_of(rows: int) -> tuple[Columns, np.ndarray]:
     return columns, rng.uniform(0.1, 1.0, rows).astype(np.float32)
 
 
-def trainer_of(case: Case) -> DQN:
-    box = spaces.Box(-5.0, 5.0, (OBS_SIZE,), np.float32)
-    return DQN(box, spaces.Discrete(ACTIONS), hidden_sizes=case.hidden)
+def trainer_of(case: Case) -> DQN | DDPG | TD3 | SAC:
+    # Bounds of 1, so that the plain scripts need no scaling.
+    obs, box = spaces.Box(-1.0, 1.0, (OBS_SIZE,), np.float32), spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
+    if case.algorithm == "DQN":
+        return DQN(obs, spaces.Discrete(ACTIONS), hidden_sizes=case.hidden)
+    if case.algorithm == "DDPG":
+        return DDPG(obs, box, hidden_sizes=case.hidden, saturation_penalty=0.0)
+    return (TD3 if case.algorithm == "TD3" else SAC)(obs, box, hidden_sizes=case.hidden)
 
 
-class PlainScript:
-    """Double DQN as it is commonly written in torch."""
+def script_of(trainer: DQN | DDPG | TD3 | SAC, *, same_noise: bool = False) -> Script:
+    """A plain script from the trainer's networks; with `same_noise`, on the noise that the trainer draws."""
+    if isinstance(trainer, DQN):
+        return DqnScript(trainer)
+    return ActorCriticScript(trainer, trainer.draw_noise if same_noise and not isinstance(trainer, DDPG) else None)
 
-    def __init__(self, trainer: DQN) -> None:
-        self.q = nn.Sequential(*(copy.deepcopy(layer) for layer in trainer.q))
-        for parameter in self.q.parameters():
-            parameter.data, parameter.grad = parameter.data.clone(), None
-        self.target = copy.deepcopy(self.q)
-        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=trainer.learning_rate, fused=True)
-        self.steps, self.interval, self.max_norm = 0, trainer.target_update_interval, trainer.max_grad_norm
 
-    def step(self, columns: Columns, weights: np.ndarray) -> torch.Tensor:
-        """One step; returns |TD error|."""
-        obs, action, reward, next_obs, discount = (torch.from_numpy(column) for column in columns.values())
-        with torch.no_grad():
-            best = self.q(next_obs).argmax(dim=1, keepdim=True)
-            target = reward + discount * self.target(next_obs).gather(1, best).squeeze(1)
-        value = self.q(obs).gather(1, action.unsqueeze(1)).squeeze(1)
-        loss = (nn.functional.smooth_l1_loss(value, target, reduction="none") * torch.from_numpy(weights)).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.q.parameters(), self.max_norm)
-        self.optimizer.step()
-        self.steps += 1
-        if self.steps % self.interval == 0:
-            self.target.load_state_dict(self.q.state_dict())
-        return (value.detach() - target).abs()
+def trained(trainer: DQN | DDPG | TD3 | SAC) -> Iterable[torch.Tensor]:
+    """The parameters that it trains, in the scripts' order."""
+    networks = (trainer.q,) if isinstance(trainer, DQN) else (trainer.actor, trainer.critic)
+    return itertools.chain.from_iterable(network.parameters() for network in networks)
 
 
 class DifferenceError(Exception):
@@ -117,19 +134,21 @@ class DifferenceError(Exception):
 
 def check(case: Case) -> None:
     """All three have the same weights after ten steps."""
-    ours, theirs = trainer_of(case), trainer_of(case)
-    script = PlainScript(ours)
+    ours, theirs, base = trainer_of(case), trainer_of(case), trainer_of(case)
+    script = script_of(base, same_noise=True)
     learner, reference = NativeLearner(ours), TorchLearner(theirs)
-    columns, weights = batch_of(case.batch)
-    for _ in range(10):
+    columns, weights = batch_of(case)
+    for number in range(10):
         learner.step(columns, weights)
         reference.step(columns, weights)
+        base.gradient_steps = number
         script.step(columns, weights)
     # As a whole: Adam makes a full step of any gradient, of one that is mere rounding too.
-    mine, flat, plain = (
-        torch.cat([p.detach().flatten() for p in q.parameters()]) for q in (ours.q, theirs.q, script.q)
+    mine, flat, script_weights = (
+        torch.cat([p.detach().flatten() for p in parameters])
+        for parameters in (trained(ours), trained(theirs), script.parameters())
     )
-    for name, other in (("the torch learner", flat), ("the plain script", plain)):
+    for name, other in (("the torch learner", flat), ("the plain script", script_weights)):
         if float((mine - other).norm() / other.norm()) > 1e-3:
             raise DifferenceError(f"{case.name}: after ten steps the weights differ from those of {name}.")
 
@@ -182,13 +201,14 @@ def measure(case: Case, repeats: int, repeat_s: float, peak: float) -> list[Row]
     """One row for each peer, and one of GFLOP/s."""
     check(case)
     ours, theirs = NativeLearner(trainer_of(case)), TorchLearner(trainer_of(case))
-    script = PlainScript(trainer_of(case))
-    columns, weights = batch_of(case.batch)
+    script = script_of(trainer_of(case))
+    columns, weights = batch_of(case)
     steps = [lambda: ours.step(columns, weights), lambda: theirs.step(columns, weights)]
     values = alternate([*steps, lambda: script.step(columns, weights)], repeats, repeat_s)
     low, middle, high = (float(v) for v in np.percentile(values[0], (20, 50, 80)))
+    step = f"{case.algorithm} step {case.shape}"
     rows = [
-        Row(f"DQN step {case.name}", middle, "us", "lower", (low, high), repeats, peer, float(np.median(found)))
+        Row(step, middle, "us", "lower", (low, high), repeats, peer, float(np.median(found)))
         for peer, found in zip(("pearl on torch, eager", "plain torch script"), values[1:], strict=True)
     ]
     rates = case.flop / values[0] / 1e3
@@ -196,11 +216,10 @@ def measure(case: Case, repeats: int, repeat_s: float, peak: float) -> list[Row]
     rows.append(
         Row(f"rate {case.name}", rate, "GFLOP/s", "higher", (rates_low, rates_high), repeats, "SGEMM here", peak)
     )
-    goal = GOALS.get((case.hidden, case.batch))
     print(
         f"{case.name:22} {middle:9.1f} us  torch {np.median(values[1]):9.1f} ({np.median(values[1]) / middle:5.1f}x)  "
         f"script {np.median(values[2]):9.1f} ({np.median(values[2]) / middle:5.1f}x)  {rate:6.1f} GFLOP/s"
-        + (f"  goal {goal}x" if goal else ""),
+        + (f"  goal {case.goal}x" if case.goal else ""),
         flush=True,
     )
     return rows
