@@ -133,12 +133,12 @@ class DifferenceError(Exception):
 
 
 def check(case: Case) -> None:
-    """All three have the same weights after ten steps."""
+    """All three have the same weights after three steps; later, one rounding may choose another next action."""
     ours, theirs, base = trainer_of(case), trainer_of(case), trainer_of(case)
     script = script_of(base, same_noise=True)
     learner, reference = NativeLearner(ours), TorchLearner(theirs)
     columns, weights = batch_of(case)
-    for number in range(10):
+    for number in range(3):
         learner.step(columns, weights)
         reference.step(columns, weights)
         base.gradient_steps = number
@@ -149,8 +149,8 @@ def check(case: Case) -> None:
         for parameters in (trained(ours), trained(theirs), script.parameters())
     )
     for name, other in (("the torch learner", flat), ("the plain script", script_weights)):
-        if float((mine - other).norm() / other.norm()) > 1e-3:
-            raise DifferenceError(f"{case.name}: after ten steps the weights differ from those of {name}.")
+        if float((mine - other).norm() / other.norm()) > 1e-4:
+            raise DifferenceError(f"{case.name}: after three steps the weights differ from those of {name}.")
 
 
 def timed(step: Callable[[], object], calls: int) -> float:
