@@ -39,10 +39,10 @@ only its DQN with linear layers is compared.""",
 Does the native learner learn as torch's does? Five seeds of the same program with either, evaluated on 10 greedy
 episodes on the way; each seed's mean over its evaluations, and over their last third.""",
     "learner": """\
-How fast is one training step in-process, one thread each, by turns? Double DQN, Huber loss, clipped gradients, Adam;
-ours in C++ beside this project's torch learner (flat parameters, fused Adam) and a plain torch script with fused Adam.
-Before anything is timed, all are checked to train the same weights. GFLOP/s count matrix products alone, beside the
-SGEMM peak measured on the same core.""",
+How fast is one training step in-process, one thread each, by turns? Double DQN (Huber loss, clipped gradients), DDPG,
+TD3 and SAC, with Adam; ours in C++ beside this project's torch learner (flat parameters, fused Adam) and a plain torch
+script with fused Adam. Before anything is timed, all are checked to train the same weights. GFLOP/s count matrix
+products alone, beside the SGEMM peak measured on the same core.""",
     "actors": """\
 How many environment steps does one core collect in a second, and what does an actor process take to start? CartPole-v1
 by a DQN of two hidden layers of 64, random actions at 0.1. Ours is an actor with all that a run has on the way of its
