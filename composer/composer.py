@@ -391,7 +391,9 @@ def _profiled(problem: Problem) -> Problem:
         fits = max(problem.train.batch_size, free_memory() // (2 * problem.transition.nbytes))
         while capacity > fits:
             capacity = max(capacity // 2, problem.train.batch_size)
-    measured = ReplaySpec(capacity, replay.mode, replay.fanout, replay.first_alpha)
+    measured = ReplaySpec(
+        capacity, replay.mode, replay.fanout, replay.first_alpha, share_next_obs=replay.share_next_obs
+    )
     return dataclasses.replace(problem, replay=measured)
 
 

@@ -7,16 +7,17 @@ import functools
 import hashlib
 import inspect
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+import pearl
+from composer.actor_profiling import measure_actor
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.matrix import (
     AssignmentMatrix,
@@ -30,72 +31,41 @@ from composer.matrix import (
     UnavailableDevice,
     UnsupportedLearner,
 )
+from composer.measuring import WARM_UP, measure, on_own_thread
 from composer.platform import Platform, usable
 from composer.report import left_out_line
-from pearl.actors.actor import Actor, ActorSetup
+from pearl import _native
+from pearl.actors.actor import ActorSetup
+from pearl.actors.native_policy import PolicyPlan
+from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import Device
 from pearl.devices.null import NullTimes
-from pearl.errors import EnvError
 from pearl.learner.extract import extract_networks
+from pearl.learner.native_plan import UnsupportedError
+from pearl.learner.protocol import Learner
 from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.replay.protocol import ReplayManager, Sample
-from pearl.runtime.queues import DataCollectionQueue
+from pearl.runtime.queues import Bell, WeightSyncQueue
+from pearl.runtime.workers import GrantQueue, ProgressQueue
 from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
-
-_T = TypeVar("_T")
 
 logger = logging.getLogger("pearl.composer")
 
-_WARM_UP = 5
-_LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
-_SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
 _FANOUTS = (4, 8, 16, 32, 64)
 _MOST_STREAMS = 16
 _FILL_ROWS = 4096
+_GRANT_US = 2000.0  # of the native training loop: one sample is the mean of as many iterations as take that long
 
-
-def measure(work: Callable[[], object], budget_s: float) -> list[float]:
-    """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent."""
-    for _ in range(_WARM_UP):
-        work()
-    samples: list[float] = []
-    deadline = time.perf_counter() + budget_s
-    while len(samples) < _MOST_SAMPLES:
-        start = time.perf_counter_ns()
-        work()
-        samples.append((time.perf_counter_ns() - start) / 1e3)
-        if len(samples) >= _LEAST_SAMPLES and (time.perf_counter() > deadline or _settled(samples)):
-            break
-    return samples
-
-
-def _settled(samples: list[float]) -> bool:
-    if len(samples) < 200 or len(samples) % 100:
-        return False
-    half = len(samples) // 2
-    first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
-    return abs(first - second) <= _SETTLED * max(first, second)
-
-
-def on_own_thread(work: Callable[[], _T]) -> _T:
-    """Run `work` in a thread of its own, so that its core count setting stays there."""
-    result: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="profiler")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return result[0]
+# PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
+_METHOD = [Path(__file__).with_name(name) for name in ("profiling.py", "measuring.py", "actor_profiling.py")]
+_SOURCES = {
+    "actor": ("actors/*.py", "algorithms/*.py"),
+    "replay": ("replay/*.py",),
+    "learner": (),
+    "pair": ("replay/*.py", "runtime/queues.py", "runtime/workers.py"),
+}
 
 
 @dataclass(frozen=True)
@@ -140,6 +110,14 @@ def kernel_hash(implementation: str | None = None) -> str:
     return _file_hash([compiled_kernels()] if implementation is None else LEARNERS[implementation].sources)
 
 
+@functools.cache
+def source_hash(primitive: str) -> str:
+    """Changes when the Python does by which the primitive is measured, or which it runs beside the Learner's own."""
+    package = Path(pearl.__file__).parent
+    sources = (file for pattern in _SOURCES[primitive] for file in sorted(package.glob(pattern)))
+    return _file_hash([*_METHOD, *sources])
+
+
 def _file_hash(files: Iterable[Path]) -> str:
     found = hashlib.sha256()
     for file in files:
@@ -173,8 +151,7 @@ class Profiler:
     @functools.cached_property
     def _unsupported(self) -> tuple[UnsupportedLearner, ...]:
         """The implementations that cannot train the trainer."""
-        trainer = self._trainer("cpu")
-        found = ((name, LEARNERS[name].supports(trainer)) for name in self._wanted)
+        found = ((name, LEARNERS[name].supports(self._probe)) for name in self._wanted)
         return tuple(UnsupportedLearner(name, reason) for name, reason in found if reason is not None)
 
     @property
@@ -191,7 +168,12 @@ class Profiler:
     def collection_us(self) -> Measurement:
         """Microseconds in which all actors together produce one transition."""
         actors = self.problem.actors
-        parameters = {"env": actors.env, "envs": actors.envs_per_actor, "env_kwargs": repr(dict(actors.env_kwargs))}
+        parameters = {
+            "env": actors.env,
+            "envs": actors.envs_per_actor,
+            "env_kwargs": repr(dict(actors.env_kwargs)),
+            "policy": "torch" if self._native_policy is None else "native",
+        }
         key = self._key("actor", self.platform.host, parameters)
         one = self._known(key, ("transition",), self._measure_actor)["transition"]
         parallel = min(actors.count, self.platform.host.cores or 1)
@@ -285,7 +267,12 @@ class Profiler:
             return replay
         name = learner.implementation
         self.report(f"{device.name}: Replay Manager and {name} Learner together")
-        parameters = {**self._replay_parameters(replay.fanout), "threads": learner.threads}
+        parameters = {
+            **self._replay_parameters(replay.fanout),
+            "share_next_obs": self.problem.replay.share_next_obs,
+            "threads": learner.threads,
+            "weight_sync_interval": self.problem.train.weight_sync_interval,
+        }
         found = self._known(
             self._key("pair", device, parameters, name),
             ("sample", "insert", "update", "step"),
@@ -334,7 +321,7 @@ class Profiler:
                 "settings": repr(sorted(self.problem.settings.items())),
                 "networks": self._networks,
             }
-        hashes = [kernel_hash(implementation)]
+        hashes = [kernel_hash(implementation), source_hash(primitive)]
         if implementation is not None:
             everything["implementation"] = implementation
             if primitive == "pair":
@@ -353,7 +340,21 @@ class Profiler:
     @functools.cached_property
     def _networks(self) -> str:
         shape = self.problem.observation_space.shape
-        return " ".join(spec.signature for spec in extract_networks(self._trainer("cpu"), shape))
+        return " ".join(spec.signature for spec in extract_networks(self._probe, shape))
+
+    @functools.cached_property
+    def _probe(self) -> Any:
+        """A trainer to look at, not to train."""
+        return self._trainer("cpu")
+
+    @functools.cached_property
+    def _native_policy(self) -> PolicyPlan | None:
+        """What the Actors of a run act by; None where that is the trainer itself."""
+        try:
+            return read_policy(self._probe)
+        except UnsupportedError as error:
+            logger.info("Actors run the policy in torch: the native engine does not support %s.", error)
+            return None
 
     def _known(
         self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]]
@@ -363,7 +364,7 @@ class Profiler:
             self.hits += 1
             return found
         self.misses += 1
-        measured = {name: Measurement.from_samples(samples) for name, samples in on_own_thread(work).items()}
+        measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
         self.store.put(key, measured)
         return measured
 
@@ -394,6 +395,7 @@ class Profiler:
             replay.insert(slots, rng.random(len(slots), np.float32) + 0.01)
         return replay, self._full_storage, rng
 
+    @on_own_thread
     def _measure_replay(self, fanout: int) -> dict[str, list[float]]:
         replay, storage, rng = self._full_replay(fanout)
         batch = self.problem.train.batch_size
@@ -422,6 +424,7 @@ class Profiler:
 
         return insert
 
+    @on_own_thread
     def _measure_learner(self, implementation: str, device: str, threads: int, parts: int) -> dict[str, list[float]]:
         made = LEARNERS[implementation].make
         learner = made(self._trainer(device), device=device, threads=threads, sub_batches=parts)
@@ -431,14 +434,79 @@ class Profiler:
         weights = np.ones(batch, np.float32)
         return {"step": measure(lambda: learner.step(columns, weights), self.budget_s)}
 
+    @on_own_thread
     def _measure_pair(self, implementation: str, device: str, fanout: int, threads: int) -> dict[str, list[float]]:
-        """Whole iterations of setting 2, each part timed on its own, so that they disturb each other's caches."""
+        """Whole iterations of setting 2, by the loop that a run would take."""
         replay, storage, rng = self._full_replay(fanout)
         learner = LEARNERS[implementation].make(self._trainer(device), device=device, threads=threads)
         learner.prepare()
+        insertion = self._insertion(replay, storage, rng)
+        queues = GrantQueue(1), ProgressQueue(1, Bell()), WeightSyncQueue(learner.weight_count)
+        loop = self._native_loop(learner, replay, storage, queues)
+        if loop is None:
+            return self._measure_interpreted_loop(learner, replay, storage, insertion)
+        return self._measure_native_loop(loop, *queues[:2], insertion)
+
+    def _native_loop(
+        self,
+        learner: Learner,
+        replay: ReplayManager,
+        storage: DataStorage,
+        queues: tuple[GrantQueue, ProgressQueue, WeightSyncQueue],
+    ) -> _native.TrainingLoop | None:
+        """The loop in C++, where `pearl.runtime.workers.TrainingLoop` would take it."""
+        if not hasattr(learner, "start_loop") or self.problem.replay.share_next_obs:
+            return None
+        train = self.problem.train
+        columns = list(storage.columns.values())
+        loop: _native.TrainingLoop | None = learner.start_loop(
+            replay, columns, train.batch_size, tuple(queue.native for queue in queues), train.weight_sync_interval
+        )
+        return loop
+
+    def _measure_native_loop(
+        self, loop: _native.TrainingLoop, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None]
+    ) -> dict[str, list[float]]:
+        """Grants of some iterations, between which the host inserts: a sample is the mean of a grant."""
+        parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
+
+        def grant(iterations: int) -> dict[str, float]:
+            """Microseconds of each part of an iteration."""
+            before = loop.seconds()
+            laq.grant(iterations, 0.4)
+            loop.run_once(0.0)
+            ldq.peek()
+            ldq.release()
+            return {name: (end - before[name]) * 1e6 / iterations for name, end in loop.seconds().items()}
+
+        longest = max(sum(grant(1).values()) for _ in range(WARM_UP))
+        iterations = max(1, int(_GRANT_US / longest))
+        published: list[float] = []
+
+        def iterate() -> None:
+            spent = grant(iterations)
+            start = time.perf_counter_ns()
+            loop.open_window()
+            insertion()
+            loop.close_window()
+            parts["insert"].append((time.perf_counter_ns() - start) / 1e3)
+            parts["sample"].append(spent["sample"] + spent["gather"])
+            parts["step"].append(spent["train"])
+            parts["update"].append(spent["update"])
+            published.append(spent["publish"])
+
+        measure(iterate, self.budget_s)
+        # Weights go out after some of the steps only: each bears its share.
+        share = sum(published) / len(published)
+        parts["step"] = [step + share for step in parts["step"]]
+        return {name: samples[WARM_UP:] for name, samples in parts.items()}
+
+    def _measure_interpreted_loop(
+        self, learner: Learner, replay: ReplayManager, storage: DataStorage, insertion: Callable[[], None]
+    ) -> dict[str, list[float]]:
+        """Iterations with each part timed on its own, so that they disturb each other's caches."""
         batch = self.problem.train.batch_size
         out = self.problem.transition.empty(batch)
-        insertion = self._insertion(replay, storage, rng)
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
 
         def iteration() -> None:
@@ -456,29 +524,13 @@ class Profiler:
                 parts[name].append((end - start) / 1e3)
 
         measure(iteration, self.budget_s)
-        return {name: samples[_WARM_UP:] for name, samples in parts.items()}
+        return {name: samples[WARM_UP:] for name, samples in parts.items()}
 
     def _measure_actor(self) -> dict[str, list[float]]:
         p = self.problem
-        setup = ActorSetup(p.trainer_class, p.settings, p.actors, p.train, seed=0)
-        actor = Actor(setup)
-        import torch
-
-        torch.set_num_threads(1)
-        queue = DataCollectionQueue(p.transition, setup.message_rows(), slots=1)
-        message = queue.reserve()
-        assert message is not None
+        setup = ActorSetup(p.trainer_class, p.settings, p.actors, p.train, seed=0, policy=self._native_policy)
         steps = p.actors.envs_per_actor * setup.steps_per_message
-        try:
-            samples = measure(lambda: actor.collect(message), self.budget_s / 2)
-        except Exception as error:
-            raise EnvError(
-                f"The environment {p.actors.env} or the policy failed while an actor was profiled: "
-                f"{type(error).__name__}: {error}. The traceback above names the line; run the environment on its own."
-            ) from error
-        finally:
-            actor.close()
-        return {"transition": [s / steps for s in samples]}
+        return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
 
 
 def _source_hash(trainer_class: type) -> str:

@@ -45,6 +45,11 @@ def trainer_import(trainer_class: type, taken: Collection[str]) -> tuple[str, st
     return module_name, "" if packaged or module_name.split(".")[0] == "pearl" else str(root)
 
 
+def has_main_guard(file: Path) -> bool:
+    """Whether the file may be imported without doing what it does as a program; GenerationError if it is no Python."""
+    return any(_is_main_guard(node) for node in _parsed(file).body)
+
+
 def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
 
@@ -67,7 +72,7 @@ def _parsed(file: Path) -> ast.Module:
 def _check_main_guard(file: Path, name: str) -> None:
     if not _defines(file, name):
         raise GenerationError(_NO_SOURCE.format(name=name))
-    if not any(_is_main_guard(node) for node in _parsed(file).body):
+    if not has_main_guard(file):
         raise GenerationError(
             f"{name} is defined in {file.name}, which composes when it is imported: the program could not import the "
             'class without composing again. Put the composing under `if __name__ == "__main__":`.'

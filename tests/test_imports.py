@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import composer
 import pearl
 import pearl.replay
 import pearl.runtime
@@ -24,7 +25,10 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["pearl", "pearl.errors", "pearl.devices", "pearl.replay", "pearl.actors", "pearl.runtime", "pearl.runtime.queues"],
+    [
+        *("pearl", "pearl.errors", "pearl.devices", "pearl.replay", "pearl.actors", "pearl.runtime"),
+        *("pearl.runtime.queues", "composer", "composer.measuring"),
+    ],
 )
 def test_a_light_module_loads_no_heavy_package(module: str) -> None:
     assert loaded_by(f"import {module}") == set()
@@ -39,7 +43,7 @@ def test_the_queues_named_through_the_package_load_no_torch() -> None:
     assert loaded_by("from pearl.runtime import DataCollectionQueue, WeightSyncQueue") == set()
 
 
-@pytest.mark.parametrize("name", ["pearl", "pearl.runtime", "pearl.replay", "pearl.devices"])
+@pytest.mark.parametrize("name", ["pearl", "pearl.runtime", "pearl.replay", "pearl.devices", "composer"])
 def test_every_public_name_is_there_and_listed(name: str) -> None:
     module = importlib.import_module(name)
     assert set(module.__all__) <= set(dir(module))
@@ -47,12 +51,10 @@ def test_every_public_name_is_there_and_listed(name: str) -> None:
 
 
 def test_the_composer_is_a_name_of_pearl() -> None:
-    import composer
-
     assert pearl.Composer is composer.Composer
 
 
-@pytest.mark.parametrize("module", [pearl, pearl.replay, pearl.runtime])
+@pytest.mark.parametrize("module", [pearl, pearl.replay, pearl.runtime, composer])
 def test_a_name_that_is_not_there_is_an_attribute_error(module: object) -> None:
     with pytest.raises(AttributeError, match="no attribute 'Absent'"):
         module.Absent  # type: ignore[attr-defined]  # noqa: B018

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.standalone import standalone, without_program
+from pearl.actors.standalone import program_hidden, standalone
 from pearl.errors import ActorError, QueueClosedError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pearl.actors")
 
+_CONTEXT = multiprocessing.get_context("spawn")
 _CHECK_INTERVAL_S = 0.1
 
 
@@ -52,13 +53,13 @@ def run_actor(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle; environments may unblock it
     host = multiprocessing.parent_process()
     parent = host.pid if host is not None else os.getppid()  # it may be gone by now
-    torch_settled = setup.policy is None and _settle_torch(setup)
+    torch_settled = setup.policy is None and settle_torch(setup)
     try:
         if environment is not None:
             gym.registry[environment.id] = environment
         actor = Actor(setup)
         if not torch_settled and "torch" in sys.modules:  # the environment's, or the program's
-            _settle_torch(setup)
+            settle_torch(setup)
         with contextlib.suppress(QueueClosedError):
             while os.getppid() == parent:
                 message = dcq.reserve(timeout_s=0.5)
@@ -74,13 +75,40 @@ def run_actor(
         raise SystemExit(1) from None
 
 
-def _settle_torch(setup: ActorSetup) -> bool:
+def settle_torch(setup: ActorSetup) -> bool:
     """One thread, and random numbers that the actor's seed and index decide."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(int(np.random.SeedSequence((setup.seed, setup.index, setup.restarts)).generate_state(1)[0]))
     return True
+
+
+def start_process(
+    target: Callable[..., None], args: tuple[object, ...], name: str, *, without_program: bool
+) -> BaseProcess:
+    """Start `target(*args)` in a spawned process that ends with this one; it begins with SIGINT blocked.
+
+    `without_program`: it does not import the program, of which it needs nothing.
+    """
+    process = _CONTEXT.Process(target=target, args=args, name=name, daemon=True)
+    # Ctrl-C reaches every process of the terminal. The process inherits that it is blocked: it would end before
+    # it could say that it is the host's to handle.
+    # (The resource tracker would unblock it when it starts.)
+    multiprocessing.resource_tracker.ensure_running()
+    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with program_hidden() if without_program else contextlib.nullcontext():
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
+    return process
+
+
+def cause_of_death(process: BaseProcess) -> str:
+    """How a process that has ended did: "signal SIGSEGV", "exit code 1"."""
+    code = process.exitcode or 0
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 @dataclass
@@ -102,7 +130,6 @@ class ActorGroup:
         most_deaths: int = 3,
         window_s: float = 60.0,
     ) -> None:
-        self._context = multiprocessing.get_context("spawn")
         self._dcqs, self._wsq = list(dcqs), wsq
         self._most_deaths, self._window_s = most_deaths, window_s
         self._deaths: deque[float] = deque()
@@ -111,25 +138,15 @@ class ActorGroup:
         self._running = [self._start(setup, dcq) for setup, dcq in zip(setups, self._dcqs, strict=True)]
 
     def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
-        receive, send = self._context.Pipe(duplex=False)
+        receive, send = _CONTEXT.Pipe(duplex=False)
         alone = standalone(setup)
         sent, environment = alone if alone is not None else (setup, None)
-        process = self._context.Process(
-            target=run_actor,
-            args=(sent, dcq, self._wsq, send, environment),
-            name=f"actor-{setup.index}",
-            daemon=True,
+        process = start_process(
+            run_actor,
+            (sent, dcq, self._wsq, send, environment),
+            f"actor-{setup.index}",
+            without_program=alone is not None,
         )
-        # Ctrl-C reaches every process of the terminal. An actor inherits that it is blocked: it would end before
-        # it could say that it is the host's to handle.
-        # (The resource tracker would unblock it when it starts.)
-        multiprocessing.resource_tracker.ensure_running()
-        allowed = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            with without_program() if alone is not None else contextlib.nullcontext():
-                process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
         send.close()
         return _Running(process, receive, setup)
 
@@ -151,8 +168,7 @@ class ActorGroup:
 
     def _replace(self, index: int, running: _Running, env_steps: int, now: float) -> None:
         running.process.join()
-        code = running.process.exitcode or 0
-        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        cause = cause_of_death(running.process)
         detail = ""
         with contextlib.suppress(EOFError, OSError):
             if running.report.poll():

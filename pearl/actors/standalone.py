@@ -31,12 +31,22 @@ def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
     spec = gym.registry.get(setup.spec.env)
     if setup.policy is None or spec is None or not all(map(_is_installed, _modules(spec))):
         return None
-    bare = dataclasses.replace(setup, trainer_class=None, settings={})
+    bare = without_trainer(setup)
     try:
         pickled = pickle.dumps((bare, spec))
     except Exception:  # whatever an option's own way of pickling raises: the program itself will then make it
         return None
-    return None if b"__main__" in pickled else (bare, spec)
+    return None if names_program(pickled) else (bare, spec)
+
+
+def without_trainer(setup: ActorSetup) -> ActorSetup:
+    """The setup of an actor with a native policy, without what only the trainer needs."""
+    return dataclasses.replace(setup, trainer_class=None, settings={})
+
+
+def names_program(pickled: bytes) -> bool:
+    """Whether something in there is the program's own, so that only what imports the program can load it."""
+    return b"__main__" in pickled
 
 
 def _modules(spec: EnvSpec) -> Iterator[str]:
@@ -55,7 +65,7 @@ def _is_installed(module: str) -> bool:
 
 
 @contextlib.contextmanager
-def without_program() -> Iterator[None]:
+def program_hidden() -> Iterator[None]:
     """Processes that are spawned meanwhile do not import the program."""
     # multiprocessing has the child import what it finds here.
     program = sys.modules["__main__"]

@@ -1,0 +1,52 @@
+"""How anything is timed: warmed up, repeated until the median settles."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+WARM_UP = 5
+_LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
+_SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
+
+
+def measure(work: Callable[[], object], budget_s: float) -> list[float]:
+    """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent."""
+    for _ in range(WARM_UP):
+        work()
+    samples: list[float] = []
+    deadline = time.perf_counter() + budget_s
+    while len(samples) < _MOST_SAMPLES:
+        start = time.perf_counter_ns()
+        work()
+        samples.append((time.perf_counter_ns() - start) / 1e3)
+        if len(samples) >= _LEAST_SAMPLES and (time.perf_counter() > deadline or _settled(samples)):
+            break
+    return samples
+
+
+def _settled(samples: list[float]) -> bool:
+    if len(samples) < 200 or len(samples) % 100:
+        return False
+    half = len(samples) // 2
+    first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
+    return abs(first - second) <= _SETTLED * max(first, second)
+
+
+def on_own_thread(work: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Have `work` run in a thread of its own, so that the core count that it sets for torch stays there."""
+
+    @functools.wraps(work)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with ThreadPoolExecutor(1, thread_name_prefix="profiler") as thread:
+            return thread.submit(work, *args, **kwargs).result()
+
+    return run

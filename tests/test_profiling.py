@@ -1,0 +1,367 @@
+"""What the composer measures is what a run will do: the Actor in its process, setting 2's loop in C++."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe, current_process
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from programs import ONE_CPU, CsvPair, described
+from trainers import OwnTrainer, TinyDQN
+
+from composer import actor_profiling, profiling
+from composer.actor_profiling import measure_actor
+from composer.composer import Composer
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.native_policy import PolicyPlan
+from pearl.errors import EnvError
+from pearl.learner.native_learner import NativeLearner
+from pearl.learner.native_plan import UnsupportedError
+from pearl.runtime.queues import Bell
+from pearl.runtime.workers import GrantQueue, ProgressQueue
+from pearl.spec import ActorSpec, TrainSpec
+
+# Greedy actions are all 0, of three observed numbers.
+PLAN = PolicyPlan(3, (("linear", 0, -1, 2, 0, 6, 0.0),), "argmax", np.zeros(8, np.float32))
+
+# An environment of a module that knows no torch. It says in which processes it was, and does as it is told there.
+WITNESS = """
+import os, sys, time
+from pathlib import Path
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Witness(gym.Env):
+    observation_space, action_space = spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, path="", fate="lives", program=0):
+        self.path, self.fate, self.steps = path, fate, 0
+        if fate == "needs the program" and os.getpid() != program:
+            raise RuntimeError("this is not the program")
+        if path:
+            Path(path, str(os.getpid())).write_text(" ".join(sys.modules))
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 10 and self.fate in FATES:
+            FATES[self.fate]()
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+
+def fail():
+    raise ValueError("the wheel came off")
+
+
+FATES = {
+    "fails": fail,
+    "crashes": lambda: os.kill(os.getpid(), 11),
+    "leaves": lambda: os._exit(7),
+    "hangs": lambda: time.sleep(600),
+}
+"""
+
+
+@pytest.fixture
+def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ActorSetup]]:
+    """`witness(fate)` is the setup of an actor in such an environment; its processes leave files in `tmp_path`/seen."""
+    (tmp_path / "witness_env.py").write_text(WITNESS)
+    (tmp_path / "seen").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "witness_env", raising=False)
+    gym.register("Witness-v0", "witness_env:Witness", disable_env_checker=True)
+
+    def setup(fate: str = "lives", *, trainer: type | None = None, **options: Any) -> ActorSetup:
+        kwargs = {"path": str(tmp_path / "seen"), "fate": fate, **options}
+        actors = ActorSpec("Witness-v0", envs_per_actor=2, env_kwargs=kwargs)
+        policy = PLAN if trainer is None else None
+        return ActorSetup(trainer or TinyDQN, {}, actors, TrainSpec(), seed=0, policy=policy)
+
+    yield setup
+    del gym.registry["Witness-v0"]
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Callable[[], dict[int, set[str]]]:
+    """The modules loaded in each process that the environment was in."""
+    return lambda: {int(file.name): set(file.read_text().split()) for file in (tmp_path / "seen").iterdir()}
+
+
+# --- the Actor's process --------------------------------------------------------------------------------------------
+
+
+def test_an_actor_is_timed_in_a_process_of_its_own_with_torch_where_it_needs_that(
+    witness: Callable[..., ActorSetup], seen: Callable[[], dict[int, set[str]]]
+) -> None:
+    assert len(measure_actor(witness(), 0.03)) >= 20
+    ((pid, modules),) = seen().items()
+    assert pid != os.getpid()
+    assert "numpy" in modules
+    assert not {"torch", "pandas", "trainers"} & modules
+    assert min(measure_actor(witness(trainer=OwnTrainer), 0.03)) > 0
+    ((pid, modules),) = (item for item in seen().items() if item[0] != pid)
+    assert pid != os.getpid()
+    assert {"torch", "trainers"} <= modules
+
+
+@pytest.mark.parametrize(
+    ("fate", "words"),
+    [
+        ("crashes", ["signal SIGSEGV", "python -X faulthandler -c", "gym.make('Witness-v0')"]),
+        ("leaves", ["exit code 7"]),
+        ("fails", ["ValueError: the wheel came off", "FATES[self.fate]()"]),
+    ],
+)
+def test_an_environment_that_ends_its_process_is_named(
+    witness: Callable[..., ActorSetup], fate: str, words: list[str]
+) -> None:
+    with pytest.raises(EnvError) as caught:
+        measure_actor(witness(fate), 0.03)
+    for word in ("Witness-v0", "while an actor was profiled" if fate == "fails" else "an actor was profiled", *words):
+        assert word in str(caught.value)
+
+
+def test_a_crash_leaves_the_composer_alive(
+    witness: Callable[..., ActorSetup], csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.composer.Profiler", lambda *args: profiling.Profiler(*args, budget_s=0.03))
+    kwargs = dict(witness("crashes").spec.env_kwargs)
+    composer = described(csv_pair(*ONE_CPU), env="Witness-v0", env_kwargs=kwargs, calibration=tmp_path / "c.json")
+    with pytest.raises(EnvError, match=r"Witness-v0 ended the process.*SIGSEGV"):
+        composer.run()
+
+
+def test_an_environment_that_hangs_is_ended(
+    witness: Callable[..., ActorSetup], seen: Callable[[], dict[int, set[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_profiling, "_SILENCE_S", 2.0)
+    with pytest.raises(
+        EnvError, match=r"Witness-v0 gave no sign of life for 2 s.*4 steps of 2 environments.*on its own"
+    ):
+        measure_actor(witness("hangs"), 0.03)
+    for pid in seen():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIG_DFL)
+
+
+def test_every_message_is_a_sign_of_life(witness: Callable[..., ActorSetup]) -> None:
+    """So the time allowed is for one message, not for all of the measurement."""
+    signs: list[None] = []
+    samples = actor_profiling._time_actor(Actor(witness()), 0.0, lambda: signs.append(None))
+    assert len(signs) >= len(samples) >= 20
+    receive, send = Pipe(duplex=False)
+    for sent in (None, None, samples):
+        send.send(sent)
+    assert actor_profiling._samples(witness(), current_process(), receive) == samples  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reason", ["unpicklable", "not importable", "fails elsewhere"])
+def test_what_another_process_cannot_have_is_timed_in_this_one(
+    witness: Callable[..., ActorSetup],
+    seen: Callable[[], dict[int, set[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+) -> None:
+    setup = witness()
+    if reason == "fails elsewhere":
+        setup = witness("needs the program", program=os.getpid())
+    else:
+        import witness_env  # type: ignore[import-not-found]
+
+        of_here = type("Local", (witness_env.Witness,), {}) if reason == "unpicklable" else witness_env.Witness
+        gym.register("Witness-v0", of_here, disable_env_checker=True)
+        (tmp_path / "witness_env.py").unlink()
+    assert len(measure_actor(setup, 0.03)) >= 20
+    assert set(seen()) == {os.getpid()}
+
+
+def test_what_fails_in_this_process_too_is_told_once(witness: Callable[..., ActorSetup]) -> None:
+    with pytest.raises(EnvError, match="failed in its constructor: RuntimeError: this is not the program"):
+        measure_actor(witness("needs the program", program=0), 0.03)
+
+
+PROGRAM = '''
+import os
+import gymnasium as gym
+import numpy as np
+from composer.actor_profiling import measure_actor
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.native_policy import PolicyPlan
+from pearl.spec import ActorSpec, TrainSpec
+from witness_env import Witness
+
+PLAN = PolicyPlan(3, (("linear", 0, -1, 2, 0, 6, 0.0),), "argmax", np.zeros(8, np.float32))
+
+
+class Mine(Witness):
+    """Of the program itself."""
+
+
+gym.register("Mine-v0", Mine, disable_env_checker=True)
+{guard}
+    actors = ActorSpec("Mine-v0", envs_per_actor=2, env_kwargs={{"path": "seen"}})
+    samples = measure_actor(ActorSetup(None, {{}}, actors, TrainSpec(), seed=0, policy=PLAN), 0.03)
+    print("measured", len(samples) >= 20, os.getpid())
+'''
+
+
+@pytest.mark.parametrize(("guard", "own_process"), [('if __name__ == "__main__":', True), ("if True:", False)])
+def test_a_program_is_imported_by_the_process_only_where_that_is_no_second_composing(
+    witness: Callable[..., ActorSetup],
+    seen: Callable[[], dict[int, set[str]]],
+    tmp_path: Path,
+    guard: str,
+    own_process: bool,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(guard=guard))
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    measured, enough, pid = line.split()
+    assert (measured, enough) == ("measured", "True")
+    assert (set(seen()) != {int(pid)}) == own_process
+    assert len(seen()) == 1
+
+
+# --- the Actor's policy ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def setups(monkeypatch: pytest.MonkeyPatch) -> list[ActorSetup]:
+    """The actors that were measured; everything takes next to no time."""
+    asked: list[ActorSetup] = []
+
+    def measured(setup: ActorSetup, budget_s: float) -> list[float]:
+        asked.append(setup)
+        return [640.0, 640.0, 640.0]
+
+    monkeypatch.setattr(profiling, "measure_actor", measured)
+    monkeypatch.setattr("composer.composer.Profiler", lambda *args: profiling.Profiler(*args, budget_s=0.003))
+    return asked
+
+
+def measured_by(composer: Composer, capsys: pytest.CaptureFixture[str]) -> int:
+    composer.run()
+    found = re.search(r"profiled: (\d+) measured", capsys.readouterr().out)
+    assert found
+    return int(found[1])
+
+
+def test_actors_are_measured_with_the_policy_that_a_run_gives_them(
+    csv_pair: CsvPair,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    setups: list[ActorSetup],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def problem(trainer: type = TinyDQN) -> Composer:
+        files, calibration = csv_pair(*ONE_CPU), tmp_path / "calibration.json"
+        training = {"batch_size": 16}
+        return described(files, trainer=trainer, training=training, progress=True, calibration=calibration)
+
+    assert measured_by(problem(OwnTrainer), capsys) == 4
+    assert measured_by(problem(), capsys) == 5  # both Learners, alone and beside the Replay Manager
+    own, native = setups
+    assert own.policy is None
+    assert native.policy is not None
+    assert native.policy.head == "argmax"
+    assert measured_by(problem(), capsys) == 0
+
+    def unsupported(trainer: object) -> PolicyPlan:
+        raise UnsupportedError("anything")
+
+    # The same trainer, acting in torch: of the Actor alone, what was measured does not hold.
+    monkeypatch.setattr(profiling, "read_policy", unsupported)
+    assert measured_by(problem(), capsys) == 1
+    assert setups[-1].policy is None
+
+
+# --- setting 2's loop -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_setting_2_is_measured_by_the_loop_that_a_run_takes(
+    csv_pair: CsvPair, tmp_path: Path, setups: list[ActorSetup], monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    loops: list[NativeLearner] = []
+    steps: list[NativeLearner] = []
+    start_loop, step = NativeLearner.start_loop, NativeLearner.step
+    monkeypatch.setattr(
+        NativeLearner, "start_loop", lambda self, *args: (loops.append(self), start_loop(self, *args))[1]
+    )
+    monkeypatch.setattr(NativeLearner, "step", lambda self, *args: (steps.append(self), step(self, *args))[1])
+    composer = described(
+        csv_pair(*ONE_CPU), settings={"implementation": "native"}, calibration=tmp_path / "calibration.json"
+    )
+    composer.set_replay(2000, fanout=16, share_next_obs=shared)
+    composer.run()
+    # Next observations that are stored once are no column: then Python gathers, and steps.
+    if shared:
+        assert not loops
+        assert len(set(steps)) == 2  # the Learner alone, and beside the Replay Manager
+    else:
+        (looped,) = loops
+        assert looped not in steps
+        assert looped.trainer.gradient_steps >= 25
+    for name, latency in composer.matrix.cell("cpu0", "RM & Learner").measurements():
+        assert latency.n >= 20, name
+        assert 0 < latency.p20_us <= latency.value_us <= latency.p80_us, name
+
+
+class Scripted:
+    """A loop whose parts take the same time in each iteration; every eighth publishes."""
+
+    def __init__(self, laq: GrantQueue, ldq: ProgressQueue) -> None:
+        self.laq, self.ldq, self.iterations = laq, ldq, 0
+        self.open, self.windows = False, 0
+
+    def seconds(self) -> dict[str, float]:
+        each = {"sample": 3e-6, "gather": 4e-6, "train": 100e-6, "update": 5e-6}
+        spent = {name: self.iterations * seconds for name, seconds in each.items()}
+        return {**spent, "publish": self.iterations // 8 * 16e-6}
+
+    def run_once(self, timeout_s: float) -> bool:
+        found = self.laq.peek(timeout_s)
+        assert found is not None
+        self.iterations += int(found[0]["iterations"][0])
+        self.laq.release()
+        assert self.ldq.reserve() is not None
+        self.ldq.publish()
+        return True
+
+    def open_window(self) -> None:
+        self.open = True
+        self.windows += 1
+
+    def close_window(self) -> None:
+        self.open = False
+
+
+def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
+    laq, ldq = GrantQueue(1), ProgressQueue(1, Bell())
+    loop = Scripted(laq, ldq)
+    inserted: list[bool] = []
+    profiler = profiling.Profiler.__new__(profiling.Profiler)
+    profiler.budget_s = 0.0
+    found = profiler._measure_native_loop(loop, laq, ldq, lambda: inserted.append(loop.open))  # type: ignore[arg-type]
+    assert found["sample"] == pytest.approx([7.0] * 20)
+    assert found["update"] == pytest.approx([5.0] * 20)
+    assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike
+    assert len(found["insert"]) == 20
+    assert inserted == [True] * loop.windows
+    assert not loop.open
