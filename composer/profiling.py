@@ -56,7 +56,9 @@ logger = logging.getLogger("pearl.composer")
 _FANOUTS = (4, 8, 16, 32, 64)
 _MOST_STREAMS = 16
 _FILL_ROWS = 4096
-_GRANT_US = 2000.0  # of the native training loop: one sample is the mean of as many iterations as take that long
+# Of the native training loop, one sample is the mean of as many iterations as take so long: many of a short one, that
+# what Python does between samples does not show; well below a scheduler's time slice, that few samples are cut by one.
+_GRANT_US = 500.0
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
 _METHOD = [Path(__file__).with_name(name) for name in ("profiling.py", "measuring.py", "actor_profiling.py")]
@@ -479,8 +481,8 @@ class Profiler:
             ldq.release()
             return {name: (end - before[name]) * 1e6 / iterations for name, end in loop.seconds().items()}
 
-        longest = max(sum(grant(1).values()) for _ in range(WARM_UP))
-        iterations = max(1, int(_GRANT_US / longest))
+        usual = float(np.median([sum(grant(1).values()) for _ in range(WARM_UP)]))
+        iterations = max(1, round(_GRANT_US / usual))
         published: list[float] = []
 
         def iterate() -> None:

@@ -183,6 +183,7 @@ def test_what_another_process_cannot_have_is_timed_in_this_one(
         import witness_env  # type: ignore[import-not-found]
 
         of_here = type("Local", (witness_env.Witness,), {}) if reason == "unpicklable" else witness_env.Witness
+        del gym.registry["Witness-v0"]
         gym.register("Witness-v0", of_here, disable_env_checker=True)
         (tmp_path / "witness_env.py").unlink()
     assert len(measure_actor(setup, 0.03)) >= 20

@@ -17,7 +17,7 @@ from torch import nn
 
 from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.torch_compiler import spare_compiler
+from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.errors import EnvError, TrainerError
 
 
@@ -225,7 +225,7 @@ def make_trainer(
     lost = sorted(set(settings or {}) - set(accepted))
     if lost:
         raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
-    spare_compiler()
+    mark_optimizers_lazily()
     try:
         # The seed must reach any class, and making networks must not disturb the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
