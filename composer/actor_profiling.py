@@ -84,8 +84,10 @@ def _program_is_guarded() -> bool:
 
 @on_own_thread
 def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
-    if setup.policy is None:
-        settle_torch(setup)
+    if setup.policy is None or "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)  # and no more: random numbers are the program's
     return _time_actor(Actor(setup), budget_s, lambda: None)
 
 
@@ -108,7 +110,7 @@ def _samples(setup: ActorSetup, process: BaseProcess, receive: Connection) -> li
     while receive.poll(_SILENCE_S):
         try:
             found: list[float] | str | None = receive.recv()
-        except EOFError:
+        except (EOFError, OSError):
             process.join()
             if not started and process.exitcode == 1:  # Python's own: the program, which it imports, failed
                 raise _NotStartedError("The program cannot be imported without running it.") from None
@@ -155,7 +157,8 @@ def _run(pickled: bytes, budget_s: float, report: Connection) -> None:
 def _time_actor(actor: Actor, budget_s: float, live: Callable[[], None]) -> list[float]:
     envs = actor.envs
     transition = TransitionSpec.from_spaces(envs.single_observation_space, envs.single_action_space)
-    message = DataCollectionQueue(transition, actor.setup.message_rows(), slots=1).reserve()
+    queue = DataCollectionQueue(transition, actor.setup.message_rows(), slots=1)
+    message = queue.reserve()
     assert message is not None
 
     def collect() -> None:

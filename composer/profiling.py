@@ -48,7 +48,7 @@ from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.replay.protocol import ReplayManager, Sample
 from pearl.runtime.queues import Bell, WeightSyncQueue
-from pearl.runtime.workers import GrantQueue, ProgressQueue
+from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 logger = logging.getLogger("pearl.composer")
@@ -441,35 +441,36 @@ class Profiler:
         """Whole iterations of setting 2, by the loop that a run would take."""
         replay, storage, rng = self._full_replay(fanout)
         learner = LEARNERS[implementation].make(self._trainer(device), device=device, threads=threads)
-        learner.prepare()
         insertion = self._insertion(replay, storage, rng)
-        queues = GrantQueue(1), ProgressQueue(1, Bell()), WeightSyncQueue(learner.weight_count)
-        loop = self._native_loop(learner, replay, storage, queues)
-        if loop is None:
+        if self.problem.replay.share_next_obs:  # which is no column that the loop in C++ could gather
             return self._measure_interpreted_loop(learner, replay, storage, insertion)
-        return self._measure_native_loop(loop, *queues[:2], insertion)
-
-    def _native_loop(
-        self,
-        learner: Learner,
-        replay: ReplayManager,
-        storage: DataStorage,
-        queues: tuple[GrantQueue, ProgressQueue, WeightSyncQueue],
-    ) -> _native.TrainingLoop | None:
-        """The loop in C++, where `pearl.runtime.workers.TrainingLoop` would take it."""
-        if not hasattr(learner, "start_loop") or self.problem.replay.share_next_obs:
-            return None
-        train = self.problem.train
-        columns = list(storage.columns.values())
-        loop: _native.TrainingLoop | None = learner.start_loop(
-            replay, columns, train.batch_size, tuple(queue.native for queue in queues), train.weight_sync_interval
+        bell = Bell()
+        laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
+        loop = TrainingLoop(
+            laq,
+            ldq,
+            wsq,
+            bell,
+            replay=replay,
+            storage=storage,
+            learner=learner,
+            batch_size=self.problem.train.batch_size,
+            transition=self.problem.transition,
+            weight_sync_interval=self.problem.train.weight_sync_interval,
         )
-        return loop
+        if not isinstance(loop.kernel, _native.TrainingLoop):
+            return self._measure_interpreted_loop(learner, replay, storage, insertion)
+
+        def insert() -> None:
+            with loop.insertion_window():
+                insertion()
+
+        return self._measure_native_loop(loop.kernel, laq, ldq, insert)
 
     def _measure_native_loop(
         self, loop: _native.TrainingLoop, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None]
     ) -> dict[str, list[float]]:
-        """Grants of some iterations, between which the host inserts: a sample is the mean of a grant."""
+        """Grants of some iterations, between which this thread inserts: a sample is the mean of a grant."""
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
 
         def grant(iterations: int) -> dict[str, float]:
@@ -488,9 +489,7 @@ class Profiler:
         def iterate() -> None:
             spent = grant(iterations)
             start = time.perf_counter_ns()
-            loop.open_window()
             insertion()
-            loop.close_window()
             parts["insert"].append((time.perf_counter_ns() - start) / 1e3)
             parts["sample"].append(spent["sample"] + spent["gather"])
             parts["step"].append(spent["train"])
@@ -507,6 +506,7 @@ class Profiler:
         self, learner: Learner, replay: ReplayManager, storage: DataStorage, insertion: Callable[[], None]
     ) -> dict[str, list[float]]:
         """Iterations with each part timed on its own, so that they disturb each other's caches."""
+        learner.prepare()
         batch = self.problem.train.batch_size
         out = self.problem.transition.empty(batch)
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
