@@ -526,9 +526,11 @@ void SumTreeReplay::update_part(const Part& part, const Part& ahead, std::size_t
       count = current;
     }
   }
-  const PriorityScan found = replay_kernels().scan(priorities, count);
-  done.largest = std::max(done.largest, found.largest);
-  done.infinite += found.infinite;
+  if (part.generations != nullptr) {  // else all are kept, and of all it is known
+    const PriorityScan found = replay_kernels().scan(priorities, count);
+    done.largest = std::max(done.largest, found.largest);
+    done.infinite += found.infinite;
+  }
   done.count += count;
   replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves);
   done.grown += tree_->assign_part(slots, leaves, count, batch, ahead.slots, ahead.count);
@@ -584,7 +586,7 @@ SumTreeReplay::Applied SumTreeReplay::update_range(const Part& batch, std::size_
 }
 
 // The case that training lives on: every slot is written, every priority fits the scale, nothing can fail.
-std::size_t SumTreeReplay::update_written(const Part& batch) {
+std::size_t SumTreeReplay::update_written(const Part& batch, const PriorityScan& found) {
   // Each worker has runs of slots of its own, so that neither leaves nor the sums above them are shared.
   const std::size_t granule = tree_->granule(batch.count);
   const std::size_t granules = (capacity_ + granule - 1) / granule;
@@ -607,6 +609,10 @@ std::size_t SumTreeReplay::update_written(const Part& batch) {
   }
   tree_->finish(batch.count, all.grown);
   if (may) updates_.end(batch.count);
+  if (batch.generations == nullptr) {
+    all.largest = found.largest;
+    all.infinite = found.infinite;
+  }
   max_priority_ = std::max(max_priority_, all.largest);
   counters_.saturated += all.infinite;
   counters_.stale += batch.count - all.count;
@@ -622,11 +628,11 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     counters_.updates += count;
     return count;
   }
-  check_indices(indices, count, capacity_);
+  const bool written = all_written(indices, count);
+  if (!written) check_indices(indices, count, capacity_);
   PriorityScan found = check_priorities(priorities, count);
   const bool fits = !(found.largest > 0.0f) || excess_bits(found.largest, alpha_q28_, scale_) == 0;
-  if (plain() && fits && all_written(indices, count))
-    return update_written({indices, priorities, generations, count});
+  if (plain() && fits && written) return update_written({indices, priorities, generations, count}, found);
   bool stale = false;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t generation = slots_[static_cast<std::size_t>(indices[i])].generation;

@@ -150,7 +150,7 @@ class SumTreeReplay {
   void update_part(const Part& part, const Part& ahead, std::size_t batch, Applied& done);
   Applied update_all(const Part& batch);
   Applied update_range(const Part& batch, std::size_t first, std::size_t end);
-  std::size_t update_written(const Part& batch);
+  std::size_t update_written(const Part& batch, const PriorityScan& found);
   bool insert_range(const std::int64_t* indices, const float* priorities, std::size_t count);
   // Puts the batch's priorities, and values_ as their leaves, into slots and trees.
   void store(const std::int64_t* indices, const float* priorities, std::size_t count);
