@@ -3,6 +3,10 @@
 
 #include <exception>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "bindings.hpp"
 
 void bind_kernels(py::module_& m);  // kernel_bindings.cpp
@@ -41,11 +45,23 @@ void translate(std::exception_ptr thrown) {
   }
 }
 
+// A training step allocates and frees the same large tensors each time. By default glibc gives them back to the system,
+// and gets them again page by page; what it keeps for each thread, it gives back whatever it is told. For all threads
+// that start later.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of PEARL.";
   py::register_exception_translator(&translate);
+  m.def("keep_freed_memory", &keep_freed_memory);
   bind_kernels(m);
   bind_learner(m);
   bind_queues(m);

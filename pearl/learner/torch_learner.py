@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.trainer import Trainer, TrainerLike, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
@@ -32,6 +33,7 @@ class TorchLearner:
                 f"{type(trainer).__name__} defines its own update_policy, which trains on whole batches: "
                 "sub_batches must be 1. Derive from pearl.algorithms.Trainer to split them."
             )
+        _native.keep_freed_memory()
         self.trainer = trainer
         self.device = device
         self.threads = threads

@@ -104,7 +104,11 @@ def parse_options(
     )
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--serial", action="store_true", help="one thread, deterministic to the bit for a seed")
-    add("--bench", action="store_true", help="train as fast as possible without waiting for data, and report the rate")
+    add(
+        "--bench",
+        action="store_true",
+        help="train as fast as possible without waiting for data, and report the rate (after 1 s of warm-up)",
+    )
     add(
         "--bench-seconds",
         type=_seconds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import logging
 import math
@@ -59,6 +60,7 @@ logger = logging.getLogger("pearl.runtime")
 
 _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
 _LOG_INTERVAL_S = 1.0
+_BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
 _REPLAY_STATISTICS = (
     "filled",
     "samples_per_item",
@@ -137,6 +139,7 @@ class Session:
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
         self._rate = StepRate()
+        self._warming_up = options.bench
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
 
@@ -257,6 +260,8 @@ class Session:
     def launch(self, worker: Worker) -> None:
         """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
         self._workers.append(worker)
+        # What is there by now stays: collections of garbage, which steps of torch set off, need not look at it again.
+        gc.freeze()
         if not self.options.serial:
             worker.launch()
 
@@ -324,7 +329,7 @@ class Session:
         self._check_actors()
         self._warn_of_silence()
         if self.options.bench:
-            if self._rate.total_s >= self.options.bench_seconds:
+            if self._rate.total_s >= self.options.bench_seconds and not self._warming_up:
                 self._stop("measured")
         elif self.counters.env_steps >= self.options.timesteps:
             self._stop("all steps done")
@@ -513,6 +518,11 @@ class Session:
         self._rate.trained(
             iterations, idle=not self._requested and (self._draining or not self._ratio.batches_allowed())
         )
+        if self._warming_up and self._rate.total_s >= min(_BENCH_WARM_UP_S, self.options.bench_seconds):
+            self._warming_up = False
+            self._rate = StepRate()
+            if self._requested:
+                self._rate.started()
         self._progressed = True
 
     # --- log, checkpoints, evaluations ------------------------------------------------------------------------------
