@@ -26,54 +26,85 @@ PEARL_AVX512 inline __mmask8 first_lanes(std::size_t count) {
   return static_cast<__mmask8>(count < kLanes ? (1u << count) - 1 : 0xFFu);
 }
 
-PEARL_AVX512 inline __m512i log2_of(__m512i fraction, __m512i exponent) {
-  __m512i acc = constant(kLog2Coefficients[9]);
-  for (int i = 8; i >= 0; --i)
-    acc = _mm512_add_epi64(constant(kLog2Coefficients[i]), _mm512_srai_epi64(_mm512_mullo_epi64(acc, fraction), 27));
-  return _mm512_add_epi64(_mm512_slli_epi64(exponent, 32), _mm512_srai_epi64(_mm512_mullo_epi64(acc, fraction), 30));
+PEARL_AVX512 inline __mmask8 lanes_from(std::size_t first, std::size_t count) {
+  return count > first ? first_lanes(count - first) : __mmask8{0};
 }
 
-PEARL_AVX512 inline __m512i exp2_of(__m512i fraction) {
-  __m512i acc = constant(static_cast<std::int64_t>(kExp2Coefficients[5]));
+// Several vectors at once: one alone is a chain of dependent instructions longer than processors look ahead.
+constexpr int kVectors = 4;
+
+template <int N>
+PEARL_AVX512 inline void log2_of(const __m512i (&fraction)[N], const __m512i (&exponent)[N], __m512i (&log2)[N]) {
+  for (int n = 0; n < N; ++n) log2[n] = constant(kLog2Coefficients[9]);
+  for (int i = 8; i >= 0; --i)
+    for (int n = 0; n < N; ++n)
+      log2[n] = _mm512_add_epi64(constant(kLog2Coefficients[i]),
+                                 _mm512_srai_epi64(_mm512_mullo_epi64(log2[n], fraction[n]), 27));
+  for (int n = 0; n < N; ++n)
+    log2[n] = _mm512_add_epi64(_mm512_slli_epi64(exponent[n], 32),
+                               _mm512_srai_epi64(_mm512_mullo_epi64(log2[n], fraction[n]), 30));
+}
+
+// Of the lower halves of y.
+template <int N>
+PEARL_AVX512 inline void exp2_of(const __m512i (&y)[N], __m512i (&value)[N]) {
+  for (int n = 0; n < N; ++n) value[n] = constant(static_cast<std::int64_t>(kExp2Coefficients[5]));
   for (int i = 4; i >= 0; --i)
-    acc = _mm512_add_epi64(constant(static_cast<std::int64_t>(kExp2Coefficients[i])),
-                           _mm512_srli_epi64(_mm512_mul_epu32(acc, fraction), 32));
-  return _mm512_add_epi64(constant(std::int64_t{1} << 31), _mm512_srli_epi64(_mm512_mul_epu32(acc, fraction), 32));
+    for (int n = 0; n < N; ++n)
+      value[n] = _mm512_add_epi64(constant(static_cast<std::int64_t>(kExp2Coefficients[i])),
+                                  _mm512_srli_epi64(_mm512_mul_epu32(value[n], y[n]), 32));
+  for (int n = 0; n < N; ++n)
+    value[n] = _mm512_add_epi64(constant(std::int64_t{1} << 31),
+                                _mm512_srli_epi64(_mm512_mul_epu32(value[n], y[n]), 32));
 }
 
 PEARL_AVX512 inline __m512i power_of(__m512i log2, __m512i exponent) {
   return _mm512_srai_epi64(_mm512_mullo_epi64(_mm512_srai_epi64(log2, 8), exponent), 20);
 }
 
+// The first `count` of N vectors.
+template <int N>
+PEARL_AVX512 inline void quantise_some(const float* priorities, std::size_t count, __m512i alpha, __m512i unscaled,
+                                       std::uint32_t* leaves) {
+  __m256i bits[N];
+  __m512i fraction[N], exponent[N], y[N], value[N];
+  for (int n = 0; n < N; ++n) {
+    bits[n] = _mm256_maskz_loadu_epi32(lanes_from(n * kLanes, count), priorities + n * kLanes);
+    // A subnormal is its mantissa times 2^-149, and every mantissa is a normal float.
+    const __mmask8 subnormal = _mm256_cmplt_epi32_mask(bits[n], _mm256_set1_epi32(0x800000));
+    const __m256i normal =
+        _mm256_mask_mov_epi32(bits[n], subnormal, _mm256_castps_si256(_mm256_cvtepi32_ps(bits[n])));
+    const __m512i wide = _mm512_cvtepu32_epi64(normal);
+    fraction[n] = _mm512_slli_epi64(_mm512_and_si512(wide, constant(0x7FFFFF)), 4);
+    exponent[n] = _mm512_sub_epi64(_mm512_srli_epi64(wide, 23), constant(127));
+    exponent[n] = _mm512_mask_sub_epi64(exponent[n], subnormal, exponent[n], constant(149));
+  }
+  log2_of(fraction, exponent, y);
+  for (int n = 0; n < N; ++n) y[n] = power_of(y[n], alpha);
+  exp2_of(y, value);
+  for (int n = 0; n < N; ++n) {
+    // Beyond these bounds the clipping below decides, as round_scaled() and quantise() do.
+    __m512i shift = _mm512_sub_epi64(unscaled, _mm512_srai_epi64(y[n], 32));
+    shift = _mm512_min_epi64(_mm512_max_epi64(shift, constant(3)), constant(34));
+    const __m512i half = _mm512_sllv_epi64(constant(1), _mm512_sub_epi64(shift, constant(1)));
+    __m512i leaf = _mm512_srlv_epi64(_mm512_add_epi64(value[n], half), shift);
+    leaf = _mm512_min_epi64(_mm512_max_epi64(leaf, constant(1)), constant(kLeafMax));
+    __m256i narrow = _mm512_cvtepi64_epi32(leaf);
+    narrow = _mm256_mask_mov_epi32(narrow, _mm256_cmpgt_epi32_mask(bits[n], _mm256_set1_epi32(0x7F7FFFFF)),
+                                   _mm256_set1_epi32(static_cast<int>(kLeafMax)));
+    narrow = _mm256_maskz_mov_epi32(_mm256_cmpgt_epi32_mask(bits[n], _mm256_setzero_si256()), narrow);
+    _mm256_mask_storeu_epi32(leaves + n * kLanes, lanes_from(n * kLanes, count), narrow);
+  }
+}
+
 PEARL_AVX512 void quantise_all(const float* priorities, std::size_t count, std::int64_t alpha_q28, int scale,
                                std::uint32_t* leaves) {
   const __m512i alpha = constant(alpha_q28);
   const __m512i unscaled = constant(31 - std::int64_t{scale});
-  for (std::size_t i = 0; i < count; i += kLanes) {
-    const __mmask8 lanes = first_lanes(count - i);
-    const __m256i bits = _mm256_maskz_loadu_epi32(lanes, priorities + i);
-    // A subnormal is its mantissa times 2^-149, and every mantissa is a normal float.
-    const __mmask8 subnormal = _mm256_cmplt_epi32_mask(bits, _mm256_set1_epi32(0x800000));
-    const __m256i normal =
-        _mm256_mask_mov_epi32(bits, subnormal, _mm256_castps_si256(_mm256_cvtepi32_ps(bits)));
-    const __m512i wide = _mm512_cvtepu32_epi64(normal);
-    const __m512i fraction = _mm512_slli_epi64(_mm512_and_si512(wide, constant(0x7FFFFF)), 4);
-    __m512i exponent = _mm512_sub_epi64(_mm512_srli_epi64(wide, 23), constant(127));
-    exponent = _mm512_mask_sub_epi64(exponent, subnormal, exponent, constant(149));
-    const __m512i y = power_of(log2_of(fraction, exponent), alpha);
-    // Beyond these bounds the clipping below decides, as round_scaled() and quantise() do.
-    __m512i shift = _mm512_sub_epi64(unscaled, _mm512_srai_epi64(y, 32));
-    shift = _mm512_min_epi64(_mm512_max_epi64(shift, constant(3)), constant(34));
-    const __m512i half = _mm512_sllv_epi64(constant(1), _mm512_sub_epi64(shift, constant(1)));
-    __m512i leaf = _mm512_srlv_epi64(
-        _mm512_add_epi64(exp2_of(_mm512_and_si512(y, constant(0xFFFFFFFF))), half), shift);
-    leaf = _mm512_min_epi64(_mm512_max_epi64(leaf, constant(1)), constant(kLeafMax));
-    __m256i narrow = _mm512_cvtepi64_epi32(leaf);
-    narrow = _mm256_mask_mov_epi32(narrow, _mm256_cmpgt_epi32_mask(bits, _mm256_set1_epi32(0x7F7FFFFF)),
-                                   _mm256_set1_epi32(static_cast<int>(kLeafMax)));
-    narrow = _mm256_maskz_mov_epi32(_mm256_cmpgt_epi32_mask(bits, _mm256_setzero_si256()), narrow);
-    _mm256_mask_storeu_epi32(leaves + i, lanes, narrow);
-  }
+  std::size_t i = 0;
+  for (; i + kLanes < count; i += kVectors * kLanes)
+    quantise_some<kVectors>(priorities + i, count - i, alpha, unscaled, leaves + i);
+  if (i < count) quantise_some<1>(priorities + i, count - i, alpha, unscaled, leaves + i);
 }
 
 PEARL_AVX512 std::uint32_t smallest(const std::uint32_t* leaves, std::size_t count) {
@@ -85,24 +116,38 @@ PEARL_AVX512 std::uint32_t smallest(const std::uint32_t* leaves, std::size_t cou
   return _mm512_reduce_min_epu32(least);
 }
 
+// The first `count` of N vectors.
+template <int N>
+PEARL_AVX512 inline void weigh_some(const std::uint32_t* leaves, std::size_t count, __m512i log2_min, __m512i beta,
+                                    float* weights) {
+  __m512i fraction[N], exponent[N], y[N], value[N];
+  for (int n = 0; n < N; ++n) {
+    const __m256i leaf =
+        _mm256_mask_loadu_epi32(_mm256_set1_epi32(1), lanes_from(n * kLanes, count), leaves + n * kLanes);
+    const __m512i exact = _mm512_castpd_si512(_mm512_cvtepi32_pd(leaf));
+    fraction[n] = _mm512_and_si512(_mm512_srli_epi64(exact, 25), constant((1 << 27) - 1));
+    exponent[n] = _mm512_sub_epi64(_mm512_srli_epi64(exact, 52), constant(1023));
+  }
+  log2_of(fraction, exponent, y);
+  for (int n = 0; n < N; ++n) y[n] = power_of(_mm512_sub_epi64(log2_min, y[n]), beta);
+  exp2_of(y, value);
+  for (int n = 0; n < N; ++n) {
+    const __m256i power = _mm256_slli_epi32(
+        _mm256_add_epi32(_mm512_cvtepi64_epi32(_mm512_srai_epi64(y[n], 32)), _mm256_set1_epi32(127)), 23);
+    const __m256 weight = _mm256_mul_ps(_mm256_mul_ps(_mm512_cvtepu64_ps(value[n]), _mm256_set1_ps(0x1p-31f)),
+                                        _mm256_castsi256_ps(power));
+    _mm256_mask_storeu_ps(weights + n * kLanes, lanes_from(n * kLanes, count), weight);
+  }
+}
+
 PEARL_AVX512 void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t smallest,
                              std::int64_t beta_q28, float* weights) {
   const __m512i log2_min = constant(log2_q32(smallest));
   const __m512i beta = constant(beta_q28);
-  for (std::size_t i = 0; i < count; i += kLanes) {
-    const __mmask8 lanes = first_lanes(count - i);
-    const __m256i leaf = _mm256_mask_loadu_epi32(_mm256_set1_epi32(1), lanes, leaves + i);
-    const __m512i exact = _mm512_castpd_si512(_mm512_cvtepi32_pd(leaf));
-    const __m512i fraction = _mm512_and_si512(_mm512_srli_epi64(exact, 25), constant((1 << 27) - 1));
-    const __m512i exponent = _mm512_sub_epi64(_mm512_srli_epi64(exact, 52), constant(1023));
-    const __m512i y = power_of(_mm512_sub_epi64(log2_min, log2_of(fraction, exponent)), beta);
-    const __m512i value = exp2_of(_mm512_and_si512(y, constant(0xFFFFFFFF)));
-    const __m256i power = _mm256_slli_epi32(
-        _mm256_add_epi32(_mm512_cvtepi64_epi32(_mm512_srai_epi64(y, 32)), _mm256_set1_epi32(127)), 23);
-    const __m256 weight =
-        _mm256_mul_ps(_mm256_mul_ps(_mm512_cvtepu64_ps(value), _mm256_set1_ps(0x1p-31f)), _mm256_castsi256_ps(power));
-    _mm256_mask_storeu_ps(weights + i, lanes, weight);
-  }
+  std::size_t i = 0;
+  for (; i + kLanes < count; i += kVectors * kLanes)
+    weigh_some<kVectors>(leaves + i, count - i, log2_min, beta, weights + i);
+  if (i < count) weigh_some<1>(leaves + i, count - i, log2_min, beta, weights + i);
 }
 
 // mulhi64() lane by lane; the halves of b come apart.

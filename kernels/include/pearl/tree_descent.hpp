@@ -41,24 +41,22 @@ template <unsigned Width, class T>
   return pick;
 }
 
-// ReplayKernels::scan, in whole numbers, whose largest the compiler finds lane by lane.
+// ReplayKernels::scan, in whole numbers and without branches: compilers take many priorities at once.
 [[gnu::always_inline]] inline PriorityScan scan_of(const float* priorities, std::size_t count) {
-  constexpr std::int32_t kInfinity = 0x7F800000;
+  constexpr std::uint32_t kInfinity = 0x7F800000, kMinusZero = 0x80000000;
   std::int32_t largest = 0;
-  std::int32_t wrong = 0;
-  std::uint32_t infinite = 0;
+  std::uint32_t wrong = 0;
   PriorityScan found{true, 0.0f, 0};
   for (std::size_t start = 0; start < count; start += kScanned) {  // few enough for 32 bits to count
     const std::size_t end = count - start < kScanned ? count : start + kScanned;
-    infinite = 0;
+    std::uint32_t infinite = 0;
     for (std::size_t i = start; i < end; ++i) {
-      std::int32_t bits;
+      std::uint32_t bits;
       __builtin_memcpy(&bits, priorities + i, sizeof bits);
-      bits = bits == std::numeric_limits<std::int32_t>::min() ? 0 : bits;  // -0
-      wrong |= (bits < 0) | (bits > kInfinity);
+      wrong |= static_cast<std::uint32_t>(bits > kInfinity) & static_cast<std::uint32_t>(bits != kMinusZero);
       infinite += bits == kInfinity;
-      bits = bits == kInfinity ? 0 : bits;
-      largest = bits > largest ? bits : largest;
+      const auto finite = static_cast<std::int32_t>(bits < kInfinity ? bits : 0);
+      largest = finite > largest ? finite : largest;
     }
     found.infinite += infinite;
   }
