@@ -74,11 +74,61 @@ pearl::Selection selection_of(const std::string& mode) {
   throw pearl::ReplayError("Unknown replay mode '" + mode + "'.");
 }
 
+using Tree = pearl::SumTreeReplay;
+
+// A contiguous array of T, or null: the common case is told by one comparison.
+template <class T>
+const py::detail::PyArray_Proxy* array_of(PyObject* object) {
+  static const PyObject* const usual = py::dtype::of<T>().release().ptr();
+  const auto& api = py::detail::npy_api::get();
+  if (!PyObject_TypeCheck(object, api.PyArray_Type_)) return nullptr;
+  const auto* array = py::detail::array_proxy(object);
+  if (array->descr == usual && (array->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0) return array;
+  return py::isinstance<Array<T>>(object) ? array : nullptr;
+}
+
+// SumTree.update(indices, priorities, generations). Called by Python itself: pybind's dispatch would take as long as 32
+// updates do.
+PyObject* update(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  try {
+    const auto* instance = reinterpret_cast<py::detail::instance*>(self);
+    auto* tree = instance->simple_layout ? static_cast<Tree*>(instance->simple_value_holder[0]) : nullptr;
+    if (tree == nullptr) throw py::type_error("update() needs a SumTree that has been constructed.");
+    const auto* indices = count == 3 ? array_of<std::int64_t>(arguments[0]) : nullptr;
+    const auto* priorities = indices != nullptr ? array_of<float>(arguments[1]) : nullptr;
+    const bool any = priorities != nullptr && arguments[2] != Py_None;
+    const auto* generations = any ? array_of<std::uint32_t>(arguments[2]) : nullptr;
+    if (priorities == nullptr || (any && generations == nullptr))
+      throw py::type_error("update() takes contiguous arrays: int64, float32, and uint32 or None.");
+    const auto wrapped = [&](int i) { return py::reinterpret_borrow<py::array>(arguments[i]); };
+    if (indices->nd != 1 || priorities->nd != 1 || priorities->dimensions[0] != indices->dimensions[0]) {
+      const std::size_t expected = rows(wrapped(0), "indices");
+      rows(wrapped(1), "priorities", static_cast<py::ssize_t>(expected));
+    }
+    if (any) rows(wrapped(2), "generations", indices->dimensions[0]);
+    std::size_t done;
+    {
+      const Released released;
+      done = tree->update(reinterpret_cast<const std::int64_t*>(indices->data),
+                         reinterpret_cast<const float*>(priorities->data),
+                         any ? reinterpret_cast<const std::uint32_t*>(generations->data) : nullptr,
+                         static_cast<std::size_t>(indices->dimensions[0]));
+    }
+    return PyLong_FromSize_t(done);
+  } catch (...) {
+    py::detail::try_translate_exceptions();
+    return nullptr;
+  }
+}
+
 void bind_sum_tree(py::module_& m) {
-  using Tree = pearl::SumTreeReplay;
   py::class_<Tree> cls(m, "SumTree");
   cls.attr("INITIAL_MAX") = pearl::kInitialMax;
   cls.attr("INITIAL_MEAN") = pearl::kInitialMean;
+  static PyMethodDef method = {"update", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&update)), METH_FASTCALL,
+                               nullptr};
+  cls.attr("update") = py::reinterpret_steal<py::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(cls.ptr()), &method));
   cls
       .def(py::init([](std::int64_t capacity, unsigned fanout, const std::string& mode, double alpha,
                        std::uint64_t seed, bool stratified, bool replacement, std::uint32_t max_times_sampled,
@@ -145,19 +195,6 @@ void bind_sum_tree(py::module_& m) {
           },
           py::arg("beta"), py::arg("indices").noconvert(), py::arg("weights").noconvert(),
           py::arg("generations").noconvert())
-      .def(
-          "update",
-          [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
-             const std::optional<Array<std::uint32_t>>& generations) {
-            const std::size_t count = rows(indices, "indices");
-            rows(priorities, "priorities", indices.size());
-            const std::uint32_t* versions = data_or_null(generations, "generations", count);
-            const std::int64_t* slots = indices.data();
-            const float* values = priorities.data();
-            const Released released;
-            return tree.update(slots, values, versions, count);
-          },
-          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
       .def(
           "retrieve",
           [](const Tree& tree, const Array<std::int64_t>& indices) {
