@@ -140,8 +140,10 @@ def plot(task: Task, curves: Curves) -> dict[str, str]:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for name, values in curves.items():
-        steps = task.interval * np.arange(1, values.shape[1] + 1)
+    for name, found in curves.items():
+        seen = ~np.isnan(found).all(axis=0)  # before the first gradient step nothing is evaluated
+        values = found[:, seen]
+        steps = task.interval * np.flatnonzero(seen) + task.interval
         (line,) = axes.plot(steps, np.nanmedian(values, axis=0), label=f"{name} learner")
         axes.fill_between(
             steps, np.nanmin(values, axis=0), np.nanmax(values, axis=0), alpha=0.2, color=line.get_color()

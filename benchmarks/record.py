@@ -35,8 +35,8 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times better ours is."""
-        if self.theirs is None:
+        """How many times better ours is; None where a value that is not above 0 makes that meaningless."""
+        if self.theirs is None or min(self.ours, self.theirs) <= 0:
             return None
         return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs
 
@@ -56,18 +56,18 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str:
-    """The commit measured, with "-dirty" if the tree differs from it."""
+    """The commit measured, with "-dirty" if the tree differs from it in more than results and documents."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parent,
-        )
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return described.stdout.strip()
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parent.parent
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=root).stdout.strip()
 
 
 def write(name: str, command: str, threads: int, rows: Sequence[Row], **more: object) -> Path:
