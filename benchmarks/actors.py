@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers.training import ROOT
+from benchmarks.peers.training import environment
 from benchmarks.record import Row, write
 from pearl import Composer
 from pearl.actors.actor import Actor, ActorSetup
@@ -180,10 +180,8 @@ def measure_steps(plan: Plan) -> Iterator[Row]:
 def train(program: Path, steps: int) -> float:
     """Environment steps a second of a composed program from its start to its end, without its imports."""
     options = ["--timesteps", str(steps), "--eval-episodes", "0", "--until-return", "none", "--run-dir", "run"]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path}
     subprocess.run(
-        [sys.executable, str(program), *options], cwd=program.parent, env=environment, check=True, capture_output=True
+        [sys.executable, str(program), *options], cwd=program.parent, env=environment(), check=True, capture_output=True
     )
     found = json.loads((program.parent / "run" / "summary.json").read_text(encoding="utf-8"))
     return float(found["env_steps"] / found["wall_s"])

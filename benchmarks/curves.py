@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.training import ROOT
+from benchmarks.peers.training import ROOT, environment
 from benchmarks.record import Row, write
 from pearl import Composer
 from pearl.actors.exploration import EpsilonGreedy
@@ -90,9 +90,8 @@ def run(program: Path, task: Task, seed: int) -> np.ndarray:
         "--until-return": "none",
         "--run-dir": folder,
     }
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, str(program), *(str(part) for option in options.items() for part in option)]
-    subprocess.run(command, cwd=program.parent, env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True)
+    subprocess.run(command, cwd=program.parent, env=environment(), check=True, capture_output=True)
     found = np.full(task.steps // task.interval, np.nan)
     with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import pong
-from benchmarks.peers.training import ROOT, Case, Side
+from benchmarks.peers.training import Case, Side, environment
 from benchmarks.record import Row, write
 from benchmarks.replay import ONE_THREAD
 
@@ -113,7 +113,7 @@ def run(program: Path, *options: object, all_cores: bool = False) -> None:
 
     done = subprocess.run(
         [sys.executable, str(program), *map(str, options)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
+        env=environment(),
         cwd=program.parent,
         preexec_fn=everywhere,
         stdout=subprocess.PIPE,

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
+from benchmarks.peers.training import ROOT, environment
 from benchmarks.record import Row, write
 
-ROOT = Path(__file__).resolve().parent.parent
 COMPOSING, COMPOSED = "example, composing included", "composed program"
 SAMPLE_S = 0.1  # between looks at the memory
 
@@ -100,9 +100,11 @@ def resident_mb(session: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Run `command` in `folder` until it ends, and time the line that says it has solved its environment."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str, str] | None = None) -> Outcome:
+    """Run `command` in `folder` until it ends, and time the line that says it has solved its environment.
+
+    `more` are environment variables beside this process's.
+    """
     start = time.monotonic()
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
         process = subprocess.Popen(
@@ -112,7 +114,7 @@ def run(command: Sequence[str], folder: Path, limit_s: float, environment: Mappi
             stderr=errors,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**environment(), "PYTHONUNBUFFERED": "1", **(more or {})},
         )
         most, ended = 0.0, threading.Event()
 

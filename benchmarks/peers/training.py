@@ -24,6 +24,12 @@ END_S = 30.0  # what a framework may take to end its own processes
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+def environment() -> dict[str, str]:
+    """Environment variables of this process, for one that shall find the project wherever it runs."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 @dataclass(frozen=True)
 class Case:
     """What is trained: the same networks, batch and count of slots, all filled, on every side."""

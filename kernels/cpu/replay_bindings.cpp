@@ -110,9 +110,9 @@ PyObject* update(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     {
       const Released released;
       done = tree->update(reinterpret_cast<const std::int64_t*>(indices->data),
-                         reinterpret_cast<const float*>(priorities->data),
-                         any ? reinterpret_cast<const std::uint32_t*>(generations->data) : nullptr,
-                         static_cast<std::size_t>(indices->dimensions[0]));
+                          reinterpret_cast<const float*>(priorities->data),
+                          any ? reinterpret_cast<const std::uint32_t*>(generations->data) : nullptr,
+                          static_cast<std::size_t>(indices->dimensions[0]));
     }
     return PyLong_FromSize_t(done);
   } catch (...) {
@@ -125,8 +125,8 @@ void bind_sum_tree(py::module_& m) {
   py::class_<Tree> cls(m, "SumTree");
   cls.attr("INITIAL_MAX") = pearl::kInitialMax;
   cls.attr("INITIAL_MEAN") = pearl::kInitialMean;
-  static PyMethodDef method = {"update", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&update)), METH_FASTCALL,
-                               nullptr};
+  static PyMethodDef method = {"update", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&update)),
+                               METH_FASTCALL, nullptr};
   cls.attr("update") = py::reinterpret_steal<py::object>(
       PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(cls.ptr()), &method));
   cls

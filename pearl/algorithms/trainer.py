@@ -7,7 +7,7 @@ import copy
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -269,8 +269,12 @@ def policy_tensors(trainer: object) -> list[torch.Tensor]:
 
 def policy_snapshot(trainer: object) -> np.ndarray:
     """What actors are sent, `(weight_count,)` float32: all of `policy_tensors`, one after the other."""
-    with torch.no_grad():
-        return torch.cat([t.detach().reshape(-1).float().cpu() for t in policy_tensors(trainer)]).numpy()
+    return concatenated(policy_tensors(trainer)).cpu().numpy()
+
+
+def concatenated(tensors: Iterable[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """All elements `(count,)` float32, one tensor after the other, on their device."""
+    return torch.cat([t.detach().reshape(-1).float() for t in tensors], out=out)
 
 
 def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import policy_tensors
+from pearl.algorithms.trainer import concatenated, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.native_rules import make_rule
@@ -103,4 +103,4 @@ class NativeLearner:
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
-        torch.cat([t.detach().reshape(-1).float() for t in self._policy], out=torch.from_numpy(out))
+        concatenated(self._policy, out=torch.from_numpy(out))

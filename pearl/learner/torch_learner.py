@@ -11,7 +11,7 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer, TrainerLike, policy_tensors
+from pearl.algorithms.trainer import Trainer, TrainerLike, concatenated, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.protocol import StepResult
 
@@ -145,9 +145,10 @@ class TorchLearner:
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
         target = torch.from_numpy(out)
-        torch.cat([t.detach().reshape(-1).float() for t in self._policy], out=target) if self.device == "cpu" else (
-            target.copy_(torch.cat([t.detach().reshape(-1).float() for t in self._policy]))
-        )
+        if self.device == "cpu":
+            concatenated(self._policy, out=target)
+        else:
+            target.copy_(concatenated(self._policy))
 
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:

@@ -115,9 +115,9 @@ class NativeReplayManager:
         """Select `batch_size` slots; see ReplayManager."""
         if out is None:
             return _as_sample(self._tree.sample(batch_size, beta))
+        if len(out.indices) != batch_size:
+            check_out(out, batch_size)
         try:
-            if len(out.indices) != batch_size:
-                check_out(out, batch_size)
             self._tree.sample_into(beta, out.indices, out.weights, out.generations)
         except (TypeError, ValueError, ReplayError):
             check_out(out, batch_size)  # which says more, but costs more than the kernel's own checks
