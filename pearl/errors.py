@@ -31,6 +31,10 @@ class CapacityError(ConfigurationError):
     """Something does not fit the memory that is free."""
 
 
+class DeviceError(PearlError):
+    """A device failed or is gone, a kernel does not compile or cannot run there, or device memory is short."""
+
+
 class ReplayError(PearlError):
     """A Replay Manager or Data Storage was asked for something it cannot do (empty, closed, out of range)."""
 

@@ -8,6 +8,7 @@
 #endif
 
 #include "bindings.hpp"
+#include "pearl/python_errors.hpp"
 
 void bind_kernels(py::module_& m);  // kernel_bindings.cpp
 void bind_learner(py::module_& m);  // learner_bindings.cpp
@@ -17,33 +18,6 @@ void bind_replay(py::module_& m);   // replay_bindings.cpp
 void bind_storage(py::module_& m);  // storage_bindings.cpp
 
 namespace {
-
-void raise(const char* name, const std::exception& error) {
-  py::object type = py::module_::import("pearl.errors").attr(name);
-  PyErr_SetString(type.ptr(), error.what());
-}
-
-void translate(std::exception_ptr thrown) {
-  try {
-    if (thrown) std::rethrow_exception(thrown);
-  } catch (const pearl::PriorityError& error) {
-    raise("PriorityError", error);
-  } catch (const pearl::ReplayError& error) {
-    raise("ReplayError", error);
-  } catch (const pearl::LearnerError& error) {
-    raise("TrainerError", error);
-  } catch (const pearl::CheckpointError& error) {
-    raise("CheckpointError", error);
-  } catch (const pearl::QueueClosedError& error) {
-    raise("QueueClosedError", error);
-  } catch (const pearl::QueueTimeoutError& error) {
-    raise("QueueTimeoutError", error);
-  } catch (const pearl::QueueError& error) {
-    raise("QueueError", error);
-  } catch (const pearl::Error& error) {
-    raise("PearlError", error);
-  }
-}
 
 // A training step allocates and frees the same large tensors each time. By default glibc gives them back to the system,
 // and gets them again page by page; what it keeps for each thread, it gives back whatever it is told. For all threads
@@ -60,7 +34,7 @@ void keep_freed_memory() {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of PEARL.";
-  py::register_exception_translator(&translate);
+  py::register_exception_translator(&pearl::translate_exception);
   m.def("keep_freed_memory", &keep_freed_memory);
   bind_kernels(m);
   bind_learner(m);

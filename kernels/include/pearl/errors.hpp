@@ -25,6 +25,11 @@ struct CheckpointError : Error {
   using Error::Error;
 };
 
+// A device that is gone or refuses, a kernel that does not compile or cannot run, device memory that is not there.
+struct DeviceError : Error {
+  using Error::Error;
+};
+
 struct QueueError : Error {
   using Error::Error;
 };

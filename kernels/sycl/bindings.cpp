@@ -1,0 +1,49 @@
+// The module pearl._sycl: primitives on SYCL devices. It is loaded by pearl.devices.sycl alone, after the runtime.
+#include "bindings.hpp"
+
+#include "dpctl4pybind11.hpp"
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "device_queue.hpp"
+#include "pearl/python_errors.hpp"
+#include "probe.hpp"
+
+namespace py = pybind11;
+
+namespace pearl::device {
+
+void bind_queue(py::module_& module) {
+  py::class_<DeviceQueue, std::shared_ptr<DeviceQueue>>(module, "Queue", "An in-order queue of one device.")
+      .def(py::init<sycl::queue>(), py::arg("queue"), "From a dpctl.SyclQueue, which must be in-order.")
+      .def_property_readonly("name", &DeviceQueue::name, "The device's own name.")
+      .def_property_readonly("launches", &DeviceQueue::launches, "Kernels launched so far.")
+      .def(
+          "compile",
+          [](DeviceQueue& self, const std::string& name, const std::string& text, const std::vector<std::string>& kernels) {
+            std::vector<KernelNeeds> needs;
+            for (const std::string& kernel : kernels) needs.push_back({kernel.c_str(), {}});
+            self.compile_text(name, text, needs);
+          },
+          py::arg("name"), py::arg("text"), py::arg("kernels"), py::call_guard<py::gil_scoped_release>(),
+          "Compile the SYCL C++ source `text`; DeviceError, with the compiler's log, if that fails.")
+      .def("wait", &DeviceQueue::wait, py::call_guard<py::gil_scoped_release>(),
+           "Until all that was launched is done.")
+      .def("launch_times_us", &launch_times_us, py::arg("launches"), py::arg("repeats"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Microseconds of `repeats` runs of `launches` empty kernels with one wait.")
+      .def("copy_times_us", &copy_times_us, py::arg("nbytes"), py::arg("to_device"), py::arg("repeats"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Microseconds of `repeats` copies of `nbytes` between host and device, each waited for.");
+}
+
+}  // namespace pearl::device
+
+PYBIND11_MODULE(_sycl, module) {
+  module.doc() = "PEARL's primitives on SYCL devices.";
+  module.attr("SYCL_VERSION") = std::to_string(__LIBSYCL_MAJOR_VERSION) + "." + std::to_string(__LIBSYCL_MINOR_VERSION);
+  py::module_::import("dpctl");
+  py::register_local_exception_translator(&pearl::translate_exception);
+  pearl::device::bind_queue(module);
+}

@@ -1,0 +1,10 @@
+// What each part of the module `pearl._sycl` adds to it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pearl::device {
+
+void bind_queue(pybind11::module_& module);
+
+}  // namespace pearl::device

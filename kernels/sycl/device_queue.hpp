@@ -1,0 +1,127 @@
+// One device and its in-order queue: memory, kernels compiled from source, launches, and how many there were.
+//
+// Host code: compiled by any C++20 compiler against the headers of the SYCL runtime.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sycl/sycl.hpp>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::device {
+
+// A kernel of a source, and what a device must have to run it.
+struct KernelNeeds {
+  const char* name;
+  std::vector<sycl::aspect> aspects;
+};
+
+// The kernels of one source, compiled for one device.
+class Kernels {
+ public:
+  Kernels(std::vector<std::string> names, std::vector<sycl::kernel> kernels);
+  const sycl::kernel& operator[](const char* name) const;
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<sycl::kernel> kernels_;
+};
+
+class DeviceQueue {
+ public:
+  explicit DeviceQueue(sycl::queue queue);
+
+  const sycl::queue& sycl() const { return queue_; }
+  std::string name() const;
+  bool is_cpu() const { return cpu_; }
+
+  // Compiles kernels/sycl/<source>.sycl.cpp, which is part of this library, unless it was for this device before.
+  // Throws DeviceError with the compiler's log, or naming the kernel that the device cannot run and what it lacks.
+  std::shared_ptr<const Kernels> compile(const std::string& source, const std::vector<KernelNeeds>& kernels,
+                                         const std::vector<std::string>& options = {});
+  // The same for any text; `source` names it in errors.
+  std::shared_ptr<const Kernels> compile_text(const std::string& source, const std::string& text,
+                                              const std::vector<KernelNeeds>& kernels,
+                                              const std::vector<std::string>& options = {});
+
+  // `groups` work-groups of `lanes` items; a second dimension, `rows`, makes groups of rows x lanes.
+  template <class... Arguments>
+  void launch(const sycl::kernel& kernel, std::size_t groups, std::size_t lanes, Arguments... arguments) {
+    launch_rows(kernel, groups, 1, lanes, arguments...);
+  }
+  template <class... Arguments>
+  void launch_rows(const sycl::kernel& kernel, std::size_t groups, std::size_t rows, std::size_t lanes,
+                   Arguments... arguments) {
+    ++launches_;
+    guard([&] {
+      queue_.submit([&](sycl::handler& handler) {
+        handler.set_args(arguments...);
+        handler.parallel_for(sycl::nd_range<2>({rows, groups * lanes}, {rows, lanes}), kernel);
+      });
+    });
+  }
+  // Until all that was launched is done. Throws DeviceError for what went wrong on the device.
+  void wait();
+  std::uint64_t launches() const { return launches_; }
+
+ private:
+  template <class Work>
+  void guard(Work work) {
+    try {
+      work();
+    } catch (const sycl::exception& error) {
+      rethrow(error);
+    }
+  }
+  [[noreturn]] void rethrow(const sycl::exception& error) const;
+
+  sycl::queue queue_;
+  bool cpu_;
+  std::uint64_t launches_ = 0;
+};
+
+// `count` items of zeroed memory that kernels of one device read and write; `shared` with the host (unified shared
+// memory that moves to whoever touches it), `pinned` on the host, or on the `device` alone.
+enum class Placement { device, shared, pinned };
+
+class RawMemory {
+ public:
+  RawMemory() = default;
+  // Throws DeviceError where that is more than the device has or takes in one piece.
+  RawMemory(DeviceQueue& queue, std::size_t bytes, Placement placement);
+  RawMemory(RawMemory&& other) noexcept;
+  RawMemory& operator=(RawMemory&& other) noexcept;
+  ~RawMemory();
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<sycl::queue> queue_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(DeviceQueue& queue, std::size_t count, Placement placement)
+      : memory_(queue, count * sizeof(T), placement), count_(count) {}
+
+  T* data() const { return static_cast<T*>(memory_.data()); }
+  std::size_t size() const { return count_; }
+  // For memory that the host may touch.
+  T& operator[](std::size_t i) const { return data()[i]; }
+
+ private:
+  RawMemory memory_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace pearl::device

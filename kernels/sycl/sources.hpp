@@ -1,0 +1,17 @@
+// The texts of kernels/sycl/*.sycl.cpp and of the headers that they include, as CMake put them into this library: what
+// the runtime compiles for a device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace pearl::device {
+
+struct SourceFile {
+  std::string name, text;
+};
+
+const std::vector<SourceFile>& device_sources();
+const std::vector<SourceFile>& device_headers();
+
+}  // namespace pearl::device
