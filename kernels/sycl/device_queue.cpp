@@ -56,6 +56,7 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
   experimental::include_files headers;
   for (const SourceFile& header : device_headers()) headers.add(header.name, header.text);
   options.emplace_back(kNoDeviceLibraries);
+  options.emplace_back("-std=c++20");
   std::string log;
   std::vector<std::string> names;
   std::vector<sycl::kernel> found;
