@@ -10,6 +10,7 @@
 #include "device_queue.hpp"
 #include "pearl/python_errors.hpp"
 #include "probe.hpp"
+#include "sources.hpp"
 
 namespace py = pybind11;
 
@@ -47,6 +48,9 @@ void bind_queue(py::module_& module) {
       .def("launch_times_us", &launch_times_us, py::arg("launches"), py::arg("repeats"),
            py::call_guard<py::gil_scoped_release>(),
            "Microseconds of `repeats` runs of `launches` empty kernels with one wait.")
+      .def("memory_times_us", &memory_times_us, py::arg("nbytes"), py::arg("repeats"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Microseconds of `repeats` copies of `nbytes` within the device's memory, each waited for.")
       .def("copy_times_us", &copy_times_us, py::arg("nbytes"), py::arg("to_device"), py::arg("repeats"),
            py::call_guard<py::gil_scoped_release>(),
            "Microseconds of `repeats` copies of `nbytes` between host and device, each waited for.");
@@ -57,6 +61,7 @@ void bind_queue(py::module_& module) {
 PYBIND11_MODULE(_sycl, module) {
   module.doc() = "PEARL's primitives on SYCL devices.";
   module.attr("SYCL_VERSION") = std::to_string(__LIBSYCL_MAJOR_VERSION) + "." + std::to_string(__LIBSYCL_MINOR_VERSION);
+  module.attr("SOURCES_HASH") = pearl::device::device_sources_hash();
   py::module_::import("dpctl");
   py::register_local_exception_translator(&pearl::translate_exception);
   pearl::device::bind_queue(module);
