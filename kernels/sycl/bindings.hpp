@@ -6,5 +6,6 @@
 namespace pearl::device {
 
 void bind_queue(pybind11::module_& module);
+void bind_sum_tree_replay(pybind11::module_& module);
 
 }  // namespace pearl::device
