@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from composer.documents import decode, parse_document
 from composer.matrix import Measurement
+from pearl.cache_folder import cache_folder
 from pearl.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -69,11 +70,8 @@ _Entries: TypeAlias = "dict[str, _Entry]"
 
 
 def default_path() -> Path:
-    """`calibration.json` in $PEARL_CACHE_DIR, else in `pearl` of $XDG_CACHE_HOME, else in `~/.cache/pearl`."""
-    if folder := os.environ.get("PEARL_CACHE_DIR"):
-        return Path(folder) / "calibration.json"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "pearl" / "calibration.json"
+    """`calibration.json` in PEARL's cache folder: $PEARL_CACHE_DIR, else `~/.cache/pearl`."""
+    return cache_folder() / "calibration.json"
 
 
 class CalibrationStore:

@@ -29,6 +29,7 @@ from pearl.devices.description import (
     MAY_BE_ZERO,
     NAME_PATTERN,
     NAME_RULE,
+    QUANTITIES,
     Connection,
     Device,
     DeviceKind,
@@ -47,7 +48,6 @@ _SMALLEST, _LARGEST = 1e-12, 1e15  # of any quantity: beyond, sums of transfer t
 _BYTES_PER_US_PER_GBPS = 1e3  # 1 GB/s moves 10^9 bytes in 10^6 us
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,12}", re.ASCII)
-_TEXT_COLUMNS = ("name", "kind", "backend", "selector", "source", "target")
 _WHOLE_COLUMNS = ("cores", "dsp", "luts")
 
 
@@ -318,14 +318,13 @@ def _device_values(reader: _RowReader) -> dict[str, Any]:
         fitting = BACKENDS_OF_KIND[kind]  # type: ignore[index]  # one_of returned one of KINDS
         if backend not in fitting:
             reader.fault("backend", f"a backend of a {kind}: {', '.join(fitting)}")
-    if backend:
+    if kind and backend:
         try:
-            check_selector(backend, values["selector"])  # type: ignore[arg-type]  # one of BACKENDS
+            check_selector(kind, backend, values["selector"])  # type: ignore[arg-type]  # one of KINDS and of BACKENDS
         except ConfigurationError as error:
             reader.fault("selector", f"a selector of the {backend} backend", f" {error}")
-    for column in DEVICE_COLUMNS:
-        if column not in _TEXT_COLUMNS:
-            values[column] = reader.number(column, zero_allowed=column in MAY_BE_ZERO)
+    for column in QUANTITIES:
+        values[column] = reader.number(column, zero_allowed=column in MAY_BE_ZERO)
     return values
 
 

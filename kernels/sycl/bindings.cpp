@@ -2,6 +2,7 @@
 #include "bindings.hpp"
 
 #include "dpctl4pybind11.hpp"
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -9,10 +10,22 @@
 #include "device_queue.hpp"
 #include "pearl/python_errors.hpp"
 #include "probe.hpp"
+#include "sources.hpp"
 
 namespace py = pybind11;
 
 namespace pearl::device {
+
+namespace {
+
+py::array_t<float> shared_floats(DeviceQueue& queue, std::size_t count) {
+  auto memory = std::make_unique<DeviceArray<float>>(queue, count, Placement::shared);
+  float* data = memory->data();
+  const py::capsule owner(memory.release(), [](void* held) { delete static_cast<DeviceArray<float>*>(held); });
+  return {{static_cast<py::ssize_t>(count)}, {static_cast<py::ssize_t>(sizeof(float))}, data, owner};
+}
+
+}  // namespace
 
 void bind_queue(py::module_& module) {
   py::class_<DeviceQueue, std::shared_ptr<DeviceQueue>>(module, "Queue", "An in-order queue of one device.")
@@ -30,9 +43,14 @@ void bind_queue(py::module_& module) {
           "Compile the SYCL C++ source `text`; DeviceError, with the compiler's log, if that fails.")
       .def("wait", &DeviceQueue::wait, py::call_guard<py::gil_scoped_release>(),
            "Until all that was launched is done.")
+      .def("shared_floats", &shared_floats, py::arg("count"),
+           "A new array `(count,)` float32 of zeros in memory that the host and the device share.")
       .def("launch_times_us", &launch_times_us, py::arg("launches"), py::arg("repeats"),
            py::call_guard<py::gil_scoped_release>(),
            "Microseconds of `repeats` runs of `launches` empty kernels with one wait.")
+      .def("memory_times_us", &memory_times_us, py::arg("nbytes"), py::arg("repeats"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Microseconds of `repeats` copies of `nbytes` within the device's memory, each waited for.")
       .def("copy_times_us", &copy_times_us, py::arg("nbytes"), py::arg("to_device"), py::arg("repeats"),
            py::call_guard<py::gil_scoped_release>(),
            "Microseconds of `repeats` copies of `nbytes` between host and device, each waited for.");
@@ -43,8 +61,10 @@ void bind_queue(py::module_& module) {
 PYBIND11_MODULE(_sycl, module) {
   module.doc() = "PEARL's primitives on SYCL devices.";
   module.attr("SYCL_VERSION") = std::to_string(__LIBSYCL_MAJOR_VERSION) + "." + std::to_string(__LIBSYCL_MINOR_VERSION);
+  module.attr("SOURCES_HASH") = pearl::device::device_sources_hash();
   py::module_::import("dpctl");
   py::register_local_exception_translator(&pearl::translate_exception);
   pearl::device::bind_queue(module);
+  pearl::device::bind_learner(module);
   pearl::device::bind_sum_tree_replay(module);
 }

@@ -61,7 +61,7 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
                           ": the device lacks " + aspect_name(aspect) + ". Place this primitive on another device.");
   experimental::include_files headers;
   for (const SourceFile& header : device_headers()) headers.add(header.name, header.text);
-  options.insert(options.end(), {kNoDeviceLibraries, kHeadersHere});
+  options.insert(options.end(), {kNoDeviceLibraries, kHeadersHere, "-std=c++20"});
   std::string log;
   std::vector<std::string> names;
   std::vector<sycl::kernel> found;

@@ -29,6 +29,15 @@ std::vector<double> launch_times_us(DeviceQueue& queue, std::size_t launches, st
   });
 }
 
+std::vector<double> memory_times_us(DeviceQueue& queue, std::size_t bytes, std::size_t repeats) {
+  const DeviceArray<char> source(queue, bytes, Placement::device), target(queue, bytes, Placement::device);
+  sycl::queue on = queue.sycl();
+  return times_us(repeats, [&] {
+    on.memcpy(target.data(), source.data(), bytes);
+    queue.wait();
+  });
+}
+
 std::vector<double> copy_times_us(DeviceQueue& queue, std::size_t bytes, bool to_device, std::size_t repeats) {
   const DeviceArray<char> there(queue, bytes, Placement::device);
   const std::vector<char> here(bytes);

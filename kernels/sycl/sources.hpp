@@ -13,5 +13,7 @@ struct SourceFile {
 
 const std::vector<SourceFile>& device_sources();
 const std::vector<SourceFile>& device_headers();
+// Hexadecimal digits that change with any of them.
+const char* device_sources_hash();
 
 }  // namespace pearl::device

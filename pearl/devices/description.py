@@ -41,6 +41,7 @@ class Availability:
 class Device:
     """One row of the device CSV; a value that is not known is None.
 
+    `shares_with` names another device that is the same piece of silicon: what runs on one slows the other down.
     Frequencies are in MHz, memory in GB (10^9 bytes), bandwidth in gigabytes per second, `sram_kb` in KB (10^3
     bytes), power in watts. `cores` are logical cores of a CPU, multiprocessors of a GPU.
     """
@@ -58,6 +59,7 @@ class Device:
     luts: int | None = None
     idle_watts: float | None = None
     active_watts: float | None = None
+    shares_with: str = ""
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
@@ -73,8 +75,12 @@ class Device:
                 f"Device {self.name!r}: a {self.kind} is driven by {' or '.join(BACKENDS_OF_KIND[self.kind])}; "
                 f"found backend {self.backend!r}."
             )
-        check_selector(self.backend, self.selector)
-        for column in DEVICE_COLUMNS[4:]:
+        check_selector(self.kind, self.backend, self.selector)
+        if self.shares_with == self.name or not (self.shares_with == "" or NAME_PATTERN.fullmatch(self.shares_with)):
+            raise ConfigurationError(
+                f"Device {self.name!r}: shares_with must name another device; found {self.shares_with!r}."
+            )
+        for column in QUANTITIES:
             value = getattr(self, column)
             if value is None:
                 continue
@@ -86,11 +92,16 @@ class Device:
                 )
 
     def availability(self) -> Availability:
-        """Say whether the device can be used on this machine; a cuda device imports torch to find out."""
+        """Say whether the device can be used on this machine.
+
+        To find out, a cuda device imports torch and a sycl device loads the SYCL runtime.
+        """
         if self.backend == "null":
             return Availability(True)
         if self.backend == "sycl":
-            return Availability(False, "the sycl backend is not installed in this version")
+            from pearl.devices.sycl import sycl_availability
+
+            return sycl_availability(sycl_filter(self.selector, self.kind))
         if self.backend == "cuda":
             from pearl.devices.cuda import cuda_availability
 
@@ -100,9 +111,10 @@ class Device:
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the hardware, its driver, or what the CSV declares about it.
 
-        The name is left out: a renamed device keeps its measurements.
+        Names are left out: a renamed device keeps its measurements.
         """
-        facts: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
+        named = ("name", "shares_with")
+        facts: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in named}
         if self.backend == "cpu":
             from pearl.devices.cpu import describe_cpu
 
@@ -113,11 +125,17 @@ class Device:
 
             index = cuda_index(self.selector)
             facts = {"kind": self.kind, "backend": self.backend, "hardware": cuda_identity(index)}
+        elif self.backend == "sycl" and self.kind != "fpga":  # what the CSV says of an FPGA is what is modelled
+            from pearl.devices.sycl import sycl_identity
+
+            hardware = sycl_identity(sycl_filter(self.selector, self.kind))
+            facts = {"kind": self.kind, "backend": self.backend, "hardware": hardware}
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 DEVICE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Device))
+QUANTITIES: tuple[str, ...] = tuple(name for name in DEVICE_COLUMNS[4:] if name != "shares_with")
 MAY_BE_ZERO: frozenset[str] = frozenset({"dsp", "sram_kb", "luts", "idle_watts"})
 
 
@@ -156,8 +174,41 @@ def cuda_index(selector: str) -> int:
     raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0'; found {selector!r}.")
 
 
-def check_selector(backend: Backend, selector: str) -> None:
-    """Raise ConfigurationError unless `selector` is one that `backend` understands."""
+# dpctl's filter strings, and what one would write without knowing them.
+_SYCL_SELECTOR = re.compile(r"(?:(opencl|level_zero|sycl):)?(cpu|gpu|accelerator|fpga)(?::([0-9]{1,3}))?")
+_SYCL_TYPES: dict[str, tuple[DeviceKind, str]] = {  # -> kind, and the backend and type of dpctl's filter
+    "cpu": ("cpu", "opencl:cpu"),
+    "gpu": ("gpu", "level_zero:gpu"),
+    "accelerator": ("fpga", "opencl:accelerator"),
+    "fpga": ("fpga", "opencl:accelerator"),
+}
+EMULATOR_SELECTOR = "fpga_emu"
+
+
+def sycl_filter(selector: str, kind: DeviceKind | None = None) -> str:
+    """The filter string of dpctl that `selector` means, or `fpga_emu`, the FPGA emulator wherever it is listed.
+
+    `opencl:cpu:0`, `level_zero:gpu:1` and `opencl:accelerator:0` are themselves; `cpu`, `sycl:cpu` and `sycl:cpu:0` are
+    the first, and so for gpu and fpga; nothing is the first device of `kind`. ConfigurationError otherwise, and for a
+    device of another kind.
+    """
+    if selector in (EMULATOR_SELECTOR, f"sycl:{EMULATOR_SELECTOR}") and kind in (None, "fpga"):
+        return EMULATOR_SELECTOR
+    match = _SYCL_SELECTOR.fullmatch(selector or kind or "")
+    if match:
+        of_kind, target = _SYCL_TYPES[match[2]]
+        if kind in (None, of_kind):
+            backend = target.partition(":")[0] if match[1] in (None, "sycl") else match[1]
+            return f"{backend}:{target.partition(':')[2]}:{int(match[3] or 0)}"
+    of = f" of kind {kind}" if kind else ""
+    raise ConfigurationError(
+        f"A sycl selector{of} must be one of dpctl's filter strings, such as 'opencl:cpu:0', 'level_zero:gpu:0' or "
+        f"'opencl:accelerator:0', or '{EMULATOR_SELECTOR}'; found {selector!r}."
+    )
+
+
+def check_selector(kind: DeviceKind, backend: Backend, selector: str) -> None:
+    """Raise ConfigurationError unless `selector` is one that `backend` understands for a device of `kind`."""
     if len(selector) > SELECTOR_LENGTH or not selector.isprintable():
         raise ConfigurationError(
             f"A selector must be printable text of at most {SELECTOR_LENGTH} characters; found {selector[:80]!r}."
@@ -166,6 +217,8 @@ def check_selector(backend: Backend, selector: str) -> None:
         raise ConfigurationError(f"The cpu backend has one selector, 'cpu' (or nothing); found {selector!r}.")
     if backend == "cuda":
         cuda_index(selector)
+    if backend == "sycl":
+        sycl_filter(selector, kind)
     if backend == "null":
         from pearl.devices.null import NullTimes
 

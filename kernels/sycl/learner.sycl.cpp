@@ -1,0 +1,606 @@
+// The Learner: one kernel runs a tape (pearl/tape.hpp) on 16 transitions per work-group, forward, loss and backward; one
+// moves the weights, a tile per work-group. PEARL_SLICES groups of 16 lanes share the neurons of each layer.
+#include <sycl/sycl.hpp>
+
+#include "pearl/normal.hpp"
+#include "pearl/philox.hpp"
+#include "pearl/tape.hpp"
+
+#ifndef PEARL_SLICES
+#define PEARL_SLICES 1
+#endif
+
+namespace syclext = sycl::ext::oneapi;
+namespace experimental = sycl::ext::oneapi::experimental;
+
+using namespace pearl::tape;
+
+namespace {
+
+constexpr float kLinearRange = 2.0f;  // tanh(2) = 0.96
+constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
+
+inline bool finite(float x) { return sycl::fabs(x) <= 3.4028234e38f; }
+
+inline float activated(float x, Activation activation) {
+  return activation == Activation::relu ? (x > 0.0f || x != x ? x : 0.0f) : activation == Activation::tanh ? sycl::tanh(x) : x;
+}
+
+// What one lane sees: its transition in the arena.
+struct Lane {
+  const Context& context;
+  float* arena;  // of the work-group, at this lane
+  int lane, slice;
+  std::int64_t row;  // of the batch
+
+  float* at(int feature) const { return arena + static_cast<std::int64_t>(feature) * kLanes; }
+};
+
+template <int Count>
+inline void linear_tile(const Lane& lane, const Instruction& i, const float* weight, const float* bias, int first) {
+  float sums[Count];
+  for (int j = 0; j < Count; ++j) sums[j] = bias != nullptr ? bias[first + j] : 0.0f;
+  const float* x = lane.at(i.in);
+  const float* w = weight + static_cast<std::int64_t>(first) * i.in_width;
+  for (int k = 0; k < i.in_width; ++k) {
+    const float value = x[k * kLanes];
+    for (int j = 0; j < Count; ++j) sums[j] += w[j * i.in_width + k] * value;
+  }
+  float* y = lane.at(i.out + first);
+  for (int j = 0; j < Count; ++j) y[j * kLanes] = activated(sums[j], i.activation);
+}
+
+template <int Count>
+inline void slope_tile(const Lane& lane, const Instruction& i, const float* weight, int first) {
+  float sums[Count];
+  for (int j = 0; j < Count; ++j) sums[j] = 0.0f;
+  const float* dy = lane.at(i.in);
+  const float* w = weight + first;
+  for (int n = 0; n < i.in_width; ++n) {
+    const float slope = dy[n * kLanes];
+    for (int j = 0; j < Count; ++j) sums[j] += w[static_cast<std::int64_t>(n) * i.out_width + j] * slope;
+  }
+  float* dx = lane.at(i.out + first);
+  const bool adds = (i.flags & kAccumulate) != 0;
+  for (int j = 0; j < Count; ++j) {
+    float slope = sums[j];
+    if (adds) slope += dx[j * kLanes];
+    if (i.activation != Activation::none) {
+      const float y = lane.at(i.other + first)[j * kLanes];
+      slope = i.activation == Activation::relu ? (y > 0.0f ? slope : 0.0f) : slope * (1.0f - y * y);
+    }
+    dx[j * kLanes] = slope;
+  }
+}
+
+inline void linear(const Lane& lane, const Instruction& i) {
+  const float* parameters = lane.context.parameters[i.parameters];
+  const float* weight = parameters + i.weight;
+  const float* bias = i.bias == kNone ? nullptr : parameters + i.bias;
+  int first = lane.slice * 8;
+  for (; first + 8 <= i.out_width; first += 8 * PEARL_SLICES) linear_tile<8>(lane, i, weight, bias, first);
+  for (const int end = sycl::min(first + 8, i.out_width); first < end; ++first) linear_tile<1>(lane, i, weight, bias, first);
+}
+
+inline void slope_linear(const Lane& lane, const Instruction& i) {
+  const float* weight = lane.context.parameters[i.parameters] + i.weight;
+  int first = lane.slice * 8;
+  for (; first + 8 <= i.out_width; first += 8 * PEARL_SLICES) slope_tile<8>(lane, i, weight, first);
+  for (const int end = sycl::min(first + 8, i.out_width); first < end; ++first) slope_tile<1>(lane, i, weight, first);
+}
+
+inline void load(const Lane& lane, const Instruction& i) {
+  const float* rows = static_cast<const float*>(lane.context.columns[i.column]) + lane.row * i.out_width;
+  const bool real = lane.row < lane.context.batch;
+  const float* scale = i.in == kNone ? nullptr : lane.context.scales + i.in;
+  float* y = lane.at(i.out);
+  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) {
+    float value = real ? rows[f] : 0.0f;
+    if (scale != nullptr && real) value = (value - scale[f]) / scale[i.out_width + f];
+    y[f * kLanes] = value;
+  }
+}
+
+// What the gradients of weights need row by row.
+inline void keep_rows(const Lane& lane, const Instruction& i) {
+  float* rows = lane.context.rows + i.rows + lane.row * i.rows_stride;
+  const float* y = lane.at(i.out);
+  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) rows[f] = y[f * kLanes];
+}
+
+inline void layer_norm(const Lane& lane, const Instruction& i) {
+  const float* parameters = lane.context.parameters[i.parameters];
+  const float* x = lane.at(i.in);
+  float* y = lane.at(i.out);
+  const float share = 1.0f / static_cast<float>(i.out_width);
+  float sum = 0.0f, squares = 0.0f;
+  for (int f = 0; f < i.out_width; ++f) sum += x[f * kLanes];
+  const float mean = sum * share;
+  for (int f = 0; f < i.out_width; ++f) {
+    const float centered = x[f * kLanes] - mean;
+    squares += centered * centered;
+  }
+  const float inverse = 1.0f / sycl::sqrt(squares * share + i.scalar);
+  if (lane.slice == 0) {
+    lane.at(i.other)[0] = mean;
+    lane.at(i.other)[kLanes] = inverse;
+  }
+  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) {
+    float value = (x[f * kLanes] - mean) * inverse;
+    if (i.weight != kNone) value *= parameters[i.weight + f];
+    if (i.bias != kNone) value += parameters[i.bias + f];
+    y[f * kLanes] = value;
+  }
+}
+
+inline void slope_layer_norm(const Lane& lane, const Instruction& i) {
+  const float* gain = i.weight == kNone ? nullptr : lane.context.parameters[i.parameters] + i.weight;
+  const float* dy = lane.at(i.in);
+  const float* x = lane.at(i.extra);
+  const float mean = lane.at(i.other)[0], inverse = lane.at(i.other)[kLanes];
+  const float share = 1.0f / static_cast<float>(i.in_width);
+  float slopes = 0.0f, products = 0.0f;
+  for (int f = 0; f < i.in_width; ++f) {
+    const float slope = gain == nullptr ? dy[f * kLanes] : dy[f * kLanes] * gain[f];
+    slopes += slope;
+    products += slope * ((x[f * kLanes] - mean) * inverse);
+  }
+  slopes *= share;
+  products *= share;
+  for (int f = lane.slice; f < i.in_width; f += PEARL_SLICES) {
+    const float unit = (x[f * kLanes] - mean) * inverse;
+    if (i.extra2 != kNone) lane.at(i.extra2)[f * kLanes] = dy[f * kLanes] * unit;
+    if (i.out == kNone) continue;
+    const float slope = gain == nullptr ? dy[f * kLanes] : dy[f * kLanes] * gain[f];
+    const float value = inverse * (slope - slopes - unit * products);
+    float* dx = lane.at(i.out) + f * kLanes;
+    *dx = (i.flags & kAccumulate) != 0 ? *dx + value : value;
+  }
+}
+
+inline void elementwise(const Lane& lane, const Instruction& i) {
+  const bool adds = (i.flags & kAccumulate) != 0;
+  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) {
+    float* y = lane.at(i.out + f);
+    const float x = lane.at(i.in + (i.in_width == 1 ? 0 : f))[0];
+    float value = 0.0f;
+    switch (i.operation) {
+      case Operation::relu:
+        value = activated(x, Activation::relu);
+        break;
+      case Operation::tanh:
+        value = sycl::tanh(x);
+        break;
+      case Operation::combine:
+        value = x + i.scalar * lane.at(i.other + (i.other_width == 1 ? 0 : f))[0];
+        break;
+      case Operation::slope_activation: {
+        const float slope = *y;
+        value = i.activation == Activation::relu ? (x > 0.0f ? slope : 0.0f) : slope * (1.0f - x * x);
+        break;
+      }
+      case Operation::slope_relu:
+        value = lane.at(i.other + f)[0] > 0.0f ? x : 0.0f;
+        break;
+      case Operation::slope_tanh: {
+        const float there = lane.at(i.other + f)[0];
+        value = x * (1.0f - there * there);
+        break;
+      }
+      default:  // slope_mean, and slope_combine of equal widths
+        value = x * i.scalar;
+    }
+    *y = adds ? *y + value : value;
+  }
+}
+
+// The sum over features: mean, and slope_combine of a value of width 1.
+inline void reduce(const Lane& lane, const Instruction& i) {
+  if (lane.slice != 0) return;
+  float sum = 0.0f;
+  for (int f = 0; f < i.in_width; ++f) sum += lane.at(i.in + f)[0];
+  float* y = lane.at(i.out);
+  *y = (i.flags & kAccumulate) != 0 ? *y + i.scalar * sum : i.scalar * sum;
+}
+
+struct Scored {
+  float loss = 0.0f, td_error = 0.0f, policy_loss = 0.0f, entropy_gap = 0.0f;
+};
+
+inline void fail(const Lane& lane, int failure) {
+  Context& context = const_cast<Context&>(lane.context);
+  context.failed_at = static_cast<int>(lane.row);
+  context.failure = failure;
+}
+
+inline int best_action(const float* values, int actions) {
+  int best = 0;
+  float leader = values[0];
+  for (int a = 1; a < actions; ++a) {
+    const float value = values[a * kLanes];
+    const bool better = value > leader || (value != value && leader == leader);
+    best = better ? a : best;
+    leader = better ? value : leader;
+  }
+  return best;
+}
+
+inline void dqn_loss(const Lane& lane, const Instruction& i, Scored& scored) {
+  if (lane.slice != 0) return;
+  const Context& c = lane.context;
+  float* slopes = lane.at(i.out);
+  for (int a = 0; a < i.in_width; ++a) slopes[a * kLanes] = 0.0f;
+  if (lane.row >= c.batch) return;
+  const std::int64_t action = static_cast<const std::int64_t*>(c.columns[1])[lane.row];
+  if (action < 0 || action >= i.in_width) return fail(lane, kWrongAction);
+  const float* next = lane.at(i.other);
+  const float next_value = next[best_action(lane.at(i.extra), i.in_width) * kLanes];
+  const float target = static_cast<const float*>(c.columns[2])[lane.row] +
+                       static_cast<const float*>(c.columns[4])[lane.row] * next_value;
+  const float error = lane.at(i.in)[action * kLanes] - target, distance = sycl::fabs(error);
+  const float share = c.weights[lane.row] / static_cast<float>(c.batch);
+  float loss, slope;
+  if (c.mse) {
+    loss = error * error;
+    slope = 2.0f * error * share;
+  } else if (distance < 1.0f) {
+    loss = 0.5f * error * error;
+    slope = error * share;
+  } else {
+    loss = distance - 0.5f;
+    slope = error > 0.0f ? share : error < 0.0f ? -share : error;  // a NaN stays one
+  }
+  slopes[action * kLanes] = slope;
+  c.priorities[lane.row] = distance;
+  scored.loss += c.weights[lane.row] * loss;
+  scored.td_error += distance;
+}
+
+inline float softplus(float x) { return sycl::fmax(x, 0.0f) + sycl::log1p(sycl::exp(-sycl::fabs(x))); }
+
+// Number `index` of the normal numbers of a draw; see pearl/normal.hpp.
+inline float normal(const Context& c, std::uint64_t step, std::uint32_t draw, std::uint64_t index) {
+  const std::uint64_t block = index / 4;
+  const pearl::PhiloxWords words =
+      pearl::philox4x32({static_cast<std::uint32_t>(block), draw, static_cast<std::uint32_t>(step),
+                         static_cast<std::uint32_t>(step >> 32)},
+                        c.noise_seed);
+  const bool late = (index & 2) != 0;
+  const pearl::NormalPair pair = pearl::normal_pair(late ? words[2] : words[0], late ? words[3] : words[1]);
+  return (index & 1) != 0 ? pair.second : pair.first;
+}
+
+inline void act(const Lane& lane, const Instruction& i, std::uint64_t step) {
+  if (lane.slice != 0) return;
+  const Context& c = lane.context;
+  const int actions = c.action_size;
+  const bool real = lane.row < c.batch;
+  float log_density = 0.0f;
+  for (int a = 0; a < actions; ++a) {
+    const float said = lane.at(i.in + a)[0];
+    const std::uint64_t index = static_cast<std::uint64_t>(lane.row) * actions + a;
+    float unit;
+    if (c.stochastic) {
+      const float n = real ? normal(c, step, static_cast<std::uint32_t>(i.column), index) : 0.0f;
+      const float log_std = sycl::clamp(lane.at(i.in + actions + a)[0], c.log_std_low, c.log_std_high);
+      const float x = said + sycl::exp(log_std) * n;
+      log_density -= 0.5f * n * n + log_std + kHalfLog2Pi + 2.0f * (kLog2 - x - softplus(-2.0f * x));
+      unit = sycl::tanh(x);
+    } else {
+      unit = sycl::tanh(said);
+      if (i.column == 0 && c.target_noise > 0.0f && real) {
+        const float disturbance =
+            sycl::clamp(c.target_noise * normal(c, step, 0, index), -c.noise_clip, c.noise_clip);
+        unit = sycl::clamp(unit + disturbance, -1.0f, 1.0f);
+      }
+    }
+    lane.at(i.out + a)[0] = unit;
+  }
+  if (i.extra != kNone) lane.at(i.extra)[0] = log_density;
+}
+
+inline void critic_loss(const Lane& lane, const Instruction& i, Scored& scored) {
+  if (lane.slice != 0) return;
+  const Context& c = lane.context;
+  const bool two = c.critics == 2;
+  if (lane.row >= c.batch) {
+    lane.at(i.out)[0] = 0.0f;
+    if (two) lane.at(i.out2)[0] = 0.0f;
+    return;
+  }
+  float next_value = lane.at(i.other)[0];
+  if (two) {
+    const float second = lane.at(i.extra2)[0];
+    if (second < next_value || second != second) next_value = second;
+  }
+  if (c.stochastic) next_value -= sycl::exp(*c.log_alpha) * lane.at(i.extra3)[0];
+  const float target = static_cast<const float*>(c.columns[2])[lane.row] +
+                       static_cast<const float*>(c.columns[4])[lane.row] * next_value;
+  const float weight = c.weights[lane.row], share = weight / static_cast<float>(c.batch);
+  float largest = 0.0f;
+  for (int k = 0; k < (two ? 2 : 1); ++k) {
+    const float error = lane.at(k == 0 ? i.in : i.extra)[0] - target;
+    lane.at(k == 0 ? i.out : i.out2)[0] = 2.0f * error * share;
+    scored.loss += weight * error * error;
+    const float distance = sycl::fabs(error);
+    largest = distance > largest || distance != distance ? distance : largest;
+  }
+  c.priorities[lane.row] = largest;
+  scored.td_error += largest;
+}
+
+inline void policy_loss(const Lane& lane, const Instruction& i, Scored& scored) {
+  if (lane.slice != 0) return;
+  const Context& c = lane.context;
+  const bool two = i.extra != kNone, real = lane.row < c.batch;
+  const float share = real ? 1.0f / static_cast<float>(c.batch) : 0.0f;
+  float value = lane.at(i.in)[0], first_share = 1.0f;
+  if (two) {
+    // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
+    const float second = lane.at(i.extra)[0];
+    first_share = value < second ? 1.0f : value == second ? 0.5f : 0.0f;
+    lane.at(i.out2)[0] = -share * (1.0f - first_share);
+    value = first_share > 0.0f ? value : second;
+  }
+  lane.at(i.out)[0] = -share * first_share;
+  if (!real) return;
+  scored.policy_loss -= value;
+  if (!c.stochastic) return;
+  const float log_density = lane.at(i.other)[0];
+  scored.policy_loss += sycl::exp(*c.log_alpha) * log_density;
+  scored.entropy_gap += log_density + c.target_entropy;
+}
+
+inline void slope_act(const Lane& lane, const Instruction& i, std::uint64_t step) {
+  if (lane.slice != 0) return;
+  const Context& c = lane.context;
+  const int actions = c.action_size;
+  const bool real = lane.row < c.batch;
+  const float share = 1.0f / static_cast<float>(c.batch);
+  const float temperature = c.stochastic ? sycl::exp(*c.log_alpha) : 0.0f;
+  for (int a = 0; a < actions; ++a) {
+    const float unit = lane.at(i.extra2 + a)[0], said = lane.at(i.other + a)[0];
+    float slope = lane.at(i.in + a)[0];
+    if (i.extra != kNone) slope += lane.at(i.extra + a)[0];
+    slope *= 1.0f - unit * unit;
+    float deviation_slope = 0.0f;
+    if (!c.stochastic) {
+      const float excess = sycl::fabs(said) - kLinearRange;
+      if (excess > 0.0f) slope += sycl::copysign(2.0f * c.saturation_penalty * excess * share, said);
+    } else {
+      // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
+      slope += 2.0f * temperature * share * unit;
+      const float raw = lane.at(i.other + actions + a)[0];
+      const float n = real ? normal(c, step, 1, static_cast<std::uint64_t>(lane.row) * actions + a) : 0.0f;
+      if (raw >= c.log_std_low && raw <= c.log_std_high) deviation_slope = slope * sycl::exp(raw) * n - temperature * share;
+    }
+    lane.at(i.out + a)[0] = real ? slope : 0.0f;
+    if (c.stochastic) lane.at(i.out + actions + a)[0] = real ? deviation_slope : 0.0f;
+  }
+}
+
+inline float sum_of_lanes(const sycl::nd_item<2>& item, float value) {
+  return sycl::reduce_over_group(item.get_group(), value, sycl::plus<float>());
+}
+
+// One entry of a vector of parameters.
+struct Mover {
+  const Context& context;
+  const Optimizer& optimizer;
+  float* weights;
+  float* targets;  // null: none
+  StepArguments step;
+  float factor;
+
+  void operator()(std::int64_t at, float gradient) const {
+    gradient *= factor;
+    float weight = weights[at];
+    if (optimizer.adam) {
+      if (optimizer.decoupled)
+        weight *= optimizer.decay;
+      else
+        gradient += optimizer.decay * weight;
+      float m = optimizer.first[at], v = optimizer.second[at];
+      m += optimizer.rise1 * (gradient - m);
+      v = optimizer.rise2 * gradient * gradient + optimizer.beta2 * v;
+      float top = v;
+      if (optimizer.max_second != nullptr) {
+        top = sycl::fmax(v, optimizer.max_second[at]);
+        optimizer.max_second[at] = top;
+      }
+      weight -= step.step_size * m / (sycl::sqrt(top) / step.denominator + optimizer.eps);
+      optimizer.first[at] = m;
+      optimizer.second[at] = v;
+    } else {
+      gradient += optimizer.sgd_decay * weight;
+      if (optimizer.first != nullptr) {
+        const float momentum = step.fresh != 0.0f
+                                   ? gradient
+                                   : optimizer.momentum * optimizer.first[at] + optimizer.rise * gradient;
+        optimizer.first[at] = momentum;
+        gradient = optimizer.nesterov ? gradient + optimizer.momentum * momentum : momentum;
+      }
+      weight -= optimizer.lr * gradient;
+    }
+    weights[at] = weight;
+    if (targets != nullptr && step.target > 0.0f)
+      targets[at] = step.target >= 1.0f ? weight : targets[at] + step.target * (weight - targets[at]);
+  }
+};
+
+// Calls visit(place in the vector, gradient) for what this lane has of a tile.
+template <class Visit>
+inline void for_gradients(const Context& c, const Tile& tile, int lane, Visit visit) {
+  const std::int64_t group_floats = c.arena_features * kLanes;
+  if (tile.in == 0 || tile.begin == 0) {  // a vector, or the biases: a lane each
+    const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
+    for (int n = lane; to != kNone && n < tile.count; n += kLanes) {
+      float sum = 0.0f;
+      const float* slopes = c.arena + static_cast<std::int64_t>(tile.slopes + n) * kLanes;
+      for (int g = 0; g < c.groups; ++g, slopes += group_floats)
+        for (int r = 0; r < kLanes; ++r) sum += slopes[r];
+      visit(to + tile.first + n, sum);
+    }
+    if (tile.in == 0) return;
+  }
+  for (int begin = tile.begin; begin < tile.end; begin += kLanes) {
+    const int k = begin + lane;
+    float sums[kTileRows] = {};
+    const float* slopes = c.arena + static_cast<std::int64_t>(tile.slopes) * kLanes;
+    const float* x = c.rows + tile.rows + k;
+    for (int g = 0; g < c.groups; ++g, slopes += group_floats)
+      for (int r = 0; r < kLanes; ++r, x += tile.rows_stride) {
+        const float value = *x;
+        for (int j = 0; j < kTileRows; ++j) sums[j] += slopes[j * kLanes + r] * value;
+      }
+    if (k < tile.in)
+      for (int j = 0; j < tile.count; ++j)
+        visit(tile.weight + static_cast<std::int64_t>(tile.first + j) * tile.in + k, sums[j]);
+  }
+}
+
+// The same for gradients that were kept.
+template <class Visit>
+inline void for_kept_gradients(const Tile& tile, int lane, const float* gradients, Visit visit) {
+  if (tile.in == 0 || tile.begin == 0) {
+    const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
+    for (int n = lane; to != kNone && n < tile.count; n += kLanes) visit(to + tile.first + n, gradients[to + tile.first + n]);
+    if (tile.in == 0) return;
+  }
+  for (int j = 0; j < tile.count; ++j)
+    for (int k = tile.begin + lane; k < tile.end && k < tile.in; k += kLanes) {
+      const std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first + j) * tile.in + k;
+      visit(at, gradients[at]);
+    }
+}
+
+// The sums over all work-groups of the tape; false, and the failure noted, where a loss is not finite.
+inline bool healthy(Context& c, bool policy, Sums& total) {
+  total = {};
+  for (int g = 0; g < c.groups; ++g) {
+    total.loss += c.sums[g].loss;
+    total.td_error += c.sums[g].td_error;
+    total.policy_loss += c.sums[g].policy_loss;
+    total.entropy_gap += c.sums[g].entropy_gap;
+  }
+  if (finite(policy ? total.policy_loss : total.loss)) return true;
+  c.failure = kDiverged;
+  return false;
+}
+
+}  // namespace
+
+#define PEARL_KERNEL extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((experimental::nd_range_kernel<2>)) void
+
+PEARL_KERNEL pearl_run_tape(Context* context, const Instruction* tape, int count, std::uint64_t step) {
+  const auto item = syclext::this_work_item::get_nd_item<2>();
+  const Context& c = *context;
+  if (c.failure != 0) return;
+  const int group = static_cast<int>(item.get_group(1));
+  const int lane_index = static_cast<int>(item.get_local_id(1));
+  const Lane lane{c, c.arena + c.arena_features * kLanes * group + lane_index, lane_index,
+                  static_cast<int>(item.get_local_id(0)), static_cast<std::int64_t>(group) * kLanes + lane_index};
+  Scored scored;
+  for (int index = 0; index < count; ++index) {
+    const Instruction& i = tape[index];
+    switch (i.operation) {
+      case Operation::load: load(lane, i); break;
+      case Operation::linear: linear(lane, i); break;
+      case Operation::layer_norm: layer_norm(lane, i); break;
+      case Operation::mean: reduce(lane, i); break;
+      case Operation::slope_linear: slope_linear(lane, i); break;
+      case Operation::slope_layer_norm: slope_layer_norm(lane, i); break;
+      case Operation::slope_combine:
+        if (i.out_width == 1 && i.in_width != 1)
+          reduce(lane, i);
+        else
+          elementwise(lane, i);
+        break;
+      case Operation::dqn_loss: dqn_loss(lane, i, scored); break;
+      case Operation::act: act(lane, i, step); break;
+      case Operation::critic_loss: critic_loss(lane, i, scored); break;
+      case Operation::policy_loss: policy_loss(lane, i, scored); break;
+      case Operation::slope_act: slope_act(lane, i, step); break;
+      default: elementwise(lane, i);
+    }
+    if (i.rows != kNone) {
+#if PEARL_SLICES > 1
+      sycl::group_barrier(item.get_group());
+#endif
+      keep_rows(lane, i);
+    }
+#if PEARL_SLICES > 1
+    sycl::group_barrier(item.get_group());
+#endif
+  }
+  const float loss = sum_of_lanes(item, scored.loss), td_error = sum_of_lanes(item, scored.td_error);
+  const float policy = sum_of_lanes(item, scored.policy_loss), gap = sum_of_lanes(item, scored.entropy_gap);
+  if (lane_index == 0 && lane.slice == 0) c.sums[group] = {loss, td_error, policy, gap};
+}
+
+// Gradients of all tiles, and their squares: where they are clipped.
+PEARL_KERNEL pearl_gradients(Context* context, const Tile* tiles, int policy) {
+  const auto item = syclext::this_work_item::get_nd_item<2>();
+  const Context& c = *context;
+  if (c.failure != 0) return;
+  const int group = static_cast<int>(item.get_group(1)), lane = static_cast<int>(item.get_local_id(1));
+  float squares = 0.0f;
+  float* gradients = c.gradients[policy];
+  for_gradients(c, tiles[group], lane, [&](std::int64_t at, float gradient) {
+    gradients[at] = gradient;
+    squares += gradient * gradient;
+  });
+  squares = sum_of_lanes(item, squares);
+  if (lane == 0) c.squares[group] = squares;
+}
+
+// Moves the weights of all tiles: from their slopes, or where they are clipped from the gradients that are there.
+PEARL_KERNEL pearl_move_weights(Context* context, const Tile* tiles, int count, const Optimizer* optimizer,
+                                float step_size, float denominator, float fresh, float target, int policy) {
+  const auto item = syclext::this_work_item::get_nd_item<2>();
+  Context& c = *context;
+  if (c.failure != 0) return;
+  const int group = static_cast<int>(item.get_group(1)), lane = static_cast<int>(item.get_local_id(1));
+  Sums total;
+  if (!healthy(c, policy != 0, total)) return;
+  const bool clips = c.max_grad_norm > 0.0f;
+  float factor = 1.0f, norm = 0.0f;
+  if (clips) {
+    for (int t = 0; t < count; ++t) norm += c.squares[t];
+    norm = sycl::sqrt(norm);
+    if (!finite(norm)) {
+      c.failure = kDiverged;
+      return;
+    }
+    factor = sycl::fmin(1.0f, c.max_grad_norm / (norm + 1e-6f));
+  }
+  const int vector = policy ? kActor : kOnline;
+  const Mover move{c, *optimizer, c.parameters[vector], c.parameters[vector + 1],
+                   {step_size, denominator, fresh, target}, factor};
+  const Tile& tile = tiles[group];
+  if (clips)
+    for_kept_gradients(tile, lane, c.gradients[policy], move);
+  else
+    for_gradients(c, tile, lane, move);
+  if (group != 0 || lane != 0) return;
+  if (policy) {
+    c.totals[3] += norm;
+    return;
+  }
+  c.totals[0] += total.loss / static_cast<float>(c.batch);
+  c.totals[1] += total.td_error / static_cast<float>(c.batch);
+  c.totals[2] += norm;
+  ++c.steps;
+}
+
+// SAC: moves the temperature by the entropy of the batch.
+PEARL_KERNEL pearl_move_temperature(Context* context, const Optimizer* optimizer, float step_size, float denominator,
+                                    float fresh) {
+  const auto item = syclext::this_work_item::get_nd_item<2>();
+  Context& c = *context;
+  if (c.failure != 0 || item.get_local_id(1) != 0) return;
+  Sums total;
+  if (!healthy(c, true, total)) return;
+  const Mover move{c, *optimizer, c.log_alpha, nullptr, {step_size, denominator, fresh, 0.0f}, 1.0f};
+  move(0, -total.entropy_gap / static_cast<float>(c.batch));
+}
