@@ -1,4 +1,4 @@
-"""The Replay Manager's contract, for the native backend and the NumPy reference alike."""
+"""The Replay Manager's contract, for every backend alike; the NumPy reference is what the others are compared with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pearl.devices.sycl import sycl_availability
 from pearl.errors import (
     CheckpointError,
     ConfigurationError,
@@ -24,13 +25,33 @@ from pearl.replay import REPLAY_BACKENDS, ReplayRequestQueue, make_replay_manage
 from pearl.replay.native import NativeReplayManager
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
+from pearl.replay.sycl import DEFAULT_DEVICE, SyclReplayManager
 from pearl.spec import ReplayMode, ReplaySpec
 
-MANAGERS = [NativeReplayManager, ReferenceReplayManager]
+SYCL = pytest.param(SyclReplayManager, marks=pytest.mark.sycl, id="sycl")
+SYCL_MODES = ("prioritized", "uniform")
 
 
-@pytest.fixture(params=MANAGERS, ids=["native", "reference"])
+def require(manager, mode="prioritized"):
+    """Skip the test where the manager's device is not there, or where it does not have the mode."""
+    if manager is not SyclReplayManager:
+        return
+    availability = sycl_availability(DEFAULT_DEVICE)
+    if not availability.ok:
+        pytest.skip(availability.reason)
+    if mode not in SYCL_MODES:
+        pytest.skip(f"mode {mode} is the CPU's")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(NativeReplayManager, id="native"),
+        pytest.param(ReferenceReplayManager, id="reference"),
+        SYCL,
+    ]
+)
 def manager(request):
+    require(request.param)
     return request.param
 
 
@@ -64,22 +85,22 @@ priorities_strategy = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_native_equals_reference_bit_for_bit(data):
+def operate(data, manager, modes):
+    """Make up operations, and hold a manager to the reference after each."""
     capacity = data.draw(st.integers(1, 3000), label="capacity")
     fanout = data.draw(st.sampled_from([2, 4, 16, 256]), label="fanout")
-    mode = data.draw(st.sampled_from(["prioritized", "prioritized", "uniform", "fifo", "lifo", "top_k"]), label="mode")
+    mode = data.draw(st.sampled_from(["prioritized", *modes]), label="mode")
     seed = data.draw(st.integers(0, 2**64 - 1), label="seed")
     alpha = data.draw(st.floats(0, 4), label="alpha")
     inserting = data.draw(st.sampled_from(["ring", "insert"]), label="inserting")
     options = {"fanout": fanout, "mode": mode, "alpha": alpha, "seed": seed}
     options["stratified"] = data.draw(st.booleans(), label="stratified")
-    options["replacement"] = data.draw(st.sampled_from([True, True, False]), label="replacement")
-    options["max_times_sampled"] = data.draw(st.sampled_from([0, 0, 1, 2, 5]), label="max_times_sampled")
-    initial = st.sampled_from(["max", "mean", 1e-3, 7.25, 1e6])
-    options["initial_priority"] = data.draw(initial, label="initial_priority")
-    native, reference = NativeReplayManager(capacity, **options), ReferenceReplayManager(capacity, **options)
+    if manager is NativeReplayManager:
+        options["replacement"] = data.draw(st.sampled_from([True, True, False]), label="replacement")
+        options["max_times_sampled"] = data.draw(st.sampled_from([0, 0, 1, 2, 5]), label="max_times_sampled")
+    initials = ["max", 1e-3, 7.25, 1e6] if manager is SyclReplayManager else ["max", "mean", 1e-3, 7.25, 1e6]
+    options["initial_priority"] = data.draw(st.sampled_from(initials), label="initial_priority")
+    replay, reference = manager(capacity, **options), ReferenceReplayManager(capacity, **options)
     written: set[int] = set()
     last: Sample | None = None
     cursor = 0
@@ -91,19 +112,19 @@ def test_native_equals_reference_bit_for_bit(data):
             cursor = (cursor + count) % capacity
             bits = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 0x7F800001, count, np.uint32)
             values = data.draw(st.sampled_from([None, bits.view(np.float32), np.linspace(0, 9, count)]))
-            for replay in (native, reference):
-                replay.insert(slots, values)
+            for each in (replay, reference):
+                each.insert(slots, values)
             written.update(slots)
         elif operation == "insert":
             slots = data.draw(st.lists(st.integers(0, capacity - 1), max_size=40))
             values = data.draw(st.none() | st.lists(priorities_strategy, min_size=len(slots), max_size=len(slots)))
-            for replay in (native, reference):
-                replay.insert(slots, values)
+            for each in (replay, reference):
+                each.insert(slots, values)
             written.update(slots)
         elif operation == "sample" and written:
             batch, beta = data.draw(st.integers(1, 100)), data.draw(st.floats(0, 4))
             try:
-                last = native.sample(batch, beta)
+                last = replay.sample(batch, beta)
             except ReplayError as refused:
                 with pytest.raises(ReplayError, match=f"^{re.escape(str(refused))}$"):
                     reference.sample(batch, beta)
@@ -114,20 +135,34 @@ def test_native_equals_reference_bit_for_bit(data):
             count = len(last.indices)
             values = data.draw(st.lists(priorities_strategy, min_size=count, max_size=count))
             generations = data.draw(st.sampled_from([None, last.generations]))
-            applied = native.update(last.indices, values, generations)
+            applied = replay.update(last.indices, values, generations)
             assert applied == reference.update(last.indices, values, generations)
         elif operation == "alpha":
             exponent = data.draw(st.floats(0, 4))
-            for replay in (native, reference):
-                replay.set_alpha(exponent)
+            for each in (replay, reference):
+                each.set_alpha(exponent)
         elif operation == "reload":
-            state = native.state_dict()
-            native.load_state_dict(reference.state_dict())
+            state = replay.state_dict()
+            replay.load_state_dict(reference.state_dict())
             reference.load_state_dict(state)
-        assert_same_state(native, reference)
-        assert native.total == reference.total
+        assert_same_state(replay, reference)
+        assert replay.total == reference.total
     slots = np.arange(capacity)
-    assert_same((native.retrieve(slots),), (reference.retrieve(slots),))
+    assert_same((replay.retrieve(slots),), (reference.retrieve(slots),))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_native_equals_reference_bit_for_bit(data):
+    operate(data, NativeReplayManager, get_args(ReplayMode))
+
+
+@pytest.mark.sycl
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_sycl_equals_reference_bit_for_bit(data):
+    require(SyclReplayManager)
+    operate(data, SyclReplayManager, SYCL_MODES)
 
 
 def test_fanouts_give_the_same_samples():
@@ -372,6 +407,7 @@ def test_closed_means_closed(manager):
 
 @pytest.mark.parametrize("mode", get_args(ReplayMode))
 def test_one_slot_is_enough(manager, mode):
+    require(manager, mode)
     replay = manager(1, mode=mode)
     with pytest.raises(ReplayError, match="empty"):
         replay.sample(1)
@@ -408,6 +444,7 @@ def test_out_must_fit(manager):
 
 @pytest.mark.parametrize("mode", ["prioritized", "uniform", "top_k", "fifo", "lifo"])
 def test_a_saved_state_goes_on_with_identical_samples(manager, mode):
+    require(manager, mode)
     replay = filled(manager, 100, mode=mode, seed=3)
     replay.sample(10)
     other = manager(100, mode=mode, fanout=4, seed=77)
@@ -430,6 +467,7 @@ def test_a_saved_state_goes_on_with_identical_samples(manager, mode):
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(manager, change, message):
+    require(manager, "fifo")
     replay = manager(11, mode="fifo", max_times_sampled=2)
     replay.insert(np.arange(1, 11))
     with pytest.raises(CheckpointError, match=message):
@@ -482,9 +520,11 @@ def test_alpha_requantises_from_exact_priorities(manager):
 
 def test_backends_come_from_the_registry():
     spec = ReplaySpec(32, fanout="auto")
-    for backend in REPLAY_BACKENDS:
+    for backend in sorted(set(REPLAY_BACKENDS) - {"sycl"}):
         assert make_replay_manager(spec, seed=0, backend=backend).fanout == 16
-    with pytest.raises(ConfigurationError, match=r"'abacus'.*known: native, reference"):
+        with pytest.raises(ConfigurationError, match=rf"'{backend}' runs on the CPU and takes no device; found 'gpu'"):
+            make_replay_manager(spec, seed=0, backend=backend, device="gpu")
+    with pytest.raises(ConfigurationError, match=r"'abacus'.*known: native, reference, sycl"):
         make_replay_manager(spec, seed=0, backend="abacus")
 
 

@@ -16,6 +16,12 @@ namespace experimental = sycl::ext::oneapi::experimental;
 
 // Without device libraries: the compiler in the runtime's wheel finds none, and the kernels need none.
 constexpr const char* kNoDeviceLibraries = "-fno-sycl-device-lib=all";
+// The compiler keeps the headers it is given under its working folder, where those that include others look for them.
+constexpr const char* kHeadersHere = "-I.";
+
+// On a processor a work-group is one thread, whose vectors take lanes by the sixteen.
+constexpr std::size_t kCpuLanes = 128;
+constexpr std::size_t kGroupLanes = 512;
 
 const char* aspect_name(sycl::aspect aspect) {
   switch (aspect) {
@@ -55,8 +61,7 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
                           ": the device lacks " + aspect_name(aspect) + ". Place this primitive on another device.");
   experimental::include_files headers;
   for (const SourceFile& header : device_headers()) headers.add(header.name, header.text);
-  options.emplace_back(kNoDeviceLibraries);
-  options.emplace_back("-std=c++20");
+  options.insert(options.end(), {kNoDeviceLibraries, kHeadersHere, "-std=c++20"});
   std::string log;
   std::vector<std::string> names;
   std::vector<sycl::kernel> found;
@@ -105,6 +110,8 @@ const sycl::kernel& Kernels::operator[](const char* name) const {
 }
 
 DeviceQueue::DeviceQueue(sycl::queue queue) : queue_(std::move(queue)), cpu_(queue_.get_device().is_cpu()) {
+  const std::size_t most = queue_.get_device().get_info<sycl::info::device::max_work_group_size>();
+  most_lanes_ = std::min(most, cpu_ ? kCpuLanes : kGroupLanes);
   if (!queue_.is_in_order())
     throw DeviceError("PEARL's kernels follow one another: the queue of " + name() + " must be in-order.");
 }
@@ -129,6 +136,16 @@ std::shared_ptr<const Kernels> DeviceQueue::compile_text(const std::string& sour
   auto& found = known.kernels[key];
   if (found == nullptr) found = build(queue_, name(), source, text, kernels, options);
   return found;
+}
+
+std::size_t DeviceQueue::lanes(std::size_t count) const {
+  constexpr std::size_t kStep = 16;
+  return std::min(most_lanes_, (std::max<std::size_t>(count, 1) + kStep - 1) / kStep * kStep);
+}
+
+void DeviceQueue::copy(const void* from, void* to, std::size_t bytes) {
+  if (bytes == 0) return;
+  guard([&] { queue_.memcpy(to, from, bytes).wait_and_throw(); });
 }
 
 void DeviceQueue::wait() {

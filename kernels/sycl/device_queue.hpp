@@ -3,6 +3,7 @@
 // Host code: compiled by any C++20 compiler against the headers of the SYCL runtime.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,10 @@ class DeviceQueue {
       });
     });
   }
+  // Copies between any memories, after what was launched, and waits.
+  void copy(const void* from, void* to, std::size_t bytes);
+  // How many lanes a single work-group has for `count` items.
+  std::size_t lanes(std::size_t count) const;
   // Until all that was launched is done. Throws DeviceError for what went wrong on the device.
   void wait();
   std::uint64_t launches() const { return launches_; }
@@ -82,7 +87,8 @@ class DeviceQueue {
 
   sycl::queue queue_;
   bool cpu_;
-  std::uint64_t launches_ = 0;
+  std::size_t most_lanes_;
+  std::atomic<std::uint64_t> launches_ = 0;
 };
 
 // `count` items of zeroed memory that kernels of one device read and write; `shared` with the host (unified shared

@@ -69,32 +69,48 @@ def _options(spec: ReplaySpec) -> dict[str, Any]:
     return {"alpha": spec.first_alpha, **{name: getattr(spec, name) for name in names}}
 
 
-def _native(spec: ReplaySpec, seed: int, fanout: int, workers: int) -> ReplayManager:
+def _native(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | None) -> ReplayManager:
     from pearl.replay.native import NativeReplayManager
 
     return NativeReplayManager(spec.capacity, fanout=fanout, seed=seed, workers=workers, **_options(spec))
 
 
-def _reference(spec: ReplaySpec, seed: int, fanout: int, workers: int) -> ReplayManager:
+def _reference(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | None) -> ReplayManager:
     from pearl.replay.reference import ReferenceReplayManager
 
     return ReferenceReplayManager(spec.capacity, fanout=fanout, seed=seed, **_options(spec))
 
 
-REPLAY_BACKENDS: dict[str, Callable[[ReplaySpec, int, int, int], ReplayManager]] = {
+def _sycl(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | None) -> ReplayManager:
+    from pearl.replay.sycl import DEFAULT_DEVICE, SyclReplayManager
+
+    return SyclReplayManager(spec.capacity, fanout=fanout, seed=seed, device=device or DEFAULT_DEVICE, **_options(spec))
+
+
+REPLAY_BACKENDS: dict[str, Callable[[ReplaySpec, int, int, int, str | None], ReplayManager]] = {
     "native": _native,
     "reference": _reference,
+    "sycl": _sycl,
 }
 
 
-def make_replay_manager(spec: ReplaySpec, *, seed: int, backend: str = "native", workers: int = 1) -> ReplayManager:
-    """Make the Replay Manager that `spec` describes, on one of `REPLAY_BACKENDS`, with `workers` for large batches.
+def make_replay_manager(
+    spec: ReplaySpec, *, seed: int, backend: str = "native", workers: int = 1, device: str | None = None
+) -> ReplayManager:
+    """Make the Replay Manager that `spec` describes, on one of `REPLAY_BACKENDS`.
 
-    The same seed gives the same samples on every backend. Where alpha is a schedule, the manager begins with its first
-    value; `ScheduledExponents` keeps it up to date. Raises ConfigurationError for an unknown backend.
+    `workers` threads share large batches on the CPU; `device` is the selector of the SYCL device. The same seed gives
+    the same samples on every backend. Where alpha is a schedule, the manager begins with its first value;
+    `ScheduledExponents` keeps it up to date. Raises ConfigurationError for an unknown backend, and for what a backend
+    lacks.
     """
     if backend not in REPLAY_BACKENDS:
         known = ", ".join(sorted(REPLAY_BACKENDS))
         raise ConfigurationError(f"Unknown backend {backend!r} of the Replay Manager; known: {known}.")
+    if device is not None and backend != "sycl":
+        raise ConfigurationError(
+            f"The Replay Manager's backend {backend!r} runs on the CPU and takes no device; found {device!r}. "
+            'Leave it out, or choose backend="sycl".'
+        )
     fanout = _DEFAULT_FANOUT if spec.fanout == "auto" else spec.fanout
-    return REPLAY_BACKENDS[backend](spec, seed, fanout, workers)
+    return REPLAY_BACKENDS[backend](spec, seed, fanout, workers, device)

@@ -32,7 +32,14 @@ inline PhiloxWords philox_lane_pair(std::uint64_t seed, std::uint64_t call, std:
 
 // High half of the 128-bit product.
 inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
+#ifdef __SYCL_DEVICE_ONLY__  // devices have no 128-bit integers
+  const std::uint64_t a_low = a & 0xFFFFFFFFu, a_high = a >> 32, b_low = b & 0xFFFFFFFFu, b_high = b >> 32;
+  const std::uint64_t middle = a_high * b_low + ((a_low * b_low) >> 32);
+  const std::uint64_t other = a_low * b_high + (middle & 0xFFFFFFFFu);
+  return a_high * b_high + (middle >> 32) + (other >> 32);
+#else
   return static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+#endif
 }
 
 // floor(2^64 / parts), for parts >= 2.

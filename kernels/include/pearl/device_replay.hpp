@@ -1,0 +1,332 @@
+// The Replay Manager on parallel devices: its memory, and what one work-group does to it. Written for SYCL kernels
+// (kernels/sycl/sum_tree_replay.sycl.cpp), which define PEARL_FANOUT_SHIFT; host code sees the memory alone.
+//
+// One work-group works on a batch, whatever its size: what follows from all of a batch (its least leaf, whether it is
+// valid, the next level of sums) then takes a barrier, not another launch. Only 32-bit atomics are used, which every
+// device has. Priorities are handled as the bits of their floats, so that none is flushed to zero.
+#pragma once
+
+#include <cstdint>
+
+#include "pearl/philox.hpp"
+#include "pearl/quantise.hpp"
+
+namespace pearl::device {
+
+inline constexpr std::uint32_t kNowhere = ~0u;
+inline constexpr std::uint32_t kInfinityBits = 0x7F800000u;
+
+// What kernels change and the host reads between them.
+struct ReplayProgress {
+  std::uint64_t total;  // of the leaves
+  std::uint64_t filled;
+  std::uint64_t updates;
+  std::uint64_t stale;
+  std::uint64_t saturated;
+  std::uint64_t rescales;
+  std::uint64_t applied;  // by the last update
+  std::int32_t scale;
+  std::uint32_t max_priority;
+};
+
+// Positions of the first items for which an update was refused, kNowhere for none.
+struct UpdateRefusal {
+  std::uint32_t index;     // out of range
+  std::uint32_t priority;  // NaN or negative
+  std::uint32_t slot;      // never written
+};
+
+// A sum tree as in sum_tree.hpp, and what is known of each slot. `sums` has one level after another, that of the
+// leaves' parents first; level i begins at `offsets[i]` and has `nodes[i]` nodes.
+struct ReplayMemory {
+  static constexpr unsigned kMostLevels = 36;
+
+  std::uint64_t capacity;
+  std::uint64_t seed;
+  std::int64_t alpha_q28;
+  std::uint32_t levels;
+  std::uint32_t prioritized;  // else there are neither leaves nor sums nor priorities
+  std::uint32_t stratified;
+  std::uint32_t initial;  // bits of what new items get that come without a priority; 0: the running maximum
+  std::uint32_t* leaves;
+  std::uint64_t* sums;
+  std::uint32_t* priorities;
+  std::uint32_t* generations;
+  std::uint32_t* times;        // sampled since written; counts up to kTimesMax and a batch
+  const std::int64_t* written;  // slots in order; null where there are no gaps
+  ReplayProgress* progress;
+  std::uint64_t offsets[kMostLevels];
+  std::uint64_t nodes[kMostLevels];
+};
+
+// One sampled batch, each array of `count` items.
+struct SampledBatch {
+  std::int64_t* indices;
+  float* weights;
+  std::uint32_t* generations;
+  std::uint32_t* leaves;
+};
+
+#ifdef __SYCL_DEVICE_ONLY__
+
+inline constexpr unsigned kShift = PEARL_FANOUT_SHIFT;
+inline constexpr unsigned kFanout = 1u << kShift;
+inline constexpr std::uint32_t kTimesCounted = (1u << 16) - 1;
+inline constexpr std::uint32_t kClaim = 1u << 31;  // above every leaf
+
+// The items of one work-group: this one, and how many there are.
+struct Lanes {
+  sycl::group<2> group;
+  std::uint64_t first;
+  std::uint64_t count;
+};
+
+template <class T>
+using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_scope::device,
+                                sycl::access::address_space::global_space>;
+
+inline void barrier(const Lanes& lanes) { sycl::group_barrier(lanes.group); }
+
+template <class T>
+T largest(const Lanes& lanes, T value) {
+  return sycl::reduce_over_group(lanes.group, value, sycl::maximum<T>());
+}
+
+template <class T>
+T least(const Lanes& lanes, T value) {
+  return sycl::reduce_over_group(lanes.group, value, sycl::minimum<T>());
+}
+
+inline std::uint64_t sum(const Lanes& lanes, std::uint64_t value) {
+  return sycl::reduce_over_group(lanes.group, value, sycl::plus<std::uint64_t>());
+}
+
+// As pick_among() of tree_descent.hpp.
+template <class T>
+unsigned pick(const T* siblings, std::uint64_t& target) {
+  std::uint64_t sum = 0, before = 0;
+  unsigned passed = 0;
+#pragma unroll 16
+  for (unsigned k = 0; k + 1 < kFanout; ++k) {
+    sum += siblings[k];
+    const bool beyond = sum <= target;
+    before = beyond ? sum : before;
+    passed += beyond;
+  }
+  target -= before;
+  return passed;
+}
+
+template <class T>
+std::uint64_t sum_of_family(const T* family) {
+  std::uint64_t sum = 0;
+#pragma unroll 16
+  for (unsigned k = 0; k < kFanout; ++k) sum += family[k];
+  return sum;
+}
+
+// The leaf at `target`, which lies below the total.
+inline std::uint64_t descend(const ReplayMemory& replay, std::uint64_t target) {
+  std::uint64_t node = 0;
+  for (unsigned level = replay.levels - 1; level > 0; --level) {
+    node <<= kShift;
+    node += pick(replay.sums + replay.offsets[level - 1] + node, target);
+  }
+  node <<= kShift;
+  return node + pick(replay.leaves + node, target);
+}
+
+// Uniform in [0, 2^64), or in the `at`-th of `count` equal slices of it.
+inline std::uint64_t random_at(const ReplayMemory& replay, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
+  const PhiloxWords words = philox_lane_pair(replay.seed, call, at >> 1);
+  const std::uint64_t random =
+      at & 1 ? words[2] | std::uint64_t{words[3]} << 32 : words[0] | std::uint64_t{words[1]} << 32;
+  return width == 0 ? random : at * width + mulhi64(random, width);
+}
+
+inline void sample(const ReplayMemory& replay, const Lanes& lanes, const SampledBatch& batch, std::uint64_t count,
+                   std::uint64_t call, std::int64_t beta_q28) {
+  const std::uint64_t total = replay.prioritized ? replay.sums[replay.offsets[replay.levels - 1]] : 0;
+  const std::uint64_t mass = total > 0 ? total : replay.progress->filled;
+  const std::uint64_t width = replay.stratified && count > 1 ? stratum_width(count) : 0;
+  std::uint32_t smallest = kLeafMax;
+  for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
+    const std::uint64_t target = mulhi64(random_at(replay, call, i, width), mass);
+    std::uint64_t slot = target;
+    std::uint32_t leaf = 1;
+    if (total > 0) {
+      slot = descend(replay, target);
+      leaf = replay.leaves[slot];
+    } else if (replay.written != nullptr) {
+      slot = static_cast<std::uint64_t>(replay.written[target]);
+    }
+    smallest = leaf < smallest ? leaf : smallest;
+    batch.indices[i] = static_cast<std::int64_t>(slot);
+    batch.leaves[i] = leaf;
+    batch.generations[i] = replay.generations[slot];
+    const Atomic<std::uint32_t> times(replay.times[slot]);
+    if (times.load() < kTimesCounted) times.fetch_add(1);
+  }
+  const std::int64_t log2_smallest = log2_q32(least(lanes, smallest));
+  for (std::uint64_t i = lanes.first; i < count; i += lanes.count)
+    batch.weights[i] = importance_weight(log2_smallest, log2_q32(batch.leaves[i]), beta_q28);
+}
+
+// Sums anew: level by level the parents of `count` leaves at `indices`, or all where those are fewer. Lanes that share
+// a parent write the same.
+inline void sum_parents(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
+                        std::uint64_t count) {
+  for (unsigned level = 0; level < replay.levels; ++level) {
+    barrier(lanes);
+    std::uint64_t* const sums = replay.sums + replay.offsets[level];
+    const std::uint64_t* const below = level > 0 ? replay.sums + replay.offsets[level - 1] : nullptr;
+    const bool all = replay.nodes[level] <= count;
+    const std::uint64_t parents = all ? replay.nodes[level] : count;
+    for (std::uint64_t i = lanes.first; i < parents; i += lanes.count) {
+      const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> kShift * (level + 1);
+      const std::uint64_t child = parent << kShift;
+      sums[parent] = level > 0 ? sum_of_family(below + child) : sum_of_family(replay.leaves + child);
+    }
+  }
+  barrier(lanes);
+}
+
+inline void sum_all(const ReplayMemory& replay, const Lanes& lanes) {
+  sum_parents(replay, lanes, nullptr, replay.capacity);
+  if (lanes.first == 0) replay.progress->total = replay.sums[replay.offsets[replay.levels - 1]];
+}
+
+// Lowers the scale where `priority`, finite, does not fit. Returns the scale.
+inline std::int32_t fit_scale(const ReplayMemory& replay, const Lanes& lanes, std::uint32_t priority) {
+  const std::int32_t scale = replay.progress->scale;
+  if (priority == 0) return scale;
+  const int excess = excess_bits(std::bit_cast<float>(priority), replay.alpha_q28, scale);
+  if (excess == 0) return scale;
+  barrier(lanes);  // all have read the scale
+  for (std::uint64_t slot = lanes.first; slot < replay.capacity; slot += lanes.count) {
+    const std::uint32_t leaf = replay.leaves[slot];
+    if (leaf != 0) replay.leaves[slot] = replay.priorities[slot] == kInfinityBits ? kLeafMax : rescaled(leaf, excess);
+  }
+  sum_all(replay, lanes);
+  if (lanes.first == 0) {
+    replay.progress->scale = scale - excess;
+    replay.progress->rescales += 1;
+  }
+  barrier(lanes);
+  return scale - excess;
+}
+
+inline std::uint32_t leaf_of(const ReplayMemory& replay, std::uint32_t priority, std::int32_t scale) {
+  return quantise(std::bit_cast<float>(priority), replay.alpha_q28, scale);
+}
+
+// New items at `indices`, each but once; `priorities` may be null. `highest` is the largest finite one of them.
+inline void insert(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
+                   const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
+                   std::uint32_t highest, std::uint64_t infinite) {
+  ReplayProgress& progress = *replay.progress;
+  std::uint32_t initial = 0;
+  std::int32_t scale = 0;
+  if (replay.prioritized) {
+    initial = replay.initial != 0 ? replay.initial : progress.max_priority;
+    scale = fit_scale(replay, lanes, priorities != nullptr ? highest : initial);
+  }
+  std::uint64_t added = 0;
+  for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
+    const auto slot = static_cast<std::uint64_t>(indices[i]);
+    added += replay.generations[slot] == 0;
+    replay.generations[slot] = generations[i];
+    replay.times[slot] = 0;
+    if (replay.prioritized) {
+      const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
+      replay.priorities[slot] = priority;
+      replay.leaves[slot] = leaf_of(replay, priority, scale);
+    }
+  }
+  added = sum(lanes, added);
+  if (replay.prioritized) sum_parents(replay, lanes, indices, count);
+  if (lanes.first != 0) return;
+  progress.filled += added;
+  if (!replay.prioritized) return;
+  progress.total = replay.sums[replay.offsets[replay.levels - 1]];
+  progress.saturated += infinite;
+  if (priorities != nullptr && highest > progress.max_priority) progress.max_priority = highest;
+}
+
+// Where an update is refused: says so, and for which positions first.
+inline void refuse(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
+                   const std::uint32_t* priorities, std::uint64_t count, UpdateRefusal& refusal) {
+  std::uint32_t index = kNowhere, priority = kNowhere, slot = kNowhere;
+  for (std::uint64_t at = lanes.first; at < count; at += lanes.count) {
+    const auto i = static_cast<std::uint32_t>(at);
+    const auto place = static_cast<std::uint64_t>(indices[i]);
+    if (place >= replay.capacity)
+      index = i < index ? i : index;
+    else if (replay.generations[place] == 0)
+      slot = i < slot ? i : slot;
+    if (priorities[i] > kInfinityBits && priorities[i] != kClaim) priority = i < priority ? i : priority;
+  }
+  index = least(lanes, index);
+  priority = least(lanes, priority);
+  slot = least(lanes, slot);
+  if (lanes.first != 0) return;
+  if (index < refusal.index) refusal.index = index;
+  if (priority < refusal.priority) refusal.priority = priority;
+  if (slot < refusal.slot) refusal.slot = slot;
+  replay.progress->applied = 0;
+}
+
+// Of duplicates the last wins; `generations` may be null: none is stale. Changes nothing where it is refused.
+inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
+                   const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
+                   UpdateRefusal& refusal) {
+  const auto fresh = [&](std::uint64_t i, std::uint64_t slot) {
+    return generations == nullptr || generations[i] == replay.generations[slot];
+  };
+  std::uint32_t highest = 0;   // finite; all ones: refused
+  std::uint64_t applied = 0;   // upper half: how many, lower half: how many of them infinite
+  for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
+    const auto slot = static_cast<std::uint64_t>(indices[i]);
+    const std::uint32_t priority = priorities[i];
+    const bool wrong = priority > kInfinityBits && priority != kClaim;  // minus zero is zero
+    if (wrong || slot >= replay.capacity || replay.generations[slot] == 0) {
+      highest = kNowhere;
+    } else if (fresh(i, slot)) {
+      applied += std::uint64_t{1} << 32 | (priority == kInfinityBits);
+      if (priority < kInfinityBits && priority > highest) highest = priority;
+    }
+  }
+  highest = largest(lanes, highest);
+  if (highest == kNowhere) return refuse(replay, lanes, indices, priorities, count, refusal);
+  applied = sum(lanes, applied);
+  const std::int32_t scale = fit_scale(replay, lanes, highest);
+  // Leaves themselves take the claims, which are above all of them.
+  for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
+    const auto slot = static_cast<std::uint64_t>(indices[i]);
+    if (fresh(i, slot)) Atomic<std::uint32_t>(replay.leaves[slot]).fetch_max(kClaim | static_cast<std::uint32_t>(i));
+  }
+  barrier(lanes);
+  for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
+    const auto slot = static_cast<std::uint64_t>(indices[i]);
+    const std::uint32_t priority = priorities[i];
+    const std::uint32_t leaf = leaf_of(replay, priority, scale);
+    if (!fresh(i, slot)) continue;
+    const Atomic<std::uint32_t> claimed(replay.leaves[slot]);
+    if (claimed.load() != (kClaim | static_cast<std::uint32_t>(i))) continue;
+    claimed.store(leaf);
+    replay.priorities[slot] = priority;
+  }
+  sum_parents(replay, lanes, indices, count);
+  if (lanes.first != 0) return;
+  ReplayProgress& progress = *replay.progress;
+  progress.total = replay.sums[replay.offsets[replay.levels - 1]];
+  progress.applied = applied >> 32;
+  progress.updates += applied >> 32;
+  progress.stale += count - (applied >> 32);
+  progress.saturated += applied & 0xFFFFFFFFu;
+  if (highest > progress.max_priority) progress.max_priority = highest;
+}
+
+#endif
+
+}  // namespace pearl::device

@@ -1,0 +1,465 @@
+#include "sum_tree_replay.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "pearl/errors.hpp"
+#include "pearl/quantise.hpp"
+#include "pearl/replay_kernels.hpp"
+
+namespace pearl::device {
+namespace {
+
+constexpr std::size_t kPadding = 16;
+constexpr std::size_t kMostItems = (std::size_t{1} << 31) - 1;  // of a batch: positions have 31 bits
+constexpr UpdateRefusal kNoRefusal{kNowhere, kNowhere, kNowhere};
+
+std::size_t round_up(std::size_t count, std::size_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+std::size_t checked_capacity(std::int64_t capacity) {
+  if (capacity >= 1 && capacity <= std::int64_t{1} << 36) return static_cast<std::size_t>(capacity);
+  throw ReplayError("Replay capacity must lie in [1, 2**36]; found " + std::to_string(capacity) + ".");
+}
+
+unsigned checked_fanout(unsigned fanout, bool needed) {
+  if (!needed || (fanout >= 2 && fanout <= 256 && std::has_single_bit(fanout))) return fanout;
+  throw ReplayError("Fanout must be a power of two from 2 to 256; found " + std::to_string(fanout) + ".");
+}
+
+void check_count(std::size_t count) {
+  if (count > kMostItems)
+    throw ReplayError("A batch on a SYCL device has at most " + std::to_string(kMostItems) + " items; found " +
+                      std::to_string(count) + ".");
+}
+
+// Whether the slots follow one another around a ring, so that none comes twice.
+bool in_turn(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
+  if (count > capacity) return false;
+  const auto end = static_cast<std::int64_t>(capacity);
+  for (std::size_t i = 1; i < count; ++i)
+    if (indices[i] != indices[i - 1] + 1 && !(indices[i] == 0 && indices[i - 1] == end - 1)) return false;
+  return true;
+}
+
+// The positions of those of a batch that last: of duplicates the last.
+std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
+  std::vector<std::size_t> positions(count);
+  std::iota(positions.begin(), positions.end(), std::size_t{0});
+  if (in_turn(indices, count, capacity)) return positions;
+  std::sort(positions.begin(), positions.end(), [&](std::size_t a, std::size_t b) {
+    return indices[a] != indices[b] ? indices[a] < indices[b] : a > b;
+  });
+  const auto same = [&](std::size_t a, std::size_t b) { return indices[a] == indices[b]; };
+  positions.erase(std::unique(positions.begin(), positions.end(), same), positions.end());
+  return positions;
+}
+
+[[noreturn]] void throw_unwritten(std::int64_t index, std::uint32_t position) {
+  throw ReplayError("Index " + std::to_string(index) + " at position " + std::to_string(position) +
+                    " was never inserted: only written slots can be updated.");
+}
+
+}  // namespace
+
+BatchMemory::BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement)
+    : indices_(queue, round_up(count, kPadding), placement),
+      weights_(queue, indices_.size(), placement),
+      generations_(queue, indices_.size(), placement),
+      leaves_(queue, indices_.size(), placement),
+      arrays_(queue, 1, placement) {
+  const SampledBatch arrays{indices_.data(), weights_.data(), generations_.data(), leaves_.data()};
+  queue.copy(&arrays, arrays_.data(), sizeof arrays);
+}
+
+SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t capacity, unsigned fanout, double alpha,
+                             std::uint64_t seed, const ReplayOptions& options)
+    : queue_(std::move(queue)),
+      capacity_(checked_capacity(capacity)),
+      fanout_(checked_fanout(fanout, options.selection == Selection::kPrioritized)),
+      prioritized_(options.selection == Selection::kPrioritized),
+      alpha_(alpha) {
+  check_exponent("alpha", alpha);
+  const unsigned shift = prioritized_ ? static_cast<unsigned>(std::countr_zero(fanout)) : 1;
+  memory_.capacity = capacity_;
+  memory_.seed = seed;
+  memory_.prioritized = prioritized_;
+  memory_.stratified = options.stratified;
+  memory_.initial = std::bit_cast<std::uint32_t>(options.initial_priority);
+  std::size_t sums = 0;
+  if (prioritized_) {
+    std::size_t nodes = capacity_;
+    do {
+      nodes = (nodes + fanout - 1) >> shift;
+      memory_.offsets[memory_.levels] = sums;
+      memory_.nodes[memory_.levels++] = nodes;
+      sums += round_up(nodes, std::max(std::size_t{fanout}, kPadding));
+    } while (nodes > 1);
+    leaves_ = {*queue_, round_up(capacity_, std::max(std::size_t{fanout}, kPadding)), Placement::device};
+    sums_ = {*queue_, sums, Placement::device};
+    priorities_ = {*queue_, capacity_, Placement::device};
+  }
+  generations_ = {*queue_, capacity_, Placement::device};
+  times_ = {*queue_, capacity_, Placement::device};
+  progress_ = {*queue_, 1, Placement::pinned};
+  refusals_ = {*queue_, 2, Placement::pinned};
+  device_memory_ = {*queue_, 1, Placement::device};
+  progress_[0].scale = kDefaultScale;
+  progress_[0].max_priority = std::bit_cast<std::uint32_t>(1.0f);
+  refusals_[0] = refusals_[1] = kNoRefusal;
+  memory_.leaves = leaves_.data();
+  memory_.sums = sums_.data();
+  memory_.priorities = priorities_.data();
+  memory_.generations = generations_.data();
+  memory_.times = times_.data();
+  memory_.progress = progress_.data();
+  memory_.alpha_q28 = exponent_q28(alpha_);
+  publish();
+  kernels_ = queue_->compile("sum_tree_replay",
+                             {{"pearl_sample", {}},
+                              {"pearl_insert", {}},
+                              {"pearl_update", {}},
+                              {"pearl_retrieve", {}},
+                              {"pearl_sum_all", {}}},
+                             {"-DPEARL_FANOUT_SHIFT=" + std::to_string(shift)});
+}
+
+void SumTreeReplay::require_open() const {
+  if (closed_) throw ReplayError("The Replay Manager is closed.");
+}
+
+void SumTreeReplay::close() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  queue_->wait();
+  leaves_ = {};
+  sums_ = {};
+  priorities_ = {};
+  generations_ = {};
+  times_ = {};
+  written_ = {};
+  host_batch_ = {};
+  device_batch_ = {};
+  staging_ = {};
+}
+
+// Hands what kernels need to know of the replay to the device.
+void SumTreeReplay::publish() { queue_->copy(&memory_, device_memory_.data(), sizeof memory_); }
+
+std::size_t SumTreeReplay::lanes(std::size_t count) const { return queue_->lanes(count); }
+
+template <class T>
+std::vector<T> SumTreeReplay::copied(const DeviceArray<T>& array, std::size_t count) const {
+  std::vector<T> copy(count);
+  queue_->copy(array.data(), copy.data(), count * sizeof(T));
+  return copy;
+}
+
+void SumTreeReplay::stage(std::size_t count) {
+  if (count <= staging_.indices.size()) return;
+  staging_.indices = {*queue_, count, Placement::pinned};
+  staging_.priorities = {*queue_, count, Placement::pinned};
+  staging_.generations = {*queue_, count, Placement::pinned};
+}
+
+void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  check_indices(indices, count, capacity_);
+  PriorityScan found{};
+  if (priorities != nullptr) found = check_priorities(priorities, count);
+  if (count == 0) return;
+  stage(count);
+  const std::vector<std::size_t> positions = lasting(indices, count, capacity_);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const std::size_t at = positions[i];
+    staging_.indices[i] = indices[at];
+    if (priorities != nullptr) staging_.priorities[i] = priorities[at];
+    staging_.generations[i] = std::max(static_cast<std::uint32_t>(inserts_ + at + 1), 1u);
+    end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
+  }
+  inserts_ += count;
+  queue_->launch((*kernels_)["pearl_insert"], 1, lanes(positions.size()), device_memory_.data(),
+                 staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
+                 staging_.generations.data(), std::uint64_t{positions.size()},
+                 std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite});
+  const std::uint64_t before = progress_[0].filled;
+  queue_->wait();
+  written_current_ = written_current_ && progress_[0].filled == before;
+}
+
+// Where slots between written ones are not, tells the device which are.
+void SumTreeReplay::list_written() {
+  const bool gaps = end_ != progress_[0].filled;
+  if (written_current_ || (!gaps && memory_.written == nullptr)) return;
+  memory_.written = nullptr;
+  if (gaps) {
+    const std::vector<std::uint32_t> generations = copied(generations_, end_);
+    std::vector<std::int64_t> slots;
+    for (std::size_t slot = 0; slot < end_; ++slot)
+      if (generations[slot] != 0) slots.push_back(static_cast<std::int64_t>(slot));
+    if (written_.size() < slots.size()) written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
+    queue_->copy(slots.data(), written_.data(), slots.size() * sizeof slots[0]);
+    memory_.written = written_.data();
+  }
+  publish();
+  written_current_ = gaps;
+}
+
+void SumTreeReplay::begin_sample(std::size_t count, double beta) {
+  check_exponent("beta", beta);
+  require_open();
+  check_count(count);
+  if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
+  if (progress_[0].filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
+  list_written();
+}
+
+void SumTreeReplay::launch_draw(const BatchMemory& batch, std::size_t count, double beta) {
+  queue_->launch((*kernels_)["pearl_sample"], 1, lanes(count), device_memory_.data(), batch.arrays(),
+                 std::uint64_t{count}, call_, exponent_q28(beta));
+  ++call_;
+  samples_ += count;
+  last_ = {&batch, count, static_cast<std::uint32_t>(inserts_)};
+}
+
+void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
+                           std::uint32_t* generations) {
+  const std::lock_guard lock(mutex_);
+  begin_sample(count, beta);
+  if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
+  launch_draw(host_batch_, count, beta);
+  queue_->wait();
+  std::copy_n(host_batch_.indices(), count, indices);
+  std::copy_n(host_batch_.weights(), count, weights);
+  std::copy_n(host_batch_.generations(), count, generations);
+}
+
+const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta) {
+  const std::lock_guard lock(mutex_);
+  begin_sample(count, beta);
+  if (device_batch_.room() != round_up(count, kPadding)) device_batch_ = {*queue_, count, Placement::device};
+  launch_draw(device_batch_, count, beta);
+  return device_batch_;
+}
+
+std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* priorities,
+                                  const std::uint32_t* generations, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  if (!prioritized_) {
+    progress_[0].updates += count;
+    return count;
+  }
+  if (count == 0) return 0;
+  stage(count);
+  std::copy_n(indices, count, staging_.indices.data());
+  std::copy_n(priorities, count, staging_.priorities.data());
+  if (generations != nullptr) std::copy_n(generations, count, staging_.generations.data());
+  queue_->launch((*kernels_)["pearl_update"], 1, lanes(count), device_memory_.data(), staging_.indices.data(),
+                 staging_.priorities.data(), generations != nullptr ? staging_.generations.data() : nullptr,
+                 std::uint64_t{count}, refusals_.data());
+  queue_->wait();
+  const UpdateRefusal refusal = refusals_[0];
+  if (refusal.index != kNowhere || refusal.priority != kNowhere || refusal.slot != kNowhere) {
+    refusals_[0] = kNoRefusal;
+    check_indices(indices, count, capacity_);
+    check_priorities(priorities, count);
+    throw_unwritten(indices[refusal.slot], refusal.slot);
+  }
+  return progress_[0].applied;
+}
+
+void SumTreeReplay::launch_update(const std::int64_t* indices, const float* priorities,
+                                  const std::uint32_t* generations, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  if (!prioritized_) {
+    progress_[0].updates += count;
+    return;
+  }
+  queue_->launch((*kernels_)["pearl_update"], 1, lanes(count), device_memory_.data(), indices, priorities, generations,
+                 std::uint64_t{count}, refusals_.data() + 1);
+}
+
+void SumTreeReplay::check() {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->wait();
+  const UpdateRefusal refusal = refusals_[1];
+  refusals_[1] = kNoRefusal;
+  const auto position = [](std::uint32_t at) { return "at position " + std::to_string(at) + " of a batch on the device"; };
+  if (refusal.index != kNowhere)
+    throw ReplayError("Index " + position(refusal.index) + " must lie in [0, " + std::to_string(capacity_) + ").");
+  if (refusal.priority != kNowhere)
+    throw PriorityError("Priorities must be at least 0 and not NaN; found one that is not, " +
+                        position(refusal.priority) + ". That batch changed nothing.");
+  if (refusal.slot != kNowhere)
+    throw ReplayError("The index " + position(refusal.slot) +
+                      " was never inserted: only written slots can be updated.");
+}
+
+void SumTreeReplay::retrieve(const std::int64_t* indices, float* priorities, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  check_indices(indices, count, capacity_);
+  if (count == 0) return;
+  stage(count);
+  std::copy_n(indices, count, staging_.indices.data());
+  queue_->launch((*kernels_)["pearl_retrieve"], 1, lanes(count), device_memory_.data(), staging_.indices.data(),
+                 staging_.priorities.data(), std::uint64_t{count});
+  queue_->wait();
+  std::copy_n(staging_.priorities.data(), count, priorities);
+}
+
+void SumTreeReplay::sum_all() {
+  queue_->launch((*kernels_)["pearl_sum_all"], 1, lanes(capacity_), device_memory_.data());
+  queue_->wait();
+}
+
+void SumTreeReplay::set_alpha(double alpha) {
+  check_exponent("alpha", alpha);
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->wait();
+  alpha_ = alpha;
+  memory_.alpha_q28 = exponent_q28(alpha);
+  publish();
+  if (!prioritized_) return;
+  const std::vector<std::uint32_t> bits = copied(priorities_, end_);
+  const auto* const priorities = reinterpret_cast<const float*>(bits.data());
+  const float largest = replay_kernels().scan(priorities, bits.size()).largest;
+  const int excess = largest > 0.0f ? excess_bits(largest, memory_.alpha_q28, kDefaultScale) : 0;
+  progress_[0].scale = kDefaultScale - excess;
+  if (excess > 0) ++progress_[0].rescales;
+  std::vector<std::uint32_t> leaves(end_);
+  replay_kernels().quantise(priorities, end_, memory_.alpha_q28, progress_[0].scale, leaves.data());
+  queue_->copy(leaves.data(), leaves_.data(), end_ * sizeof leaves[0]);
+  sum_all();
+}
+
+ReplayState SumTreeReplay::state_locked() const {
+  queue_->wait();
+  const ReplayProgress& progress = progress_[0];
+  ReplayState state;
+  state.alpha = alpha_;
+  state.seed = memory_.seed;
+  state.call = call_;
+  state.scale = progress.scale;
+  state.max_priority = std::bit_cast<float>(progress.max_priority);
+  state.counters.inserts = inserts_;
+  state.counters.updates = progress.updates;
+  state.counters.samples = samples_;
+  state.counters.stale = progress.stale;
+  state.counters.saturated = progress.saturated;
+  state.counters.rescales = progress.rescales;
+  state.filled = progress.filled;
+  state.total = prioritized_ ? progress.total : progress.filled;
+  return state;
+}
+
+ReplayState SumTreeReplay::state() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  return state_locked();
+}
+
+ReplayStatistics SumTreeReplay::statistics() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  ReplayStatistics statistics;
+  statistics.state = state_locked();
+  const std::size_t filled = statistics.state.filled;
+  if (prioritized_) {
+    std::size_t positive = 0;
+    for (const std::uint32_t leaf : copied(leaves_, end_)) {
+      ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaf))];
+      positive += leaf != 0;
+    }
+    statistics.histogram[0] = filled - positive;  // there unwritten slots were counted too
+  }
+  std::uint64_t times = 0;
+  for (const std::uint32_t sampled : copied(times_, end_)) times += std::min(sampled, kTimesMax);
+  statistics.samples_per_item = static_cast<double>(times) / static_cast<double>(std::max<std::size_t>(filled, 1));
+  if (last_.count == 0) return statistics;
+  std::vector<float> weights(last_.count);
+  std::vector<std::uint32_t> generations(last_.count);
+  queue_->copy(last_.batch->weights(), weights.data(), last_.count * sizeof weights[0]);
+  queue_->copy(last_.batch->generations(), generations.data(), last_.count * sizeof generations[0]);
+  std::uint64_t ages = 0, sum = 0, squares = 0;
+  for (std::size_t i = 0; i < last_.count; ++i) {
+    const std::uint32_t age = last_.inserts - generations[i];
+    ages += age;
+    statistics.age_max = std::max(statistics.age_max, age);
+    const auto units = static_cast<std::uint64_t>(weights[i] * 0x1p24f);
+    sum += units;
+    squares += (units * units) >> 16;
+  }
+  statistics.age_mean = static_cast<double>(ages) / static_cast<double>(last_.count);
+  statistics.effective_sample_size =
+      static_cast<double>(sum) * static_cast<double>(sum) / static_cast<double>(squares) * 0x1p-16;
+  return statistics;
+}
+
+ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
+                                std::uint16_t* times, std::vector<std::int64_t>*) const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const ReplayState state = state_locked();
+  queue_->copy(generations_.data(), generations, capacity_ * sizeof *generations);
+  if (prioritized_ && priorities != nullptr)
+    queue_->copy(priorities_.data(), priorities, capacity_ * sizeof *priorities);
+  if (prioritized_ && leaves != nullptr) queue_->copy(leaves_.data(), leaves, capacity_ * sizeof *leaves);
+  if (times != nullptr) {
+    const std::vector<std::uint32_t> sampled = copied(times_, capacity_);
+    std::transform(sampled.begin(), sampled.end(), times,
+                   [](std::uint32_t count) { return static_cast<std::uint16_t>(std::min(count, kTimesMax)); });
+  }
+  return state;
+}
+
+void SumTreeReplay::load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
+                         const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t*, std::size_t) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->wait();
+  alpha_ = state.alpha;
+  call_ = state.call;
+  inserts_ = state.counters.inserts;
+  samples_ = state.counters.samples;
+  ReplayProgress progress{};
+  progress.updates = state.counters.updates;
+  progress.stale = state.counters.stale;
+  progress.saturated = state.counters.saturated;
+  progress.rescales = state.counters.rescales;
+  progress.scale = static_cast<std::int32_t>(state.scale);
+  progress.max_priority = std::bit_cast<std::uint32_t>(state.max_priority);
+  end_ = 0;
+  for (std::size_t slot = 0; slot < capacity_; ++slot) {
+    if (generations[slot] == 0) continue;
+    ++progress.filled;
+    end_ = slot + 1;
+  }
+  progress_[0] = progress;
+  memory_.seed = state.seed;
+  memory_.alpha_q28 = exponent_q28(alpha_);
+  publish();
+  queue_->copy(generations, generations_.data(), capacity_ * sizeof *generations);
+  const std::vector<std::uint32_t> sampled(times, times + capacity_);
+  queue_->copy(sampled.data(), times_.data(), capacity_ * sizeof sampled[0]);
+  last_ = {};
+  written_current_ = false;
+  if (!prioritized_) return;
+  queue_->copy(priorities, priorities_.data(), capacity_ * sizeof *priorities);
+  queue_->copy(leaves, leaves_.data(), capacity_ * sizeof *leaves);
+  sum_all();
+}
+
+}  // namespace pearl::device

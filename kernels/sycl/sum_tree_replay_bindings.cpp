@@ -1,0 +1,54 @@
+#include "bindings.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "device_queue.hpp"
+#include "pearl/replay_python.hpp"
+#include "sum_tree_replay.hpp"
+
+namespace pearl::device {
+
+void bind_sum_tree_replay(py::module_& module) {
+  using namespace bindings;
+  using Tree = SumTreeReplay;
+  py::class_<Tree, std::shared_ptr<Tree>> cls(module, "SumTree", "The Replay Manager on a queue's device.");
+  cls.attr("INITIAL_MAX") = kInitialMax;
+  cls.def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout,
+                      const std::string& mode, double alpha, std::uint64_t seed, bool stratified,
+                      float initial_priority) {
+            ReplayOptions options;
+            options.selection = selection_of(mode);
+            options.stratified = stratified;
+            options.initial_priority = initial_priority;
+            const Released released;
+            return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, options);
+          }),
+          py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"),
+          py::arg("seed"), py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax)
+      .def(
+          "update",
+          [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
+             const std::optional<Array<std::uint32_t>>& generations) {
+            const std::size_t count = rows(indices, "indices");
+            rows(priorities, "priorities", indices.size());
+            const std::uint32_t* versions = data_or_null(generations, "generations", count);
+            const std::int64_t* slots = indices.data();
+            const float* values = priorities.data();
+            const Released released;
+            return tree.update(slots, values, versions, count);
+          },
+          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
+      .def(
+          "launch_sample",
+          [](Tree& tree, std::size_t count, double beta) { tree.launch_sample(count, beta); },
+          py::arg("batch_size"), py::arg("beta"), py::call_guard<Released>(),
+          "Launch a draw into device memory, without waiting.")
+      .def("check", &Tree::check, py::call_guard<Released>(),
+           "Wait; ReplayError or PriorityError if an update launched on the device was refused.");
+  bind_replay_methods(cls);
+}
+
+}  // namespace pearl::device

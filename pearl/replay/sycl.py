@@ -1,0 +1,105 @@
+"""The Replay Manager on SYCL devices."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+from pearl.devices.sycl import find_sycl_device, sycl_queue
+from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.errors import CapacityError, ConfigurationError
+from pearl.replay.arguments import check_selection
+from pearl.replay.kernel import KernelReplayManager
+from pearl.replay.memory import free_memory
+from pearl.spec import InitialPriority, ReplayMode
+
+if TYPE_CHECKING:
+    from pearl import _sycl
+
+DEFAULT_DEVICE = "opencl:cpu"
+_CAPACITY_MAX = 2**36
+
+
+class SyclReplayManager(KernelReplayManager):
+    """ReplayManager in the memory of the SYCL device `device`, a selector of the device CSV.
+
+    Samples, inserts, updates and retrieves in one launch each. Has the modes "prioritized" and "uniform", with
+    replacement; raises ConfigurationError for other options, naming the backend that has them, CapacityError where the
+    memory does not suffice, and DeviceError where the device cannot be used.
+    """
+
+    _tree: _sycl.SumTree
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        fanout: int = 16,
+        mode: ReplayMode = "prioritized",
+        alpha: float = 0.6,
+        seed: int = 0,
+        stratified: bool = True,
+        replacement: bool = True,
+        max_times_sampled: int = 0,
+        initial_priority: InitialPriority = "max",
+        device: str = DEFAULT_DEVICE,
+    ) -> None:
+        check_selection(mode, max_times_sampled, initial_priority)
+        _check_supported(mode, replacement, max_times_sampled, initial_priority)
+        _check_memory(capacity, fanout, mode, device)
+        self.queue = sycl_queue(device)
+        tree = sycl_runtime().module.SumTree(
+            self.queue,
+            capacity,
+            fanout,
+            mode,
+            alpha,
+            operator.index(seed) % 2**64,
+            stratified=bool(stratified),
+            initial_priority=0.0 if isinstance(initial_priority, str) else initial_priority,
+        )
+        super().__init__(tree, capacity, fanout, mode, max_times_sampled)
+
+    @property
+    def kernel(self) -> _sycl.SumTree:
+        """The kernel itself, for other kernels on its queue."""
+        return self._tree
+
+
+def device_memory(device: str) -> int:
+    """Bytes that one more primitive on a SYCL device may take at most: what is free, where that can be told."""
+    found = find_sycl_device(device)
+    return found.memory_bytes if found.kind == "gpu" else min(found.memory_bytes, free_memory())
+
+
+def _check_supported(mode: ReplayMode, replacement: bool, limit: int, initial_priority: InitialPriority) -> None:
+    unsupported = [
+        named
+        for named, wanted in (
+            (f"mode={mode!r}", mode not in ("prioritized", "uniform")),
+            ("replacement=False", not replacement),
+            (f"max_times_sampled={limit}", limit != 0),
+            ('initial_priority="mean"', initial_priority == "mean"),
+        )
+        if wanted
+    ]
+    if unsupported:
+        raise ConfigurationError(
+            f"The Replay Manager on SYCL devices does not have {', '.join(unsupported)}. The CPU's has: "
+            'backend="native", on a device of the backend "cpu".'
+        )
+
+
+def _check_memory(capacity: int, fanout: int, mode: ReplayMode, device: str) -> None:
+    """Raise CapacityError where the slots and their trees need more memory than the device has."""
+    if not 1 <= operator.index(capacity) <= _CAPACITY_MAX:
+        return  # the kernel refuses that with its own words
+    slot = 8.0  # generation, times sampled
+    if mode == "prioritized":
+        slot += 8 + 8 / max(fanout - 1, 1)  # a priority, a leaf, and its share of the sums
+    needed, free = capacity * slot, device_memory(device)
+    if needed > free:
+        raise CapacityError(
+            f"A Replay Manager of {capacity:,} slots needs {needed / 1e9:,.1f} GB; {free / 1e9:,.1f} GB of memory are "
+            f"free on {device}. Lower `size`."
+        )
