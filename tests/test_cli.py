@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from composer.matrix import AssignmentMatrix
 from composer.placement import Placement
 from composer.platform import Platform
 from pearl.cli import app
+from pearl.devices import sycl_runtime
 
 ROOT = Path(__file__).parent.parent
 
@@ -175,6 +177,38 @@ def test_devices_says_where_it_cannot_write(tmp_path):
     result = invoke("devices", "--no-measure", "--output-dir", tmp_path / "file" / "below")
     assert result.exit_code == 1
     assert "cannot be made" in result.stderr
+
+
+def shown_by_devices(folder, **environment):
+    command = [sys.executable, "-m", "pearl", "devices", "--no-measure", "--output-dir", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.sycl
+def test_devices_lists_sycl_and_says_how_to_add_the_emulator(tmp_path):
+    shown = shown_by_devices(tmp_path, PEARL_FPGA_EMULATOR=str(tmp_path / "absent"), OCL_ICD_FILENAMES="")
+    assert "usable (is cpu0)" in shown
+    assert re.search(r"^No FPGA: .* pearl devices --setup-fpga-emulator$", shown, re.MULTILINE)
+    assert re.search(r"^No Intel GPU: ", shown, re.MULTILINE) or "sycl:gpu0" in shown
+    platform = Platform.from_files(tmp_path / "devices.csv", tmp_path / "connections.csv")
+    assert platform.device("sycl:cpu0").shares_with == "cpu0"
+
+
+@pytest.mark.fpga
+def test_devices_calls_the_emulator_one(tmp_path):
+    shown = shown_by_devices(tmp_path)
+    assert re.search(r"fpga_emu0 .*usable \(emulator\)", shown)
+    assert "FPGA emulator (functional only)" in shown
+
+
+def test_devices_says_how_to_add_sycl(tmp_path, monkeypatch):
+    monkeypatch.setattr(sycl_runtime, "installed_wheels", dict)
+    monkeypatch.setattr(sycl_runtime, "find_library", lambda _: None)
+    result = invoke("devices", "--no-measure", "--output-dir", tmp_path)
+    assert result.exit_code == 0
+    assert re.search(r"^No SYCL device: .* pip install .*dpctl==0.21.\*", result.stdout, re.MULTILINE)
 
 
 # --- compose --------------------------------------------------------------------------------------------------------
