@@ -268,7 +268,7 @@ def test_compose_for_a_null_device_keeps_matrix_and_placement(tmp_path, monkeypa
     monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path / "cache"))
     null = "sample_us=0.4;insert_us=0.3;update_us=0.3;learner_us=0.5"
     (tmp_path / "d.csv").write_text(
-        f"name,kind,backend,selector\ncpu0,cpu,cpu,\nfpga0,fpga,sycl,\nfast,gpu,null,{null}\n"
+        f"name,kind,backend,selector\ncpu0,cpu,cpu,\nfpga0,fpga,sycl,opencl:accelerator:9\nfast,gpu,null,{null}\n"
     )
     (tmp_path / "c.csv").write_text("source,target,latency_us,bandwidth_gbps\ncpu0,fast,1,16\n")
     (tmp_path / "null.toml").write_text(SPEC + "[platform]\ndevices = 'd.csv'\nconnections = 'c.csv'\n")
