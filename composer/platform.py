@@ -292,18 +292,15 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
     table = _read_table(Path(path), DEVICE_COLUMNS, ("name", "kind", "backend"), faults)
     if not table.rows:
         faults.add(table.header_line + 1, "", "one row per device", "the header alone", " Add the devices.")
-    devices: list[Device] = []
+    found: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
     for row in table.rows:
         reader = _RowReader(table, row, faults)
-        before = len(faults.messages)
-        values = _device_values(reader)
-        name = values["name"]
+        found.append(_device_values(reader))
+        name = reader.text("name")
         if name in lines:
             reader.fault("name", "each name once", f" Line {lines[name]} already has this name: rename one of them.")
         lines.setdefault(name, row.line)
-        if len(faults.messages) == before:
-            devices.append(Device(**values, shares_with=reader.text("shares_with")))
     for row in table.rows:
         reader = _RowReader(table, row, faults)
         shared = reader.text("shares_with")
@@ -313,11 +310,11 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
             advice = _closest(shared, lines) or " Add the device, or correct the name."
             reader.fault("shares_with", f"a device of this file ({_listed(list(lines))})", advice)
     faults.raise_if_any()
-    return tuple(devices)
+    return tuple(Device(**values) for values in found)
 
 
 def _device_values(reader: _RowReader) -> dict[str, Any]:
-    values: dict[str, Any] = {column: reader.text(column) for column in ("name", "selector")}
+    values: dict[str, Any] = {column: reader.text(column) for column in ("name", "selector", "shares_with")}
     if not NAME_PATTERN.fullmatch(values["name"]):
         reader.fault("name", NAME_RULE)
     kind = values["kind"] = reader.one_of("kind", KINDS)

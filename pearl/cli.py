@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from pearl import __version__
-from pearl.errors import ConfigurationError, GenerationError, PearlError
+from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
 from pearl.runtime.launch import run_generated
 
 if TYPE_CHECKING:
@@ -198,17 +198,18 @@ def _device_table(found: Sequence[Device], absent: Sequence[Device]) -> Table:
 def _absent(found: Sequence[Device]) -> dict[str, Device]:
     """What PEARL could drive and does not find; of the SYCL devices one, where there is no runtime for any."""
     from pearl.devices import Device
-    from pearl.devices.sycl_runtime import runtime_problem
+    from pearl.devices.sycl import sycl_devices
 
-    sycl = {
-        "SYCL CPU": Device("sycl", "cpu", "sycl"),
-        "Intel GPU": Device("sycl", "gpu", "sycl"),
-        "FPGA": Device("sycl", "fpga", "sycl"),
-    }
-    if runtime_problem():
-        sycl = {"SYCL device": sycl["SYCL CPU"]}
+    candidates = {"CUDA device": Device("cuda", "gpu", "cuda")}
+    try:
+        sycl_devices()
+    except DeviceError:
+        candidates["SYCL device"] = Device("sycl", "cpu", "sycl")
+    else:
+        candidates["SYCL CPU"] = Device("sycl", "cpu", "sycl")
+        candidates["Intel GPU"] = Device("sycl", "gpu", "sycl")
+        candidates["FPGA"] = Device("sycl", "fpga", "sycl")
     known = {(device.kind, device.backend) for device in found}
-    candidates = {"CUDA device": Device("cuda", "gpu", "cuda"), **sycl}
     return {name: device for name, device in candidates.items() if (device.kind, device.backend) not in known}
 
 

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.devices.fpga_emulator import emulator_folder
+from pearl.devices.sycl import sycl_availability
+
 if TYPE_CHECKING:
     from programs import CsvPair
 
@@ -19,11 +23,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, selector in (("sycl", "cpu"), ("fpga", EMULATOR_SELECTOR)):
+        if item.get_closest_marker(marker) and not (available := sycl_availability(selector)).ok:
+            pytest.skip(available.reason)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Measurements are shared by the tests of one session and never touch the user's cache folder."""
+    """Measurements are shared by the tests of one session and never touch the user's cache folder.
+
+    The FPGA emulator is the one that the user set up.
+    """
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEARL_FPGA_EMULATOR", str(emulator_folder()))
         patch.setenv("PEARL_CACHE_DIR", str(folder))
         yield folder
 

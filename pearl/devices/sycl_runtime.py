@@ -177,9 +177,10 @@ def _load() -> SyclRuntime:
     dpctl_was_first = "dpctl" in sys.modules
     _add_drivers()
     try:
-        # By their normalised paths, and before dpctl loads them by another one.
+        # By their normalised paths, and before dpctl loads them by another one. Not RTLD_GLOBAL: they bring Intel's
+        # libm, and arithmetic elsewhere in the process would come out otherwise.
         for name in ("libsycl.so.8", "libsycl-jit.so"):
-            ctypes.CDLL(str(find_library(name)), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(find_library(name)))
         with warnings.catch_warnings():
             # Taking a queue from dpctl loads its array module, of which PEARL uses nothing.
             warnings.filterwarnings("ignore", r"dpctl\.tensor", DeprecationWarning)
