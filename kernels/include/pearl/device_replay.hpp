@@ -36,6 +36,13 @@ struct UpdateRefusal {
   std::uint32_t slot;      // never written
 };
 
+// What is known of a slot. What a batch touches together lies together.
+struct ReplaySlot {
+  std::uint32_t priority;
+  std::uint32_t generation;  // 0: never written
+  std::uint32_t times;       // sampled since written; counts up to kTimesMax and a batch
+};
+
 // A sum tree as in sum_tree.hpp, and what is known of each slot. `sums` has one level after another, that of the
 // leaves' parents first; level i begins at `offsets[i]` and has `nodes[i]` nodes.
 struct ReplayMemory {
@@ -50,9 +57,7 @@ struct ReplayMemory {
   std::uint32_t initial;  // bits of what new items get that come without a priority; 0: the running maximum
   std::uint32_t* leaves;
   std::uint64_t* sums;
-  std::uint32_t* priorities;
-  std::uint32_t* generations;
-  std::uint32_t* times;        // sampled since written; counts up to kTimesMax and a batch
+  ReplaySlot* slots;
   const std::int64_t* written;  // slots in order; null where there are no gaps
   ReplayProgress* progress;
   std::uint64_t offsets[kMostLevels];
@@ -163,8 +168,8 @@ inline void sample(const ReplayMemory& replay, const Lanes& lanes, const Sampled
     smallest = leaf < smallest ? leaf : smallest;
     batch.indices[i] = static_cast<std::int64_t>(slot);
     batch.leaves[i] = leaf;
-    batch.generations[i] = replay.generations[slot];
-    const Atomic<std::uint32_t> times(replay.times[slot]);
+    batch.generations[i] = replay.slots[slot].generation;
+    const Atomic<std::uint32_t> times(replay.slots[slot].times);
     if (times.load() < kTimesCounted) times.fetch_add(1);
   }
   const std::int64_t log2_smallest = log2_q32(least(lanes, smallest));
@@ -205,7 +210,7 @@ inline std::int32_t fit_scale(const ReplayMemory& replay, const Lanes& lanes, st
   barrier(lanes);  // all have read the scale
   for (std::uint64_t slot = lanes.first; slot < replay.capacity; slot += lanes.count) {
     const std::uint32_t leaf = replay.leaves[slot];
-    if (leaf != 0) replay.leaves[slot] = replay.priorities[slot] == kInfinityBits ? kLeafMax : rescaled(leaf, excess);
+    if (leaf != 0) replay.leaves[slot] = replay.slots[slot].priority == kInfinityBits ? kLeafMax : rescaled(leaf, excess);
   }
   sum_all(replay, lanes);
   if (lanes.first == 0) {
@@ -234,14 +239,10 @@ inline void insert(const ReplayMemory& replay, const Lanes& lanes, const std::in
   std::uint64_t added = 0;
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
-    added += replay.generations[slot] == 0;
-    replay.generations[slot] = generations[i];
-    replay.times[slot] = 0;
-    if (replay.prioritized) {
-      const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
-      replay.priorities[slot] = priority;
-      replay.leaves[slot] = leaf_of(replay, priority, scale);
-    }
+    const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
+    added += replay.slots[slot].generation == 0;
+    replay.slots[slot] = {priority, generations[i], 0};
+    if (replay.prioritized) replay.leaves[slot] = leaf_of(replay, priority, scale);
   }
   added = sum(lanes, added);
   if (replay.prioritized) sum_parents(replay, lanes, indices, count);
@@ -262,7 +263,7 @@ inline void refuse(const ReplayMemory& replay, const Lanes& lanes, const std::in
     const auto place = static_cast<std::uint64_t>(indices[i]);
     if (place >= replay.capacity)
       index = i < index ? i : index;
-    else if (replay.generations[place] == 0)
+    else if (replay.slots[place].generation == 0)
       slot = i < slot ? i : slot;
     if (priorities[i] > kInfinityBits && priorities[i] != kClaim) priority = i < priority ? i : priority;
   }
@@ -281,7 +282,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
                    const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
                    UpdateRefusal& refusal) {
   const auto fresh = [&](std::uint64_t i, std::uint64_t slot) {
-    return generations == nullptr || generations[i] == replay.generations[slot];
+    return generations == nullptr || generations[i] == replay.slots[slot].generation;
   };
   std::uint32_t highest = 0;   // finite; all ones: refused
   std::uint64_t applied = 0;   // upper half: how many, lower half: how many of them infinite
@@ -289,7 +290,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
     const auto slot = static_cast<std::uint64_t>(indices[i]);
     const std::uint32_t priority = priorities[i];
     const bool wrong = priority > kInfinityBits && priority != kClaim;  // minus zero is zero
-    if (wrong || slot >= replay.capacity || replay.generations[slot] == 0) {
+    if (wrong || slot >= replay.capacity || replay.slots[slot].generation == 0) {
       highest = kNowhere;
     } else if (fresh(i, slot)) {
       applied += std::uint64_t{1} << 32 | (priority == kInfinityBits);
@@ -314,7 +315,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
     const Atomic<std::uint32_t> claimed(replay.leaves[slot]);
     if (claimed.load() != (kClaim | static_cast<std::uint32_t>(i))) continue;
     claimed.store(leaf);
-    replay.priorities[slot] = priority;
+    replay.slots[slot].priority = priority;
   }
   sum_parents(replay, lanes, indices, count);
   if (lanes.first != 0) return;
