@@ -82,9 +82,9 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
       prioritized_(options.selection == Selection::kPrioritized),
       alpha_(alpha) {
   check_exponent("alpha", alpha);
-  const unsigned shift = prioritized_ ? static_cast<unsigned>(std::countr_zero(fanout)) : 1;
   memory_.capacity = capacity_;
   memory_.seed = seed;
+  memory_.shift = static_cast<std::uint32_t>(std::countr_zero(fanout));
   memory_.prioritized = prioritized_;
   memory_.stratified = options.stratified;
   memory_.initial = std::bit_cast<std::uint32_t>(options.initial_priority);
@@ -92,7 +92,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   if (prioritized_) {
     std::size_t nodes = capacity_;
     do {
-      nodes = (nodes + fanout - 1) >> shift;
+      nodes = (nodes + fanout - 1) >> memory_.shift;
       memory_.offsets[memory_.levels] = sums;
       memory_.nodes[memory_.levels++] = nodes;
       sums += round_up(nodes, std::max(std::size_t{fanout}, kPadding));
@@ -118,8 +118,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
                               {"pearl_insert", {}},
                               {"pearl_update", {}},
                               {"pearl_retrieve", {}},
-                              {"pearl_sum_all", {}}},
-                             {"-DPEARL_FANOUT_SHIFT=" + std::to_string(shift)});
+                              {"pearl_sum_all", {}}});
 }
 
 void SumTreeReplay::require_open() const {

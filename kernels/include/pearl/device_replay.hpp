@@ -1,5 +1,5 @@
 // The Replay Manager on parallel devices: its memory, and what one work-group does to it. Written for SYCL kernels
-// (kernels/sycl/sum_tree_replay.sycl.cpp), which define PEARL_FANOUT_SHIFT; host code sees the memory alone.
+// (kernels/sycl/sum_tree_replay.sycl.cpp); host code sees the memory alone.
 //
 // One work-group works on a batch, whatever its size: what follows from all of a batch (its least leaf, whether it is
 // valid, the next level of sums) then takes a barrier, not another launch. Only 32-bit atomics are used, which every
@@ -51,7 +51,8 @@ struct ReplayMemory {
   std::uint64_t capacity;
   std::uint64_t seed;
   std::int64_t alpha_q28;
-  std::uint32_t levels;
+  std::uint32_t shift;   // log2 of the fanout
+  std::uint32_t levels;  // of sums
   std::uint32_t prioritized;  // else there are neither leaves nor sums nor priorities
   std::uint32_t stratified;
   std::uint32_t initial;  // bits of what new items get that come without a priority; 0: the running maximum
@@ -74,8 +75,6 @@ struct SampledBatch {
 
 #ifdef __SYCL_DEVICE_ONLY__
 
-inline constexpr unsigned kShift = PEARL_FANOUT_SHIFT;
-inline constexpr unsigned kFanout = 1u << kShift;
 inline constexpr std::uint32_t kTimesCounted = (1u << 16) - 1;
 inline constexpr std::uint32_t kClaim = 1u << 31;  // above every leaf
 
@@ -108,11 +107,10 @@ inline std::uint64_t sum(const Lanes& lanes, std::uint64_t value) {
 
 // As pick_among() of tree_descent.hpp.
 template <class T>
-unsigned pick(const T* siblings, std::uint64_t& target) {
+unsigned pick(const T* siblings, unsigned fanout, std::uint64_t& target) {
   std::uint64_t sum = 0, before = 0;
   unsigned passed = 0;
-#pragma unroll 16
-  for (unsigned k = 0; k + 1 < kFanout; ++k) {
+  for (unsigned k = 0; k + 1 < fanout; ++k) {
     sum += siblings[k];
     const bool beyond = sum <= target;
     before = beyond ? sum : before;
@@ -123,22 +121,22 @@ unsigned pick(const T* siblings, std::uint64_t& target) {
 }
 
 template <class T>
-std::uint64_t sum_of_family(const T* family) {
+std::uint64_t sum_of_family(const T* family, unsigned fanout) {
   std::uint64_t sum = 0;
-#pragma unroll 16
-  for (unsigned k = 0; k < kFanout; ++k) sum += family[k];
+  for (unsigned k = 0; k < fanout; ++k) sum += family[k];
   return sum;
 }
 
 // The leaf at `target`, which lies below the total.
 inline std::uint64_t descend(const ReplayMemory& replay, std::uint64_t target) {
+  const unsigned fanout = 1u << replay.shift;
   std::uint64_t node = 0;
   for (unsigned level = replay.levels - 1; level > 0; --level) {
-    node <<= kShift;
-    node += pick(replay.sums + replay.offsets[level - 1] + node, target);
+    node <<= replay.shift;
+    node += pick(replay.sums + replay.offsets[level - 1] + node, fanout, target);
   }
-  node <<= kShift;
-  return node + pick(replay.leaves + node, target);
+  node <<= replay.shift;
+  return node + pick(replay.leaves + node, fanout, target);
 }
 
 // Uniform in [0, 2^64), or in the `at`-th of `count` equal slices of it.
@@ -181,6 +179,7 @@ inline void sample(const ReplayMemory& replay, const Lanes& lanes, const Sampled
 // a parent write the same.
 inline void sum_parents(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                         std::uint64_t count) {
+  const unsigned shift = replay.shift, fanout = 1u << shift;
   for (unsigned level = 0; level < replay.levels; ++level) {
     barrier(lanes);
     std::uint64_t* const sums = replay.sums + replay.offsets[level];
@@ -188,9 +187,9 @@ inline void sum_parents(const ReplayMemory& replay, const Lanes& lanes, const st
     const bool all = replay.nodes[level] <= count;
     const std::uint64_t parents = all ? replay.nodes[level] : count;
     for (std::uint64_t i = lanes.first; i < parents; i += lanes.count) {
-      const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> kShift * (level + 1);
-      const std::uint64_t child = parent << kShift;
-      sums[parent] = level > 0 ? sum_of_family(below + child) : sum_of_family(replay.leaves + child);
+      const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> shift * (level + 1);
+      const std::uint64_t child = parent << shift;
+      sums[parent] = level > 0 ? sum_of_family(below + child, fanout) : sum_of_family(replay.leaves + child, fanout);
     }
   }
   barrier(lanes);
