@@ -19,6 +19,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `sycl` where there is no SYCL device; the marker may name another selector than the CPU's."""
+    marker = item.get_closest_marker("sycl")
+    if marker is None:
+        return
+    from pearl.devices.sycl import sycl_availability
+
+    available = sycl_availability(*(marker.args or ("opencl:cpu",)))
+    if not available.ok:
+        pytest.skip(available.reason)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Measurements are shared by the tests of one session and never touch the user's cache folder."""
