@@ -29,6 +29,7 @@ class Queue:
     def copy_times_us(self, nbytes: int, to_device: bool, repeats: int) -> list[float]: ...
 
 <<<<<<< HEAD
+<<<<<<< HEAD
 class Learner:
     def __init__(
         self,
@@ -88,6 +89,15 @@ class Learner:
         self, columns: Sequence[np.ndarray], weights: np.ndarray, number: int
     ) -> tuple[np.ndarray, dict[str, float]]: ...
 =======
+=======
+class ColumnStore:
+    def __init__(self, queue: Queue, capacity: int, columns: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> None: ...
+    def insert(self, start: int, count: int, columns: list[np.ndarray]) -> None: ...
+    def gather(self, indices: np.ndarray) -> list[np.ndarray]: ...
+    def read(self, column: int, count: int) -> np.ndarray: ...
+    def close(self) -> None: ...
+
+>>>>>>> 5da62a289de04784e32aae68b396e11043205262
 class SumTree:
     INITIAL_MAX: ClassVar[float]
     def __init__(

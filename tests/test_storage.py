@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pearl.errors import CapacityError, ReplayError
 from pearl.replay import memory
 from pearl.replay.storage import DataStorage
+from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.spec import FieldSpec, TransitionSpec
 
 SPEC = TransitionSpec(
@@ -40,7 +41,13 @@ def torch_storage(spec, capacity):
     return TorchDataStorage(spec, capacity, "cpu")
 
 
-@pytest.fixture(params=[DataStorage, torch_storage], ids=["numpy", "torch"])
+@pytest.fixture(
+    params=[
+        pytest.param(DataStorage, id="numpy"),
+        pytest.param(torch_storage, id="torch"),
+        pytest.param(SyclDataStorage, id="sycl", marks=pytest.mark.sycl),
+    ]
+)
 def make_storage(request):
     return request.param
 
@@ -50,10 +57,13 @@ def assert_rows(found, expected):
         np.testing.assert_array_equal(np.asarray(found[name]), column, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "storage_type", [DataStorage, pytest.param(SyclDataStorage, marks=pytest.mark.sycl)], ids=["numpy", "sycl"]
+)
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.data())
-def test_the_ring_holds_the_newest_rows(capacity, data):
-    storage, inserted = DataStorage(SPEC, capacity), 0
+@given(capacity=st.integers(1, 40), data=st.data())
+def test_the_ring_holds_the_newest_rows(storage_type, capacity, data):
+    storage, inserted = storage_type(SPEC, capacity), 0
     number_in_slot: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 8))):
         count = data.draw(st.integers(0, capacity))
@@ -127,13 +137,13 @@ def test_arrays_to_gather_into_must_be_writeable_and_contiguous():
 
 
 @pytest.mark.parametrize("item", [1, 2, 3, 4, 8, 16, 17, 32, 64, 100, 2048, 2100, 28224])
-def test_items_of_every_size_are_gathered_whole(item):
+def test_items_of_every_size_are_gathered_whole(make_storage, item):
     spec = TransitionSpec((FieldSpec("obs", (item,), "uint8"),))
-    storage = DataStorage(spec, 50)
+    storage = make_storage(spec, 50)
     data = np.random.default_rng(0).integers(0, 256, (50, item), np.uint8)
     storage.insert({"obs": data})
     slots = np.random.default_rng(1).integers(0, 50, 37)
-    assert np.array_equal(storage.gather(slots)["obs"], data[slots])
+    assert np.array_equal(np.asarray(storage.gather(slots)["obs"]), data[slots])
 
 
 @pytest.mark.parametrize(

@@ -66,5 +66,6 @@ PYBIND11_MODULE(_sycl, module) {
   py::register_local_exception_translator(&pearl::translate_exception);
   pearl::device::bind_queue(module);
   pearl::device::bind_learner(module);
+  pearl::device::bind_column_store(module);
   pearl::device::bind_sum_tree_replay(module);
 }

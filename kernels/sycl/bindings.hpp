@@ -7,6 +7,7 @@ namespace pearl::device {
 
 void bind_learner(pybind11::module_& module);
 void bind_queue(pybind11::module_& module);
+void bind_column_store(pybind11::module_& module);
 void bind_sum_tree_replay(pybind11::module_& module);
 
 }  // namespace pearl::device

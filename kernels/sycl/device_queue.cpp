@@ -112,6 +112,8 @@ const sycl::kernel& Kernels::operator[](const char* name) const {
 DeviceQueue::DeviceQueue(sycl::queue queue) : queue_(std::move(queue)), cpu_(queue_.get_device().is_cpu()) {
   const std::size_t most = queue_.get_device().get_info<sycl::info::device::max_work_group_size>();
   most_lanes_ = std::min(most, cpu_ ? kCpuLanes : kGroupLanes);
+  const std::size_t units = queue_.get_device().get_info<sycl::info::device::max_compute_units>();
+  most_groups_ = std::max<std::size_t>(cpu_ ? units : 4 * units, 1);
   if (!queue_.is_in_order())
     throw DeviceError("PEARL's kernels follow one another: the queue of " + name() + " must be in-order.");
 }

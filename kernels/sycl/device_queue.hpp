@@ -70,6 +70,8 @@ class DeviceQueue {
   void copy(const void* from, void* to, std::size_t bytes);
   // How many lanes a single work-group has for `count` items.
   std::size_t lanes(std::size_t count) const;
+  // How many work-groups are worth launching for independent work.
+  std::size_t most_groups() const { return most_groups_; }
   // Until all that was launched is done. Throws DeviceError for what went wrong on the device.
   void wait();
   std::uint64_t launches() const { return launches_; }
@@ -88,6 +90,7 @@ class DeviceQueue {
   sycl::queue queue_;
   bool cpu_;
   std::size_t most_lanes_;
+  std::size_t most_groups_;
   std::atomic<std::uint64_t> launches_ = 0;
 };
 

@@ -82,9 +82,9 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
       prioritized_(options.selection == Selection::kPrioritized),
       alpha_(alpha) {
   check_exponent("alpha", alpha);
-  const unsigned shift = prioritized_ ? static_cast<unsigned>(std::countr_zero(fanout)) : 1;
   memory_.capacity = capacity_;
   memory_.seed = seed;
+  memory_.shift = static_cast<std::uint32_t>(std::countr_zero(fanout));
   memory_.prioritized = prioritized_;
   memory_.stratified = options.stratified;
   memory_.initial = std::bit_cast<std::uint32_t>(options.initial_priority);
@@ -92,17 +92,15 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   if (prioritized_) {
     std::size_t nodes = capacity_;
     do {
-      nodes = (nodes + fanout - 1) >> shift;
+      nodes = (nodes + fanout - 1) >> memory_.shift;
       memory_.offsets[memory_.levels] = sums;
       memory_.nodes[memory_.levels++] = nodes;
       sums += round_up(nodes, std::max(std::size_t{fanout}, kPadding));
     } while (nodes > 1);
     leaves_ = {*queue_, round_up(capacity_, std::max(std::size_t{fanout}, kPadding)), Placement::device};
     sums_ = {*queue_, sums, Placement::device};
-    priorities_ = {*queue_, capacity_, Placement::device};
   }
-  generations_ = {*queue_, capacity_, Placement::device};
-  times_ = {*queue_, capacity_, Placement::device};
+  slots_ = {*queue_, capacity_, Placement::device};
   progress_ = {*queue_, 1, Placement::pinned};
   refusals_ = {*queue_, 2, Placement::pinned};
   device_memory_ = {*queue_, 1, Placement::device};
@@ -111,9 +109,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   refusals_[0] = refusals_[1] = kNoRefusal;
   memory_.leaves = leaves_.data();
   memory_.sums = sums_.data();
-  memory_.priorities = priorities_.data();
-  memory_.generations = generations_.data();
-  memory_.times = times_.data();
+  memory_.slots = slots_.data();
   memory_.progress = progress_.data();
   memory_.alpha_q28 = exponent_q28(alpha_);
   publish();
@@ -122,8 +118,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
                               {"pearl_insert", {}},
                               {"pearl_update", {}},
                               {"pearl_retrieve", {}},
-                              {"pearl_sum_all", {}}},
-                             {"-DPEARL_FANOUT_SHIFT=" + std::to_string(shift)});
+                              {"pearl_sum_all", {}}});
 }
 
 void SumTreeReplay::require_open() const {
@@ -137,9 +132,7 @@ void SumTreeReplay::close() {
   queue_->wait();
   leaves_ = {};
   sums_ = {};
-  priorities_ = {};
-  generations_ = {};
-  times_ = {};
+  slots_ = {};
   written_ = {};
   host_batch_ = {};
   device_batch_ = {};
@@ -198,10 +191,10 @@ void SumTreeReplay::list_written() {
   if (written_current_ || (!gaps && memory_.written == nullptr)) return;
   memory_.written = nullptr;
   if (gaps) {
-    const std::vector<std::uint32_t> generations = copied(generations_, end_);
+    const std::vector<ReplaySlot> held = copied(slots_, end_);
     std::vector<std::int64_t> slots;
     for (std::size_t slot = 0; slot < end_; ++slot)
-      if (generations[slot] != 0) slots.push_back(static_cast<std::int64_t>(slot));
+      if (held[slot].generation != 0) slots.push_back(static_cast<std::int64_t>(slot));
     if (written_.size() < slots.size()) written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
     queue_->copy(slots.data(), written_.data(), slots.size() * sizeof slots[0]);
     memory_.written = written_.data();
@@ -333,14 +326,16 @@ void SumTreeReplay::set_alpha(double alpha) {
   memory_.alpha_q28 = exponent_q28(alpha);
   publish();
   if (!prioritized_) return;
-  const std::vector<std::uint32_t> bits = copied(priorities_, end_);
-  const auto* const priorities = reinterpret_cast<const float*>(bits.data());
-  const float largest = replay_kernels().scan(priorities, bits.size()).largest;
+  const std::vector<ReplaySlot> slots = copied(slots_, end_);
+  std::vector<float> priorities(end_);
+  std::transform(slots.begin(), slots.end(), priorities.begin(),
+                 [](const ReplaySlot& slot) { return std::bit_cast<float>(slot.priority); });
+  const float largest = replay_kernels().scan(priorities.data(), end_).largest;
   const int excess = largest > 0.0f ? excess_bits(largest, memory_.alpha_q28, kDefaultScale) : 0;
   progress_[0].scale = kDefaultScale - excess;
   if (excess > 0) ++progress_[0].rescales;
   std::vector<std::uint32_t> leaves(end_);
-  replay_kernels().quantise(priorities, end_, memory_.alpha_q28, progress_[0].scale, leaves.data());
+  replay_kernels().quantise(priorities.data(), end_, memory_.alpha_q28, progress_[0].scale, leaves.data());
   queue_->copy(leaves.data(), leaves_.data(), end_ * sizeof leaves[0]);
   sum_all();
 }
@@ -386,7 +381,7 @@ ReplayStatistics SumTreeReplay::statistics() const {
     statistics.histogram[0] = filled - positive;  // there unwritten slots were counted too
   }
   std::uint64_t times = 0;
-  for (const std::uint32_t sampled : copied(times_, end_)) times += std::min(sampled, kTimesMax);
+  for (const ReplaySlot& slot : copied(slots_, end_)) times += std::min(slot.times, kTimesMax);
   statistics.samples_per_item = static_cast<double>(times) / static_cast<double>(std::max<std::size_t>(filled, 1));
   if (last_.count == 0) return statistics;
   std::vector<float> weights(last_.count);
@@ -413,15 +408,13 @@ ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, s
   const std::lock_guard lock(mutex_);
   require_open();
   const ReplayState state = state_locked();
-  queue_->copy(generations_.data(), generations, capacity_ * sizeof *generations);
-  if (prioritized_ && priorities != nullptr)
-    queue_->copy(priorities_.data(), priorities, capacity_ * sizeof *priorities);
-  if (prioritized_ && leaves != nullptr) queue_->copy(leaves_.data(), leaves, capacity_ * sizeof *leaves);
-  if (times != nullptr) {
-    const std::vector<std::uint32_t> sampled = copied(times_, capacity_);
-    std::transform(sampled.begin(), sampled.end(), times,
-                   [](std::uint32_t count) { return static_cast<std::uint16_t>(std::min(count, kTimesMax)); });
+  const std::vector<ReplaySlot> slots = copied(slots_, capacity_);
+  for (std::size_t i = 0; i < capacity_; ++i) {
+    generations[i] = slots[i].generation;
+    if (priorities != nullptr) priorities[i] = std::bit_cast<float>(slots[i].priority);
+    if (times != nullptr) times[i] = static_cast<std::uint16_t>(std::min(slots[i].times, kTimesMax));
   }
+  if (prioritized_ && leaves != nullptr) queue_->copy(leaves_.data(), leaves, capacity_ * sizeof *leaves);
   return state;
 }
 
@@ -442,22 +435,22 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   progress.scale = static_cast<std::int32_t>(state.scale);
   progress.max_priority = std::bit_cast<std::uint32_t>(state.max_priority);
   end_ = 0;
-  for (std::size_t slot = 0; slot < capacity_; ++slot) {
-    if (generations[slot] == 0) continue;
+  std::vector<ReplaySlot> slots(capacity_);
+  for (std::size_t i = 0; i < capacity_; ++i) {
+    slots[i] = {prioritized_ ? std::bit_cast<std::uint32_t>(priorities[i]) : 0, generations[i],
+                times != nullptr ? std::uint32_t{times[i]} : 0};
+    if (generations[i] == 0) continue;
     ++progress.filled;
-    end_ = slot + 1;
+    end_ = i + 1;
   }
   progress_[0] = progress;
   memory_.seed = state.seed;
   memory_.alpha_q28 = exponent_q28(alpha_);
   publish();
-  queue_->copy(generations, generations_.data(), capacity_ * sizeof *generations);
-  const std::vector<std::uint32_t> sampled(times, times + capacity_);
-  queue_->copy(sampled.data(), times_.data(), capacity_ * sizeof sampled[0]);
+  queue_->copy(slots.data(), slots_.data(), capacity_ * sizeof slots[0]);
   last_ = {};
   written_current_ = false;
   if (!prioritized_) return;
-  queue_->copy(priorities, priorities_.data(), capacity_ * sizeof *priorities);
   queue_->copy(leaves, leaves_.data(), capacity_ * sizeof *leaves);
   sum_all();
 }

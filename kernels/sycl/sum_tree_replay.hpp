@@ -102,9 +102,7 @@ class SumTreeReplay {
   bool written_current_ = false;
   DeviceArray<std::uint32_t> leaves_;
   DeviceArray<std::uint64_t> sums_;
-  DeviceArray<std::uint32_t> priorities_;
-  DeviceArray<std::uint32_t> generations_;
-  DeviceArray<std::uint32_t> times_;
+  DeviceArray<ReplaySlot> slots_;
   DeviceArray<std::int64_t> written_;
   DeviceArray<ReplayProgress> progress_;  // pinned, as what the host hands over
   DeviceArray<UpdateRefusal> refusals_;   // of update(), of launch_update()

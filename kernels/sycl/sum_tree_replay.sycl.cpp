@@ -36,8 +36,8 @@ PEARL_KERNEL pearl_retrieve(const ReplayMemory* replay, const std::int64_t* indi
   const Lanes lanes = lanes_here();
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
-    priorities[i] = replay->prioritized ? replay->priorities[slot]
-                                        : (replay->generations[slot] != 0 ? 0x3F800000u : 0u);  // 1 or 0
+    const ReplaySlot held = replay->slots[slot];
+    priorities[i] = replay->prioritized ? held.priority : (held.generation != 0 ? 0x3F800000u : 0u);  // 1 or 0
   }
 }
 

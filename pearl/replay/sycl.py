@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DEVICE = "opencl:cpu"
 _CAPACITY_MAX = 2**36
+_find_device = functools.cache(find_sycl_device)  # asking the driver takes milliseconds
 
 
 class SyclReplayManager(KernelReplayManager):
@@ -68,7 +70,7 @@ class SyclReplayManager(KernelReplayManager):
 
 def device_memory(device: str) -> int:
     """Bytes that one more primitive on a SYCL device may take at most: what is free, where that can be told."""
-    found = find_sycl_device(device)
+    found = _find_device(device)
     return found.memory_bytes if found.kind == "gpu" else min(found.memory_bytes, free_memory())
 
 

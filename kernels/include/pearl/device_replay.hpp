@@ -1,5 +1,5 @@
 // The Replay Manager on parallel devices: its memory, and what one work-group does to it. Written for SYCL kernels
-// (kernels/sycl/sum_tree_replay.sycl.cpp), which define PEARL_FANOUT_SHIFT; host code sees the memory alone.
+// (kernels/sycl/sum_tree_replay.sycl.cpp); host code sees the memory alone.
 //
 // One work-group works on a batch, whatever its size: what follows from all of a batch (its least leaf, whether it is
 // valid, the next level of sums) then takes a barrier, not another launch. Only 32-bit atomics are used, which every
@@ -36,6 +36,13 @@ struct UpdateRefusal {
   std::uint32_t slot;      // never written
 };
 
+// What is known of a slot. What a batch touches together lies together.
+struct ReplaySlot {
+  std::uint32_t priority;
+  std::uint32_t generation;  // 0: never written
+  std::uint32_t times;       // sampled since written; counts up to kTimesMax and a batch
+};
+
 // A sum tree as in sum_tree.hpp, and what is known of each slot. `sums` has one level after another, that of the
 // leaves' parents first; level i begins at `offsets[i]` and has `nodes[i]` nodes.
 struct ReplayMemory {
@@ -44,15 +51,14 @@ struct ReplayMemory {
   std::uint64_t capacity;
   std::uint64_t seed;
   std::int64_t alpha_q28;
-  std::uint32_t levels;
+  std::uint32_t shift;   // log2 of the fanout
+  std::uint32_t levels;  // of sums
   std::uint32_t prioritized;  // else there are neither leaves nor sums nor priorities
   std::uint32_t stratified;
   std::uint32_t initial;  // bits of what new items get that come without a priority; 0: the running maximum
   std::uint32_t* leaves;
   std::uint64_t* sums;
-  std::uint32_t* priorities;
-  std::uint32_t* generations;
-  std::uint32_t* times;        // sampled since written; counts up to kTimesMax and a batch
+  ReplaySlot* slots;
   const std::int64_t* written;  // slots in order; null where there are no gaps
   ReplayProgress* progress;
   std::uint64_t offsets[kMostLevels];
@@ -69,8 +75,6 @@ struct SampledBatch {
 
 #ifdef __SYCL_DEVICE_ONLY__
 
-inline constexpr unsigned kShift = PEARL_FANOUT_SHIFT;
-inline constexpr unsigned kFanout = 1u << kShift;
 inline constexpr std::uint32_t kTimesCounted = (1u << 16) - 1;
 inline constexpr std::uint32_t kClaim = 1u << 31;  // above every leaf
 
@@ -103,11 +107,10 @@ inline std::uint64_t sum(const Lanes& lanes, std::uint64_t value) {
 
 // As pick_among() of tree_descent.hpp.
 template <class T>
-unsigned pick(const T* siblings, std::uint64_t& target) {
+unsigned pick(const T* siblings, unsigned fanout, std::uint64_t& target) {
   std::uint64_t sum = 0, before = 0;
   unsigned passed = 0;
-#pragma unroll 16
-  for (unsigned k = 0; k + 1 < kFanout; ++k) {
+  for (unsigned k = 0; k + 1 < fanout; ++k) {
     sum += siblings[k];
     const bool beyond = sum <= target;
     before = beyond ? sum : before;
@@ -118,22 +121,22 @@ unsigned pick(const T* siblings, std::uint64_t& target) {
 }
 
 template <class T>
-std::uint64_t sum_of_family(const T* family) {
+std::uint64_t sum_of_family(const T* family, unsigned fanout) {
   std::uint64_t sum = 0;
-#pragma unroll 16
-  for (unsigned k = 0; k < kFanout; ++k) sum += family[k];
+  for (unsigned k = 0; k < fanout; ++k) sum += family[k];
   return sum;
 }
 
 // The leaf at `target`, which lies below the total.
 inline std::uint64_t descend(const ReplayMemory& replay, std::uint64_t target) {
+  const unsigned fanout = 1u << replay.shift;
   std::uint64_t node = 0;
   for (unsigned level = replay.levels - 1; level > 0; --level) {
-    node <<= kShift;
-    node += pick(replay.sums + replay.offsets[level - 1] + node, target);
+    node <<= replay.shift;
+    node += pick(replay.sums + replay.offsets[level - 1] + node, fanout, target);
   }
-  node <<= kShift;
-  return node + pick(replay.leaves + node, target);
+  node <<= replay.shift;
+  return node + pick(replay.leaves + node, fanout, target);
 }
 
 // Uniform in [0, 2^64), or in the `at`-th of `count` equal slices of it.
@@ -163,8 +166,8 @@ inline void sample(const ReplayMemory& replay, const Lanes& lanes, const Sampled
     smallest = leaf < smallest ? leaf : smallest;
     batch.indices[i] = static_cast<std::int64_t>(slot);
     batch.leaves[i] = leaf;
-    batch.generations[i] = replay.generations[slot];
-    const Atomic<std::uint32_t> times(replay.times[slot]);
+    batch.generations[i] = replay.slots[slot].generation;
+    const Atomic<std::uint32_t> times(replay.slots[slot].times);
     if (times.load() < kTimesCounted) times.fetch_add(1);
   }
   const std::int64_t log2_smallest = log2_q32(least(lanes, smallest));
@@ -176,6 +179,7 @@ inline void sample(const ReplayMemory& replay, const Lanes& lanes, const Sampled
 // a parent write the same.
 inline void sum_parents(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                         std::uint64_t count) {
+  const unsigned shift = replay.shift, fanout = 1u << shift;
   for (unsigned level = 0; level < replay.levels; ++level) {
     barrier(lanes);
     std::uint64_t* const sums = replay.sums + replay.offsets[level];
@@ -183,9 +187,9 @@ inline void sum_parents(const ReplayMemory& replay, const Lanes& lanes, const st
     const bool all = replay.nodes[level] <= count;
     const std::uint64_t parents = all ? replay.nodes[level] : count;
     for (std::uint64_t i = lanes.first; i < parents; i += lanes.count) {
-      const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> kShift * (level + 1);
-      const std::uint64_t child = parent << kShift;
-      sums[parent] = level > 0 ? sum_of_family(below + child) : sum_of_family(replay.leaves + child);
+      const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> shift * (level + 1);
+      const std::uint64_t child = parent << shift;
+      sums[parent] = level > 0 ? sum_of_family(below + child, fanout) : sum_of_family(replay.leaves + child, fanout);
     }
   }
   barrier(lanes);
@@ -205,7 +209,7 @@ inline std::int32_t fit_scale(const ReplayMemory& replay, const Lanes& lanes, st
   barrier(lanes);  // all have read the scale
   for (std::uint64_t slot = lanes.first; slot < replay.capacity; slot += lanes.count) {
     const std::uint32_t leaf = replay.leaves[slot];
-    if (leaf != 0) replay.leaves[slot] = replay.priorities[slot] == kInfinityBits ? kLeafMax : rescaled(leaf, excess);
+    if (leaf != 0) replay.leaves[slot] = replay.slots[slot].priority == kInfinityBits ? kLeafMax : rescaled(leaf, excess);
   }
   sum_all(replay, lanes);
   if (lanes.first == 0) {
@@ -234,14 +238,10 @@ inline void insert(const ReplayMemory& replay, const Lanes& lanes, const std::in
   std::uint64_t added = 0;
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
-    added += replay.generations[slot] == 0;
-    replay.generations[slot] = generations[i];
-    replay.times[slot] = 0;
-    if (replay.prioritized) {
-      const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
-      replay.priorities[slot] = priority;
-      replay.leaves[slot] = leaf_of(replay, priority, scale);
-    }
+    const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
+    added += replay.slots[slot].generation == 0;
+    replay.slots[slot] = {priority, generations[i], 0};
+    if (replay.prioritized) replay.leaves[slot] = leaf_of(replay, priority, scale);
   }
   added = sum(lanes, added);
   if (replay.prioritized) sum_parents(replay, lanes, indices, count);
@@ -262,7 +262,7 @@ inline void refuse(const ReplayMemory& replay, const Lanes& lanes, const std::in
     const auto place = static_cast<std::uint64_t>(indices[i]);
     if (place >= replay.capacity)
       index = i < index ? i : index;
-    else if (replay.generations[place] == 0)
+    else if (replay.slots[place].generation == 0)
       slot = i < slot ? i : slot;
     if (priorities[i] > kInfinityBits && priorities[i] != kClaim) priority = i < priority ? i : priority;
   }
@@ -281,7 +281,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
                    const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
                    UpdateRefusal& refusal) {
   const auto fresh = [&](std::uint64_t i, std::uint64_t slot) {
-    return generations == nullptr || generations[i] == replay.generations[slot];
+    return generations == nullptr || generations[i] == replay.slots[slot].generation;
   };
   std::uint32_t highest = 0;   // finite; all ones: refused
   std::uint64_t applied = 0;   // upper half: how many, lower half: how many of them infinite
@@ -289,7 +289,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
     const auto slot = static_cast<std::uint64_t>(indices[i]);
     const std::uint32_t priority = priorities[i];
     const bool wrong = priority > kInfinityBits && priority != kClaim;  // minus zero is zero
-    if (wrong || slot >= replay.capacity || replay.generations[slot] == 0) {
+    if (wrong || slot >= replay.capacity || replay.slots[slot].generation == 0) {
       highest = kNowhere;
     } else if (fresh(i, slot)) {
       applied += std::uint64_t{1} << 32 | (priority == kInfinityBits);
@@ -314,7 +314,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
     const Atomic<std::uint32_t> claimed(replay.leaves[slot]);
     if (claimed.load() != (kClaim | static_cast<std::uint32_t>(i))) continue;
     claimed.store(leaf);
-    replay.priorities[slot] = priority;
+    replay.slots[slot].priority = priority;
   }
   sum_parents(replay, lanes, indices, count);
   if (lanes.first != 0) return;

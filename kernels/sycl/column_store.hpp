@@ -1,0 +1,82 @@
+// The Data Storage on a SYCL device: one array in its memory for each column, copied to and from in one launch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device_queue.hpp"
+#include "pearl/device_rows.hpp"
+
+namespace pearl::device {
+
+// Gathered rows of every column. Each has room for a multiple of 16 rows; those past the batch are zero.
+class RowBatch {
+ public:
+  RowBatch(DeviceQueue& queue, const std::vector<const void*>& columns, const std::vector<std::size_t>& row_bytes,
+           std::size_t count, Placement placement);
+
+  void* column(std::size_t i) const { return columns_[i].data(); }
+  std::size_t room() const { return room_; }
+  std::size_t count() const { return count_; }
+  // What kernels are given.
+  const RowCopy* copies() const { return copies_.data(); }
+
+ private:
+  std::size_t count_, room_;
+  std::vector<RawMemory> columns_;
+  DeviceArray<RowCopy> copies_;
+};
+
+// Every method is safe from any thread; launch_gather returns at once, the others wait. Rows are whole: the queue does
+// one thing after the other.
+class ColumnStore {
+ public:
+  ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes);
+
+  // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch but for very
+  // many.
+  void insert(std::size_t start, std::size_t count, const std::vector<const void*>& columns);
+  // The rows at `indices`, which lie in memory of the host and are the caller's to check, in pinned memory that is the
+  // caller's until it lets go of it.
+  std::shared_ptr<RowBatch> gather(const std::int64_t* indices, std::size_t count);
+  // Copies `count` rows of a column, from row `first` on, to the host.
+  void read(std::size_t column, std::size_t first, std::size_t count, void* rows) const;
+  void close();
+
+  // For loops that stay on the device: a batch in its memory, which is this store's until another count is asked for.
+  RowBatch& device_batch(std::size_t count);
+  // The rows at `indices`, in memory of the device, to device_batch(count).
+  void launch_gather(const std::int64_t* indices, std::size_t count);
+
+  void* column(std::size_t i) const { return columns_[i].data(); }
+  const std::vector<std::size_t>& row_bytes() const { return row_bytes_; }
+  std::size_t capacity() const { return capacity_; }
+  const std::shared_ptr<DeviceQueue>& queue() const { return queue_; }
+
+ private:
+  void require_open() const;
+  void stage(std::size_t rows);
+  RowBatch& device_batch_locked(std::size_t count);
+  void launch(const RowCopy* copies, const std::int64_t* from_rows, std::size_t to_first, std::size_t to_rows,
+              std::size_t count);
+
+  const std::shared_ptr<DeviceQueue> queue_;
+  const std::size_t capacity_;
+  const std::vector<std::size_t> row_bytes_;
+  std::size_t total_bytes_;  // of a row of every column
+  mutable std::mutex mutex_;
+  std::vector<RawMemory> columns_;
+  std::vector<const void*> sources_;
+  std::shared_ptr<const Kernels> kernels_;
+  std::vector<RawMemory> staging_;
+  std::size_t staged_rows_ = 0;
+  DeviceArray<RowCopy> insertion_;
+  DeviceArray<std::int64_t> indices_;
+  std::vector<std::shared_ptr<RowBatch>> batches_;  // in pinned memory, some of them callers' at the moment
+  std::unique_ptr<RowBatch> device_batch_;
+};
+
+}  // namespace pearl::device

@@ -1,0 +1,109 @@
+#include "bindings.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "column_store.hpp"
+#include "device_queue.hpp"
+#include "pearl/python_arrays.hpp"
+
+namespace pearl::device {
+namespace {
+
+using namespace bindings;
+
+// How Python sees the rows of a column.
+struct Form {
+  PyObject* dtype;  // never let go: the store may end on a thread without Python's lock
+  std::vector<py::ssize_t> shape;  // of one row
+};
+
+class Store final : public ColumnStore {
+ public:
+  Store(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes,
+        std::vector<Form> given)
+      : ColumnStore(std::move(queue), capacity, std::move(row_bytes)), forms(std::move(given)) {}
+  const std::vector<Form> forms;
+};
+
+py::array array_of(const Form& form, std::size_t rows, void* data, const py::object& owner) {
+  std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(rows)};
+  shape.insert(shape.end(), form.shape.begin(), form.shape.end());
+  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape, data, owner);
+}
+
+py::capsule owner_of(std::shared_ptr<RowBatch> batch) {
+  return py::capsule(new std::shared_ptr<RowBatch>(std::move(batch)),
+                     [](void* held) { delete static_cast<std::shared_ptr<RowBatch>*>(held); });
+}
+
+}  // namespace
+
+void bind_column_store(py::module_& module) {
+  py::class_<ColumnStore, std::shared_ptr<ColumnStore>> base(module, "Columns");
+  py::class_<Store, ColumnStore, std::shared_ptr<Store>>(module, "ColumnStore",
+                                                         "The columns of a Data Storage on a queue's device.")
+      .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::size_t capacity,
+                       const std::vector<std::pair<py::dtype, std::vector<py::ssize_t>>>& columns) {
+             std::vector<std::size_t> row_bytes;
+             std::vector<Form> forms;
+             for (const auto& [dtype, shape] : columns) {
+               std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
+               for (const py::ssize_t side : shape) bytes *= static_cast<std::size_t>(side);
+               row_bytes.push_back(bytes);
+               forms.push_back({dtype.inc_ref().ptr(), shape});
+             }
+             const Released released;
+             return std::make_shared<Store>(queue, capacity, std::move(row_bytes), std::move(forms));
+           }),
+           py::arg("queue"), py::arg("capacity"), py::arg("columns"))
+      .def(
+          "insert",
+          [](Store& store, std::size_t start, std::size_t count, const std::vector<py::array>& columns) {
+            std::vector<const void*> rows;
+            for (const py::array& column : columns) rows.push_back(column.data());
+            const Released released;
+            store.insert(start, count, rows);
+          },
+          py::arg("start"), py::arg("count"), py::arg("columns"),
+          "Copy the first `count` rows of contiguous arrays to the rows from `start` on, around the ring's end.")
+      .def(
+          "gather",
+          [](Store& store, const Array<std::int64_t>& indices) {
+            const std::size_t count = bindings::rows(indices, "indices");
+            const std::int64_t* slots = indices.data();
+            std::shared_ptr<RowBatch> batch;
+            {
+              const Released released;
+              batch = store.gather(slots, count);
+            }
+            py::list columns;
+            const py::capsule owner = owner_of(batch);
+            for (std::size_t i = 0; i < store.forms.size(); ++i)
+              columns.append(array_of(store.forms[i], count, batch->column(i), owner));
+            return columns;
+          },
+          py::arg("indices").noconvert(), "The rows at checked indices, in memory that host and device share.")
+      .def(
+          "read",
+          [](const Store& store, std::size_t column, std::size_t count) {
+            const Form& form = store.forms[column];
+            std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(count)};
+            shape.insert(shape.end(), form.shape.begin(), form.shape.end());
+            py::array rows(py::reinterpret_borrow<py::dtype>(form.dtype), shape);
+            void* data = rows.mutable_data();
+            {
+              const Released released;
+              store.read(column, 0, count, data);
+            }
+            return rows;
+          },
+          py::arg("column"), py::arg("count"), "A copy of the first `count` rows of a column.")
+      .def("close", &ColumnStore::close, py::call_guard<Released>());
+}
+
+}  // namespace pearl::device
