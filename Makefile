@@ -1,18 +1,24 @@
 # `make quickstart` runs the main job, `make test` the tests; both set up .venv first. `make help` lists the rest.
+# The tests bring Intel's SYCL runtime and FPGA emulator along, where these exist; SYCL= leaves both out.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-KERNELS := $(shell find kernels CMakeLists.txt -type f 2>/dev/null)
+SYCL_STAMP := $(VENV)/.sycl-installed
+SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
+KERNELS := $(shell find kernels cmake CMakeLists.txt -type f 2>/dev/null)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
 PYTEST_ARGS ?=
 BENCH ?= .venv-bench
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
+SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
+# For goals that run the tests, and wherever it was set up before.
+WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay clean
+.PHONY: help setup sycl quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,19 +29,27 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "PEARL needs Python 3.10 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
-# Rebuilt when a kernel or the dependencies change; Python files are used in place.
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS)
+$(SYCL_STAMP): $(BIN)/python constraints.txt
+	$(BIN)/python -m pip install --constraint constraints.txt $(SYCL_WHEELS)
+	@touch $@
+
+# Rebuilt when a kernel or the dependencies change; Python files are used in place. SYCL's wheels come first: the build
+# finds their headers in the environment.
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(if $(WITH_SYCL),$(SYCL_STAMP))
 	$(BIN)/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
+sycl: setup  ## Set up SYCL too: Intel's CPU device and FPGA emulator
+	$(if $(WITH_SYCL),$(BIN)/pearl devices --setup-fpga-emulator)
+
 quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is solved
 	$(BIN)/python examples/dqn_cartpole.py
 
-test: setup  ## Run all tests but the slow ones
+test: sycl  ## Run all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: setup  ## Run all tests
+test-all: sycl  ## Run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup  ## ruff check and ruff format --check

@@ -292,24 +292,29 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
     table = _read_table(Path(path), DEVICE_COLUMNS, ("name", "kind", "backend"), faults)
     if not table.rows:
         faults.add(table.header_line + 1, "", "one row per device", "the header alone", " Add the devices.")
-    devices: list[Device] = []
+    found: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
     for row in table.rows:
         reader = _RowReader(table, row, faults)
-        before = len(faults.messages)
-        values = _device_values(reader)
-        name = values["name"]
+        found.append(_device_values(reader))
+        name = reader.text("name")
         if name in lines:
             reader.fault("name", "each name once", f" Line {lines[name]} already has this name: rename one of them.")
         lines.setdefault(name, row.line)
-        if len(faults.messages) == before:
-            devices.append(Device(**values))
+    for row in table.rows:
+        reader = _RowReader(table, row, faults)
+        shared = reader.text("shares_with")
+        if shared and shared == reader.text("name"):
+            reader.fault("shares_with", "another device", " Leave the cell empty for a device of its own silicon.")
+        elif shared and shared not in lines:
+            advice = _closest(shared, lines) or " Add the device, or correct the name."
+            reader.fault("shares_with", f"a device of this file ({_listed(list(lines))})", advice)
     faults.raise_if_any()
-    return tuple(devices)
+    return tuple(Device(**values) for values in found)
 
 
 def _device_values(reader: _RowReader) -> dict[str, Any]:
-    values: dict[str, Any] = {"name": reader.text("name"), "selector": reader.text("selector")}
+    values: dict[str, Any] = {column: reader.text(column) for column in ("name", "selector", "shares_with")}
     if not NAME_PATTERN.fullmatch(values["name"]):
         reader.fault("name", NAME_RULE)
     kind = values["kind"] = reader.one_of("kind", KINDS)
@@ -410,6 +415,18 @@ class Platform:
                 "Add a row of kind cpu to the device CSV, such as 'cpu0,cpu,cpu'."
             )
         return next((device for device in cpus if device.backend == "cpu"), cpus[0])
+
+    def shared_silicon(self, first: str, second: str) -> bool:
+        """Whether two devices are one piece of silicon, so that what runs on one slows the other down.
+
+        `shares_with` counts both ways and from device to device; a device shares with itself.
+        """
+        group, added = set[str](), {self.device(first).name}
+        while added:
+            group |= added
+            rows = [{device.name, device.shares_with} for device in self.devices if device.shares_with]
+            added = set[str]().union(*(row for row in rows if row & group)) - group
+        return self.device(second).name in group
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], Connection]:

@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from pearl import __version__
-from pearl.errors import ConfigurationError, GenerationError, PearlError
+from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
 from pearl.runtime.launch import run_generated
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _pearl(
         "pearl devices",
         "pearl devices --output-dir machines/lab --force",
         "pearl devices --no-measure --devices cpu.csv --connections links.csv",
+        "pearl devices --setup-fpga-emulator",
     ),
 )
 def _devices(
@@ -107,14 +108,24 @@ def _devices(
         bool, typer.Option("--no-measure", help="Measure no bandwidth: quick, but the cells stay empty.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    setup_fpga_emulator: Annotated[
+        bool,
+        typer.Option(
+            "--setup-fpga-emulator",
+            help="Fetch Intel's FPGA emulator into PEARL's cache folder (280 MB; 440 MB there), and do nothing else.",
+        ),
+    ] = False,
 ) -> None:
     """Find the devices of this machine, measure their memory and links, and write both CSV files.
 
-    Devices that cannot be used are shown with the reason and are not written.
+    Devices that cannot be used are shown with the reason, and what would add them, and are not written.
     """
     from pearl.devices import describe_cpu, discover, write_csv
     from pearl.runtime.progress import stage
 
+    if setup_fpga_emulator:
+        _setup_fpga_emulator()
+        return
     device_path, connection_path = output_dir / devices, output_dir / connections
     if device_path.resolve() == connection_path.resolve():
         raise ConfigurationError(f"Both files would be {device_path}: give --devices and --connections other names.")
@@ -127,11 +138,25 @@ def _devices(
     with stage(_console(), "Discovering devices") as shown:
         found, links = discover(measure=not no_measure, progress=shown.advance)
     write_csv(found, links, device_path, connection_path)
-    _console().print(_cpu_table(describe_cpu()), _device_table(found))
+    absent = _absent(found)
+    _console().print(_cpu_table(describe_cpu()), _device_table(found, list(absent.values())))
+    for name, device in absent.items():
+        # Not in the table: a command must stay in one piece to be copied.
+        print(f"No {name}: {device.availability().reason}")
     print(f"Devices:     {device_path} ({len(found)} of this machine)")
     print(f"Connections: {connection_path} ({len(links)})")
     if missing := [device.name for device in found if device.active_watts is None]:
         print(f"Fill active_watts of {', '.join(missing)} to optimise power_efficiency: no meter was found.")
+
+
+def _setup_fpga_emulator() -> None:
+    from pearl.devices.fpga_emulator import setup_emulator
+    from pearl.devices.sycl_runtime import runtime_problem
+
+    problem = runtime_problem()
+    folder = setup_emulator(print)
+    print(f"FPGA emulator: {folder}")
+    print(f"It needs more: {problem}" if problem else "`pearl devices` lists it as fpga_emu0.")
 
 
 def _cpu_table(info: CpuInfo) -> Table:
@@ -151,7 +176,7 @@ def _cpu_table(info: CpuInfo) -> Table:
     )
 
 
-def _device_table(found: Sequence[Device]) -> Table:
+def _device_table(found: Sequence[Device], absent: Sequence[Device]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -165,23 +190,38 @@ def _device_table(found: Sequence[Device]) -> Table:
         numbers = (device.cores, device.clock_mhz, device.memory_gb, device.memory_bandwidth_gbps, device.active_watts)
         cells = ("-" if number is None else f"{number:,.10g}" for number in numbers)
         table.add_row(Text(device.name), device.kind, device.backend, *cells, _state(device))
-    for absent in _absent(found):
-        table.add_row("-", absent.kind, absent.backend, *"-----", _state(absent))
+    for device in absent:
+        table.add_row("-", device.kind, device.backend, *"-----", "unavailable, see below")
     return table
 
 
-def _absent(found: Sequence[Device]) -> Iterable[Device]:
-    """One device of each backend that PEARL knows and this machine, or this version, lacks."""
+def _absent(found: Sequence[Device]) -> dict[str, Device]:
+    """What PEARL could drive and does not find; of the SYCL devices one, where there is no runtime for any."""
     from pearl.devices import Device
+    from pearl.devices.sycl import sycl_devices
 
-    for candidate in (Device("cuda", "gpu", "cuda"), Device("sycl", "fpga", "sycl")):
-        if all(device.backend != candidate.backend for device in found):
-            yield candidate
+    candidates = {"CUDA device": Device("cuda", "gpu", "cuda")}
+    try:
+        sycl_devices()
+    except DeviceError:
+        candidates["SYCL device"] = Device("sycl", "cpu", "sycl")
+    else:
+        candidates["SYCL CPU"] = Device("sycl", "cpu", "sycl")
+        candidates["Intel GPU"] = Device("sycl", "gpu", "sycl")
+        candidates["FPGA"] = Device("sycl", "fpga", "sycl")
+    known = {(device.kind, device.backend) for device in found}
+    return {name: device for name, device in candidates.items() if (device.kind, device.backend) not in known}
 
 
 def _state(device: Device) -> str:
+    from pearl.devices.description import EMULATOR_SELECTOR
+
     available = device.availability()
-    return "usable" if available.ok else f"unavailable: {available.reason}"
+    if not available.ok:
+        return f"unavailable: {available.reason}"
+    if device.selector == EMULATOR_SELECTOR:
+        return "usable (emulator)"
+    return f"usable (is {device.shares_with})" if device.shares_with else "usable"
 
 
 def _binary(size: int) -> str:

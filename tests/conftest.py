@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.devices.fpga_emulator import emulator_folder
+from pearl.devices.sycl import sycl_availability
+
 if TYPE_CHECKING:
     from programs import CsvPair
 
@@ -20,22 +24,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what is marked `sycl` where there is no SYCL device; the marker may name another selector than the CPU's."""
-    marker = item.get_closest_marker("sycl")
-    if marker is None:
-        return
-    from pearl.devices.sycl import sycl_availability
-
-    available = sycl_availability(*(marker.args or ("opencl:cpu",)))
-    if not available.ok:
-        pytest.skip(available.reason)
+    for marker, selector in (("sycl", "cpu"), ("fpga", EMULATOR_SELECTOR)):
+        if item.get_closest_marker(marker) and not (available := sycl_availability(selector)).ok:
+            pytest.skip(available.reason)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Measurements are shared by the tests of one session and never touch the user's cache folder."""
+    """Measurements are shared by the tests of one session and never touch the user's cache folder.
+
+    The FPGA emulator is the one that the user set up.
+    """
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEARL_FPGA_EMULATOR", str(emulator_folder()))
         patch.setenv("PEARL_CACHE_DIR", str(folder))
         yield folder
 

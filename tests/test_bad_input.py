@@ -142,9 +142,9 @@ def test_no_usable_device(tmp_path: Path) -> None:
 
 
 def test_only_a_cpu_without_backend(tmp_path: Path) -> None:
-    files = write_csv_pair(tmp_path, ["cpu0,cpu,sycl,,,"])
+    files = write_csv_pair(tmp_path, ["cpu0,cpu,sycl,opencl:cpu:9,,"])
     message = message_of(PlacementError, described(files).run)
-    assert_says(message, "devices.csv", "cpu0", "sycl", "not installed", "Add a cpu row")
+    assert_says(message, "devices.csv", "cpu0", "SYCL", "Add a cpu row")
 
 
 def test_device_without_a_route(tmp_path: Path) -> None:

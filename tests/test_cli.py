@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from composer.matrix import AssignmentMatrix
 from composer.placement import Placement
 from composer.platform import Platform
 from pearl.cli import app
+from pearl.devices import sycl_runtime
 
 ROOT = Path(__file__).parent.parent
 
@@ -177,6 +179,38 @@ def test_devices_says_where_it_cannot_write(tmp_path):
     assert "cannot be made" in result.stderr
 
 
+def shown_by_devices(folder, **environment):
+    command = [sys.executable, "-m", "pearl", "devices", "--no-measure", "--output-dir", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.sycl
+def test_devices_lists_sycl_and_says_how_to_add_the_emulator(tmp_path):
+    shown = shown_by_devices(tmp_path, PEARL_FPGA_EMULATOR=str(tmp_path / "absent"), OCL_ICD_FILENAMES="")
+    assert "usable (is cpu0)" in shown
+    assert re.search(r"^No FPGA: .* pearl devices --setup-fpga-emulator$", shown, re.MULTILINE)
+    assert re.search(r"^No Intel GPU: ", shown, re.MULTILINE) or "sycl:gpu0" in shown
+    platform = Platform.from_files(tmp_path / "devices.csv", tmp_path / "connections.csv")
+    assert platform.device("sycl:cpu0").shares_with == "cpu0"
+
+
+@pytest.mark.fpga
+def test_devices_calls_the_emulator_one(tmp_path):
+    shown = shown_by_devices(tmp_path)
+    assert re.search(r"fpga_emu0 .*usable \(emulator\)", shown)
+    assert "FPGA emulator (functional only)" in shown
+
+
+def test_devices_says_how_to_add_sycl(tmp_path, monkeypatch):
+    monkeypatch.setattr(sycl_runtime, "installed_wheels", dict)
+    monkeypatch.setattr(sycl_runtime, "find_library", lambda _: None)
+    result = invoke("devices", "--no-measure", "--output-dir", tmp_path)
+    assert result.exit_code == 0
+    assert re.search(r"^No SYCL device: .* pip install .*dpctl==0.21.\*", result.stdout, re.MULTILINE)
+
+
 # --- compose --------------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +268,7 @@ def test_compose_for_a_null_device_keeps_matrix_and_placement(tmp_path, monkeypa
     monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path / "cache"))
     null = "sample_us=0.4;insert_us=0.3;update_us=0.3;learner_us=0.5"
     (tmp_path / "d.csv").write_text(
-        f"name,kind,backend,selector\ncpu0,cpu,cpu,\nfpga0,fpga,sycl,\nfast,gpu,null,{null}\n"
+        f"name,kind,backend,selector\ncpu0,cpu,cpu,\nfpga0,fpga,sycl,opencl:accelerator:9\nfast,gpu,null,{null}\n"
     )
     (tmp_path / "c.csv").write_text("source,target,latency_us,bandwidth_gbps\ncpu0,fast,1,16\n")
     (tmp_path / "null.toml").write_text(SPEC + "[platform]\ndevices = 'd.csv'\nconnections = 'c.csv'\n")

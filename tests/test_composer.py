@@ -196,7 +196,7 @@ def test_edited_configurations_are_checked(csv_pair: CsvPair, tmp_path: Path) ->
 
 
 def test_devices_without_a_backend_are_named_and_left_out(csv_pair: CsvPair) -> None:
-    rows = (*ONE_CPU, "arc,gpu,sycl", "agilex,fpga,sycl")
+    rows = (*ONE_CPU, "arc,gpu,sycl,level_zero:gpu:9", "agilex,fpga,sycl,opencl:accelerator:9")
     composer = described(csv_pair(*rows, connections=["cpu0,arc,5,10", "cpu0,agilex,5,10"]))
     replay, learner = composer.run()
     assert replay.device == learner.device == "cpu0"
@@ -204,7 +204,15 @@ def test_devices_without_a_backend_are_named_and_left_out(csv_pair: CsvPair) -> 
     assert composer.matrix.devices == ("cpu0",)
     for text in (str(composer.matrix), str(composer.placement)):
         assert "arc" in text
-        assert "sycl" in text
+        assert "SYCL" in text
+
+
+@pytest.mark.fpga
+def test_the_emulator_does_not_stand_in_the_way_of_composing(csv_pair: CsvPair) -> None:
+    composer = described(csv_pair(*ONE_CPU, "fpga_emu0,fpga,sycl,fpga_emu", connections=["cpu0,fpga_emu0,5,10"]))
+    replay, learner = composer.run()
+    assert replay.device == learner.device == "cpu0"
+    assert "fpga_emu0" in str(composer.matrix)
 
 
 def test_power_efficiency_takes_the_devices_that_save_energy(csv_pair: CsvPair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import types
@@ -13,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.platform import Platform
-from pearl.devices import Connection, Device, NullTimes, cuda, describe_cpu, discover, discovery, write_csv
+from pearl.devices import Connection, Device, NullTimes, cuda, describe_cpu, discover, discovery, sycl, write_csv
 from pearl.devices.cpu import cpu_device, measure_memory_bandwidth
 from pearl.devices.description import cuda_index
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, DeviceError
 
 NULL = "sample_us=5;insert_us=2;update_us=3;learner_us=100"
 
@@ -141,6 +142,9 @@ def test_importing_devices_loads_neither_torch_nor_pandas() -> None:
         ({"memory_gb": float("nan")}, "memory_gb must be a finite number above 0"),
         ({"active_watts": 0.0}, "active_watts must be a finite number above 0"),
         ({"dsp": -1}, "dsp must be a finite number of at least 0"),
+        ({"shares_with": "cpu0"}, "shares_with must name another device; found 'cpu0'"),
+        ({"shares_with": "a b"}, "shares_with must name another device; found 'a b'"),
+        ({"backend": "sycl", "selector": "level_zero:gpu:0"}, "sycl selector of kind cpu must be"),
     ],
 )
 def test_a_device_checks_its_values(values: dict[str, Any], expected: str) -> None:
@@ -150,10 +154,9 @@ def test_a_device_checks_its_values(values: dict[str, Any], expected: str) -> No
 
 def test_availability_says_why_not() -> None:
     assert Device("n", "gpu", "null", NULL).availability().ok
-    assert "sycl backend is not installed" in Device("f", "fpga", "sycl").availability().reason
-    far = Device("g", "gpu", "cuda", "cuda:99").availability()
-    assert not far.ok
-    assert far.reason
+    for far in (Device("g", "gpu", "cuda", "cuda:99"), Device("g", "gpu", "sycl", "level_zero:gpu:99")):
+        assert not far.availability().ok
+        assert far.availability().reason
 
 
 def test_fingerprint_follows_the_hardware_not_the_name() -> None:
@@ -242,11 +245,62 @@ def test_a_gpu_that_fails_is_reported_and_the_rest_is_kept(monkeypatch: pytest.M
     available = lambda index: cuda.Availability(index < 2, "" if index < 2 else "no more")  # noqa: E731
     monkeypatch.setattr(discovery.cuda, "cuda_availability", available)
     monkeypatch.setattr(discovery.cuda, "describe_cuda", describe)
+    monkeypatch.setattr(sycl, "sycl_devices", lambda: ())
     messages: list[str] = []
     devices, connections = discover(measure=False, progress=messages.append)
     assert [device.name for device in devices] == ["cpu0", "gpu1"]
     assert [(link.source, link.target) for link in connections] == [("cpu0", "gpu1")]
     assert "gpu0 is left out: out of memory" in messages
+
+
+def sycl_facts(selector: str, kind: Any, name: str, *, emulated: bool = False) -> sycl.SyclDevice:
+    return sycl.SyclDevice(selector, kind, name, "1.2", 8, 1500.0, 16_000_000_000, emulated, has_usm=True)
+
+
+def test_sycl_devices_are_listed_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = (
+        sycl_facts("opencl:cpu:0", "cpu", "Xeon"),
+        sycl_facts("level_zero:gpu:0", "gpu", "Arc"),
+        sycl_facts("level_zero:gpu:1", "gpu", "Arc"),
+        sycl_facts("opencl:accelerator:0", "fpga", "Agilex board"),
+        sycl_facts("opencl:accelerator:1", "fpga", "Emulation Device", emulated=True),
+    )
+    monkeypatch.setattr(sycl, "sycl_devices", lambda: present)
+    monkeypatch.setattr(discovery.cuda, "cuda_availability", lambda _: cuda.Availability(False, "none"))
+    monkeypatch.setattr(discovery, "describe_cpu", lambda: dataclasses.replace(describe_cpu(), package_watts=90.0))
+    messages: list[str] = []
+    devices, links = discover(measure=False, progress=messages.append)
+    rows = [(d.name, d.kind, d.backend, d.selector, d.shares_with, d.active_watts) for d in devices]
+    assert rows == [
+        ("cpu0", "cpu", "cpu", "cpu", "", 90),
+        ("sycl:cpu0", "cpu", "sycl", "opencl:cpu:0", "cpu0", 90),
+        ("sycl:gpu0", "gpu", "sycl", "level_zero:gpu:0", "", None),
+        ("sycl:gpu1", "gpu", "sycl", "level_zero:gpu:1", "", None),
+        ("fpga0", "fpga", "sycl", "opencl:accelerator:0", "", None),
+        ("fpga_emu0", "fpga", "sycl", "fpga_emu", "cpu0", None),
+    ]
+    assert any("emulator (functional only)" in message for message in messages)
+    latencies = {link.target: link.latency_us for link in links}
+    assert latencies["sycl:cpu0"] < latencies["sycl:gpu0"]
+    platform = Platform(tuple(devices), tuple(links))
+    assert platform.shared_silicon("sycl:cpu0", "fpga_emu0")
+    assert not platform.shared_silicon("cpu0", "fpga0")
+
+
+def test_a_sycl_device_that_fails_is_reported_and_the_rest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = (sycl_facts("opencl:cpu:0", "cpu", "A"), sycl_facts("level_zero:gpu:0", "gpu", "B"))
+
+    def describe(selector: str, name: str, *, measure: bool) -> Device:
+        if selector == "opencl:cpu:0":
+            raise DeviceError("its driver is broken")
+        return Device(name, "gpu", "sycl", selector)
+
+    monkeypatch.setattr(sycl, "sycl_devices", lambda: present)
+    monkeypatch.setattr(sycl, "describe_sycl", describe)
+    messages: list[str] = []
+    devices, _ = discover(measure=False, progress=messages.append)
+    assert [device.name for device in devices if device.backend == "sycl"] == ["sycl:gpu0"]
+    assert "sycl:cpu0 is left out: its driver is broken" in messages
 
 
 @pytest.mark.cuda

@@ -182,8 +182,9 @@ def test_code_in_a_cell_stays_text(tmp_path: Path) -> None:
     code = f"__import__('pathlib').Path('{witness}').touch()"
     assert "column 'name'" in device_error(tmp_path, f"name,kind,backend\n{code},cpu,cpu\n")
     assert "column 'memory_gb'" in device_error(tmp_path, f"name,kind,backend,memory_gb\na,cpu,cpu,{code}\n")
-    (device,) = read_devices(write(tmp_path, f'name,kind,backend,selector\na,gpu,sycl,"{code}"\n'))
-    assert device.selector == code
+    for backend in ("sycl", "null"):
+        text = f'name,kind,backend,selector\na,gpu,{backend},"{code}"\n'
+        assert "column 'selector'" in device_error(tmp_path, text)
     assert not witness.exists()
 
 
@@ -233,11 +234,39 @@ def test_host_is_the_first_cpu() -> None:
 
 
 def test_usable_gives_a_reason_for_each_device_left_out() -> None:
-    ready, left_out = usable(Platform((Device("cpu0", "cpu", "cpu"), Device("fpga0", "fpga", "sycl"))))
+    far = Device("gpu7", "gpu", "sycl", "level_zero:gpu:7")
+    ready, ((left_out, reason),) = usable(Platform((Device("cpu0", "cpu", "cpu"), far)))
     assert [device.name for device in ready] == ["cpu0"]
-    assert [(device.name, reason) for device, reason in left_out] == [
-        ("fpga0", "the sycl backend is not installed in this version")
-    ]
+    assert left_out == far
+    assert "SYCL" in reason
+
+
+def test_devices_that_share_silicon(tmp_path: Path) -> None:
+    text = (
+        "name,kind,backend,selector,shares_with\ncpu0,cpu,cpu,,\nsycl,cpu,sycl,,cpu0\n"
+        "emu,fpga,sycl,fpga_emu,sycl\ngpu0,gpu,cuda,,\n"
+    )
+    platform = Platform(read_devices(write(tmp_path, text)))
+    assert [device.shares_with for device in platform.devices] == ["", "cpu0", "sycl", ""]
+    for pair in (("cpu0", "sycl"), ("sycl", "cpu0"), ("emu", "cpu0"), ("cpu0", "emu"), ("gpu0", "gpu0")):
+        assert platform.shared_silicon(*pair)
+    for pair in (("cpu0", "gpu0"), ("gpu0", "emu")):
+        assert not platform.shared_silicon(*pair)
+    with pytest.raises(PlacementError, match="no device 'gpu9'"):
+        platform.shared_silicon("cpu0", "gpu9")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("cpu0,cpu,cpu,cpu0\n", "line 2, column 'shares_with': expected another device; found 'cpu0'"),
+        ("cpu0,cpu,cpu,\ns,cpu,sycl,cpu1\n", "line 3, column 'shares_with': expected a device of this file (cpu0, s)"),
+        ("cpu0,cpu,cpu,\ns,cpu,sycl,cpu1\n", "Did you mean 'cpu0'"),
+        ("cpu0,cpu,cpu,=x()\n", "expected a device of this file (cpu0); found '=x()'"),
+    ],
+)
+def test_shares_with_names_another_device_of_the_file(tmp_path: Path, rows: str, expected: str) -> None:
+    assert expected in device_error(tmp_path, f"name,kind,backend,shares_with\n{rows}")
 
 
 def test_the_examples_of_the_csv_reference_are_valid(tmp_path: Path) -> None:
@@ -261,7 +290,19 @@ CELLS = st.one_of(
 )
 HEADERS = st.one_of(
     st.sampled_from(
-        ["name", "kind", "backend", "selector", "cores", "memory_gb", "clock_ghz", "sram_mb", "dsp", "memory"]
+        [
+            "name",
+            "kind",
+            "backend",
+            "selector",
+            "cores",
+            "memory_gb",
+            "clock_ghz",
+            "sram_mb",
+            "dsp",
+            "memory",
+            "shares_with",
+        ]
     ),
     st.sampled_from(["source", "target", "latency_us", "latency_ms", "bandwidth_gbps", "latency", ""]),
     st.text(max_size=4),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pearl.devices import cuda
+from pearl.devices import cuda, sycl
 from pearl.devices.cpu import cpu_device, describe_cpu, measure_memory_bandwidth, measure_memory_latency_us
 from pearl.devices.description import CONNECTION_COLUMNS, DEVICE_COLUMNS, Connection, Device
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, DeviceError
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,9 @@ log = logging.getLogger(__name__)
 HOST_LINK_LATENCY_US = 10.0
 HOST_LINK_GBPS = 12.0
 MEMORY_LATENCY_US = 0.1
+# ... and where host and device are one piece of silicon: a copy that the runtime makes.
+SHARED_LINK_LATENCY_US = 3.0
+SHARED_LINK_GBPS = 10.0
 
 
 def _silent(_message: str) -> None:
@@ -29,8 +34,9 @@ def discover(
 ) -> tuple[list[Device], list[Connection]]:
     """List this machine's devices, the CPU first, and their connections.
 
-    With `measure` off nothing is timed: bandwidths stay empty and host links carry the defaults above. A GPU that
-    fails is reported to `progress` and to the log, and left out.
+    With `measure` off nothing is timed: bandwidths stay empty and host links carry the defaults above. A device that
+    fails is reported to `progress` and to the log, and left out. SYCL's CPU device and the FPGA emulator come with
+    `shares_with`: they compute on the CPU.
     """
     report = progress or _silent
     info = describe_cpu()
@@ -46,8 +52,10 @@ def discover(
         host_latency = round(MEMORY_LATENCY_US if latency is None else latency, 4)
         connections.append(Connection("cpu0", "cpu0", host_latency, bandwidth))
     devices = [cpu_device(info, "cpu0", bandwidth)]
-    gpus, links = _discover_cuda(measure, report)
-    return devices + gpus, connections + links
+    for more, links in (_discover_cuda(measure, report), _discover_sycl(devices[0], connections, measure, report)):
+        devices += more
+        connections += links
+    return devices, connections
 
 
 def _discover_cuda(measure: bool, report: Callable[[str], None]) -> tuple[list[Device], list[Connection]]:
@@ -97,6 +105,53 @@ def _peer_links(devices: list[Device], indices: list[int], report: Callable[[str
                 log.warning("The link %s -> %s is left out: %s", source.name, target.name, error)
                 continue
             links += [link] if link else []
+    return links
+
+
+def _discover_sycl(
+    host: Device, memory: Sequence[Connection], measure: bool, report: Callable[[str], None]
+) -> tuple[list[Device], list[Connection]]:
+    """The SYCL devices beside `host`, the latency of whose own memory is the first of `memory`."""
+    try:
+        present = sycl.sycl_devices()
+    except DeviceError as error:
+        report(f"No SYCL device: {error}")
+        return [], []
+    devices: list[Device] = []
+    links: list[Connection] = []
+    numbers: Counter[str] = Counter()
+    for facts in present:
+        shares = facts.kind == "cpu" or facts.emulated
+        stem = "fpga_emu" if facts.emulated else "fpga" if facts.kind == "fpga" else f"sycl:{facts.kind}"
+        name = f"{stem}{numbers[stem]}"
+        try:
+            if measure:
+                report(f"Measuring the memory and the links of {name}")
+            device = sycl.describe_sycl(facts.selector, name, measure=measure)
+            if shares:
+                watts = None if facts.emulated else host.active_watts
+                device = dataclasses.replace(device, shares_with=host.name, active_watts=watts)
+            own_links = _sycl_links(device, host, memory, measure)
+        except (DeviceError, RuntimeError) as error:
+            report(f"{name} is left out: {error}")
+            log.warning("The SYCL device %s is left out: %s", facts.selector, error)
+            continue
+        numbers[stem] += 1
+        report(f"SYCL: {name}, {facts.described}, {device.cores} compute units")
+        devices.append(device)
+        links += own_links
+    return devices, links
+
+
+def _sycl_links(device: Device, host: Device, memory: Sequence[Connection], measure: bool) -> list[Connection]:
+    if not measure:
+        shares = device.shares_with == host.name
+        latency, gbps = (SHARED_LINK_LATENCY_US, SHARED_LINK_GBPS) if shares else (HOST_LINK_LATENCY_US, HOST_LINK_GBPS)
+        return [Connection(host.name, device.name, latency, gbps)]
+    links = sycl.measure_host_links(device.selector, host.name, device.name)
+    if device.memory_bandwidth_gbps:
+        latency = memory[0].latency_us if device.shares_with and memory else MEMORY_LATENCY_US
+        links.append(Connection(device.name, device.name, latency, device.memory_bandwidth_gbps))
     return links
 
 

@@ -24,6 +24,7 @@ EMULATOR = "FPGA emulator (functional only)"
 _GB = 1e9
 _SMALL_BYTES = 64
 _COPY_BYTES = 64 << 20
+_MEMORY_BYTES = 256 << 20
 _KINDS: dict[str, DeviceKind] = {"cpu": "cpu", "gpu": "gpu", "accelerator": "fpga"}
 
 
@@ -150,14 +151,14 @@ def sycl_identity(selector: str) -> str:
     return "|".join(map(str, facts))
 
 
-def describe_sycl(selector: str, name: str, *, measure: bool, shares_with: str = "") -> Device:
+def describe_sycl(selector: str, name: str, *, measure: bool) -> Device:
     """The device CSV row of a device; `cores` counts its compute units. DeviceError if it is not there."""
     device = find_sycl_device(selector)
     bandwidth = None
     if measure and not device.emulated:
+        nbytes = min(_MEMORY_BYTES, device.memory_bytes // 16)  # beyond the caches
         # Read and written both count, as for the other kinds.
-        times = sycl_queue(selector).memory_times_us(_COPY_BYTES, 10)
-        bandwidth = round(2 * _gbps(times), 2)
+        bandwidth = round(2 * _gbps(nbytes, sycl_queue(selector).memory_times_us(nbytes, 5)), 2)
     return Device(
         name=name,
         kind=device.kind,
@@ -167,12 +168,11 @@ def describe_sycl(selector: str, name: str, *, measure: bool, shares_with: str =
         clock_mhz=device.clock_mhz,
         memory_gb=round(device.memory_bytes / _GB, 2),
         memory_bandwidth_gbps=bandwidth,
-        shares_with=shares_with,
     )
 
 
-def _gbps(times_us: list[float]) -> float:
-    return _COPY_BYTES / (statistics.median(times_us) * 1e-6) / _GB
+def _gbps(nbytes: int, times_us: list[float]) -> float:
+    return nbytes / (statistics.median(times_us) * 1e-6) / _GB
 
 
 def measure_host_links(selector: str, host: str, name: str) -> list[Connection]:
@@ -181,6 +181,6 @@ def measure_host_links(selector: str, host: str, name: str) -> list[Connection]:
     links = []
     for source, target, to_device in ((host, name, True), (name, host, False)):
         latency = statistics.median(queue.copy_times_us(_SMALL_BYTES, to_device, 200))
-        bandwidth = _gbps(queue.copy_times_us(_COPY_BYTES, to_device, 10))
+        bandwidth = _gbps(_COPY_BYTES, queue.copy_times_us(_COPY_BYTES, to_device, 10))
         links.append(Connection(source, target, round(latency, 3), round(bandwidth, 3)))
     return links

@@ -17,7 +17,6 @@ import logging
 import os
 import platform
 import shlex
-import site
 import sys
 import warnings
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def installed_wheels() -> dict[str, str]:
 
 
 def _library_folders() -> list[Path]:
-    """Where the libraries may be: where the wheels put them, then the environment, the user's own, and oneAPI's."""
+    """Where the libraries may be: where the wheels put them, then the environment, then an installed oneAPI."""
     folders: list[Path] = []
     for name, library in _LIBRARIES.items():
         try:
@@ -114,7 +113,7 @@ def _library_folders() -> list[Path]:
         except importlib.metadata.PackageNotFoundError:
             continue
         folders += [Path(file.locate()).parent for file in files if file.name == library]
-    folders += [Path(sys.prefix) / "lib", Path(site.getuserbase()) / "lib"]
+    folders.append(Path(sys.prefix) / "lib")
     if compiler := os.environ.get("CMPLR_ROOT"):
         folders.append(Path(compiler) / "lib")
     # Normalised: the runtime's compiler finds its own files by the path that it was loaded from.
@@ -178,9 +177,10 @@ def _load() -> SyclRuntime:
     dpctl_was_first = "dpctl" in sys.modules
     _add_drivers()
     try:
-        # By their normalised paths, and before dpctl loads them by another one.
+        # By their normalised paths, and before dpctl loads them by another one. Not RTLD_GLOBAL: they bring Intel's
+        # libm, and arithmetic elsewhere in the process would come out otherwise.
         for name in ("libsycl.so.8", "libsycl-jit.so"):
-            ctypes.CDLL(str(find_library(name)), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(find_library(name)))
         with warnings.catch_warnings():
             # Taking a queue from dpctl loads its array module, of which PEARL uses nothing.
             warnings.filterwarnings("ignore", r"dpctl\.tensor", DeprecationWarning)
