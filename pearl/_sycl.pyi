@@ -1,7 +1,14 @@
 """Primitives on SYCL devices; their contracts stand in kernels/sycl/. Loaded by pearl.devices.sycl alone."""
 
+<<<<<<< HEAD
+from collections.abc import Sequence
+from typing import Any
+=======
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+import numpy as np
+>>>>>>> 68b2edd15e331cc3ff671695a98860ba96bc1d59
 
 import numpy as np
 
@@ -16,10 +23,73 @@ class Queue:
     def launches(self) -> int: ...
     def compile(self, name: str, text: str, kernels: list[str]) -> None: ...
     def wait(self) -> None: ...
+    def shared_floats(self, count: int) -> np.ndarray: ...
     def launch_times_us(self, launches: int, repeats: int) -> list[float]: ...
     def memory_times_us(self, nbytes: int, repeats: int) -> list[float]: ...
     def copy_times_us(self, nbytes: int, to_device: bool, repeats: int) -> list[float]: ...
 
+<<<<<<< HEAD
+<<<<<<< HEAD
+class Learner:
+    def __init__(
+        self,
+        queue: Queue,
+        actor_critic: bool,
+        networks: Sequence[tuple[int, Sequence[tuple[str, int, int, int, int, int, float]]]],
+        parameters: Sequence[np.ndarray | None],
+        scales: np.ndarray,
+        observation_size: int,
+        action_size: int,
+        log_alpha: np.ndarray | None,
+    ) -> None: ...
+    def set(
+        self,
+        *,
+        double_q: bool = False,
+        mse: bool = False,
+        stochastic: bool = False,
+        saturation_penalty: float = 0.0,
+        target_noise: float = 0.0,
+        noise_clip: float = 0.0,
+        log_std_low: float = -20.0,
+        log_std_high: float = 2.0,
+        target_entropy: float = 0.0,
+        max_grad_norm: float = 0.0,
+        tau: float = 1.0,
+        target_interval: int = 1,
+        policy_delay: int = 1,
+        noise_seed: int = 0,
+    ) -> None: ...
+    def set_adam(
+        self,
+        which: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        decay: float,
+        decoupled: bool,
+        first: np.ndarray,
+        second: np.ndarray,
+        max_second: np.ndarray | None,
+        steps: np.ndarray,
+    ) -> None: ...
+    def set_sgd(
+        self,
+        which: int,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        decay: float,
+        nesterov: bool,
+        buffer: np.ndarray | None,
+        fresh: bool,
+    ) -> None: ...
+    def step(
+        self, columns: Sequence[np.ndarray], weights: np.ndarray, number: int
+    ) -> tuple[np.ndarray, dict[str, float]]: ...
+=======
+=======
 class ColumnStore:
     def __init__(self, queue: Queue, capacity: int, columns: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> None: ...
     def insert(self, start: int, count: int, columns: list[np.ndarray]) -> None: ...
@@ -28,6 +98,7 @@ class ColumnStore:
     def read_batch(self, count: int) -> list[np.ndarray]: ...
     def close(self) -> None: ...
 
+>>>>>>> 5da62a289de04784e32aae68b396e11043205262
 class SumTree:
     INITIAL_MAX: ClassVar[float]
     def __init__(
@@ -63,3 +134,4 @@ class SumTree:
     def read_batch(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
+>>>>>>> 68b2edd15e331cc3ff671695a98860ba96bc1d59

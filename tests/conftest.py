@@ -26,8 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker, selector in (("sycl", "cpu"), ("fpga", EMULATOR_SELECTOR)):
-        if item.get_closest_marker(marker) and not (available := sycl_availability(selector)).ok:
+    """Skip what is marked `sycl` or `fpga` where there is no such device; the marker may name another selector."""
+    for name, selector in (("sycl", "cpu"), ("fpga", EMULATOR_SELECTOR)):
+        marker = item.get_closest_marker(name)
+        if marker is not None and not (available := sycl_availability(*(marker.args or (selector,)))).ok:
             pytest.skip(available.reason)
 
 

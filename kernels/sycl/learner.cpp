@@ -314,12 +314,7 @@ DeviceLearner::DeviceLearner(DeviceQueue& queue, LearnerModel model) : queue_(qu
   for (const NetworkSource& network : model_.networks) Plan{network};
   // A CPU runs a work-group's lanes as one vector; a GPU wants more of them at once.
   slices_ = queue_.is_cpu() ? 1 : 8;
-  kernels_ = queue_.compile("learner",
-                            {{"pearl_run_tape", {}},
-                             {"pearl_gradients", {}},
-                             {"pearl_move_weights", {}},
-                             {"pearl_move_temperature", {}}},
-                            {"-DPEARL_SLICES=" + std::to_string(slices_)});
+  kernels_ = compile(tape::kAdam);
   context_ = {queue_, 1, Placement::shared};
   device_optimizers_ = {queue_, 3, Placement::shared};
   totals_ = {queue_, 4, Placement::shared};
@@ -352,21 +347,32 @@ void DeviceLearner::set(const LearnerSettings& settings) {
 void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings) {
   optimizers_[which] = settings;
   tape::Optimizer& optimizer = device_optimizers_[which];
-  optimizer.adam = settings.adam;
-  optimizer.decoupled = settings.decoupled;
-  optimizer.nesterov = settings.nesterov;
+  optimizer.shrink = settings.decoupled ? static_cast<float>(1.0 - settings.lr * settings.decay) : 1.0f;
+  optimizer.decay = settings.decoupled ? 0.0f : static_cast<float>(settings.decay);
   optimizer.beta2 = static_cast<float>(settings.beta2);
   optimizer.eps = static_cast<float>(settings.eps);
   optimizer.rise1 = static_cast<float>(1.0 - settings.beta1);
   optimizer.rise2 = static_cast<float>(1.0 - settings.beta2);
-  optimizer.decay = static_cast<float>(settings.decoupled ? 1.0 - settings.lr * settings.decay : settings.decay);
   optimizer.lr = static_cast<float>(settings.lr);
   optimizer.momentum = static_cast<float>(settings.momentum);
   optimizer.rise = static_cast<float>(1.0 - settings.dampening);
-  optimizer.sgd_decay = static_cast<float>(settings.decay);
   optimizer.first = settings.first;
   optimizer.second = settings.second;
   optimizer.max_second = settings.max_second;
+  const int rule = settings.adam               ? settings.max_second != nullptr ? tape::kAmsgrad : tape::kAdam
+                   : settings.first == nullptr ? tape::kSgd
+                   : settings.nesterov         ? tape::kNesterov
+                                               : tape::kMomentum;
+  movers_[which] = compile(rule);
+}
+
+std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
+  return queue_.compile("learner",
+                        {{"pearl_run_tape", {}},
+                         {"pearl_gradients", {}},
+                         {"pearl_move_weights", {}},
+                         {"pearl_move_temperature", {}}},
+                        {"-DPEARL_SLICES=" + std::to_string(slices_), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 
 DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
@@ -572,7 +578,7 @@ void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64
   if (settings_.max_grad_norm > 0)
     queue_.launch((*kernels_)["pearl_gradients"], phase.tiles.size(), kLanes, context, tiles, static_cast<int>(policy));
   const tape::StepArguments arguments = advance(which);
-  queue_.launch((*kernels_)["pearl_move_weights"], phase.tiles.size(), kLanes, context, tiles,
+  queue_.launch((*movers_[which])["pearl_move_weights"], phase.tiles.size(), kLanes, context, tiles,
                 static_cast<int>(phase.tiles.size()), static_cast<const tape::Optimizer*>(&device_optimizers_[which]),
                 arguments.step_size, arguments.denominator, arguments.fresh, target, static_cast<int>(policy));
 }
@@ -590,7 +596,7 @@ void DeviceLearner::launch(std::int64_t step) {
   run(phases_[1], true, kActor, step, target);
   if (model_.log_alpha == nullptr || optimizers_[kTemperature].steps == nullptr) return;
   const tape::StepArguments arguments = advance(kTemperature);
-  queue_.launch((*kernels_)["pearl_move_temperature"], 1, kLanes, context_.data(),
+  queue_.launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, context_.data(),
                 static_cast<const tape::Optimizer*>(&device_optimizers_[kTemperature]), arguments.step_size,
                 arguments.denominator, arguments.fresh);
 }

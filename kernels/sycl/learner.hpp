@@ -90,6 +90,7 @@ class DeviceLearner {
   };
   struct Builder;
 
+  std::shared_ptr<const Kernels> compile(int rule);
   void build(std::size_t rows);
   Phase upload(const std::vector<tape::Instruction>& tape, const std::vector<tape::Tile>& tiles);
   void run(const Phase& phase, bool policy, Which which, std::int64_t step, float target);
@@ -101,6 +102,7 @@ class DeviceLearner {
   OptimizerSettings optimizers_[3];
   std::int64_t launched_[3] = {};  // steps of each optimizer since the last finish()
   std::shared_ptr<const Kernels> kernels_;
+  std::shared_ptr<const Kernels> movers_[3];  // compiled for each optimizer's rule
   int slices_ = 1;
   std::size_t rows_ = 0, groups_ = 0;
   DeviceArray<tape::Context> context_;

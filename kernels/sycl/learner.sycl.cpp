@@ -9,6 +9,9 @@
 #ifndef PEARL_SLICES
 #define PEARL_SLICES 1
 #endif
+#ifndef PEARL_RULE  // pearl::tape::Rule
+#define PEARL_RULE 0
+#endif
 
 namespace syclext = sycl::ext::oneapi;
 namespace experimental = sycl::ext::oneapi::experimental;
@@ -39,29 +42,35 @@ struct Lane {
 template <int Count>
 inline void linear_tile(const Lane& lane, const Instruction& i, const float* weight, const float* bias, int first) {
   float sums[Count];
+#pragma unroll
   for (int j = 0; j < Count; ++j) sums[j] = bias != nullptr ? bias[first + j] : 0.0f;
   const float* x = lane.at(i.in);
   const float* w = weight + static_cast<std::int64_t>(first) * i.in_width;
   for (int k = 0; k < i.in_width; ++k) {
     const float value = x[k * kLanes];
+#pragma unroll
     for (int j = 0; j < Count; ++j) sums[j] += w[j * i.in_width + k] * value;
   }
   float* y = lane.at(i.out + first);
+#pragma unroll
   for (int j = 0; j < Count; ++j) y[j * kLanes] = activated(sums[j], i.activation);
 }
 
 template <int Count>
 inline void slope_tile(const Lane& lane, const Instruction& i, const float* weight, int first) {
   float sums[Count];
+#pragma unroll
   for (int j = 0; j < Count; ++j) sums[j] = 0.0f;
   const float* dy = lane.at(i.in);
   const float* w = weight + first;
   for (int n = 0; n < i.in_width; ++n) {
     const float slope = dy[n * kLanes];
+#pragma unroll
     for (int j = 0; j < Count; ++j) sums[j] += w[static_cast<std::int64_t>(n) * i.out_width + j] * slope;
   }
   float* dx = lane.at(i.out + first);
   const bool adds = (i.flags & kAccumulate) != 0;
+#pragma unroll
   for (int j = 0; j < Count; ++j) {
     float slope = sums[j];
     if (adds) slope += dx[j * kLanes];
@@ -383,28 +392,26 @@ inline float sum_of_lanes(const sycl::nd_item<2>& item, float value) {
   return sycl::reduce_over_group(item.get_group(), value, sycl::plus<float>());
 }
 
-// One entry of a vector of parameters.
+// Moves one entry of a vector of parameters. Which rule it follows, and whether targets move too, is known when it is
+// compiled: a branch per weight would be taken by masks, and cost more than the arithmetic.
+template <bool Targets>
 struct Mover {
-  const Context& context;
-  const Optimizer& optimizer;
+  Optimizer optimizer;
   float* weights;
-  float* targets;  // null: none
+  float* targets;
   StepArguments step;
   float factor;
 
   void operator()(std::int64_t at, float gradient) const {
-    gradient *= factor;
-    float weight = weights[at];
-    if (optimizer.adam) {
-      if (optimizer.decoupled)
-        weight *= optimizer.decay;
-      else
-        gradient += optimizer.decay * weight;
+    const float before = weights[at];
+    float weight = before * optimizer.shrink;
+    gradient = gradient * factor + optimizer.decay * before;
+    if constexpr (PEARL_RULE == kAdam || PEARL_RULE == kAmsgrad) {
       float m = optimizer.first[at], v = optimizer.second[at];
       m += optimizer.rise1 * (gradient - m);
       v = optimizer.rise2 * gradient * gradient + optimizer.beta2 * v;
       float top = v;
-      if (optimizer.max_second != nullptr) {
+      if constexpr (PEARL_RULE == kAmsgrad) {
         top = sycl::fmax(v, optimizer.max_second[at]);
         optimizer.max_second[at] = top;
       }
@@ -412,19 +419,19 @@ struct Mover {
       optimizer.first[at] = m;
       optimizer.second[at] = v;
     } else {
-      gradient += optimizer.sgd_decay * weight;
-      if (optimizer.first != nullptr) {
-        const float momentum = step.fresh != 0.0f
-                                   ? gradient
-                                   : optimizer.momentum * optimizer.first[at] + optimizer.rise * gradient;
+      if constexpr (PEARL_RULE == kMomentum || PEARL_RULE == kNesterov) {
+        const float momentum =
+            step.fresh != 0.0f ? gradient : optimizer.momentum * optimizer.first[at] + optimizer.rise * gradient;
         optimizer.first[at] = momentum;
-        gradient = optimizer.nesterov ? gradient + optimizer.momentum * momentum : momentum;
+        gradient = PEARL_RULE == kNesterov ? gradient + optimizer.momentum * momentum : momentum;
       }
       weight -= optimizer.lr * gradient;
     }
     weights[at] = weight;
-    if (targets != nullptr && step.target > 0.0f)
-      targets[at] = step.target >= 1.0f ? weight : targets[at] + step.target * (weight - targets[at]);
+    if constexpr (Targets) {
+      const float from = targets[at];
+      targets[at] = step.target >= 1.0f ? weight : from + step.target * (weight - from);
+    }
   }
 };
 
@@ -451,11 +458,20 @@ inline void for_gradients(const Context& c, const Tile& tile, int lane, Visit vi
     for (int g = 0; g < c.groups; ++g, slopes += group_floats)
       for (int r = 0; r < kLanes; ++r, x += tile.rows_stride) {
         const float value = *x;
+#pragma unroll
         for (int j = 0; j < kTileRows; ++j) sums[j] += slopes[j * kLanes + r] * value;
       }
-    if (k < tile.in)
-      for (int j = 0; j < tile.count; ++j)
-        visit(tile.weight + static_cast<std::int64_t>(tile.first + j) * tile.in + k, sums[j]);
+    // All 8, so that the sums stay in registers; whole vectors apart, so that these need no masks.
+    std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first) * tile.in + k;
+    if (begin + kLanes <= tile.in) {
+#pragma unroll
+      for (int j = 0; j < kTileRows; ++j, at += tile.in)
+        if (j < tile.count) visit(at, sums[j]);
+    } else if (k < tile.in) {
+#pragma unroll
+      for (int j = 0; j < kTileRows; ++j, at += tile.in)
+        if (j < tile.count) visit(at, sums[j]);
+    }
   }
 }
 
@@ -472,6 +488,14 @@ inline void for_kept_gradients(const Tile& tile, int lane, const float* gradient
       const std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first + j) * tile.in + k;
       visit(at, gradients[at]);
     }
+}
+
+template <class Visit>
+inline void move_tile(const Context& c, const Tile& tile, int lane, int policy, const Visit& move) {
+  if (c.max_grad_norm > 0.0f)
+    for_kept_gradients(tile, lane, c.gradients[policy], move);
+  else
+    for_gradients(c, tile, lane, move);
 }
 
 // The sums over all work-groups of the tape; false, and the failure noted, where a loss is not finite.
@@ -575,13 +599,13 @@ PEARL_KERNEL pearl_move_weights(Context* context, const Tile* tiles, int count, 
     factor = sycl::fmin(1.0f, c.max_grad_norm / (norm + 1e-6f));
   }
   const int vector = policy ? kActor : kOnline;
-  const Mover move{c, *optimizer, c.parameters[vector], c.parameters[vector + 1],
-                   {step_size, denominator, fresh, target}, factor};
-  const Tile& tile = tiles[group];
-  if (clips)
-    for_kept_gradients(tile, lane, c.gradients[policy], move);
+  float* const targets = c.parameters[vector + 1];
+  const StepArguments step{step_size, denominator, fresh, target};
+  const Tile tile = tiles[group];
+  if (targets != nullptr && target > 0.0f)
+    move_tile(c, tile, lane, policy, Mover<true>{*optimizer, c.parameters[vector], targets, step, factor});
   else
-    for_gradients(c, tile, lane, move);
+    move_tile(c, tile, lane, policy, Mover<false>{*optimizer, c.parameters[vector], nullptr, step, factor});
   if (group != 0 || lane != 0) return;
   if (policy) {
     c.totals[3] += norm;
@@ -601,6 +625,6 @@ PEARL_KERNEL pearl_move_temperature(Context* context, const Optimizer* optimizer
   if (c.failure != 0 || item.get_local_id(1) != 0) return;
   Sums total;
   if (!healthy(c, true, total)) return;
-  const Mover move{c, *optimizer, c.log_alpha, nullptr, {step_size, denominator, fresh, 0.0f}, 1.0f};
+  const Mover<false> move{*optimizer, c.log_alpha, nullptr, {step_size, denominator, fresh, 0.0f}, 1.0f};
   move(0, -total.entropy_gap / static_cast<float>(c.batch));
 }

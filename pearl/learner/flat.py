@@ -31,17 +31,26 @@ class FlatParameters:
         self.gradient = torch.zeros_like(self.parameter) if gradients else None
         if gradients:
             self.parameter.grad = self.gradient
+        self._views: list[tuple[nn.Parameter, int]] = []
         offset = 0
         with torch.no_grad():
             for p, size in zip(parameters, sizes, strict=True):
                 view = self.parameter.data[offset : offset + p.numel()].view_as(p)
                 view.copy_(p)
                 p.data = view
+                self._views.append((p, offset))
                 if self.gradient is not None:
                     p.grad = self.gradient[offset : offset + p.numel()].view_as(p)
                 else:
                     p.requires_grad_(False)
                 offset += size
+
+    def move_to(self, memory: torch.Tensor) -> None:
+        """Keep the values in `memory` `(size,)` float32 from now on, such as memory that a device sees too."""
+        memory.copy_(self.parameter.data)
+        self.parameter.data = memory
+        for p, offset in self._views:
+            p.data = memory[offset : offset + p.numel()].view_as(p)
 
     def zero_grad(self) -> None:
         """Clear the gradients, in place, so that they stay views."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,13 +15,54 @@ _ADAMS: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW)
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
+class OptimizerKernel(Protocol):
+    """What steps: `pearl._native.Optimizer`, or another device's."""
+
+    def set_adam(
+        self,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        first: np.ndarray,
+        second: np.ndarray,
+        max_second: np.ndarray | None,
+        steps: np.ndarray,
+    ) -> None:
+        """Step as torch's Adam or AdamW from now on, on its state."""
+
+    def set_sgd(
+        self,
+        parameters: int,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        buffer: np.ndarray | None,
+        first: bool,
+    ) -> None:
+        """Step as torch's SGD from now on, on its state."""
+
+
 class NativeOptimizer:
     """Adam, AdamW or SGD over one flat `parameter`; UnsupportedError for any other optimizer or option.
 
-    torch's state tensors are made as torch would make them and then moved in place, so that torch may step next.
+    torch's state tensors are made as torch would make them and then moved in place, so that torch may step next. They
+    lie where `home` puts them, by default where torch does; `kernel` is what steps, by default on the CPU.
     """
 
-    def __init__(self, name: str, optimizer: object, parameter: torch.Tensor) -> None:
+    def __init__(
+        self,
+        name: str,
+        optimizer: object,
+        parameter: torch.Tensor,
+        *,
+        kernel: OptimizerKernel | None = None,
+        home: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         kind = type(optimizer)
         if kind not in (*_ADAMS, torch.optim.SGD):
             raise UnsupportedError(f"optimizer {name!r} of class {kind.__name__}")
@@ -34,6 +76,8 @@ class NativeOptimizer:
         if any(getattr(optimizer, hooks, None) for hooks in _HOOKS):
             raise UnsupportedError(f"optimizer {name!r} has hooks")
         self.native = _native.Optimizer()
+        self._kernel: OptimizerKernel = self.native if kernel is None else kernel
+        self._home = home
         self._optimizer = optimizer
         self._parameter = parameter
         self._adam = kind in _ADAMS
@@ -55,6 +99,7 @@ class NativeOptimizer:
             state["exp_avg_sq"] = torch.zeros_like(self._parameter.data)
             if group["amsgrad"]:
                 state["max_exp_avg_sq"] = torch.zeros_like(self._parameter.data)
+        self._bring_home(state, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
         largest = state["max_exp_avg_sq"] if group["amsgrad"] else None
         lr, (beta1, beta2), eps, decay = (group[key] for key in ("lr", "betas", "eps", "weight_decay"))
         settings = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
@@ -64,7 +109,7 @@ class NativeOptimizer:
         tensors = tuple(0 if tensor is None else tensor.data_ptr() for tensor in kept)
         if self._seen == (settings, decoupled, tensors):
             return
-        self.native.set_adam(
+        self._kernel.set_adam(
             *settings,
             decoupled,
             _memory(state["exp_avg"]),
@@ -74,17 +119,25 @@ class NativeOptimizer:
         )
         self._seen = (settings, decoupled, tensors)
 
+    def _bring_home(self, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Checkpoints bring tensors of their own."""
+        if self._home is not None:
+            for name in names:
+                if state.get(name) is not None:
+                    state[name] = self._home(state[name])
+
     def _refresh_sgd(self, group: dict[str, Any], state: dict[str, Any]) -> None:
         momentum = group["momentum"]
         first = momentum != 0 and state.get("momentum_buffer") is None
         if first:
             state["momentum_buffer"] = torch.zeros_like(self._parameter.data)
+        self._bring_home(state, ("momentum_buffer",))
         buffer = state["momentum_buffer"] if momentum != 0 else None
         settings = (float(group["lr"]), float(momentum), float(group["dampening"]), float(group["weight_decay"]))
         seen = (settings, group["nesterov"], 0 if buffer is None else buffer.data_ptr())
         if self._seen == seen:
             return
-        self.native.set_sgd(
+        self._kernel.set_sgd(
             self._parameter.numel(),
             *settings,
             bool(group["nesterov"]),

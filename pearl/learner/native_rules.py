@@ -160,8 +160,8 @@ class _ActorCriticRule:
             target_actor,
             weights_of(trainer._critic_flat),
             weights_of(trainer._target_critic_flat),
-            *_scale(critic.observation_scale),
-            *_scale(critic.action_scale),
+            *scale_arrays(critic.observation_scale),
+            *scale_arrays(critic.action_scale),
             threads,
         )
         self._settings: tuple[object, ...] = ()
@@ -193,7 +193,7 @@ class _ActorCriticRule:
         return self._trainer.policy_delay if isinstance(self._trainer, TD3) else 1
 
     def _apply_settings(self) -> None:
-        settings = _settings_of(self._trainer)
+        settings = settings_of(self._trainer)
         if settings != self._settings:
             self._native.set(*settings)
             self._settings = settings
@@ -235,7 +235,8 @@ class _ActorCriticRule:
         return priorities, metrics
 
 
-def _settings_of(trainer: DDPG | TD3 | SAC) -> tuple[bool, float, float, float, float, float, float, float, float]:
+def settings_of(trainer: DDPG | TD3 | SAC) -> tuple[bool, float, float, float, float, float, float, float, float]:
+    """stochastic, saturation_penalty, target_noise, noise_clip, bounds of log_std, target_entropy, tau, max_grad_norm."""
     penalty = noise = clip = entropy = 0.0
     low, high = -math.inf, math.inf
     if isinstance(trainer, DDPG):
@@ -249,7 +250,7 @@ def _settings_of(trainer: DDPG | TD3 | SAC) -> tuple[bool, float, float, float, 
     return stochastic, penalty, noise, clip, low, high, entropy, float(trainer.tau), float(trainer.max_grad_norm)
 
 
-def _scale(scale: nn.Module) -> tuple[np.ndarray, np.ndarray]:
+def scale_arrays(scale: nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """Centers and half ranges, `(size,)` float32 each."""
     assert isinstance(scale, ToUnit)
     return scale.center.numpy(), scale.half_range.numpy()

@@ -33,7 +33,11 @@ struct NormalPair {
 // Two independent numbers: the first word decides their distance from 0, the second their direction.
 inline NormalPair normal_pair(std::uint32_t distance, std::uint32_t direction) {
   constexpr float kQuarterTurn = 1.5707963267948966f;
+#ifdef __SYCL_DEVICE_ONLY__
+  const float radius = sycl::sqrt(minus_two_log_uniform(distance));
+#else
   const float radius = std::sqrt(minus_two_log_uniform(distance));
+#endif
   // A direction is a quarter of the circle, of which two bits say which, turned by at most half a quarter either way.
   const std::uint32_t quarter = direction >> 30;
   const float turn = static_cast<float>(static_cast<std::int32_t>(direction << 2)) * 0x1p-32f;

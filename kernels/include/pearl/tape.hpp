@@ -67,16 +67,16 @@ struct Tile {
   std::int64_t weight, bias;
 };
 
+// How an optimizer moves a weight; kernels are compiled for one of them.
+enum Rule : std::int32_t { kAdam = 0, kAmsgrad = 1, kSgd = 2, kMomentum = 3, kNesterov = 4 };
+
 struct Optimizer {
-  std::int32_t adam;       // else SGD
-  std::int32_t decoupled;  // AdamW
-  std::int32_t nesterov;
-  std::int32_t pad;
-  float beta2, eps, rise1, rise2, decay;  // Adam; rises are 1 - beta
-  float lr, momentum, rise, sgd_decay;    // SGD
-  float* first;
+  float shrink, decay;             // what a weight is multiplied by (AdamW), and how much of it the gradient gains
+  float beta2, eps, rise1, rise2;  // Adam; rises are 1 - beta
+  float lr, momentum, rise, pad;   // SGD
+  float* first;                    // Adam's first moment, SGD's momentum
   float* second;
-  float* max_second;  // null but for AMSGrad
+  float* max_second;               // AMSGrad
 };
 
 // What changes from step to step.

@@ -1,0 +1,293 @@
+"""The learner on SYCL devices: gradients against float64 autograd, training beside torch, launches, what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_native_actor_critic import assert_alike, assert_gradients, each_algorithm, exact_gradients, show_gradients
+from test_native_actor_critic import batch_of as actions_batch
+from test_native_actor_critic import small as small_actor_critic
+from test_native_learner import (
+    ACTIONS,
+    OBS,
+    SETTINGS,
+    ShowsGradients,
+    Small,
+    WithLayerNorm,
+    assert_close,
+    batch_of,
+    exact_dqn_gradients,
+    one_torch_thread,
+)
+from torch import nn
+
+from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
+from pearl.devices.sycl import sycl_availability
+from pearl.errors import TrainerError
+from pearl.learner.sycl_learner import SyclLearner
+from pearl.learner.torch_learner import TorchLearner
+
+CPU = sycl_availability("opencl:cpu")
+pytestmark = [pytest.mark.sycl, pytest.mark.skipif(not CPU.ok, reason=f"no SYCL CPU device: {CPU.reason}")]
+EMULATOR = sycl_availability("fpga_emu")
+
+RELATIVE = 1e-4  # OpenCL's tanh and exp may be some units in the last place off
+
+__all__ = ["one_torch_thread"]  # a fixture that every test here uses
+sizes = st.integers(1, 70)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def assert_dqn_gradients(learner: SyclLearner, batch: dict[str, np.ndarray], weights: np.ndarray) -> None:
+    trainer: Any = learner.trainer
+    expected = exact_dqn_gradients(trainer, batch, weights)
+    learner.step(batch, weights)
+    trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])
+    whole = float(torch.cat([g.flatten() for g in expected]).norm())
+    for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert_close(parameter.grad, gradient, whole, name, RELATIVE)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    obs=sizes, hidden=st.lists(sizes, min_size=1, max_size=3), actions=sizes, rows=st.integers(1, 200),
+    double=st.booleans(), dueling=st.booleans(), clipped=st.booleans(),
+)  # fmt: skip
+def test_dqn_gradients_are_those_of_float64(
+    obs: int, hidden: list[int], actions: int, rows: int, double: bool, dueling: bool, clipped: bool
+) -> None:
+    trainer = ShowsGradients(
+        spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions),
+        hidden_sizes=tuple(hidden), double=double, dueling=dueling, max_grad_norm=1e6 if clipped else 0.0,
+    )  # fmt: skip
+    assert_dqn_gradients(SyclLearner(trainer), *batch_of(rows, rows, obs, actions))
+
+
+@each_algorithm
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    obs=st.integers(1, 40), size=st.integers(1, 9), hidden=st.lists(st.integers(1, 70), min_size=1, max_size=2),
+    rows=st.integers(1, 150),
+)  # fmt: skip
+def test_actor_critic_gradients_are_those_of_float64(
+    algorithm: type[Trainer], obs: int, size: int, hidden: list[int], rows: int
+) -> None:
+    boxes = spaces.Box(-4.0, 4.0, (obs,), np.float32), spaces.Box(-1.0, 3.0, (size,), np.float32)
+    narrow: dict[str, Any] = {"log_std_bounds": (-1.0, 0.1)} if algorithm is SAC else {}
+    trainer: Any = algorithm(*boxes, hidden_sizes=tuple(hidden), **narrow)
+    trainer.gradient_steps = 1  # TD3 moves its policy in the second step
+    show_gradients(trainer)
+    batch, weights = actions_batch(rows, rows, obs, size)
+    critic, actor = exact_gradients(trainer, batch, weights)
+    SyclLearner(trainer).step(batch, weights)
+    assert_gradients(trainer.critic, trainer._critic_flat, trainer.critic_optimizer, critic, RELATIVE)
+    assert_gradients(trainer.actor, trainer._actor_flat, trainer.actor_optimizer, actor, RELATIVE)
+
+
+# --- training beside torch --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("trainer_class", [Small, WithLayerNorm])
+def test_dqn_stays_beside_torch(trainer_class: type[Small], name: str) -> None:
+    ours, theirs = (trainer_class(OBS, ACTIONS, **SETTINGS[name]) for _ in range(2))
+    device, reference = SyclLearner(ours), TorchLearner(theirs)
+    batches = [batch_of(seed, rows=40) for seed in range(50)]
+    for step in range(100):
+        found, expected = device.step(*batches[step % 50]), reference.step(*batches[step % 50])
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
+        assert found.metrics["td_error"] == pytest.approx(expected.metrics["td_error"], rel=1e-3)
+    assert ours.gradient_steps == 100
+    for flat in ("_q_flat", "_target_flat"):
+        found_flat, expected_flat = getattr(ours, flat).parameter.detach(), getattr(theirs, flat).parameter.detach()
+        assert float((found_flat - expected_flat).norm() / expected_flat.norm()) <= 1e-4
+
+
+@each_algorithm
+def test_actor_critics_stay_beside_torch(algorithm: type[Trainer]) -> None:
+    ours, theirs = small_actor_critic(algorithm, seed=1), small_actor_critic(algorithm, seed=1)
+    device, reference = SyclLearner(ours), TorchLearner(theirs)
+    batches = [actions_batch(seed) for seed in range(50)]
+    for step in range(100):
+        found, expected = device.step(*batches[step % 50]), reference.step(*batches[step % 50])
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=2e-3)
+    assert_alike(ours, theirs, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changed"),
+    [
+        (DDPG, {"saturation_penalty": 3.0, "max_grad_norm": 0.1, "tau": 0.6}),
+        (TD3, {"policy_delay": 3, "target_noise": 1.0, "noise_clip": 0.3}),
+        (TD3, {"policy_delay": 1, "target_noise": 0.0}),
+        (SAC, {"temperature": 0.3}),
+        (SAC, {"target_entropy": 1.0, "log_std_bounds": (-1.0, 0.1), "max_grad_norm": 0.2}),
+    ],
+)
+def test_settings_are_those_of_the_trainer(algorithm: type[Trainer], changed: dict[str, Any]) -> None:
+    ours, theirs = small_actor_critic(algorithm, **changed), small_actor_critic(algorithm, **changed)
+    device, reference = SyclLearner(ours), TorchLearner(theirs)
+    for seed in range(60):
+        found = device.step(*actions_batch(seed, rows=75))
+        expected = reference.step(*actions_batch(seed, rows=75))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
+    assert_alike(ours, theirs, 1e-3)
+
+
+def test_torch_and_the_device_may_take_turns() -> None:
+    ours, theirs = (Small(OBS, ACTIONS) for _ in range(2))
+    learners = SyclLearner(ours), TorchLearner(ours)
+    reference = TorchLearner(theirs)
+    for step in range(60):
+        learners[step % 2].step(*batch_of(step))
+        reference.step(*batch_of(step))
+    assert float((ours._q_flat.parameter - theirs._q_flat.parameter).detach().abs().max()) <= 1e-4
+
+
+def test_equal_runs_have_equal_bits() -> None:
+    results = []
+    for _ in range(2):
+        trainer = Small(OBS, ACTIONS, seed=3)
+        learner = SyclLearner(trainer)
+        for step in range(50):
+            learner.step(*batch_of(step))
+        results.append(trainer._q_flat.parameter.detach().clone())
+    assert torch.equal(*results)
+
+
+def test_batches_may_change_in_size() -> None:
+    ours, theirs = (Small(OBS, ACTIONS) for _ in range(2))
+    device, reference = SyclLearner(ours), TorchLearner(theirs)
+    for rows in (1, 15, 16, 17, 100, 3):
+        found, expected = device.step(*batch_of(rows, rows)), reference.step(*batch_of(rows, rows))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Any) -> None:
+    whole, first, resumed = (Small(OBS, ACTIONS) for _ in range(3))
+    learner = SyclLearner(whole)
+    for step in range(20):
+        learner.step(*batch_of(step))
+    learner = SyclLearner(first)
+    for step in range(10):
+        learner.step(*batch_of(step))
+    state = {"q": first.q.state_dict(), "target": first.target_q.state_dict(), "optimizer": first.optimizer.state_dict()}
+    torch.save(state, tmp_path / "state")
+    learner = SyclLearner(resumed)
+    learner.step(*batch_of(99))
+    loaded = torch.load(tmp_path / "state")
+    resumed.q.load_state_dict(loaded["q"])
+    resumed.target_q.load_state_dict(loaded["target"])
+    resumed.optimizer.load_state_dict(loaded["optimizer"])
+    resumed.gradient_steps = 10
+    for step in range(10, 20):
+        learner.step(*batch_of(step))
+    assert torch.equal(resumed._q_flat.parameter, whole._q_flat.parameter)
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changed", "launches"),
+    [
+        (DQN, {"max_grad_norm": 0.0}, 2),
+        (DQN, {"max_grad_norm": 10.0}, 3),
+        (DDPG, {"max_grad_norm": 0.0}, 4),
+        (TD3, {"max_grad_norm": 0.0, "policy_delay": 1}, 4),
+        (SAC, {"max_grad_norm": 0.0, "temperature": 0.2}, 4),
+        (SAC, {"max_grad_norm": 0.0}, 5),
+    ],
+)
+def test_a_step_is_few_launches_whatever_the_network(
+    algorithm: type[Trainer], changed: dict[str, Any], launches: int
+) -> None:
+    for hidden in ((8,), (32, 32, 32)):
+        if algorithm is DQN:
+            learner = SyclLearner(DQN(OBS, ACTIONS, hidden_sizes=hidden, **changed))
+            batch = batch_of(0)
+        else:
+            space = spaces.Box(-1.0, 2.0, (2,), np.float32)
+            learner = SyclLearner(algorithm(OBS, space, hidden_sizes=hidden, **changed))
+            batch = actions_batch(0)
+        learner.step(*batch)
+        before = learner.queue.launches
+        learner.step(*batch)
+        assert learner.queue.launches - before == launches
+
+
+# --- what it refuses --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("column", "value"), [("reward", np.nan), ("obs", np.inf), ("next_obs", np.nan)])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 10.0])
+def test_a_step_that_diverges_raises_and_changes_nothing(column: str, value: float, max_grad_norm: float) -> None:
+    trainer = Small(OBS, ACTIONS, max_grad_norm=max_grad_norm)
+    learner = SyclLearner(trainer)
+    learner.step(*batch_of(0))
+    before, steps = trainer._q_flat.parameter.detach().clone(), trainer.gradient_steps
+    batch, weights = batch_of(1)
+    batch[column][7] = value
+    with pytest.raises(TrainerError, match="diverged"):
+        learner.step(batch, weights)
+    assert torch.equal(trainer._q_flat.parameter, before)
+    assert trainer.gradient_steps == steps
+    learner.step(*batch_of(2))
+    assert torch.isfinite(trainer._q_flat.parameter).all()
+
+
+def test_actions_out_of_range_are_named() -> None:
+    trainer = Small(OBS, ACTIONS)
+    learner = SyclLearner(trainer)
+    batch, weights = batch_of(1)
+    batch["action"][5] = 3
+    with pytest.raises(TrainerError, match=r"must lie in \[0, 3\).*position 5"):
+        learner.step(batch, weights)
+
+
+def test_columns_that_do_not_fit_are_named() -> None:
+    learner = SyclLearner(Small(OBS, ACTIONS))
+    batch, weights = batch_of(1)
+    with pytest.raises(TrainerError, match="\"obs\" must hold 50 rows"):
+        learner.step({**batch, "obs": batch["obs"][:, :5]}, weights)
+    with pytest.raises(TrainerError, match="dtype float32; found float64"):
+        learner.step({**batch, "reward": batch["reward"].astype(np.float64)}, weights)
+
+
+class SharesALayer(Small):
+    def build_q_network(self) -> nn.Module:
+        layer = nn.Linear(6, 6)
+        return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(6, 3))
+
+
+class OwnNoise(TD3):
+    def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
+        return torch.zeros(rows, self.action_size)
+
+
+def test_what_is_unsupported_is_named() -> None:
+    assert SyclLearner.supports(Small(OBS, ACTIONS)) is None
+    assert "share their parameters" in str(SyclLearner.supports(SharesALayer(OBS, ACTIONS)))
+    space = spaces.Box(-1.0, 2.0, (2,), np.float32)
+    assert SyclLearner.supports(OwnNoise(OBS, space)) == "OwnNoise overrides draw_noise"
+    with pytest.raises(TrainerError, match="unsupported is OwnNoise overrides draw_noise"):
+        SyclLearner(OwnNoise(OBS, space))
+
+
+# --- the same kernels on the emulator ---------------------------------------------------------------------------------
+
+
+@pytest.mark.fpga
+@pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}")
+def test_the_same_kernels_run_on_the_emulator() -> None:
+    trainer = ShowsGradients(OBS, ACTIONS, hidden_sizes=(20, 9), dueling=True)
+    assert_dqn_gradients(SyclLearner(trainer, device="fpga_emu"), *batch_of(3, 20))
