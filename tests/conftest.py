@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pearl.cache_folder import cache_folder
 from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.devices.fpga_emulator import emulator_folder
 from pearl.devices.sycl import sycl_availability
@@ -35,11 +37,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Measurements are shared by the tests of one session and never touch the user's cache folder.
 
-    The FPGA emulator is the one that the user set up.
+    The FPGA emulator, and what was compiled for SYCL devices, are the user's.
     """
+    compiled = os.environ.get("SYCL_CACHE_DIR") or str(cache_folder() / "sycl")
     folder = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PEARL_FPGA_EMULATOR", str(emulator_folder()))
+        patch.setenv("SYCL_CACHE_DIR", compiled)
         patch.setenv("PEARL_CACHE_DIR", str(folder))
         yield folder
 

@@ -120,6 +120,8 @@ RowBatch& ColumnStore::device_batch(std::size_t count) {
   return device_batch_locked(count);
 }
 
+bool ColumnStore::fit_one_group(std::size_t count) const { return count * total_bytes_ <= kGroupBytes; }
+
 void ColumnStore::launch_gather(const std::int64_t* indices, std::size_t count) {
   const std::lock_guard lock(mutex_);
   launch(device_batch_locked(count).copies(), indices, 0, count, count);

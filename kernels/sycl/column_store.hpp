@@ -48,6 +48,8 @@ class ColumnStore {
 
   // For loops that stay on the device: a batch in its memory, which is this store's until another count is asked for.
   RowBatch& device_batch(std::size_t count);
+  // Whether so many rows are few enough for one work-group.
+  bool fit_one_group(std::size_t count) const;
   // The rows at `indices`, in memory of the device, to device_batch(count).
   void launch_gather(const std::int64_t* indices, std::size_t count);
 

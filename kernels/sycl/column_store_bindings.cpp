@@ -30,10 +30,18 @@ class Store final : public ColumnStore {
   const std::vector<Form> forms;
 };
 
-py::array array_of(const Form& form, std::size_t rows, void* data, const py::object& owner) {
+std::vector<py::ssize_t> shape_of(const Form& form, std::size_t rows) {
   std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(rows)};
   shape.insert(shape.end(), form.shape.begin(), form.shape.end());
-  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape, data, owner);
+  return shape;
+}
+
+py::array array_of(const Form& form, std::size_t rows, void* data, const py::object& owner) {
+  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape_of(form, rows), data, owner);
+}
+
+py::array new_rows(const Form& form, std::size_t rows) {
+  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape_of(form, rows));
 }
 
 py::capsule owner_of(std::shared_ptr<RowBatch> batch) {
@@ -91,10 +99,7 @@ void bind_column_store(py::module_& module) {
       .def(
           "read",
           [](const Store& store, std::size_t column, std::size_t count) {
-            const Form& form = store.forms[column];
-            std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(count)};
-            shape.insert(shape.end(), form.shape.begin(), form.shape.end());
-            py::array rows(py::reinterpret_borrow<py::dtype>(form.dtype), shape);
+            py::array rows = new_rows(store.forms[column], count);
             void* data = rows.mutable_data();
             {
               const Released released;
@@ -103,6 +108,19 @@ void bind_column_store(py::module_& module) {
             return rows;
           },
           py::arg("column"), py::arg("count"), "A copy of the first `count` rows of a column.")
+      .def(
+          "read_batch",
+          [](Store& store, std::size_t count) {
+            const RowBatch& batch = store.device_batch(count);
+            py::list columns;
+            for (std::size_t i = 0; i < store.forms.size(); ++i) {
+              py::array rows = new_rows(store.forms[i], batch.room());
+              store.queue()->copy(batch.column(i), rows.mutable_data(), batch.room() * store.row_bytes()[i]);
+              columns.append(std::move(rows));
+            }
+            return columns;
+          },
+          py::arg("count"), "Copies of what was last gathered on the device, up to the next multiple of 16 rows.")
       .def("close", &ColumnStore::close, py::call_guard<Released>());
 }
 

@@ -65,7 +65,8 @@ std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count,
 }  // namespace
 
 BatchMemory::BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement)
-    : indices_(queue, round_up(count, kPadding), placement),
+    : count_(count),
+      indices_(queue, round_up(count, kPadding), placement),
       weights_(queue, indices_.size(), placement),
       generations_(queue, indices_.size(), placement),
       leaves_(queue, indices_.size(), placement),
@@ -115,6 +116,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   publish();
   kernels_ = queue_->compile("sum_tree_replay",
                              {{"pearl_sample", {}},
+                              {"pearl_sample_rows", {}},
                               {"pearl_insert", {}},
                               {"pearl_update", {}},
                               {"pearl_retrieve", {}},
@@ -212,12 +214,16 @@ void SumTreeReplay::begin_sample(std::size_t count, double beta) {
   list_written();
 }
 
-void SumTreeReplay::launch_draw(const BatchMemory& batch, std::size_t count, double beta) {
-  queue_->launch((*kernels_)["pearl_sample"], 1, lanes(count), device_memory_.data(), batch.arrays(),
-                 std::uint64_t{count}, call_, exponent_q28(beta));
+void SumTreeReplay::count_draw(const BatchMemory& batch, std::size_t count) {
   ++call_;
   samples_ += count;
   last_ = {&batch, count, static_cast<std::uint32_t>(inserts_)};
+}
+
+void SumTreeReplay::launch_draw(const BatchMemory& batch, std::size_t count, double beta) {
+  queue_->launch((*kernels_)["pearl_sample"], 1, lanes(count), device_memory_.data(), batch.arrays(),
+                 std::uint64_t{count}, call_, exponent_q28(beta));
+  count_draw(batch, count);
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
@@ -232,12 +238,28 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   std::copy_n(host_batch_.generations(), count, generations);
 }
 
-const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta) {
+const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta, ColumnStore* store) {
   const std::lock_guard lock(mutex_);
   begin_sample(count, beta);
-  if (device_batch_.room() != round_up(count, kPadding)) device_batch_ = {*queue_, count, Placement::device};
-  launch_draw(device_batch_, count, beta);
+  if (store != nullptr && store->queue() != queue_)
+    throw ReplayError("The Replay Manager and the Data Storage must be on one queue for rows to follow what was drawn.");
+  if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
+  if (store != nullptr && store->fit_one_group(count)) {
+    const RowBatch& rows = store->device_batch(count);
+    queue_->launch((*kernels_)["pearl_sample_rows"], 1, lanes(count), device_memory_.data(), device_batch_.arrays(),
+                   std::uint64_t{count}, call_, exponent_q28(beta), rows.copies(),
+                   static_cast<std::uint32_t>(store->row_bytes().size()));
+    count_draw(device_batch_, count);
+  } else {
+    launch_draw(device_batch_, count, beta);
+    if (store != nullptr) store->launch_gather(device_batch_.indices(), count);
+  }
   return device_batch_;
+}
+
+const BatchMemory* SumTreeReplay::device_batch() const {
+  const std::lock_guard lock(mutex_);
+  return device_batch_.count() > 0 ? &device_batch_ : nullptr;
 }
 
 std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* priorities,

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "column_store.hpp"
 #include "device_queue.hpp"
 #include "pearl/device_replay.hpp"
 #include "pearl/sum_tree_replay.hpp"
@@ -26,8 +27,10 @@ class BatchMemory {
   // What kernels are given.
   const SampledBatch* arrays() const { return arrays_.data(); }
   std::size_t room() const { return indices_.size(); }
+  std::size_t count() const { return count_; }
 
  private:
+  std::size_t count_ = 0;
   DeviceArray<std::int64_t> indices_;
   DeviceArray<float> weights_;
   DeviceArray<std::uint32_t> generations_;
@@ -60,12 +63,16 @@ class SumTreeReplay {
             std::size_t order_count);
   void close();
 
-  // For loops that stay on the device. The batch lies in this replay's device memory until the next launch_sample.
-  const BatchMemory& launch_sample(std::size_t count, double beta);
+  // For loops that stay on the device. The batch lies in this replay's device memory until the next launch_sample; the
+  // rows that were drawn, if a store on the same queue is given, in store->device_batch(count). One launch, or two
+  // where rows are large.
+  const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
   // Arrays in memory of the device, `generations` may be null. What is wrong with them changes nothing, and check()
   // tells of it.
   void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                      std::size_t count);
+  // What launch_sample gave last; null before.
+  const BatchMemory* device_batch() const;
   // Waits; throws what update() would have, had an update been launched that had to be refused since the last check.
   void check();
 
@@ -78,6 +85,7 @@ class SumTreeReplay {
   void require_open() const;
   std::size_t lanes(std::size_t count) const;
   void begin_sample(std::size_t count, double beta);
+  void count_draw(const BatchMemory& batch, std::size_t count);
   void launch_draw(const BatchMemory& batch, std::size_t count, double beta);
   void list_written();
   void stage(std::size_t count);

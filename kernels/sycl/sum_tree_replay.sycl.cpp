@@ -2,6 +2,7 @@
 #include <sycl/sycl.hpp>
 
 #include "pearl/device_replay.hpp"
+#include "pearl/device_rows.hpp"
 
 namespace syclext = sycl::ext::oneapi;
 namespace experimental = sycl::ext::oneapi::experimental;
@@ -18,6 +19,16 @@ inline Lanes lanes_here() {
 PEARL_KERNEL pearl_sample(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
                           std::uint64_t call, std::int64_t beta_q28) {
   sample(*replay, lanes_here(), *batch, count, call, beta_q28);
+}
+
+// The rows of what was drawn as well, where they are few enough for one work-group.
+PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
+                               std::uint64_t call, std::int64_t beta_q28, const RowCopy* columns,
+                               std::uint32_t column_count) {
+  const Lanes lanes = lanes_here();
+  sample(*replay, lanes, *batch, count, call, beta_q28);
+  barrier(lanes);
+  copy_rows(columns, column_count, {batch->indices, 0, count, count}, {lanes.first, lanes.count, 0, 1});
 }
 
 PEARL_KERNEL pearl_insert(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,

@@ -10,6 +10,15 @@
 #include "sum_tree_replay.hpp"
 
 namespace pearl::device {
+namespace {
+
+const BatchMemory& launched(const SumTreeReplay& tree) {
+  const BatchMemory* batch = tree.device_batch();
+  if (batch == nullptr) throw ReplayError("Nothing was drawn on the device: call launch_sample first.");
+  return *batch;
+}
+
+}  // namespace
 
 void bind_sum_tree_replay(py::module_& module) {
   using namespace bindings;
@@ -43,9 +52,36 @@ void bind_sum_tree_replay(py::module_& module) {
           py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
       .def(
           "launch_sample",
-          [](Tree& tree, std::size_t count, double beta) { tree.launch_sample(count, beta); },
-          py::arg("batch_size"), py::arg("beta"), py::call_guard<Released>(),
-          "Launch a draw into device memory, without waiting.")
+          [](Tree& tree, std::size_t count, double beta, const std::shared_ptr<ColumnStore>& columns) {
+            tree.launch_sample(count, beta, columns.get());
+          },
+          py::arg("batch_size"), py::arg("beta"), py::arg("columns") = nullptr, py::call_guard<Released>(),
+          "Launch a draw, and with it the gathering of rows, into device memory, without waiting.")
+      .def(
+          "launch_update",
+          [](Tree& tree, const Array<float>& priorities) {
+            const BatchMemory& batch = launched(tree);
+            rows(priorities, "priorities", static_cast<py::ssize_t>(batch.count()));
+            const float* values = priorities.data();
+            const Released released;
+            tree.launch_update(batch.indices(), values, batch.generations(), batch.count());
+          },
+          py::arg("priorities").noconvert(),
+          "Launch the update of what launch_sample drew, without waiting; `priorities` (n,) of Queue.shared_floats.")
+      .def(
+          "read_batch",
+          [](Tree& tree) {
+            const BatchMemory& batch = launched(tree);
+            const auto count = static_cast<py::ssize_t>(batch.count());
+            auto indices = new_vector<std::int64_t>(count);
+            auto weights = new_vector<float>(count);
+            auto generations = new_vector<std::uint32_t>(count);
+            tree.queue()->copy(batch.indices(), indices.mutable_data(), batch.count() * sizeof(std::int64_t));
+            tree.queue()->copy(batch.weights(), weights.mutable_data(), batch.count() * sizeof(float));
+            tree.queue()->copy(batch.generations(), generations.mutable_data(), batch.count() * sizeof(std::uint32_t));
+            return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
+          },
+          "Copies of what launch_sample drew: indices, weights, generations.")
       .def("check", &Tree::check, py::call_guard<Released>(),
            "Wait; ReplayError or PriorityError if an update launched on the device was refused.");
   bind_replay_methods(cls);
