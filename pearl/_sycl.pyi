@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+
+from pearl import _native
 >>>>>>> 68b2edd15e331cc3ff671695a98860ba96bc1d59
 
 import numpy as np
@@ -135,3 +137,25 @@ class SumTree:
     def check(self) -> None: ...
     def close(self) -> None: ...
 >>>>>>> 68b2edd15e331cc3ff671695a98860ba96bc1d59
+
+class TrainingLoop:
+    def __init__(
+        self,
+        learner: Learner,
+        replay: SumTree,
+        storage: ColumnStore,
+        batch_size: int,
+        grants: _native.SlotQueue,
+        done: _native.SlotQueue,
+        snapshot: _native.Snapshot,
+        policy: Sequence[np.ndarray],
+        interval: int,
+        steps: np.ndarray,
+    ) -> None: ...
+    def run_once(self, timeout_s: float) -> bool: ...
+    def restart(self) -> None: ...
+    def open_window(self) -> None: ...
+    def close_window(self) -> None: ...
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]: ...
+    def time_parts(self, wanted: bool) -> None: ...
+    def seconds(self) -> dict[str, float]: ...

@@ -31,9 +31,11 @@ from pearl.learner.native_optimizer import NativeOptimizer
 from pearl.learner.native_plan import Op, UnsupportedError, read_operations
 from pearl.learner.native_rules import make_rule, scale_arrays, settings_of
 from pearl.learner.protocol import StepResult
+from pearl.replay.sycl import SyclReplayManager
+from pearl.replay.sycl_storage import SyclDataStorage
 
 if TYPE_CHECKING:
-    from pearl import _sycl
+    from pearl import _native, _sycl
 
 _FLOAT = np.dtype(np.float32)
 Built: TypeAlias = DQN | DDPG | TD3 | SAC
@@ -116,8 +118,41 @@ class SyclLearner:
             if moves_policy:
                 metrics["actor_gradient_norm"] = found["actor_gradient_norm"]
         if isinstance(trainer, SAC):
-            metrics["temperature"] = math.exp(float(trainer.log_alpha))
+            metrics["temperature"] = math.exp(float(trainer.log_alpha.detach()))
         return StepResult(priorities, metrics)
+
+    def start_loop(
+        self,
+        replay: object,
+        storage: object,
+        batch_size: int,
+        queues: tuple[_native.SlotQueue, _native.SlotQueue, _native.Snapshot],
+        weight_sync_interval: int,
+    ) -> _sycl.TrainingLoop | None:
+        """Make setting 2's loop on the device, with the trainer's settings of now; None if a part is elsewhere.
+
+        `queues` take grants, answers and the policy, as `pearl.runtime.workers` defines them. Raises TrainerError for
+        what does not fit.
+        """
+        on_device = isinstance(replay, SyclReplayManager) and isinstance(storage, SyclDataStorage)
+        if not on_device or any(part.queue is not self.queue for part in (replay, storage)):
+            return None
+        assert isinstance(replay, SyclReplayManager)
+        assert isinstance(storage, SyclDataStorage)
+        if tuple(f.name for f in storage.spec.fields) != Batch._fields:
+            return None
+        self.refresh()
+        policy = [t.detach().numpy().reshape(-1) for t in self._policy]
+        return sycl_runtime().module.TrainingLoop(
+            self._kernel,
+            replay.kernel,
+            storage.kernel,
+            batch_size,
+            *queues,
+            policy,
+            weight_sync_interval,
+            self.trainer.step_count,
+        )
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
