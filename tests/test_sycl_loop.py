@@ -14,7 +14,6 @@ from test_native_loop import (
     Deterministic,
     Dueling,
     Gradual,
-    OwnNoise,
     Setup,
     Soft,
     Twin,
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.sycl
 
 
 class OnDevice(Setup):
-    """Replay Manager, Data Storage and Learner on the SYCL CPU device; `native` False: the interpreted loop over them."""
+    """All three parts on the SYCL CPU device; `native` False: the interpreted loop over them."""
 
     def __init__(self, trainer_class: type[Trainer], *, native: bool = True, **more: Any) -> None:
         super().__init__(trainer_class, native=native, learner=SyclLearner, **more)

@@ -66,6 +66,7 @@ class SyclLearner:
         self._policy = policy_tensors(trainer)
         self._settings: dict[str, Any] = {}
         self._kernel = self._make_kernel(trainer)
+        optimizers: list[tuple[str, object, torch.Tensor]]
         if isinstance(trainer, DQN):
             optimizers = [("optimizer", trainer.optimizer, trainer._q_flat.parameter)]
         else:
@@ -134,16 +135,15 @@ class SyclLearner:
         `queues` take grants, answers and the policy, as `pearl.runtime.workers` defines them. Raises TrainerError for
         what does not fit.
         """
-        on_device = isinstance(replay, SyclReplayManager) and isinstance(storage, SyclDataStorage)
-        if not on_device or any(part.queue is not self.queue for part in (replay, storage)):
+        if not isinstance(replay, SyclReplayManager) or not isinstance(storage, SyclDataStorage):
             return None
-        assert isinstance(replay, SyclReplayManager)
-        assert isinstance(storage, SyclDataStorage)
+        if replay.queue is not self.queue or storage.queue is not self.queue:
+            return None
         if tuple(f.name for f in storage.spec.fields) != Batch._fields:
             return None
         self.refresh()
         policy = [t.detach().numpy().reshape(-1) for t in self._policy]
-        return sycl_runtime().module.TrainingLoop(
+        loop: _sycl.TrainingLoop = sycl_runtime().module.TrainingLoop(
             self._kernel,
             replay.kernel,
             storage.kernel,
@@ -153,6 +153,7 @@ class SyclLearner:
             weight_sync_interval,
             self.trainer.step_count,
         )
+        return loop
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
@@ -182,7 +183,7 @@ class SyclLearner:
             trainer.log_alpha.data = self._home(trainer.log_alpha.data)
             log_alpha = trainer.log_alpha.detach().numpy().reshape(1)
         networks = _networks(trainer)
-        return sycl_runtime().module.Learner(
+        kernel: _sycl.Learner = sycl_runtime().module.Learner(
             self.queue,
             not isinstance(trainer, DQN),
             networks,
@@ -192,6 +193,7 @@ class SyclLearner:
             actions,
             log_alpha,
         )
+        return kernel
 
     def _moved(self, flat: FlatParameters) -> np.ndarray:
         memory = self.queue.shared_floats(flat.parameter.numel())
