@@ -183,6 +183,9 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "learner_arguments": _learner_arguments(implementation, source.learner, torch_device(learner_device)),
         "learner_device": torch_device(learner_device),
         "storage_on_learner": storage_on_learner,
+        "waits_asleep": source.learner.implementation == "torch"
+        and source.learner.threads > 1
+        and learner_device.name == placement.host,
     }
     text = _environment().get_template("program.py.j2").render(values)
     ast.parse(text)
