@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from composer.core_sharing import CoreSharing
 from composer.matrix import AssignmentMatrix, LearnerCell, LearnerOption, MissingCell, ReplayCell
 from composer.placement import (
     METRICS,
@@ -52,6 +53,7 @@ def place(
     actor_count: int,
     envs_per_actor: int = 1,
     storage_forced: str | None = None,
+    sharing: CoreSharing | None = None,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -59,7 +61,8 @@ def place(
     per joule) by Eq. 7; costs equal to 1e-9 go to the least traffic between devices, then to fewer devices, then to
     the order of the matrix. Step 2 puts the Data Storage where its traffic takes least time, or on `storage_forced`.
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
-    iteration.
+    iteration. `sharing` says by how much a Learner on the host's silicon is slower beside the Actors than measured
+    alone; None: by nothing.
 
     Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
     missing active_watts where power counts.
@@ -72,6 +75,7 @@ def place(
         transition_bytes,
         actor_count * envs_per_actor,
         storage_forced,
+        sharing,
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -121,6 +125,7 @@ class _Search:
     transition_bytes: int
     insertions: int  # transitions that all Actors insert in one iteration
     storage_forced: str | None
+    sharing: CoreSharing | None
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix, with its cost or with why it has none."""
@@ -156,12 +161,15 @@ class _Search:
         host = self.platform.host.name
         batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
         to_learner = self.platform.link(i, j)
+        step_us = learner.step.value_us
+        if self.sharing is not None and self.platform.shared_silicon(host, j):
+            step_us = self.sharing.step_us(step_us, learner.threads)
         terms = IterationTerms(
             sample_us=replay.sample.value_us,
             sample_transfer_us=to_learner.transfer_us(batch_message),
             insert_us=replay.insert.value_us,
             insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
-            learner_us=learner.step.value_us,
+            learner_us=step_us,
             priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
             update_us=replay.update.value_us,
         )

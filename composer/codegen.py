@@ -195,6 +195,9 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_device": torch_device(on_learner),
         "replay_arguments": _replay_arguments(on_replay),
         "storage_class": storage_class,
+        "waits_asleep": source.learner.implementation == "torch"
+        and source.learner.threads > 1
+        and on_learner.name == placement.host,
     }
     text = _environment().get_template("program.py.j2").render(values)
     ast.parse(text)

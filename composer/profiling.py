@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import numpy as np
 import pearl
 from composer.actor_profiling import measure_actor
 from composer.calibration import CalibrationKey, CalibrationStore
+from composer.core_sharing import CoreSharing
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -255,7 +257,7 @@ class Profiler:
         if device.backend == "sycl":
             candidates = [(device.cores or 1, 1)]  # its own runtime shares a launch among all of them
         elif device.backend == "cpu":
-            candidates = [(threads, 1) for threads in _powers_of_two(self._learner_cores(device))]
+            candidates = [(threads, 1) for threads in _powers_of_two(self._sharing(device).most_threads)]
         else:
             most = min(self.problem.train.batch_size, _MOST_STREAMS) if self._splits() else 1
             candidates = [(1, parts) for parts in _powers_of_two(most)]
@@ -270,14 +272,10 @@ class Profiler:
             )
             streams = parts if device.backend == "cuda" else 1
             cells.append(LearnerCell(found["step"], threads, parts, streams, implementation))
+            if device.backend == "cpu" and self._sharing(device).keeps_up(cells[-1].step.value_us, threads):
+                break  # the paper's rule: as few threads as keep up with the Actors
         if device.backend == "cpu":
-            # The paper's rule: as few threads as keep up with the Actors; the fastest if none does. Of each transition
-            # collected, replay_ratio samples are trained.
-            train = self.problem.train
-            collect_us = self.collection_us.value_us * train.batch_size / train.replay_ratio
-            for cell in cells:
-                if cell.step.value_us <= collect_us:
-                    return cell
+            return min(cells, key=lambda c: self._sharing(device).rank(c.step.value_us, c.threads))
         return min(cells, key=lambda c: c.step.value_us)
 
     def _pair_cell(
@@ -303,10 +301,20 @@ class Profiler:
             LearnerCell(found["step"], learner.threads, implementation=name),
         )
 
-    def _learner_cores(self, device: Device) -> int:
-        """The core budget: where the Actors run too, each of their processes has a core and the Learner the others."""
-        cores = device.cores or 1
-        return max(1, cores - self.problem.actors.count) if device == self.platform.host else cores
+    @property
+    def sharing(self) -> CoreSharing | None:
+        """How Learner and Actors share the host; None where the host takes no Learner that was measured."""
+        return self._sharing(self.platform.host) if self.platform.host.backend == "cpu" else None
+
+    def _sharing(self, device: Device) -> CoreSharing:
+        """How a Learner on this CPU shares it with the Actors, which are on the host."""
+        train = self.problem.train
+        # Of each transition collected, replay_ratio samples are trained.
+        free = math.isinf(train.replay_ratio)
+        collect_us = math.inf if free else self.collection_us.value_us * train.batch_size / train.replay_ratio
+        beside_actors = self.platform.shared_silicon(device.name, self.platform.host.name)
+        actors = self.problem.actors.count if beside_actors else 0
+        return CoreSharing(device.cores or 1, actors, collect_us)
 
     def _splits(self) -> bool:
         return issubclass(self.problem.trainer_class, Trainer)

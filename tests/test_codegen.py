@@ -110,6 +110,10 @@ def source(
     return ProgramSource(**{**values, **changes})
 
 
+def on_threads(threads: int, placement: Placement) -> ProgramSource:
+    return source(placement, learner=dataclasses.replace(placement.learner_config, threads=threads))
+
+
 def text_of(program: ProgramSource) -> str:
     return render(program, {device.name: device for device in DEVICES})
 
@@ -123,6 +127,7 @@ PROGRAMS = {
         settings={"hidden_sizes": (256, 256), "exploration": EpsilonGreedy(steps=8000), "tau": 1.0},
         actors=ActorSpec("LunarLander-v3", env_kwargs={"enable_wind": True, "gravity": -9.5}),
     ),
+    "setting2_shared_cores": lambda: on_threads(2, placed("cpu0", "cpu0")),
     "setting1_native": lambda: source(placed("cpu0", "cpu1", implementation="native"), trainer=TinyDQN),
     "setting2_native": lambda: source(placed("cpu0", "cpu0", implementation="native")),
     "setting1_storage_on_gpu": lambda: source(placed("cpu0", "gpu0", storage="gpu0")),
@@ -147,6 +152,18 @@ def test_programs_read_as_accepted(name: str, request: pytest.FixtureRequest) ->
 
 def test_every_golden_file_is_in_use() -> None:
     assert {path.stem for path in GOLDEN.glob("*.py")} == set(PROGRAMS)
+
+
+def test_threads_that_use_cores_of_the_actors_do_not_spin_while_they_wait() -> None:
+    policy = 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")'
+    text = text_of(on_threads(2, placed("cpu0", "cpu0")))
+    assert 0 < text.index(policy) < text.index("\nfrom pearl")  # which may load torch, which reads it then
+    for other in (
+        on_threads(1, placed("cpu0", "cpu0")),
+        on_threads(2, placed("cpu0", "cpu1")),  # where no Actor is
+        on_threads(2, placed("cpu0", "cpu0", implementation="native")),
+    ):
+        assert policy not in text_of(other)
 
 
 LONG = "a_rather_long_name_of_a_folder/" * 5

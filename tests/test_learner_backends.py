@@ -189,11 +189,14 @@ def test_a_device_without_a_replay_manager_still_offers_its_learners() -> None:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`made_up(native=..., torch=...)`: a step takes that many microseconds with one thread, and everything else 5."""
+    """`made_up(native=..., torch=...)`: a step takes that many microseconds with one thread, and everything else 5.
 
-    def patch(collection_us: float = 1e9, **steps: float) -> None:
+    Each further thread adds `gain` of the first one's speed.
+    """
+
+    def patch(collection_us: float = 1e9, gain: float = 1.0, **steps: float) -> None:
         def step(implementation: str, threads: int) -> list[float]:
-            return [steps[implementation] / threads] * 3
+            return [steps[implementation] / (1.0 + gain * (threads - 1))] * 3
 
         class MadeUp(profiling.Profiler):
             def _measure_replay(self, fanout: int) -> dict[str, list[float]]:
@@ -255,6 +258,59 @@ def test_each_implementation_gets_the_fewest_threads_that_keep_up_with_the_actor
     made_up(collection_us=0.1, native=20.0, torch=1500.0)
     composer = described(devices, calibration=tmp_path / "other.json")
     assert composer.run()[1].threads == 8
+
+
+# A batch of 16 at 2 samples a transition is collected in 8 transitions. With an Actor that waits for the Learner most
+# of the time, a second thread is worth it; not with one that needs its core, nor where the second thread gains little.
+@pytest.mark.parametrize(
+    ("transition_us", "gain", "threads", "beside_us"),
+    [
+        (10.0, 1.0, 2, 540.0),  # two threads of 500 us and an Actor of 80 us, on two cores
+        (10.0, 0.25, 2, 840.0),
+        (70.0, 1.0, 2, 750.0),  # an Actor of 560 us has time for 500 us in the step's 750 us
+        (70.0, 0.25, 1, 1000.0),  # 1,080 us for two threads of 800 us and an Actor of 560 us
+        (10.0, 0.1, 1, 1000.0),  # 949 us: not worth the risk
+        (1000.0, 1.0, 1, 1000.0),  # one thread keeps up
+    ],
+)
+def test_the_learner_may_share_the_cores_of_actors_that_wait_for_it(
+    csv_pair: CsvPair,
+    tmp_path: Path,
+    made_up: Callable[..., None],
+    transition_us: float,
+    gain: float,
+    threads: int,
+    beside_us: float,
+) -> None:
+    made_up(collection_us=transition_us, gain=gain, torch=1000.0)
+    settings = {"implementation": "torch"}
+    composer = described(csv_pair(*ONE_CPU), settings=settings, calibration=tmp_path / "calibration.json")
+    replay, learner = composer.run()
+    assert learner.threads == threads
+    # The matrix says what was measured, the prediction what that comes to beside the Actors.
+    pair = composer.matrix.cell("cpu0", "RM & Learner")
+    assert isinstance(pair, PairCell)
+    assert pair.learner.step.value_us == 1000.0 / (1.0 + gain * (threads - 1))
+    assert composer.placement.terms.learner_us == pytest.approx(beside_us)
+    assert composer.placement.eps == pytest.approx(16 / (beside_us + 10.0) * 1e6, rel=1e-3)
+    text = composer.runtime_gen(replay, learner, tmp_path / "program.py").read_text()
+    assert f"    threads={threads},\n" in text
+    assert f"predicted_eps={composer.placement.eps:.1f}" in text
+
+
+def test_actors_that_run_free_keep_a_core_each(csv_pair: CsvPair, tmp_path: Path, made_up: Callable[..., None]) -> None:
+    made_up(collection_us=10.0, torch=1000.0)
+    settings, training = {"implementation": "torch"}, {"replay_ratio": float("inf")}
+    for cores, actors, threads, beside_us in ((2, 1, 1, 1000.0), (5, 1, 4, 250.0), (2, 2, 1, 1500.0)):
+        composer = described(
+            csv_pair(f"cpu0,cpu,cpu,,{cores},60"),
+            settings=settings,
+            training=training,
+            actors=actors,
+            calibration=tmp_path / f"{cores}-{actors}.json",
+        )
+        assert composer.run()[1].threads == threads
+        assert composer.placement.terms.learner_us == pytest.approx(beside_us)
 
 
 @pytest.mark.usefixtures("quick_profiles")
