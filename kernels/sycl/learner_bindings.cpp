@@ -10,6 +10,7 @@
 #include "../cpu/bindings.hpp"
 #include "bindings.hpp"
 #include "learner.hpp"
+#include "training_loop.hpp"
 
 namespace pearl::device {
 namespace {
@@ -144,6 +145,42 @@ std::pair<Floats, py::dict> step(HeldLearner& self, const std::vector<py::array>
   return {priorities, as_dict(metrics)};
 }
 
+// A loop on the caller's queues and policy.
+struct HeldLoop {
+  HeldLoop(HeldLearner& learner, std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<ColumnStore> storage,
+           std::size_t batch_size, bindings::OnBuffer<SlotQueue>& grants, bindings::OnBuffer<SlotQueue>& done,
+           bindings::OnBuffer<Snapshot>& snapshot, std::vector<Floats> policy_held, std::size_t interval,
+           Array<std::int64_t> steps_held)
+      : policy(std::move(policy_held)),
+        steps(std::move(steps_held)),
+        loop(std::move(replay), std::move(storage), learner.learner, batch_size,
+             {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot},
+             weights_of(policy), interval, steps.mutable_data()) {}
+
+  static std::vector<Weights> weights_of(const std::vector<Floats>& arrays) {
+    std::vector<Weights> weights;
+    for (const Floats& array : arrays) weights.push_back({array.data(), static_cast<std::size_t>(array.size())});
+    return weights;
+  }
+
+  std::vector<Floats> policy;
+  Array<std::int64_t> steps;
+  DeviceLoop loop;
+};
+
+py::tuple last_batch(const HeldLoop& held) {
+  py::list columns;
+  for (std::size_t i = 0; i < held.loop.storage().row_bytes().size(); ++i) {
+    Array<std::uint8_t> bytes(std::vector<std::size_t>{held.loop.batch_size(), held.loop.storage().row_bytes()[i]});
+    held.loop.last_column(i, bytes.mutable_data());
+    columns.append(bytes);
+  }
+  const std::vector<std::int64_t> indices = held.loop.last_indices();
+  const std::vector<float> weights = held.loop.last_weights();
+  return py::make_tuple(Array<std::int64_t>(static_cast<py::ssize_t>(indices.size()), indices.data()),
+                        Floats(static_cast<py::ssize_t>(weights.size()), weights.data()), columns);
+}
+
 }  // namespace
 
 void bind_learner(py::module_& module) {
@@ -174,6 +211,42 @@ void bind_learner(py::module_& module) {
       .def("set_sgd", &HeldLearner::set_sgd, py::arg("which"), py::arg("lr"), py::arg("momentum"), py::arg("dampening"),
            py::arg("decay"), py::arg("nesterov"), py::arg("buffer").noconvert(), py::arg("fresh"))
       .def("step", &step, py::arg("columns"), py::arg("weights").noconvert(), py::arg("number"));
+
+  py::class_<HeldLoop>(module, "TrainingLoop", "Setting 2 on a device; as pearl._native.TrainingLoop.")
+      .def(py::init<HeldLearner&, std::shared_ptr<SumTreeReplay>, std::shared_ptr<ColumnStore>, std::size_t,
+                    bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<Snapshot>&,
+                    std::vector<Floats>, std::size_t, Array<std::int64_t>>(),
+           py::arg("learner"), py::arg("replay"), py::arg("storage"), py::arg("batch_size"), py::arg("grants"),
+           py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::arg("steps").noconvert(),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>())
+      .def(
+          "run_once",
+          [](HeldLoop& held, double timeout_s) {
+            const Released released;
+            return held.loop.run_once(timeout_s);
+          },
+          py::arg("timeout_s"))
+      .def("restart", [](HeldLoop& held) { held.loop.restart(); })
+      .def(
+          "open_window",
+          [](HeldLoop& held) {
+            const Released released;
+            held.loop.window().open();
+          })
+      .def("close_window", [](HeldLoop& held) { held.loop.window().close(); })
+      .def("last_batch", &last_batch, "Indices, weights, and the bytes of each column's rows.")
+      .def(
+          "time_parts", [](HeldLoop& held, bool wanted) { held.loop.time_parts(wanted); }, py::arg("wanted"))
+      .def("seconds", [](const HeldLoop& held) {
+        const auto seconds = held.loop.seconds();
+        py::dict out;
+        out["sample"] = seconds.sample;
+        out["gather"] = seconds.gather;
+        out["train"] = seconds.train;
+        out["update"] = seconds.update;
+        out["publish"] = seconds.publish;
+        return out;
+      });
 }
 
 }  // namespace pearl::device
