@@ -1,14 +1,7 @@
 """Primitives on SYCL devices; their contracts stand in kernels/sycl/. Loaded by pearl.devices.sycl alone."""
 
-<<<<<<< HEAD
-from collections.abc import Sequence
-from typing import Any
-=======
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-
-import numpy as np
->>>>>>> 68b2edd15e331cc3ff671695a98860ba96bc1d59
 
 import numpy as np
 
@@ -28,8 +21,6 @@ class Queue:
     def memory_times_us(self, nbytes: int, repeats: int) -> list[float]: ...
     def copy_times_us(self, nbytes: int, to_device: bool, repeats: int) -> list[float]: ...
 
-<<<<<<< HEAD
-<<<<<<< HEAD
 class Learner:
     def __init__(
         self,
@@ -88,8 +79,7 @@ class Learner:
     def step(
         self, columns: Sequence[np.ndarray], weights: np.ndarray, number: int
     ) -> tuple[np.ndarray, dict[str, float]]: ...
-=======
-=======
+
 class ColumnStore:
     def __init__(self, queue: Queue, capacity: int, columns: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> None: ...
     def insert(self, start: int, count: int, columns: list[np.ndarray]) -> None: ...
@@ -98,7 +88,6 @@ class ColumnStore:
     def read_batch(self, count: int) -> list[np.ndarray]: ...
     def close(self) -> None: ...
 
->>>>>>> 5da62a289de04784e32aae68b396e11043205262
 class SumTree:
     INITIAL_MAX: ClassVar[float]
     def __init__(
@@ -134,4 +123,3 @@ class SumTree:
     def read_batch(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
->>>>>>> 68b2edd15e331cc3ff671695a98860ba96bc1d59

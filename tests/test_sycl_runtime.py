@@ -319,7 +319,7 @@ def test_a_kernel_that_does_not_compile_shows_its_log_and_is_tried_again() -> No
 
 def compile_all(source: Path, selector: str) -> None:
     text = source.read_text(encoding="utf-8")
-    kernels = re.findall(r"_kernel\b.*?\)\)\s*void\s+(\w+)\(", text)
+    kernels = re.findall(r"^(?:extern \"C\".*|PEARL_KERNEL) (pearl_\w+)\(", text, re.MULTILINE)
     assert kernels, f"no kernel was found in {source.name}"
     sycl.sycl_queue(selector).compile(source.name, text, kernels)
 
