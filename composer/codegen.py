@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 
 from composer.placement import LearnerConfig, Placement, ReplayConfig
-from composer.profiling import Problem, torch_device
+from composer.profiling import Problem, learner_device, replay_backend, storage_stays_on_host, torch_device
 from composer.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.trainer_source import trainer_import
 from pearl import algorithms
@@ -39,11 +39,14 @@ _TAKEN_NAMES = {
     *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
     *(kind.__name__ for kind in EXPLORATIONS),
     *(implementation.name for implementation in LEARNERS.values()),
-    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchDataStorage", "Constant", "Linear"),
+    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchDataStorage", "SyclDataStorage", "Constant", "Linear"),
     *("ReplayRequestQueue", "make_replay_manager", "import_class"),
     *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
     *dir(builtins),
 }
+
+# The Data Storage in the memory of an accelerator, by its backend.
+_STORAGE_CLASSES = {"cuda": "TorchDataStorage", "sycl": "SyclDataStorage"}
 
 logger = logging.getLogger("pearl.composer")
 
@@ -119,8 +122,14 @@ def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, dev
     return {name: values[name] for name in found.arguments}
 
 
+def _replay_arguments(device: Device) -> dict[str, str]:
+    """What `make_replay_manager` is told beyond its defaults."""
+    backend, selector = replay_backend(device)
+    return {} if selector is None else {"backend": backend, "device": selector}
+
+
 def _imported_names(
-    source: ProgramSource, found: LearnerImplementation, setting: int, folder: str, *, storage_on_learner: bool
+    source: ProgramSource, found: LearnerImplementation, setting: int, folder: str, storage_class: str
 ) -> str:
     problem = source.problem
     modules: dict[str, set[str]] = {
@@ -132,12 +141,11 @@ def _imported_names(
             *({"ReplayRequestQueue"} if setting == 1 else ()),
             *(type(value).__name__ for value in (problem.replay.alpha, problem.replay.beta) if callable(value)),
         },
-        "pearl.replay.torch_storage": set(),
+        "pearl.replay.torch_storage": {storage_class} & {"TorchDataStorage"},
+        "pearl.replay.sycl_storage": {storage_class} & {"SyclDataStorage"},
         "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if folder else ())},
         "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
     }
-    if storage_on_learner:
-        modules["pearl.replay.torch_storage"].add("TorchDataStorage")
     if not folder:
         name, module = problem.trainer_class.__name__, problem.trainer_class.__module__
         public = module.startswith("pearl.algorithms.") and getattr(algorithms, name, None) is problem.trainer_class
@@ -150,12 +158,14 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     from pearl import __version__
 
     problem, placement = source.problem, source.placement
-    replay_device, learner_device = devices[source.replay.device], devices[source.learner.device]
-    _check_backends(replay_device, learner_device)
+    on_replay, on_learner = devices[source.replay.device], devices[source.learner.device]
+    _check_backends(on_replay, on_learner)
     _check_parameters(source)
-    implementation = _implementation(source.learner, learner_device)
+    implementation = _implementation(source.learner, on_learner)
     setting = 2 if source.replay.device == source.learner.device else 1
-    storage_on_learner = _storage_device(source, devices) == learner_device.name and learner_device.backend == "cuda"
+    storage_class = ""  # the host's own
+    if _storage_device(source, devices) == on_learner.name:
+        storage_class = _STORAGE_CLASSES.get(on_learner.backend, "")
     module, folder = trainer_import(problem.trainer_class, _TAKEN_NAMES)
     values = {
         "version": __version__,
@@ -163,7 +173,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_name": problem.trainer_class.__name__,
         "trainer_module": module,
         "trainer_path": folder,
-        "imports": _imported_names(source, implementation, setting, folder, storage_on_learner=storage_on_learner),
+        "imports": _imported_names(source, implementation, setting, folder, storage_class),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, _storage_device(source, devices)),
         "composed_from": _origin(source),
@@ -180,9 +190,11 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "run_dir": str(source.run_dir),
         "until_return": source.until_return,
         "learner_class": implementation.name,
-        "learner_arguments": _learner_arguments(implementation, source.learner, torch_device(learner_device)),
-        "learner_device": torch_device(learner_device),
-        "storage_on_learner": storage_on_learner,
+        "learner_arguments": _learner_arguments(implementation, source.learner, learner_device(on_learner)),
+        "learner_device": learner_device(on_learner),
+        "trainer_device": torch_device(on_learner),
+        "replay_arguments": _replay_arguments(on_replay),
+        "storage_class": storage_class,
     }
     text = _environment().get_template("program.py.j2").render(values)
     ast.parse(text)
@@ -190,10 +202,12 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
 
 
 def _storage_device(source: ProgramSource, devices: Mapping[str, Device]) -> str:
-    """Where the Data Storage goes: in the host's memory or on its disk, what a GPU's memory cannot do."""
-    placement, replay = source.placement, source.problem.replay
-    on_host = replay.storage != "ram" or replay.share_next_obs
-    return placement.host if on_host and devices[placement.storage].backend == "cuda" else placement.storage
+    """Where the Data Storage goes: an accelerator keeps it for its own Learner alone, in its memory, rows whole."""
+    placement = source.placement
+    if devices[placement.storage].backend not in _STORAGE_CLASSES:
+        return placement.storage
+    away = placement.storage != source.learner.device or storage_stays_on_host(source.problem.replay)
+    return placement.host if away else placement.storage
 
 
 def _exponents(replay: ReplaySpec) -> dict[str, str]:

@@ -391,9 +391,7 @@ def _profiled(problem: Problem) -> Problem:
         fits = max(problem.train.batch_size, free_memory() // (2 * problem.transition.nbytes))
         while capacity > fits:
             capacity = max(capacity // 2, problem.train.batch_size)
-    measured = ReplaySpec(
-        capacity, replay.mode, replay.fanout, replay.first_alpha, share_next_obs=replay.share_next_obs
-    )
+    measured = dataclasses.replace(replay, capacity=capacity, alpha=replay.first_alpha)
     return dataclasses.replace(problem, replay=measured)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -34,12 +34,11 @@ from composer.matrix import (
 from composer.measuring import WARM_UP, measure, on_own_thread
 from composer.platform import Platform, usable
 from composer.report import left_out_line
-from pearl import _native
 from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import Trainer, make_trainer
-from pearl.devices.description import Device
+from pearl.devices.description import EMULATOR_SELECTOR, Device, sycl_filter
 from pearl.devices.null import NullTimes
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_plan import UnsupportedError
@@ -47,6 +46,8 @@ from pearl.learner.protocol import Learner
 from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.replay.protocol import ReplayManager, Sample
+from pearl.replay.sycl import unsupported_options
+from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
@@ -59,6 +60,11 @@ _FILL_ROWS = 4096
 # Of the native training loop, one sample is the mean of as many iterations as take so long: many of a short one, that
 # what Python does between samples does not show; well below a scheduler's time slice, that few samples are cut by one.
 _GRANT_US = 500.0
+_TIMED_ITERATIONS = 100  # of a device's loop, waiting after each part
+
+_WITH_REPLAY_MANAGER = ("cpu", "sycl")  # backends of devices
+
+_AnyStorage = TypeVar("_AnyStorage", DataStorage, SyclDataStorage)
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
 _METHOD = [Path(__file__).with_name(name) for name in ("profiling.py", "measuring.py", "actor_profiling.py")]
@@ -107,9 +113,9 @@ class Problem:
 
 
 @functools.cache
-def kernel_hash(implementation: str | None = None) -> str:
+def kernel_hash(implementation: str | None = None, module: str = "pearl._native") -> str:
     """Changes when the compiled kernels do; with an `implementation` of the Learner, when its own sources do."""
-    return _file_hash([compiled_kernels()] if implementation is None else LEARNERS[implementation].sources)
+    return _file_hash([compiled_kernels(module)] if implementation is None else LEARNERS[implementation].sources)
 
 
 @functools.cache
@@ -156,10 +162,14 @@ class Profiler:
         found = ((name, LEARNERS[name].supports(self._probe)) for name in self._wanted)
         return tuple(UnsupportedLearner(name, reason) for name, reason in found if reason is not None)
 
-    @property
+    @functools.cached_property
     def _wanted(self) -> tuple[str, ...]:
+        """The implementations to look at: the forced one, or all that some usable device has."""
         forced = self.problem.implementation
-        return tuple(LEARNERS) if forced == AUTO else (forced,)
+        if forced != AUTO:
+            return (forced,)
+        backends = {device.backend for device in usable(self.platform)[0]}
+        return tuple(name for name, found in LEARNERS.items() if backends & set(found.backends))
 
     def _implementations(self, device: Device) -> list[str]:
         """The implementations of the Learner that run on the device and can train the trainer."""
@@ -186,6 +196,9 @@ class Profiler:
     def _row(self, device: Device) -> MatrixRow:
         if device.backend == "null":
             return self._null_row(device)
+        if device.kind == "fpga":
+            missing = MissingCell(_why_not_on_fpga(device))
+            return MatrixRow(device.name, missing, missing, missing)
         self.report(f"profiling {device.name}")
         replay = self._replay_cell(device)
         learners = [self._learner_cell(device, name) for name in self._implementations(device)]
@@ -221,20 +234,27 @@ class Profiler:
         return _FANOUTS if fanout == "auto" else (int(fanout),)
 
     def _replay_cell(self, device: Device) -> ReplayCell | MissingCell:
-        if device.backend != "cpu":
+        if device.backend not in _WITH_REPLAY_MANAGER:
             return MissingCell(f"no Replay Manager for {device.backend} in this version")
+        spec = self.problem.replay
+        if device.backend == "sycl" and (
+            lacking := unsupported_options(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
+        ):
+            return MissingCell(f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}")
         cells = []
         for fanout in self._fanouts():
             self.report(f"{device.name}: Replay Manager, fanout {fanout}")
             key = self._key("replay", device, self._replay_parameters(fanout))
             found = self._known(
-                key, ("sample", "insert", "update"), functools.partial(self._measure_replay, fanout=fanout)
+                key, ("sample", "insert", "update"), functools.partial(self._measure_replay, device, fanout=fanout)
             )
             cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout))
         return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
 
     def _learner_cell(self, device: Device, implementation: str) -> LearnerCell:
-        if device.backend == "cpu":
+        if device.backend == "sycl":
+            candidates = [(device.cores or 1, 1)]  # its own runtime shares a launch among all of them
+        elif device.backend == "cpu":
             candidates = [(threads, 1) for threads in _powers_of_two(self._learner_cores(device))]
         else:
             most = min(self.problem.train.batch_size, _MOST_STREAMS) if self._splits() else 1
@@ -246,9 +266,7 @@ class Profiler:
             found = self._known(
                 key,
                 ("step",),
-                functools.partial(
-                    self._measure_learner, implementation, device=torch_device(device), threads=threads, parts=parts
-                ),
+                functools.partial(self._measure_learner, implementation, device, threads=threads, parts=parts),
             )
             streams = parts if device.backend == "cuda" else 1
             cells.append(LearnerCell(found["step"], threads, parts, streams, implementation))
@@ -278,9 +296,7 @@ class Profiler:
         found = self._known(
             self._key("pair", device, parameters, name),
             ("sample", "insert", "update", "step"),
-            functools.partial(
-                self._measure_pair, name, device=torch_device(device), fanout=replay.fanout, threads=learner.threads
-            ),
+            functools.partial(self._measure_pair, name, device, fanout=replay.fanout, threads=learner.threads),
         )
         return PairCell(
             ReplayCell(found["sample"], found["insert"], found["update"], replay.fanout),
@@ -323,11 +339,12 @@ class Profiler:
                 "settings": repr(sorted(self.problem.settings.items())),
                 "networks": self._networks,
             }
-        hashes = [kernel_hash(implementation), source_hash(primitive)]
+        module = "pearl._sycl" if device.backend == "sycl" else "pearl._native"
+        hashes = [kernel_hash(implementation, module), source_hash(primitive)]
         if implementation is not None:
             everything["implementation"] = implementation
             if primitive == "pair":
-                hashes.append(kernel_hash())
+                hashes.append(kernel_hash(module=module))
         return CalibrationKey(
             primitive,
             device.fingerprint(),
@@ -381,25 +398,30 @@ class Profiler:
     @functools.cached_property
     def _full_storage(self) -> DataStorage:
         """A storage whose every slot is written, as it is for most of a run; made once, for it may be large."""
-        storage = DataStorage(self.problem.transition, self.problem.replay.capacity)
+        return self._filled(DataStorage(self.problem.transition, self.problem.replay.capacity))
+
+    def _filled(self, storage: _AnyStorage) -> _AnyStorage:
         rows = min(storage.capacity, _FILL_ROWS)
         columns = self.problem.random_columns(rows, np.random.default_rng(0))
         for start in range(0, storage.capacity, rows):
             storage.insert(columns, min(rows, storage.capacity - start))
         return storage
 
-    def _full_replay(self, fanout: int) -> tuple[ReplayManager, DataStorage, np.random.Generator]:
+    def _full_replay(self, device: Device, fanout: int) -> tuple[ReplayManager, np.random.Generator]:
         spec = self.problem.replay
         rng = np.random.default_rng(0)
-        replay = make_replay_manager(ReplaySpec(spec.capacity, spec.mode, fanout, spec.alpha), seed=0)
+        backend, selector = replay_backend(device)
+        replay = make_replay_manager(
+            ReplaySpec(spec.capacity, spec.mode, fanout, spec.alpha), seed=0, backend=backend, device=selector
+        )
         for start in range(0, spec.capacity, _FILL_ROWS):
             slots = np.arange(start, min(start + _FILL_ROWS, spec.capacity))
             replay.insert(slots, rng.random(len(slots), np.float32) + 0.01)
-        return replay, self._full_storage, rng
+        return replay, rng
 
     @on_own_thread
-    def _measure_replay(self, fanout: int) -> dict[str, list[float]]:
-        replay, storage, rng = self._full_replay(fanout)
+    def _measure_replay(self, device: Device, fanout: int) -> dict[str, list[float]]:
+        (replay, rng), storage = self._full_replay(device, fanout), self._full_storage
         batch = self.problem.train.batch_size
         out = self.problem.transition.empty(batch)
         priorities = rng.random(batch, np.float32) + 0.01
@@ -416,7 +438,9 @@ class Profiler:
             "insert": measure(self._insertion(replay, storage, rng), self.budget_s / 3),
         }
 
-    def _insertion(self, replay: ReplayManager, storage: DataStorage, rng: np.random.Generator) -> Callable[[], None]:
+    def _insertion(
+        self, replay: ReplayManager, storage: DataStorage | SyclDataStorage, rng: np.random.Generator
+    ) -> Callable[[], None]:
         """Insert what all actors bring in one iteration: one transition per environment."""
         count = min(self.problem.actors.env_count, self.problem.replay.capacity)
         columns = self.problem.random_columns(count, rng)
@@ -427,9 +451,8 @@ class Profiler:
         return insert
 
     @on_own_thread
-    def _measure_learner(self, implementation: str, device: str, threads: int, parts: int) -> dict[str, list[float]]:
-        made = LEARNERS[implementation].make
-        learner = made(self._trainer(device), device=device, threads=threads, sub_batches=parts)
+    def _measure_learner(self, implementation: str, device: Device, threads: int, parts: int) -> dict[str, list[float]]:
+        learner = self._make_learner(implementation, device, threads, parts)
         learner.prepare()
         batch = self.problem.train.batch_size
         columns = self.problem.random_columns(batch, np.random.default_rng(0))
@@ -437,10 +460,14 @@ class Profiler:
         return {"step": measure(lambda: learner.step(columns, weights), self.budget_s)}
 
     @on_own_thread
-    def _measure_pair(self, implementation: str, device: str, fanout: int, threads: int) -> dict[str, list[float]]:
+    def _measure_pair(self, implementation: str, device: Device, fanout: int, threads: int) -> dict[str, list[float]]:
         """Whole iterations of setting 2, by the loop that a run would take."""
-        replay, storage, rng = self._full_replay(fanout)
-        learner = LEARNERS[implementation].make(self._trainer(device), device=device, threads=threads)
+        replay, rng = self._full_replay(device, fanout)
+        learner = self._make_learner(implementation, device, threads)
+        storage: DataStorage | SyclDataStorage = self._full_storage
+        if device.backend == "sycl" and not storage_stays_on_host(self.problem.replay):
+            spec, capacity = self.problem.transition, self.problem.replay.capacity
+            storage = self._filled(SyclDataStorage(spec, capacity, learner_device(device)))
         insertion = self._insertion(replay, storage, rng)
         if self.problem.replay.share_next_obs:  # which is no column that the loop in C++ could gather
             return self._measure_interpreted_loop(learner, replay, storage, insertion)
@@ -458,7 +485,7 @@ class Profiler:
             transition=self.problem.transition,
             weight_sync_interval=self.problem.train.weight_sync_interval,
         )
-        if not isinstance(loop.kernel, _native.TrainingLoop):
+        if not hasattr(loop.kernel, "seconds"):
             return self._measure_interpreted_loop(learner, replay, storage, insertion)
 
         def insert() -> None:
@@ -467,8 +494,13 @@ class Profiler:
 
         return self._measure_native_loop(loop.kernel, laq, ldq, insert)
 
+    def _make_learner(self, implementation: str, device: Device, threads: int, parts: int = 1) -> Learner:
+        trainer = self._trainer(torch_device(device))
+        made = LEARNERS[implementation].make
+        return made(trainer, device=learner_device(device), threads=threads, sub_batches=parts)
+
     def _measure_native_loop(
-        self, loop: _native.TrainingLoop, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None]
+        self, loop: Any, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None]
     ) -> dict[str, list[float]]:
         """Grants of some iterations, between which this thread inserts: a sample is the mean of a grant."""
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
@@ -485,9 +517,20 @@ class Profiler:
         usual = float(np.median([sum(grant(1).values()) for _ in range(WARM_UP)]))
         iterations = max(1, round(_GRANT_US / usual))
         published: list[float] = []
+        # On a device, parts follow one another without the host: how the whole divides is seen by waiting after each.
+        shares: dict[str, float] = {}
+        if hasattr(loop, "time_parts"):
+            loop.time_parts(True)
+            alone = grant(max(iterations, _TIMED_ITERATIONS))
+            loop.time_parts(False)
+            iterations = max(iterations, self.problem.train.weight_sync_interval)
+            shares = {name: part / sum(alone.values()) for name, part in alone.items()}
 
         def iterate() -> None:
             spent = grant(iterations)
+            if shares:
+                whole = sum(spent.values())
+                spent = {name: whole * share for name, share in shares.items()}
             start = time.perf_counter_ns()
             insertion()
             parts["insert"].append((time.perf_counter_ns() - start) / 1e3)
@@ -503,7 +546,11 @@ class Profiler:
         return {name: samples[WARM_UP:] for name, samples in parts.items()}
 
     def _measure_interpreted_loop(
-        self, learner: Learner, replay: ReplayManager, storage: DataStorage, insertion: Callable[[], None]
+        self,
+        learner: Learner,
+        replay: ReplayManager,
+        storage: DataStorage | SyclDataStorage,
+        insertion: Callable[[], None],
     ) -> dict[str, list[float]]:
         """Iterations with each part timed on its own, so that they disturb each other's caches."""
         learner.prepare()
@@ -548,10 +595,31 @@ def _powers_of_two(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
 
 
+def _why_not_on_fpga(device: Device) -> str:
+    if sycl_filter(device.selector, device.kind) == EMULATOR_SELECTOR:
+        return "the FPGA emulator only shows that kernels work: how long they take there means nothing"
+    return "no kernels for FPGA boards in this version"
+
+
 def torch_device(device: Device) -> str:
-    """The name that torch gives a device."""
+    """The name that torch gives the device where the trainer's tensors lie; host and SYCL devices share memory."""
     if device.backend == "cuda":
         from pearl.devices.description import cuda_index
 
         return f"cuda:{cuda_index(device.selector)}"
     return "cpu"
+
+
+def learner_device(device: Device) -> str:
+    """What a Learner, or a Data Storage, on the device is told: torch's name of it, or a SYCL device's selector."""
+    return sycl_filter(device.selector, device.kind) if device.backend == "sycl" else torch_device(device)
+
+
+def replay_backend(device: Device) -> tuple[str, str | None]:
+    """The backend of a Replay Manager on the device, and a SYCL device's selector."""
+    return ("sycl", learner_device(device)) if device.backend == "sycl" else ("native", None)
+
+
+def storage_stays_on_host(replay: ReplaySpec) -> bool:
+    """Whether the replay's settings need the host's memory or disk for the Data Storage."""
+    return replay.storage != "ram" or replay.share_next_obs

@@ -79,14 +79,14 @@ class Setup:
         native: bool,
         learner: type = NativeLearner,
         seed: int = 3,
-        resumes: Setup | None = None,
+        resumes: Any = None,
         **options: Any,
     ) -> None:
         space = DISCRETE if issubclass(trainer_class, DQN) else BOX
         spec = TransitionSpec.from_spaces(OBS, space)
         self.trainer = trainer_class(OBS, space, seed=seed)
-        self.replay = make_replay_manager(ReplaySpec(CAPACITY), seed=5)
-        self.storage = DataStorage(spec, CAPACITY, **options)
+        self.replay = self.make_replay()
+        self.storage = self.make_storage(spec, **options)
         self.rows = rows_of(spec, CAPACITY)
         self.replay.insert(self.storage.insert({name: rows[:200] for name, rows in self.rows.items()}))
         if resumes is not None:
@@ -110,6 +110,12 @@ class Setup:
             transition=spec,
             weight_sync_interval=INTERVAL,
         )
+
+    def make_replay(self) -> Any:
+        return make_replay_manager(ReplaySpec(CAPACITY), seed=5)
+
+    def make_storage(self, spec: TransitionSpec, **options: Any) -> Any:
+        return DataStorage(spec, CAPACITY, **options)
 
     def run(self, iterations: int) -> None:
         self.laq.grant(iterations, 0.4)
@@ -264,17 +270,15 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     setup = Setup(Dueling, native=True)
     learner = NativeLearner(setup.trainer)
     queues = (setup.laq.native, setup.ldq.native, setup.wsq.native)
-    columns = list(setup.storage.columns.values())
+    wide = DataStorage(TransitionSpec.from_spaces(spaces.Box(-1.0, 1.0, (9,), np.float32), DISCRETE), CAPACITY)
     with pytest.raises(TrainerError, match="bytes of column 0"):
-        learner.start_loop(setup.replay, [columns[2], *columns[1:]], BATCH, queues, 1)
-    with pytest.raises(TrainerError, match="five columns"):
-        learner.start_loop(setup.replay, columns[:4], BATCH, queues, 1)
+        learner.start_loop(setup.replay, wide, BATCH, queues, 1)
     other = make_replay_manager(ReplaySpec(CAPACITY + 1), seed=5)
     with pytest.raises(TrainerError, match="differ in capacity: 301 and 300"):
-        learner.start_loop(other, columns, BATCH, queues, 1)
+        learner.start_loop(other, setup.storage, BATCH, queues, 1)
     small = WeightSyncQueue(3)
     with pytest.raises(TrainerError, match="the queue to the Actors takes 3"):
-        learner.start_loop(setup.replay, columns, BATCH, (*queues[:2], small.native), 1)
+        learner.start_loop(setup.replay, setup.storage, BATCH, (*queues[:2], small.native), 1)
 
 
 def test_threads_do_not_outlive_the_loop() -> None:

@@ -180,7 +180,11 @@ def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Any) -> None:
     learner = SyclLearner(first)
     for step in range(10):
         learner.step(*batch_of(step))
-    state = {"q": first.q.state_dict(), "target": first.target_q.state_dict(), "optimizer": first.optimizer.state_dict()}
+    state = {
+        "q": first.q.state_dict(),
+        "target": first.target_q.state_dict(),
+        "optimizer": first.optimizer.state_dict(),
+    }
     torch.save(state, tmp_path / "state")
     learner = SyclLearner(resumed)
     learner.step(*batch_of(99))
@@ -257,7 +261,7 @@ def test_actions_out_of_range_are_named() -> None:
 def test_columns_that_do_not_fit_are_named() -> None:
     learner = SyclLearner(Small(OBS, ACTIONS))
     batch, weights = batch_of(1)
-    with pytest.raises(TrainerError, match="\"obs\" must hold 50 rows"):
+    with pytest.raises(TrainerError, match='"obs" must hold 50 rows'):
         learner.step({**batch, "obs": batch["obs"][:, :5]}, weights)
     with pytest.raises(TrainerError, match="dtype float32; found float64"):
         learner.step({**batch, "reward": batch["reward"].astype(np.float64)}, weights)

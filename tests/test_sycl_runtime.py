@@ -319,7 +319,7 @@ def test_a_kernel_that_does_not_compile_shows_its_log_and_is_tried_again() -> No
 
 def compile_all(source: Path, selector: str) -> None:
     text = source.read_text(encoding="utf-8")
-    kernels = re.findall(r"^(?:extern \"C\".*|PEARL_KERNEL) (pearl_\w+)\(", text, re.MULTILINE)
+    kernels = re.findall(r"(?:void|PEARL_KERNEL)\s+(pearl_\w+)\(", text)
     assert kernels, f"no kernel was found in {source.name}"
     sycl.sycl_queue(selector).compile(source.name, text, kernels)
 
@@ -342,6 +342,21 @@ def test_the_emulator_is_an_fpga_that_is_called_one() -> None:
     assert (device.kind, device.selector, device.memory_bandwidth_gbps) == ("fpga", "fpga_emu", None)
     assert sycl.find_sycl_device("fpga_emu").described == "FPGA emulator (functional only)"
     assert len(sycl.sycl_queue("fpga_emu").launch_times_us(2, 3)) == 3
+
+
+DOUBLE_ATOMICS = """#include <sycl/sycl.hpp>
+namespace experimental = sycl::ext::oneapi::experimental;
+extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((experimental::nd_range_kernel<2>)) void pearl_add(double* x) {
+  sycl::atomic_ref<double, sycl::memory_order::relaxed, sycl::memory_scope::device>(*x) += 1.0;
+}
+"""
+
+
+@pytest.mark.fpga
+def test_a_kernel_that_a_device_cannot_run_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"kernel pearl_add of add\.cpp cannot run on .*FPGA Emulation Device"):
+        sycl.sycl_queue("fpga_emu").compile("add.cpp", DOUBLE_ATOMICS, ["pearl_add"])
+    sycl.sycl_queue("cpu").compile("add.cpp", DOUBLE_ATOMICS, ["pearl_add"])
 
 
 SHOW = (

@@ -83,8 +83,7 @@ void DeviceLoop::launch_iteration(double beta, std::int64_t step) {
   double& update = times_parts_ ? seconds_.update : seconds_.train;
   window_.enter_sampling();
   try {
-    sample_ = &replay_->launch_sample(batch_size_, beta);
-    storage_->launch_gather(sample_->indices(), batch_size_);
+    sample_ = &replay_->launch_sample(batch_size_, beta, storage_.get());
   } catch (...) {
     window_.leave_sampling();
     throw;

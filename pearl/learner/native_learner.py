@@ -6,7 +6,7 @@ two of its steps, and checkpoints see no difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.native_rules import make_rule
 from pearl.learner.protocol import StepResult
+from pearl.replay.storage import DataStorage
 
 _FLOAT = np.dtype(np.float32)
 
@@ -77,21 +78,27 @@ class NativeLearner:
     def start_loop(
         self,
         replay: object,
-        columns: Sequence[np.ndarray],
+        storage: object,
         batch_size: int,
         queues: tuple[_native.SlotQueue, _native.SlotQueue, _native.Snapshot],
         weight_sync_interval: int,
     ) -> _native.TrainingLoop | None:
         """Make setting 2's loop in C++, with the trainer's settings of now; None where one of its parts is not native.
 
-        `columns` `(capacity, *shape)` are obs, action, reward, next_obs and discount; `queues` take grants, answers and
-        the policy, as `pearl.runtime.workers` defines them. Raises TrainerError for what does not fit.
+        `storage` has columns of obs, action, reward, next_obs and discount alone; `queues` take grants, answers and the
+        policy, as `pearl.runtime.workers` defines them. Raises TrainerError for what does not fit.
         """
+        # Next observations that are stored once are no column: they are gathered by the links between rows.
+        columns = storage.columns if isinstance(storage, DataStorage) else {}
+        if tuple(columns) != Batch._fields:
+            return None
         tree, algorithm = getattr(replay, "native", None), self._rule.algorithm()
         policy = [t.detach().numpy().reshape(-1) for t in self._policy]
         if not isinstance(tree, _native.SumTree) or algorithm is None or any(p.dtype != _FLOAT for p in policy):
             return None
-        return _native.TrainingLoop(tree, list(columns), algorithm, batch_size, *queues, policy, weight_sync_interval)
+        return _native.TrainingLoop(
+            tree, list(columns.values()), algorithm, batch_size, *queues, policy, weight_sync_interval
+        )
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
         """The column as the kernels read it."""

@@ -236,7 +236,7 @@ class _ActorCriticRule:
 
 
 def settings_of(trainer: DDPG | TD3 | SAC) -> tuple[bool, float, float, float, float, float, float, float, float]:
-    """stochastic, saturation_penalty, target_noise, noise_clip, bounds of log_std, target_entropy, tau, max_grad_norm."""
+    """stochastic, saturation_penalty, target_noise, noise_clip, log_std bounds, target_entropy, tau, max_grad_norm."""
     penalty = noise = clip = entropy = 0.0
     low, high = -math.inf, math.inf
     if isinstance(trainer, DDPG):

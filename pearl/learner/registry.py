@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,15 @@ class LearnerImplementation:
     """One entry: the class `name` of `module`, made with the trainer and those of the keywords in `arguments`.
 
     `backends` are the backends of devices that it runs on. `arguments` are some of "device", "threads" and
-    "sub_batches". `compiled` says that it runs PEARL's compiled kernels. The class may have a static method
-    `supports(trainer)`; without one it trains any trainer.
+    "sub_batches". `compiled` is the module of the compiled kernels that it runs, if any. The class may have a static
+    method `supports(trainer)`; without one it trains any trainer.
     """
 
     module: str
     name: str
     backends: tuple[str, ...]
     arguments: tuple[str, ...]
-    compiled: bool = False
+    compiled: str = ""
 
     def load(self) -> Any:
         """The class."""
@@ -43,7 +44,10 @@ class LearnerImplementation:
         return reason
 
     def make(self, trainer: object, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1) -> Learner:
-        """A Learner of `trainer` on `device`, torch's name of it; TrainerError if it cannot train `trainer`."""
+        """A Learner of `trainer` on `device`; TrainerError if it cannot train `trainer`.
+
+        `device` is torch's name of it, for SYCL devices their selector.
+        """
         given = {"device": device, "threads": threads, "sub_batches": sub_batches}
         learner: Learner = self.load()(trainer, **{name: given[name] for name in self.arguments})
         return learner
@@ -53,7 +57,7 @@ class LearnerImplementation:
         """The files that decide how fast it is: measurements hold as long as they stay as they are."""
         learners = Path(__file__).resolve().parent
         files = [*sorted(learners.glob("*.py")), *sorted((learners.parent / "algorithms").glob("*.py"))]
-        return (*files, compiled_kernels()) if self.compiled else tuple(files)
+        return (*files, compiled_kernels(self.compiled)) if self.compiled else tuple(files)
 
 
 LEARNERS: dict[str, LearnerImplementation] = {
@@ -61,16 +65,20 @@ LEARNERS: dict[str, LearnerImplementation] = {
         "pearl.learner.torch_learner", "TorchLearner", ("cpu", "cuda"), ("device", "threads", "sub_batches")
     ),
     "native": LearnerImplementation(
-        "pearl.learner.native_learner", "NativeLearner", ("cpu",), ("threads",), compiled=True
+        "pearl.learner.native_learner", "NativeLearner", ("cpu",), ("threads",), compiled="pearl._native"
+    ),
+    "sycl": LearnerImplementation(
+        "pearl.learner.sycl_learner", "SyclLearner", ("sycl",), ("device",), compiled="pearl._sycl"
     ),
 }
 
 
-def compiled_kernels() -> Path:
-    """The file of PEARL's compiled kernels."""
-    from pearl import _native
-
-    return Path(_native.__file__)
+def compiled_kernels(module: str = "pearl._native") -> Path:
+    """The file of PEARL's compiled kernels for the CPU, or of those in another `module`, which is not loaded."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise ConfigurationError(f"The kernels {module} are not built: install PEARL anew where their runtime is.")
+    return Path(found.origin)
 
 
 def check_implementation(name: object, *, auto: bool = False) -> str:

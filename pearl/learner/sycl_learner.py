@@ -31,9 +31,11 @@ from pearl.learner.native_optimizer import NativeOptimizer
 from pearl.learner.native_plan import Op, UnsupportedError, read_operations
 from pearl.learner.native_rules import make_rule, scale_arrays, settings_of
 from pearl.learner.protocol import StepResult
+from pearl.replay.sycl import SyclReplayManager
+from pearl.replay.sycl_storage import SyclDataStorage
 
 if TYPE_CHECKING:
-    from pearl import _sycl
+    from pearl import _native, _sycl
 
 _FLOAT = np.dtype(np.float32)
 Built: TypeAlias = DQN | DDPG | TD3 | SAC
@@ -64,6 +66,7 @@ class SyclLearner:
         self._policy = policy_tensors(trainer)
         self._settings: dict[str, Any] = {}
         self._kernel = self._make_kernel(trainer)
+        optimizers: list[tuple[str, object, torch.Tensor]]
         if isinstance(trainer, DQN):
             optimizers = [("optimizer", trainer.optimizer, trainer._q_flat.parameter)]
         else:
@@ -116,8 +119,41 @@ class SyclLearner:
             if moves_policy:
                 metrics["actor_gradient_norm"] = found["actor_gradient_norm"]
         if isinstance(trainer, SAC):
-            metrics["temperature"] = math.exp(float(trainer.log_alpha))
+            metrics["temperature"] = math.exp(float(trainer.log_alpha.detach()))
         return StepResult(priorities, metrics)
+
+    def start_loop(
+        self,
+        replay: object,
+        storage: object,
+        batch_size: int,
+        queues: tuple[_native.SlotQueue, _native.SlotQueue, _native.Snapshot],
+        weight_sync_interval: int,
+    ) -> _sycl.TrainingLoop | None:
+        """Make setting 2's loop on the device, with the trainer's settings of now; None if a part is elsewhere.
+
+        `queues` take grants, answers and the policy, as `pearl.runtime.workers` defines them. Raises TrainerError for
+        what does not fit.
+        """
+        if not isinstance(replay, SyclReplayManager) or not isinstance(storage, SyclDataStorage):
+            return None
+        if replay.queue is not self.queue or storage.queue is not self.queue:
+            return None
+        if tuple(f.name for f in storage.spec.fields) != Batch._fields:
+            return None
+        self.refresh()
+        policy = [t.detach().numpy().reshape(-1) for t in self._policy]
+        loop: _sycl.TrainingLoop = sycl_runtime().module.TrainingLoop(
+            self._kernel,
+            replay.kernel,
+            storage.kernel,
+            batch_size,
+            *queues,
+            policy,
+            weight_sync_interval,
+            self.trainer.step_count,
+        )
+        return loop
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
@@ -147,7 +183,7 @@ class SyclLearner:
             trainer.log_alpha.data = self._home(trainer.log_alpha.data)
             log_alpha = trainer.log_alpha.detach().numpy().reshape(1)
         networks = _networks(trainer)
-        return sycl_runtime().module.Learner(
+        kernel: _sycl.Learner = sycl_runtime().module.Learner(
             self.queue,
             not isinstance(trainer, DQN),
             networks,
@@ -157,6 +193,7 @@ class SyclLearner:
             actions,
             log_alpha,
         )
+        return kernel
 
     def _moved(self, flat: FlatParameters) -> np.ndarray:
         memory = self.queue.shared_floats(flat.parameter.numel())

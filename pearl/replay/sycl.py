@@ -74,17 +74,24 @@ def device_memory(device: str) -> int:
     return found.memory_bytes if found.kind == "gpu" else min(found.memory_bytes, free_memory())
 
 
-def _check_supported(mode: ReplayMode, replacement: bool, limit: int, initial_priority: InitialPriority) -> None:
-    unsupported = [
+def unsupported_options(
+    mode: ReplayMode, replacement: bool, max_times_sampled: int, initial_priority: InitialPriority
+) -> list[str]:
+    """Which of the options the Replay Manager on SYCL devices does not have, as they are written."""
+    return [
         named
         for named, wanted in (
             (f"mode={mode!r}", mode not in ("prioritized", "uniform")),
             ("replacement=False", not replacement),
-            (f"max_times_sampled={limit}", limit != 0),
+            (f"max_times_sampled={max_times_sampled}", max_times_sampled != 0),
             ('initial_priority="mean"', initial_priority == "mean"),
         )
         if wanted
     ]
+
+
+def _check_supported(mode: ReplayMode, replacement: bool, limit: int, initial_priority: InitialPriority) -> None:
+    unsupported = unsupported_options(mode, replacement, limit, initial_priority)
     if unsupported:
         raise ConfigurationError(
             f"The Replay Manager on SYCL devices does not have {', '.join(unsupported)}. The CPU's has: "

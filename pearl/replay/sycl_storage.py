@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class SyclDataStorage:
     """Ring of `capacity` transitions on the SYCL device `device`; the same interface as DataStorage.
 
-    Inserts and gathers in one launch each. Raises CapacityError if the memory that is free does not suffice, and
+    Inserts and gathers in one launch each. Raises CapacityError if the memory that is free does not suffice,
     DeviceError if the device cannot be used or takes less in one piece than a column needs.
     """
 

@@ -241,7 +241,7 @@ class ProgressQueue(ColumnQueue):
 
 
 class LoopKernel(Protocol):
-    """Setting 2's loop in one device's own form; `pearl._native.TrainingLoop` is one without Python."""
+    """Setting 2's loop in one device's own form; a Learner's `start_loop` makes one without Python."""
 
     def run_once(self, timeout_s: float) -> bool:
         """Run the next grant and answer it; False if none has come in time."""
@@ -256,7 +256,7 @@ class LoopKernel(Protocol):
         """Let sampling go on."""
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Indices, weights and columns of the batch trained last, or of the one that failed."""
+        """Indices, weights and columns, or their bytes, of the batch trained last, or of the one that failed."""
 
 
 class _InterpretedLoop:
@@ -338,13 +338,12 @@ class TrainingLoop(Worker):
     ) -> None:
         super().__init__("training loop", laq, bell, learner.prepare)
         self._names = [f.name for f in transition.fields]
-        # Next observations that are stored once are no column: they are gathered by the links between rows.
-        columns = getattr(storage, "columns", {})
-        native = None
-        if hasattr(learner, "start_loop") and list(columns) == self._names:
+        self._dtypes = [(np.dtype(f.dtype), f.shape) for f in transition.fields]
+        kernel: LoopKernel | None = None
+        if hasattr(learner, "start_loop"):
             queues = (laq.native, ldq.native, wsq.native)
-            native = learner.start_loop(replay, list(columns.values()), batch_size, queues, weight_sync_interval)
-        self.kernel: LoopKernel = native or _InterpretedLoop(
+            kernel = learner.start_loop(replay, storage, batch_size, queues, weight_sync_interval)
+        self.kernel: LoopKernel = kernel or _InterpretedLoop(
             laq,
             ldq,
             replay,
@@ -365,7 +364,10 @@ class TrainingLoop(Worker):
     def last_batch(self) -> dict[str, np.ndarray]:
         """The batch of the iteration that failed."""
         indices, weights, columns = self.kernel.last_batch()
-        return {"indices": indices, "weights": weights, **dict(zip(self._names, columns, strict=True))}
+        batch = {"indices": indices, "weights": weights}
+        for name, (dtype, shape), column in zip(self._names, self._dtypes, columns, strict=True):
+            batch[name] = column.view(dtype).reshape(len(column), *shape)
+        return batch
 
     @contextmanager
     def insertion_window(self) -> Iterator[None]:
