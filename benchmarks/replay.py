@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +25,11 @@ import numpy as np
 
 from benchmarks import peers
 from benchmarks.record import Row, write
+from pearl.devices.sycl import sycl_availability
 from pearl.replay import DataStorage, ReplayManager, make_replay_manager
 from pearl.replay.memory import free_memory
 from pearl.replay.reference import mulhi64, stratified
+from pearl.replay.sycl import DEFAULT_DEVICE
 from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
 
 Kind = Literal["tree sample", "tree update", "sample", "insert", "uniform sample", "uniform insert"]
@@ -537,6 +540,39 @@ def measure_workers(plan: Plan) -> Iterator[Row]:
             yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "W=1", alone)
 
 
+def measure_sycl(plan: Plan) -> Iterator[Row]:
+    """The CPU as a SYCL device beside the same CPU without: where batches are small, the launch is what is seen."""
+    available = sycl_availability(DEFAULT_DEVICE)
+    if not available.ok:
+        print(f"left out: SYCL: {available.reason}", file=sys.stderr)
+        return
+    rng = np.random.default_rng(SEED)
+    priorities = priorities_of(plan.uniform_size, rng)
+    spec = ReplaySpec(plan.uniform_size, alpha=ALPHA)
+    sides = [make_replay_manager(spec, seed=SEED, backend=backend) for backend in ("sycl", "native")]
+    for side in sides:
+        side.insert(np.arange(plan.uniform_size), priorities)
+    for batch in plan.batches:
+        sample, values = sides[0].sample(batch, BETA), cycle([priorities_of(batch, rng) for _ in range(7)])
+        if not all(map(np.array_equal, sample, sides[1].sample(batch, BETA))):
+            raise DifferenceError("The SYCL device draws otherwise than the CPU does.")
+        calls: dict[str, Callable[[ReplayManager], object]] = {
+            "sample": lambda side, batch=batch: side.sample(batch, BETA),  # type: ignore[misc]
+            "update": lambda side, sample=sample, values=values: side.update(  # type: ignore[misc]
+                sample.indices, next(values), sample.generations
+            ),
+        }
+        for kind, call in calls.items():
+            taken = alternate([partial(call, side) for side in sides], plan)
+            low, middle, high = map(float, np.percentile(taken[0], (20, 50, 80)))
+            native = float(np.median(taken[1]))
+            case = f"tree {kind} on sycl:cpu B={batch} N={plan.uniform_size}"
+            print(f"{case:45} {middle:10.1f} us   native {native:10.1f}  {native / middle:.2f}x", flush=True)
+            yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "native", native)
+        # Random draws have gone another number of calls on each side by now.
+        sides[1].load_state_dict(sides[0].state_dict())
+
+
 def measure_together(plan: Plan) -> Iterator[Row]:
     """Sampling in one thread while another inserts, beside sampling alone."""
     rng = np.random.default_rng(SEED)
@@ -641,6 +677,7 @@ def measure(plan: Plan, found: Sequence[peers.Peer], native: Path | None) -> tup
     rows += measure_gather(plan)
     if native is not None:
         rows += measure_native(plan, native)
+    rows += measure_sycl(plan)
     rows += measure_workers(plan)
     rows += measure_together(plan)
     return timings, rows
