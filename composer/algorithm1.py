@@ -54,6 +54,7 @@ def place(
     envs_per_actor: int = 1,
     storage_forced: str | None = None,
     sharing: CoreSharing | None = None,
+    messages_us: float = 0.0,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -62,7 +63,8 @@ def place(
     the order of the matrix. Step 2 puts the Data Storage where its traffic takes least time, or on `storage_forced`.
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` says by how much a Learner on the host's silicon is slower beside the Actors than measured
-    alone; None: by nothing.
+    alone; None: by nothing. `messages_us` is what the host's messages of an iteration cost where two devices talk
+    through it.
 
     Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
     missing active_watts where power counts.
@@ -76,6 +78,7 @@ def place(
         actor_count * envs_per_actor,
         storage_forced,
         sharing,
+        messages_us,
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -126,6 +129,7 @@ class _Search:
     insertions: int  # transitions that all Actors insert in one iteration
     storage_forced: str | None
     sharing: CoreSharing | None
+    messages_us: float
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix, with its cost or with why it has none."""
@@ -172,6 +176,7 @@ class _Search:
             learner_us=step_us,
             priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
             update_us=replay.update.value_us,
+            messages_us=self.messages_us if i != j else 0.0,
         )
         used = tuple(dict.fromkeys((host, i, j)))
         on_i, on_j = self.platform.device(i), self.platform.device(j)

@@ -194,6 +194,7 @@ class Composer:
             actor_count=self._problem.actors.count,
             envs_per_actor=self._problem.actors.envs_per_actor,
             sharing=profiler.sharing,
+            messages_us=profiler.messages_us,
         )
         self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config

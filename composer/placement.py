@@ -24,7 +24,10 @@ TIE = 1e-9  # costs closer than this, relatively, are equal
 
 @dataclass(frozen=True)
 class IterationTerms:
-    """The terms of PEARL Eq. 7 in microseconds; each transfer includes its latency."""
+    """The terms of PEARL Eq. 7 in microseconds; each transfer includes its latency.
+
+    `messages_us` is not among the paper's: where two devices talk through the host, its queues and threads.
+    """
 
     sample_us: float
     sample_transfer_us: float  # T_comm(i -> j): indices, weights and generations
@@ -33,6 +36,7 @@ class IterationTerms:
     learner_us: float
     priority_transfer_us: float  # T_comm(j -> i): indices, priorities and generations
     update_us: float
+    messages_us: float = 0.0
 
     @property
     def training_us(self) -> float:
@@ -46,12 +50,17 @@ class IterationTerms:
 
     @property
     def t_itr_us(self) -> float:
-        """T_itr of Eq. 7."""
-        return self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
+        """T_itr of Eq. 7, with the host's messages."""
+        path = self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
+        return path + self.messages_us
 
     def critical(self) -> dict[str, float]:
         """The terms on the critical path, by what they are called in a report."""
-        path = {"sampling": self.sample_us, "moving samples to the Learner": self.sample_transfer_us}
+        path = {
+            "sampling": self.sample_us,
+            "moving samples to the Learner": self.sample_transfer_us,
+            "the host's messages": self.messages_us,
+        }
         if self.insertion_us > self.training_us:
             return path | {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
         return path | {

@@ -34,6 +34,7 @@ from composer.matrix import (
     UnsupportedLearner,
 )
 from composer.measuring import WARM_UP, measure, on_own_thread
+from composer.message_profiling import measure_messages
 from composer.platform import Platform, usable
 from composer.report import left_out_line
 from pearl.actors.actor import ActorSetup
@@ -69,11 +70,15 @@ _WITH_REPLAY_MANAGER = ("cpu", "sycl")  # backends of devices
 _AnyStorage = TypeVar("_AnyStorage", DataStorage, SyclDataStorage)
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
-_METHOD = [Path(__file__).with_name(name) for name in ("profiling.py", "measuring.py", "actor_profiling.py")]
+_METHOD = [
+    Path(__file__).with_name(name)
+    for name in ("profiling.py", "measuring.py", "actor_profiling.py", "message_profiling.py")
+]
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py"),
     "replay": ("replay/*.py",),
     "learner": (),
+    "messages": ("replay/requests.py", "runtime/queues.py", "runtime/workers.py"),
     "pair": ("replay/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 
@@ -192,6 +197,17 @@ class Profiler:
         one = self._known(key, ("transition",), self._measure_actor)["transition"]
         parallel = min(actors.count, self.platform.host.cores or 1)
         return Measurement.from_samples([s / parallel for s in one.samples or (one.value_us,)], one.source)
+
+    @property
+    def messages_us(self) -> float:
+        """Microseconds of the host's messages of an iteration of setting 1; 0 where there is but one device."""
+        if sum(device.backend != "null" for device in usable(self.platform)[0]) < 2:
+            return 0.0
+        delay = self.problem.train.priority_update_delay
+        self.report("messages through the host")
+        key = self._key("messages", self.platform.host, {"priority_update_delay": delay})
+        work = functools.partial(measure_messages, self.problem.train.batch_size, delay)
+        return self._known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
 
     # --- one device -------------------------------------------------------------------------------------------------
 
