@@ -317,6 +317,17 @@ def test_a_kernel_that_does_not_compile_shows_its_log_and_is_tried_again() -> No
             queue.compile("wrong.cpp", "int x = undeclared_thing;", [])
 
 
+@pytest.mark.sycl
+def test_a_log_of_thousands_of_lines_is_cut() -> None:
+    candidates = "\n".join(f"struct T{n} {{}}; void f(T{n}, T{n});" for n in range(300))
+    text = candidates + "\nvoid g() { f(1, 2); }"
+    with pytest.raises(DeviceError, match=r"\.\.\. and \d{3,} more lines$") as caught:
+        sycl.sycl_queue("cpu").compile("wrong.cpp", text, [])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 62
+    assert any("error: no matching function" in line for line in lines)
+
+
 def compile_all(source: Path, selector: str) -> None:
     text = source.read_text(encoding="utf-8")
     kernels = re.findall(r"(?:void|PEARL_KERNEL)\s+(pearl_\w+)\(", text)
