@@ -59,7 +59,7 @@ class IterationTerms:
         path = {
             "sampling": self.sample_us,
             "moving samples to the Learner": self.sample_transfer_us,
-            "the host's messages": self.messages_us,
+            "talking through the host": self.messages_us,
         }
         if self.insertion_us > self.training_us:
             return path | {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
