@@ -20,7 +20,6 @@ from composer.placement import (
     StorageOption,
 )
 from composer.platform import Platform
-from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, PlacementError
 
 # Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation.
@@ -201,23 +200,28 @@ class _Search:
             terms=terms,
             t_itr_us=terms.t_itr_us,
             eps=self.batch_size / terms.t_itr_us * 1e6,
-            watts=self._watts([self.platform.device(name) for name in used]),
+            watts=self._watts(used),
             devices_used=len(used),
             message_bytes=(2 * batch_message if i != j else 0) + (insert_message if i != host else 0),
             route=to_learner.hops,
             storage=self._storage(learner_device=j, host=host, replay_device=i),
         )
 
-    def _watts(self, devices: list[Device]) -> float | None:
-        for device in devices:
-            if device.active_watts is None:
+    def _watts(self, names: tuple[str, ...]) -> float | None:
+        """The power of the devices; where some are one piece of silicon, of the hungriest of them."""
+        watts: dict[str, float] = {}
+        for name in names:
+            found = self.platform.device(name).active_watts
+            if found is None:
                 if self.metric == "power_efficiency":
                     raise ConfigurationError(
                         f"Power efficiency needs the power of every device used: fill the cell of device "
-                        f"{device.name!r}, column 'active_watts', in the device CSV."
+                        f"{name!r}, column 'active_watts', in the device CSV."
                     )
                 return None
-        return float(sum(device.active_watts or 0.0 for device in devices))
+            silicon = next((other for other in watts if self.platform.shared_silicon(other, name)), name)
+            watts[silicon] = max(found, watts.get(silicon, 0.0))
+        return float(sum(watts.values()))
 
     def _storage(self, *, learner_device: str, host: str, replay_device: str) -> tuple[StorageOption, ...]:
         """Step 2: C_Learner = BS (E + 1), C_Actor = N_Actor E, C_RM = BS, in words of one index each."""

@@ -78,7 +78,10 @@ class Composer:
     # --- what the user says -----------------------------------------------------------------------------------------
 
     def set_device_file(self, path: str | Path) -> None:
-        """The device CSV (docs/csv_reference.md). Without one, `run` discovers this machine's devices."""
+        """The device CSV (docs/csv_reference.md).
+
+        Without one, `run` discovers this machine's devices, but those that share their silicon with another one.
+        """
         self._device_file = Path(path)
 
     def set_connection_file(self, path: str | Path) -> None:
@@ -295,7 +298,7 @@ class Composer:
     def _read_platform(self) -> Platform:
         if self._device_file is None and self._connection_file is None:
             self._say("no device file given: discovering this machine")
-            devices, connections = discover(progress=self._say)
+            devices, connections = discover(progress=self._say, own_silicon=True)
             return Platform(tuple(devices), tuple(connections))
         if self._device_file is None or self._connection_file is None:
             given, missing = ("device", "connection") if self._connection_file is None else ("connection", "device")

@@ -61,8 +61,8 @@ class IterationTerms:
         path = {
             "sampling": self.sample_us,
             "moving samples to the Learner": self.sample_transfer_us,
-            "messages through the host": self.messages_us,
-            "contention for shared silicon": self.contention_us,
+            "talking through the host": self.messages_us,
+            "sharing one piece of silicon": self.contention_us,
         }
         if self.insertion_us > self.training_us:
             return path | {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}

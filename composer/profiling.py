@@ -303,16 +303,18 @@ class Profiler:
         replay = self._replay_cell(device)
         learners = [self._learner_cell(device, name) for name in self._implementations(device)]
         if not learners:
-            missing = MissingCell(f"no {self._missing_learner} for {device.backend} in this version")
+            missing = MissingCell(self._why_no_learner(device))
             return MatrixRow(device.name, replay, missing, missing)
         learners.sort(key=lambda cell: cell.step.value_us)
         first, *others = (LearnerOption(cell, self._pair_cell(device, replay, cell)) for cell in learners)
         return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others))
 
-    @property
-    def _missing_learner(self) -> str:
+    def _why_no_learner(self, device: Device) -> str:
+        here = [u for u in self._unsupported if device.backend in LEARNERS[u.implementation].backends]
+        if here:
+            return "; ".join(left_out_line(learner) for learner in here)
         forced = self.problem.implementation
-        return "Learner" if forced == AUTO else f"{forced} Learner"
+        return f"no {'' if forced == AUTO else f'{forced} '}Learner for {device.backend} in this version"
 
     def _null_row(self, device: Device) -> MatrixRow:
         times = NullTimes.parse(device.selector)

@@ -34,6 +34,9 @@ class Learner:
         observation_size: int,
         action_size: int,
         log_alpha: np.ndarray | None,
+        *,
+        slices: int = 0,  # 0: what suits the device
+        columns_per_tile: int = 0,
     ) -> None: ...
     def set(
         self,

@@ -48,8 +48,13 @@ DEVICES = (
     Device("cpu0", "cpu", "cpu", cores=8),
     Device("cpu1", "cpu", "cpu", cores=8),
     Device("gpu0", "gpu", "cuda", "cuda:1"),
+    Device("sycl:cpu0", "cpu", "sycl", "cpu", cores=8, shares_with="cpu0"),
 )
-CONNECTIONS = (Connection("cpu0", "cpu1", 1.0, 10.0), Connection("cpu0", "gpu0", 5.0, 12.0))
+CONNECTIONS = (
+    Connection("cpu0", "cpu1", 1.0, 10.0),
+    Connection("cpu0", "gpu0", 5.0, 12.0),
+    Connection("cpu0", "sycl:cpu0", 3.0, 9.0),
+)
 
 
 def placed(
@@ -59,7 +64,9 @@ def placed(
     rows = []
     for number, device in enumerate(DEVICES, start=1):
         latency = Measurement.modelled(10.0 * number)
-        replay, learned = ReplayCell(latency, latency, latency, fanout=16), LearnerCell(latency, threads=number)
+        usual = "sycl" if device.backend == "sycl" else "torch"
+        replay = ReplayCell(latency, latency, latency, fanout=16)
+        learned = LearnerCell(latency, threads=number, implementation=usual)
         native = LearnerCell(Measurement.modelled(20.0 * number), threads=number, implementation="native")
         others = (LearnerOption(native, PairCell(replay, native)),) if device.backend == "cpu" else ()
         rows.append(MatrixRow(device.name, replay, learned, PairCell(replay, learned), others))
@@ -131,6 +138,9 @@ PROGRAMS = {
     "setting1_native": lambda: source(placed("cpu0", "cpu1", implementation="native"), trainer=TinyDQN),
     "setting2_native": lambda: source(placed("cpu0", "cpu0", implementation="native")),
     "setting1_storage_on_gpu": lambda: source(placed("cpu0", "gpu0", storage="gpu0")),
+    "setting1_sycl_learner": lambda: source(placed("cpu0", "sycl:cpu0")),
+    "setting1_sycl_replay": lambda: source(placed("sycl:cpu0", "cpu0", implementation="native")),
+    "setting2_sycl": lambda: source(placed("sycl:cpu0", "sycl:cpu0")),
 }
 
 
@@ -268,12 +278,20 @@ def test_the_replay_is_written_out_where_it_is_not_as_by_default() -> None:
 
 def test_what_a_gpu_cannot_store_stays_with_the_host() -> None:
     on_gpu = placed("cpu0", "gpu0", storage="gpu0")
-    for replay in (ReplaySpec(1000, storage="memmap"), ReplaySpec(1000, share_next_obs=True)):
-        text = text_of(source(on_gpu, replay_spec=replay))
-        assert "session.make_storage()" in text
-        assert "TorchDataStorage" not in text
-        assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
-    assert re.search(r"Data Storage +gpu0$", text_of(source(on_gpu)), re.MULTILINE)
+    on_sycl = placed("sycl:cpu0", "sycl:cpu0", storage="sycl:cpu0")
+    for placement, device in ((on_gpu, "gpu0"), (on_sycl, "sycl:cpu0")):
+        for replay in (ReplaySpec(1000, storage="memmap"), ReplaySpec(1000, share_next_obs=True)):
+            text = text_of(source(placement, replay_spec=replay))
+            assert "session.make_storage()" in text
+            assert not re.search(r"(Torch|Sycl)DataStorage", text)
+            assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
+        assert re.search(rf"Data Storage +{device}$", text_of(source(placement)), re.MULTILINE)
+
+
+def test_a_data_storage_away_from_its_learner_is_the_hosts() -> None:
+    text = text_of(source(placed("sycl:cpu0", "cpu0", storage="sycl:cpu0", implementation="native")))
+    assert "SyclDataStorage" not in text
+    assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
 
 
 def test_a_schedule_that_cannot_be_written_is_refused() -> None:
@@ -411,6 +429,8 @@ def test_wrong_timesteps_are_refused(timesteps: Any) -> None:
             r"native Learner runs on cpu devices; found gpu0, .* implementation torch",
         ),
         ("cpu0", {"implementation": "native", "sub_batches": 2}, r"sub_batches must be 1; found 2"),
+        ("cpu0", {"implementation": "sycl"}, r"sycl Learner runs on sycl devices; found cpu0, .* torch or native"),
+        ("sycl:cpu0", {"implementation": "torch"}, r"torch Learner runs on cpu and cuda .* or the implementation sycl"),
     ],
 )
 def test_a_learner_that_cannot_be_is_refused(learner: str, change: dict[str, Any], expected: str) -> None:

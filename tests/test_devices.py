@@ -303,6 +303,57 @@ def test_a_sycl_device_that_fails_is_reported_and_the_rest_is_kept(monkeypatch: 
     assert "sycl:cpu0 is left out: its driver is broken" in messages
 
 
+@pytest.fixture
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Neither GPU nor board nor runtime that anybody could know of; the folder of its render nodes."""
+    monkeypatch.setattr(discovery.cuda, "cuda_availability", lambda _: cuda.Availability(False, "none"))
+    monkeypatch.setattr(sycl, "_RENDER_NODES", tmp_path / "drm")
+    monkeypatch.setattr(sycl, "_OPENCL_VENDORS", tmp_path / "vendors")
+    monkeypatch.setattr(sycl, "runtime_problem", lambda: "the SYCL runtime is not installed")
+    for name in ("OCL_ICD_FILENAMES", "OCL_ICD_VENDORS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "drm"
+
+
+def devices_of_their_own() -> tuple[list[str], list[str]]:
+    messages: list[str] = []
+    devices, _ = discover(measure=False, progress=messages.append, own_silicon=True)
+    return [device.name for device in devices], [message for message in messages if "CPU:" not in message]
+
+
+def test_what_computes_on_the_cpu_is_named_and_no_runtime_loaded_for_it(
+    bare_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sycl, "sycl_devices", lambda: pytest.fail("loading the runtime takes its time"))
+    assert devices_of_their_own() == (["cpu0"], ["No CUDA device: none"])
+    monkeypatch.setattr(sycl, "runtime_problem", lambda: "")
+    monkeypatch.setattr(sycl, "find_library", Path)
+    monkeypatch.setattr(sycl, "emulator_library", lambda: None)
+    line = "Left out, being cpu0 itself: {} (a device file that names them has them used)"
+    assert devices_of_their_own() == (["cpu0"], ["No CUDA device: none", line.format("sycl:cpu0")])
+    monkeypatch.setattr(sycl, "emulator_library", lambda: Path("emulator"))
+    assert devices_of_their_own()[1][-1] == line.format("sycl:cpu0, fpga_emu0")
+
+
+@pytest.mark.parametrize(("vendor", "found"), [("0x8086", ["cpu0", "sycl:gpu0", "fpga0"]), ("0x10de", ["cpu0"])])
+def test_silicon_of_its_own_is_discovered_beside_the_cpu(
+    bare_machine: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, found: list[str]
+) -> None:
+    (bare_machine / "renderD128" / "device").mkdir(parents=True)
+    (bare_machine / "renderD128" / "device" / "vendor").write_text(f"{vendor}\n")
+    present = (
+        sycl_facts("opencl:cpu:0", "cpu", "Xeon"),
+        sycl_facts("level_zero:gpu:0", "gpu", "Arc"),
+        sycl_facts("opencl:accelerator:0", "fpga", "Agilex board"),
+        sycl_facts("opencl:accelerator:1", "fpga", "Emulation Device", emulated=True),
+    )
+    monkeypatch.setattr(sycl, "sycl_devices", lambda: present)
+    assert devices_of_their_own()[0] == found
+    (bare_machine.parent / "vendors").mkdir()
+    (bare_machine.parent / "vendors" / "altera.icd").touch()
+    assert devices_of_their_own()[0] == ["cpu0", "sycl:gpu0", "fpga0"]
+
+
 @pytest.mark.cuda
 def test_cuda_devices_are_measured() -> None:
     if not cuda.cuda_availability(0).ok:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.algorithm1 import parse_metric, place
+from composer.core_sharing import CoreSharing
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -185,6 +187,65 @@ def test_missing_watts_are_named_where_power_counts() -> None:
     assert run(matrix, platform).watts is None
     with pytest.raises(ConfigurationError, match="device 'gpu0', column 'active_watts'"):
         run(matrix, platform, "power_efficiency")
+
+
+SYCL_CPU = Device("sycl:cpu0", "cpu", "sycl", active_watts=90, shares_with="cpu0")
+TWO_BACKENDS = AssignmentMatrix((modelled_row("cpu0", (5, 4, 4, 300)), modelled_row("sycl:cpu0", (5, 4, 4, 100))))
+LINK = (Connection("cpu0", "sycl:cpu0", 3, 10),)
+
+
+def test_one_piece_of_silicon_draws_its_power_once() -> None:
+    shared = run(TWO_BACKENDS, Platform((CPU, SYCL_CPU), LINK))
+    apart = run(TWO_BACKENDS, Platform((CPU, dataclasses.replace(SYCL_CPU, shares_with="")), LINK))
+    assert {candidate.watts for candidate in shared.candidates} == {100}
+    assert {candidate.pair: candidate.watts for candidate in apart.candidates} == {
+        ("cpu0", "cpu0"): 100, ("cpu0", "sycl:cpu0"): 190, ("sycl:cpu0", "cpu0"): 190, ("sycl:cpu0", "sycl:cpu0"): 190,
+    }  # fmt: skip
+
+
+def test_a_learner_on_the_actors_silicon_is_slower_beside_them() -> None:
+    sharing = CoreSharing(cores=2, actors=2, collect_us=80.0)
+    shared, apart = (
+        place(
+            TWO_BACKENDS,
+            Platform((CPU, dataclasses.replace(SYCL_CPU, shares_with=name)), LINK),
+            batch_size=BATCH,
+            transition_bytes=TRANSITION,
+            actor_count=2,
+            sharing=sharing,
+        )
+        for name in ("cpu0", "")
+    )
+    # Of three threads, and two actors of 80 us on average each, on two cores.
+    assert shared.with_choice(learner="sycl:cpu0").terms.learner_us == (3 * 100 + 2 * 80) / 2
+    assert apart.with_choice(learner="sycl:cpu0").terms.learner_us == 100
+    for placement in (shared, apart):
+        assert placement.with_choice(learner="cpu0").terms.learner_us == (3 * 300 + 2 * 80) / 2
+
+
+def test_messages_through_the_host_are_part_of_setting_1_alone() -> None:
+    quiet, talking = (
+        place(
+            MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS, messages_us=messages_us
+        )
+        for messages_us in (0.0, 5000.0)
+    )
+    assert (quiet.setting, talking.setting) == (1, 2)
+    by_pair = {candidate.pair: candidate for candidate in quiet.candidates}
+    for candidate in talking.candidates:
+        more = candidate.t_itr_us - by_pair[candidate.pair].t_itr_us
+        assert more == pytest.approx(0 if candidate.setting == 2 else 5000)
+    assert "talking through the host costs 5,000 us more" in str(talking)
+    assert talking.to_pandas()["messages_us"].tolist() == [0.0 if c.setting == 2 else 5000.0 for c in talking.candidates]
+    assert Placement.from_json(talking.to_json()) == talking
+
+
+def test_documents_from_before_messages_were_counted_are_read() -> None:
+    placement = run(MATRIX, SERVER)
+    document = json.loads(placement.to_json())
+    for candidate in document["candidates"]:
+        del candidate["terms"]["messages_us"]
+    assert Placement.from_json(json.dumps(document)) == placement
 
 
 @pytest.mark.parametrize("metric", ["throughput", "Throughput", "THROUGHPUT"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,8 @@ from test_native_learner import (
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
-from pearl.devices.sycl import sycl_availability
+from pearl.devices.sycl import sycl_availability, sycl_queue
+from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.sycl_learner import SyclLearner
 from pearl.learner.torch_learner import TorchLearner
@@ -91,6 +95,66 @@ def test_actor_critic_gradients_are_those_of_float64(
     SyclLearner(trainer).step(batch, weights)
     assert_gradients(trainer.critic, trainer._critic_flat, trainer.critic_optimizer, critic, RELATIVE)
     assert_gradients(trainer.actor, trainer._actor_flat, trainer.actor_optimizer, actor, RELATIVE)
+
+
+# --- as a GPU would run it --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cut_as_on_a_gpu() -> Iterator[None]:
+    """Learners share neurons among eight slices of a work-group, and wide matrices among work-groups."""
+    module = sycl_runtime().module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Learner", partial(module.Learner, slices=8, columns_per_tile=64))
+        yield
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    obs=st.integers(1, 200), hidden=st.lists(st.integers(1, 140), min_size=1, max_size=2), rows=st.integers(1, 100),
+    dueling=st.booleans(), clipped=st.booleans(),
+)  # fmt: skip
+def test_dqn_gradients_are_the_same_as_a_gpu_would_share_the_work(
+    obs: int, hidden: list[int], rows: int, dueling: bool, clipped: bool
+) -> None:
+    trainer = ShowsGradients(
+        spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(7),
+        hidden_sizes=tuple(hidden), dueling=dueling, max_grad_norm=1e6 if clipped else 0.0,
+    )  # fmt: skip
+    with cut_as_on_a_gpu():
+        assert_dqn_gradients(SyclLearner(trainer), *batch_of(rows, rows, obs, 7))
+
+
+@each_algorithm
+def test_training_is_the_same_as_a_gpu_would_share_the_work(algorithm: type[Trainer]) -> None:
+    boxes = spaces.Box(-4.0, 4.0, (100,), np.float32), spaces.Box(-1.0, 3.0, (3,), np.float32)
+    ours, theirs = (algorithm(*boxes, hidden_sizes=(90, 20), max_grad_norm=5.0) for _ in range(2))
+    with cut_as_on_a_gpu():
+        shared = SyclLearner(ours)
+    alone = SyclLearner(theirs)
+    for seed in range(20):
+        found, expected = (learner.step(*actions_batch(seed, 50, 100, 3)) for learner in (shared, alone))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+    assert_alike(ours, theirs, 1e-4)
+
+
+def test_layers_of_every_kind_are_the_same_as_a_gpu_would_share_the_work() -> None:
+    ours, theirs = (WithLayerNorm(OBS, ACTIONS) for _ in range(2))
+    with cut_as_on_a_gpu():
+        shared = SyclLearner(ours)
+    alone = SyclLearner(theirs)
+    for seed in range(20):
+        found, expected = (learner.step(*batch_of(seed, 40)) for learner in (shared, alone))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cut", [{"slices": -1}, {"columns_per_tile": 40}, {"columns_per_tile": -16}])
+def test_a_cut_that_the_kernels_cannot_take_is_refused(cut: dict[str, int]) -> None:
+    networks = [(2, [("linear", 0, -1, 3, 0, 6, 0.0)])]
+    queue = sycl_queue("cpu")
+    parameters = [queue.shared_floats(9), queue.shared_floats(9), None, None]
+    with pytest.raises(TrainerError, match="at least 1 slice and tiles of a multiple of 16 columns; found"):
+        sycl_runtime().module.Learner(queue, False, networks, parameters, np.zeros(0, np.float32), 2, 1, None, **cut)
 
 
 # --- training beside torch --------------------------------------------------------------------------------------------

@@ -317,8 +317,20 @@ def test_a_kernel_that_does_not_compile_shows_its_log_and_is_tried_again() -> No
             queue.compile("wrong.cpp", "int x = undeclared_thing;", [])
 
 
-def compile_all(source: Path, selector: str) -> None:
+@pytest.mark.sycl
+def test_a_log_of_thousands_of_lines_is_cut() -> None:
+    candidates = "\n".join(f"struct T{n} {{}}; void f(T{n}, T{n});" for n in range(300))
+    text = candidates + "\nvoid g() { f(1, 2); }"
+    with pytest.raises(DeviceError, match=r"\.\.\. and \d{3,} more lines$") as caught:
+        sycl.sycl_queue("cpu").compile("wrong.cpp", text, [])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 62
+    assert any("error: no matching function" in line for line in lines)
+
+
+def compile_all(source: Path, selector: str, **macros: int) -> None:
     text = source.read_text(encoding="utf-8")
+    text = "".join(f"#define {name} {value}\n" for name, value in macros.items()) + text
     kernels = re.findall(r"(?:void|PEARL_KERNEL)\s+(pearl_\w+)\(", text)
     assert kernels, f"no kernel was found in {source.name}"
     sycl.sycl_queue(selector).compile(source.name, text, kernels)
@@ -334,6 +346,26 @@ def test_kernels_compile_for_the_cpu(source: Path) -> None:
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
 def test_kernels_compile_for_the_emulator(source: Path) -> None:
     compile_all(source, "fpga_emu")
+
+
+LEARNER_VARIANTS = pytest.mark.parametrize(
+    "macros", [{"PEARL_RULE": rule, "PEARL_SLICES": slices} for rule in range(5) for slices in (1, 8)], ids=str
+)
+LEARNER = ROOT / "kernels" / "sycl" / "learner.sycl.cpp"
+
+
+@pytest.mark.sycl
+@pytest.mark.slow
+@LEARNER_VARIANTS
+def test_the_learner_compiles_for_the_cpu_in_every_variant(macros: dict[str, int]) -> None:
+    compile_all(LEARNER, "cpu", **macros)
+
+
+@pytest.mark.fpga
+@pytest.mark.slow
+@LEARNER_VARIANTS
+def test_the_learner_compiles_for_the_emulator_in_every_variant(macros: dict[str, int]) -> None:
+    compile_all(LEARNER, "fpga_emu", **macros)
 
 
 @pytest.mark.fpga

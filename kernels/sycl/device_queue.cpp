@@ -23,6 +23,8 @@ constexpr const char* kHeadersHere = "-I.";
 constexpr std::size_t kCpuLanes = 128;
 constexpr std::size_t kGroupLanes = 512;
 
+constexpr int kLogLines = 60;
+
 const char* aspect_name(sycl::aspect aspect) {
   switch (aspect) {
     case sycl::aspect::fp64: return "fp64 (double precision)";
@@ -51,6 +53,18 @@ std::string gigabytes(std::size_t bytes) {
   return text.str();
 }
 
+// What a compiler says, as far as people read it: one error in a header of SYCL may bring a thousand lines.
+std::string shortened(const std::string& log) {
+  std::size_t end = 0;
+  for (int line = 0; line < kLogLines; ++line) {
+    end = log.find('\n', end);
+    if (end == std::string::npos) return log;
+    ++end;
+  }
+  const auto more = std::count(log.begin() + static_cast<std::ptrdiff_t>(end), log.end(), '\n');
+  return more == 0 ? log : log.substr(0, end) + "... and " + std::to_string(more) + " more lines";
+}
+
 std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string& device, const std::string& source,
                                      const std::string& text, const std::vector<KernelNeeds>& kernels,
                                      std::vector<std::string> options) {
@@ -75,13 +89,13 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
       if (!built.ext_oneapi_has_kernel(kernel.name))
         throw DeviceError("The kernel " + std::string(kernel.name) + " of " + source + " cannot run on " + device +
                           ": the device's compiler left it out, as it does with what the device lacks. Place this "
-                          "primitive on another device." + (log.empty() ? "" : "\n" + log));
+                          "primitive on another device." + (log.empty() ? "" : "\n" + shortened(log)));
       names.emplace_back(kernel.name);
       found.push_back(built.ext_oneapi_get_kernel(kernel.name));
     }
   } catch (const sycl::exception& error) {
-    throw DeviceError("The kernels of " + source + " do not compile for " + device + ".\n" + error.what() +
-                      (log.empty() ? "" : "\n" + log));
+    throw DeviceError("The kernels of " + source + " do not compile for " + device + ".\n" +
+                      shortened(error.what() + (log.empty() ? "" : "\n" + log)));
   }
   return std::make_shared<const Kernels>(std::move(names), std::move(found));
 }

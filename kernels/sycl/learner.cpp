@@ -20,7 +20,7 @@ using tape::Operation;
 using tape::Tile;
 
 constexpr std::size_t kVectorTile = 64;  // entries of a vector that a work-group moves
-constexpr int kNeuronsPerSlice = 8;
+constexpr int kWholeRows = 1 << 20;
 
 int padded(int width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
@@ -306,14 +306,20 @@ struct DeviceLearner::Builder {
   }
 };
 
-DeviceLearner::DeviceLearner(DeviceQueue& queue, LearnerModel model) : queue_(queue), model_(std::move(model)) {
+DeviceLearner::DeviceLearner(DeviceQueue& queue, LearnerModel model, LearnerCut cut)
+    : queue_(queue), model_(std::move(model)), cut_(cut) {
   const std::size_t networks = model_.networks.size();
   if (model_.actor_critic ? networks < 2 || networks > 3 : networks != 1)
     throw LearnerError("A learner takes one network, or an actor and one or two critics; found " +
                        std::to_string(networks) + ".");
   for (const NetworkSource& network : model_.networks) Plan{network};
-  // A CPU runs a work-group's lanes as one vector; a GPU wants more of them at once.
-  slices_ = queue_.is_cpu() ? 1 : 8;
+  // A CPU runs a work-group's lanes as one vector; a GPU wants more of them at once, and more groups.
+  if (cut_.slices == 0) cut_.slices = queue_.is_cpu() ? 1 : 8;
+  if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_.is_cpu() ? kWholeRows : 64;
+  if (cut_.slices < 1 || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
+    throw LearnerError("A step takes at least 1 slice and tiles of a multiple of " + std::to_string(kLanes) +
+                       " columns; found " + std::to_string(cut_.slices) + " and " +
+                       std::to_string(cut_.columns_per_tile) + ".");
   kernels_ = compile(tape::kAdam);
   context_ = {queue_, 1, Placement::shared};
   device_optimizers_ = {queue_, 3, Placement::shared};
@@ -372,7 +378,7 @@ std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
                          {"pearl_gradients", {}},
                          {"pearl_move_weights", {}},
                          {"pearl_move_temperature", {}}},
-                        {"-DPEARL_SLICES=" + std::to_string(slices_), "-DPEARL_RULE=" + std::to_string(rule)});
+                        {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 
 DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
@@ -409,7 +415,7 @@ DeviceLearner::Phase DeviceLearner::upload(const std::vector<Instruction>& tape,
 void DeviceLearner::build(std::size_t rows) {
   if (rows < 1) throw LearnerError("A batch needs at least one transition.");
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
-  Builder builder{groups * kLanes, queue_.is_cpu() ? 1 << 20 : 64};
+  Builder builder{groups * kLanes, cut_.columns_per_tile};
   std::vector<Instruction> first, second;
   std::vector<Tile> tiles, actor_tiles;
   const int observations = static_cast<int>(model_.observation_size), actions = static_cast<int>(model_.action_size);
@@ -569,7 +575,7 @@ tape::StepArguments DeviceLearner::advance(Which which) {
 }
 
 void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64_t step, float target) {
-  const auto slices = static_cast<std::size_t>(slices_);
+  const auto slices = static_cast<std::size_t>(cut_.slices);
   tape::Context* context = context_.data();
   queue_.launch_rows((*kernels_)["pearl_run_tape"], groups_, slices, kLanes, context,
                      static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),

@@ -39,6 +39,12 @@ struct LearnerSettings {
   std::uint64_t noise_seed = 0;
 };
 
+// How a step is cut up: PEARL_SLICES of the kernels, and how many columns of a matrix a work-group moves, a multiple of
+// tape::kLanes. 0: what suits the device.
+struct LearnerCut {
+  int slices = 0, columns_per_tile = 0;
+};
+
 struct OptimizerSettings {
   bool adam = true, decoupled = false, nesterov = false, fresh = false;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, decay = 0, momentum = 0, dampening = 0;
@@ -63,7 +69,7 @@ class DeviceLearner {
   enum Which { kMain = 0, kActor = 1, kTemperature = 2 };
 
   // Throws LearnerError naming what does not fit.
-  DeviceLearner(DeviceQueue& queue, LearnerModel model);
+  DeviceLearner(DeviceQueue& queue, LearnerModel model, LearnerCut cut = {});
 
   // While nothing is under way.
   void set(const LearnerSettings& settings);
@@ -103,12 +109,12 @@ class DeviceLearner {
   std::int64_t launched_[3] = {};  // steps of each optimizer since the last finish()
   std::shared_ptr<const Kernels> kernels_;
   std::shared_ptr<const Kernels> movers_[3];  // compiled for each optimizer's rule
-  int slices_ = 1;
+  LearnerCut cut_;
   std::size_t rows_ = 0, groups_ = 0;
   DeviceArray<tape::Context> context_;
   DeviceArray<tape::Optimizer> device_optimizers_;
   DeviceArray<tape::Sums> sums_;
-  DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_, totals_, log_alpha_;
+  DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_, totals_;
   std::vector<Phase> phases_;
   std::size_t own_rows_ = 0;
   DeviceArray<char> own_columns_[5];

@@ -43,11 +43,12 @@ struct HeldLearner {
   HeldLearner(std::shared_ptr<DeviceQueue> on, bool actor_critic,
               const std::vector<std::pair<std::size_t, std::vector<OpTuple>>>& networks,
               const std::array<OptionalFloats, 4>& parameters, const Floats& scales, std::size_t observation_size,
-              std::size_t action_size, const OptionalFloats& log_alpha)
+              std::size_t action_size, const OptionalFloats& log_alpha, int slices, int columns_per_tile)
       : queue(std::move(on)),
         arrays(parameters),
         alpha(log_alpha),
-        learner(*queue, model_of(actor_critic, networks, scales, observation_size, action_size)) {}
+        learner(*queue, model_of(actor_critic, networks, scales, observation_size, action_size),
+                {slices, columns_per_tile}) {}
 
   LearnerModel model_of(bool actor_critic, const std::vector<std::pair<std::size_t, std::vector<OpTuple>>>& networks,
                         const Floats& scales, std::size_t observation_size, std::size_t action_size) {
@@ -188,9 +189,10 @@ void bind_learner(py::module_& module) {
       .def(py::init<std::shared_ptr<DeviceQueue>, bool,
                     const std::vector<std::pair<std::size_t, std::vector<OpTuple>>>&,
                     const std::array<OptionalFloats, 4>&, const Floats&, std::size_t, std::size_t,
-                    const OptionalFloats&>(),
+                    const OptionalFloats&, int, int>(),
            py::arg("queue"), py::arg("actor_critic"), py::arg("networks"), py::arg("parameters"), py::arg("scales"),
-           py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert())
+           py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert(),
+           py::kw_only(), py::arg("slices") = 0, py::arg("columns_per_tile") = 0)
       .def(
           "set",
           [](HeldLearner& self, bool double_q, bool mse, bool stochastic, float saturation_penalty, float target_noise,

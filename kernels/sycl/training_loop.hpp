@@ -18,8 +18,8 @@ namespace pearl::device {
 
 class DeviceLoop {
  public:
-  // As pearl::TrainingLoop has them. `order` are the columns of `storage` that are obs, action, reward, next_obs and
-  // discount; `steps` counts the steps of training.
+  // As pearl::TrainingLoop has them. The columns of `storage` are obs, action, reward, next_obs and discount, in this
+  // order; `steps` counts the steps of training.
   DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<ColumnStore> storage, DeviceLearner& learner,
              std::size_t batch_size, const TrainingLoop::Queues& queues, std::vector<Weights> policy,
              std::size_t interval, std::int64_t* steps);

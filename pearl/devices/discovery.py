@@ -30,13 +30,14 @@ def _silent(_message: str) -> None:
 
 
 def discover(
-    measure: bool = True, progress: Callable[[str], None] | None = None
+    measure: bool = True, progress: Callable[[str], None] | None = None, *, own_silicon: bool = False
 ) -> tuple[list[Device], list[Connection]]:
     """List this machine's devices, the CPU first, and their connections.
 
     With `measure` off nothing is timed: bandwidths stay empty and host links carry the defaults above. A device that
     fails is reported to `progress` and to the log, and left out. SYCL's CPU device and the FPGA emulator come with
-    `shares_with`: they compute on the CPU.
+    `shares_with`: they compute on the CPU. With `own_silicon` these are named to `progress` and left out; the SYCL
+    runtime is then loaded only where there may be a GPU or a board for it.
     """
     report = progress or _silent
     info = describe_cpu()
@@ -52,7 +53,7 @@ def discover(
         host_latency = round(MEMORY_LATENCY_US if latency is None else latency, 4)
         connections.append(Connection("cpu0", "cpu0", host_latency, bandwidth))
     devices = [cpu_device(info, "cpu0", bandwidth)]
-    for more, links in (_discover_cuda(measure, report), _discover_sycl(devices[0], connections, measure, report)):
+    for more, links in (_discover_cuda(measure, report), _discover_sycl(devices[0], connections, measure, report, own_silicon)):
         devices += more
         connections += links
     return devices, connections
@@ -109,9 +110,14 @@ def _peer_links(devices: list[Device], indices: list[int], report: Callable[[str
 
 
 def _discover_sycl(
-    host: Device, memory: Sequence[Connection], measure: bool, report: Callable[[str], None]
+    host: Device, memory: Sequence[Connection], measure: bool, report: Callable[[str], None], own_silicon: bool
 ) -> tuple[list[Device], list[Connection]]:
     """The SYCL devices beside `host`, the latency of whose own memory is the first of `memory`."""
+    if own_silicon:
+        if names := sycl.devices_on_the_cpu():
+            report(f"Left out, being {host.name} itself: {', '.join(names)} (a device file that names them has them used)")
+        if not sycl.accelerators_possible():
+            return [], []
     try:
         present = sycl.sycl_devices()
     except DeviceError as error:
@@ -122,6 +128,8 @@ def _discover_sycl(
     numbers: Counter[str] = Counter()
     for facts in present:
         shares = facts.kind == "cpu" or facts.emulated
+        if shares and own_silicon:
+            continue
         stem = "fpga_emu" if facts.emulated else "fpga" if facts.kind == "fpga" else f"sycl:{facts.kind}"
         name = f"{stem}{numbers[stem]}"
         try:

@@ -7,13 +7,15 @@ Nothing is loaded before one of these functions is called. Selectors are those o
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl.devices.description import EMULATOR_SELECTOR, Availability, Connection, Device, DeviceKind, sycl_filter
 from pearl.devices.fpga_emulator import SETUP_COMMAND, emulator_library
-from pearl.devices.sycl_runtime import find_library, sycl_runtime, wheels_command
+from pearl.devices.sycl_runtime import find_library, runtime_problem, sycl_runtime, wheels_command
 from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ _SMALL_BYTES = 64
 _COPY_BYTES = 64 << 20
 _MEMORY_BYTES = 256 << 20
 _KINDS: dict[str, DeviceKind] = {"cpu": "cpu", "gpu": "gpu", "accelerator": "fpga"}
+_OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
+_RENDER_NODES = Path("/sys/class/drm")
+_INTEL = "0x8086"  # of the PCI
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,27 @@ def sycl_devices() -> tuple[SyclDevice, ...]:
     found = [facts for device in sycl_runtime().dpctl.get_devices() if (facts := _facts(device)) is not None]
     level_zero = any(device.selector.startswith("level_zero:gpu") for device in found)
     return tuple(d for d in found if not (level_zero and d.selector.startswith("opencl:gpu")))
+
+
+def accelerators_possible() -> bool:
+    """Whether there may be a SYCL device beside the CPU; loads nothing, for loading the runtime takes 0.3 s.
+
+    An Intel GPU has a render node, an FPGA board an OpenCL driver that somebody installed.
+    """
+    if any(os.environ.get(name) for name in ("OCL_ICD_FILENAMES", "OCL_ICD_VENDORS")):
+        return True
+    if any(_OPENCL_VENDORS.glob("*.icd")):
+        return True
+    vendors = _RENDER_NODES.glob("renderD*/device/vendor")
+    return any(vendor.read_text(encoding="ascii").strip() == _INTEL for vendor in vendors)
+
+
+def devices_on_the_cpu() -> list[str]:
+    """The names under which SYCL devices that are the CPU's own silicon are listed; loads nothing."""
+    if runtime_problem():
+        return []
+    drivers = {"sycl:cpu0": find_library("libintelocl.so"), "fpga_emu0": emulator_library()}
+    return [name for name, driver in drivers.items() if driver is not None]
 
 
 def _facts(device: Any) -> SyclDevice | None:

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""DQN on CartPole-v1.
+
+A runtime program composed by PEARL 1.2.3. Edit it freely.
+
+Placement for throughput (setting 1: the Replay Manager and the Learner talk through the host):
+    Replay Manager  sycl:cpu0 (sycl), fanout 16
+    Learner         cpu0 (cpu), native, 1 thread(s), 1 sub-batch(es)
+    Data Storage    cpu0
+    Actors          cpu0, 4 x 8 environments
+Predicted: 602,480 experiences trained per second.
+
+The Host Runtime below moves messages between the queues of the paper's Figure 4:
+    DCQ  Data Collection Queues       Actors -> host: transitions
+    WSQ  Weight Sync Queue            Learner -> Actors: newest policy weights
+    RRQ  Replay Manager Request Queue host <-> Replay Manager: sample, insert, update
+    LAQ  Learner Assignment Queue     host -> Learner: sampled batches
+    LDQ  Learner Done Queue           Learner -> host: new priorities
+"""
+
+from __future__ import annotations
+
+from pearl.algorithms import DQN
+from pearl.learner.native_learner import NativeLearner
+from pearl.replay import ReplayRequestQueue, make_replay_manager
+from pearl.runtime import (
+    AssignmentQueue,
+    CollectionBuffer,
+    DataCollectionQueue,
+    DoneQueue,
+    LearnerWorker,
+    Program,
+    Session,
+    WeightSyncQueue,
+    parse_options,
+    run_program,
+)
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+
+PROGRAM = Program(
+    name="cartpole",
+    predicted_eps=602480.2,  # experiences trained per second, free-running
+    composed_from="the devices found on the machine that composed it",
+)
+ACTORS = ActorSpec(
+    env="CartPole-v1",
+    count=4,
+    envs_per_actor=8,
+    vectorization="sync",
+)
+REPLAY = ReplaySpec(
+    capacity=100000,
+    mode="prioritized",
+    fanout=16,
+    alpha=0.6,
+    beta=0.4,
+    beta_final=1.0,
+)
+TRAIN = TrainSpec(
+    batch_size=64,
+    replay_ratio=8.0,
+    learning_starts=1000,
+    priority_update_delay=1,
+    gamma=0.99,
+    n_step=1,
+    weight_sync_interval=8,
+)
+SETTINGS: dict[str, object] = {}
+
+
+def main() -> int:
+    """Train, evaluate, and leave weights, curve and logs in the run folder."""
+    options = parse_options(
+        __doc__,
+        timesteps=100000,
+        run_dir="runs/cartpole",
+        until_return=475.0,
+    )
+    with Session(
+        PROGRAM,
+        options,
+        trainer_class=DQN,
+        settings=SETTINGS,
+        actors=ACTORS,
+        replay=REPLAY,
+        train=TRAIN,
+    ) as session:
+        # === Primitives, on the devices that the composer chose ===
+        trainer = session.make_trainer(device="cpu")
+        learner = NativeLearner(
+            trainer,
+            threads=1,
+        )
+        replay = make_replay_manager(REPLAY, seed=options.seed, backend="sycl", device="opencl:cpu:0")
+        storage = session.make_storage()
+        session.attach(replay, storage)
+
+        # === Queues ===
+        wsq = WeightSyncQueue(learner.weight_count)
+        dcqs = [
+            DataCollectionQueue(session.transition, session.message_rows, 2, session.bell) for _ in range(ACTORS.count)
+        ]
+        buffer = CollectionBuffer(session.transition, session.insertion_rows, session.message_rows)
+        slots = TRAIN.priority_update_delay + 1
+        laq = AssignmentQueue(TRAIN.batch_size, session.transition, slots)
+        ldq = DoneQueue(TRAIN.batch_size, slots, session.bell)
+        rrq = ReplayRequestQueue(
+            replay,
+            max_batch=max(TRAIN.batch_size, session.insertion_rows + session.message_rows),
+            executor="inline" if options.serial else "autorun",
+        )
+        session.watch(rrq)
+
+        # === Launch the Actors and the Learner's autorun loop; the RM's started with its queue ===
+        session.launch(
+            LearnerWorker(
+                laq,
+                ldq,
+                wsq,
+                session.bell,
+                target=learner,
+                weight_sync_interval=TRAIN.weight_sync_interval,
+            )
+        )
+        session.launch_actors(dcqs, wsq)
+
+        # === Host Runtime ===
+        while session.running():
+            # Collect data: it waits in the buffer until a sampling has ended.
+            for dcq in dcqs:
+                if session.wants_data(buffer) and (message := buffer.take(dcq)):
+                    session.collected(message)
+            # A batch is trained: its new priorities go back to the Replay Manager.
+            if done := ldq.peek():
+                result, _ = done
+                rrq.write_update(result["indices"], result["priorities"], result["generations"])
+                session.trained(float(result["td_error"][0]))
+                ldq.release()
+            # Request the next batch, at most D updates ahead and no faster than the replay ratio.
+            if session.may_sample():
+                rrq.write_sample(TRAIN.batch_size, session.beta)
+                session.sampling()
+            # A batch is sampled: the Learner gets its transitions.
+            if sample := rrq.poll():
+                laq.assign(sample, storage)
+                session.sampled(sample.indices)
+            # Populate the replay while the Learner trains, never a slot that it trains on.
+            if session.insertion_due(buffer):
+                rrq.write_insert(storage.insert(buffer.take_all()))
+                session.inserted()
+            session.wait()
+        return session.finish()
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""DQN on CartPole-v1.
+
+A runtime program composed by PEARL 1.2.3. Edit it freely.
+
+Placement for throughput (setting 2: the Replay Manager and the Learner share a device and talk directly):
+    Replay Manager  sycl:cpu0 (sycl), fanout 16
+    Learner         sycl:cpu0 (sycl), sycl, 4 thread(s), 1 sub-batch(es)
+    Data Storage    sycl:cpu0
+    Actors          cpu0, 4 x 8 environments
+Predicted: 531,993 experiences trained per second.
+
+The Host Runtime below moves messages between the queues of the paper's Figure 4:
+    DCQ  Data Collection Queues       Actors -> host: transitions
+    WSQ  Weight Sync Queue            Learner -> Actors: newest policy weights
+    LAQ  Learner Assignment Queue     host -> training loop: iterations it may run
+    LDQ  Learner Done Queue           training loop -> host: iterations done
+"""
+
+from __future__ import annotations
+
+from pearl.algorithms import DQN
+from pearl.learner.sycl_learner import SyclLearner
+from pearl.replay import make_replay_manager
+from pearl.replay.sycl_storage import SyclDataStorage
+from pearl.runtime import (
+    CollectionBuffer,
+    DataCollectionQueue,
+    GrantQueue,
+    Program,
+    ProgressQueue,
+    Session,
+    TrainingLoop,
+    WeightSyncQueue,
+    parse_options,
+    run_program,
+)
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+
+PROGRAM = Program(
+    name="cartpole",
+    predicted_eps=531992.7,  # experiences trained per second, free-running
+    composed_from="the devices found on the machine that composed it",
+)
+ACTORS = ActorSpec(
+    env="CartPole-v1",
+    count=4,
+    envs_per_actor=8,
+    vectorization="sync",
+)
+REPLAY = ReplaySpec(
+    capacity=100000,
+    mode="prioritized",
+    fanout=16,
+    alpha=0.6,
+    beta=0.4,
+    beta_final=1.0,
+)
+TRAIN = TrainSpec(
+    batch_size=64,
+    replay_ratio=8.0,
+    learning_starts=1000,
+    priority_update_delay=1,
+    gamma=0.99,
+    n_step=1,
+    weight_sync_interval=8,
+)
+SETTINGS: dict[str, object] = {}
+
+
+def main() -> int:
+    """Train, evaluate, and leave weights, curve and logs in the run folder."""
+    options = parse_options(
+        __doc__,
+        timesteps=100000,
+        run_dir="runs/cartpole",
+        until_return=475.0,
+    )
+    with Session(
+        PROGRAM,
+        options,
+        trainer_class=DQN,
+        settings=SETTINGS,
+        actors=ACTORS,
+        replay=REPLAY,
+        train=TRAIN,
+    ) as session:
+        # === Primitives, on the devices that the composer chose ===
+        trainer = session.make_trainer(device="cpu")
+        learner = SyclLearner(
+            trainer,
+            device="opencl:cpu:0",
+        )
+        replay = make_replay_manager(REPLAY, seed=options.seed, backend="sycl", device="opencl:cpu:0")
+        storage = SyclDataStorage(session.transition, REPLAY.capacity, "opencl:cpu:0")
+        session.attach(replay, storage)
+
+        # === Queues ===
+        wsq = WeightSyncQueue(learner.weight_count)
+        dcqs = [
+            DataCollectionQueue(session.transition, session.message_rows, 2, session.bell) for _ in range(ACTORS.count)
+        ]
+        buffer = CollectionBuffer(session.transition, session.insertion_rows, session.message_rows)
+        laq = GrantQueue(2)
+        ldq = ProgressQueue(2, session.bell)
+
+        # === Launch the training loop (sample -> gather -> train -> update, without the host) and the Actors ===
+        loop = TrainingLoop(
+            laq,
+            ldq,
+            wsq,
+            session.bell,
+            replay=replay,
+            storage=storage,
+            learner=learner,
+            batch_size=TRAIN.batch_size,
+            transition=session.transition,
+            weight_sync_interval=TRAIN.weight_sync_interval,
+        )
+        session.launch(loop)
+        session.launch_actors(dcqs, wsq)
+
+        # === Host Runtime ===
+        while session.running():
+            # Collect data: it waits in the buffer until a sampling has ended.
+            for dcq in dcqs:
+                if session.wants_data(buffer) and (message := buffer.take(dcq)):
+                    session.collected(message)
+            # Populate the replay while the Learner trains: the window opens between samplings.
+            if session.insertion_due(buffer):
+                with loop.insertion_window():
+                    replay.insert(storage.insert(buffer.take_all()))
+                session.inserted()
+            # The training loop reports; it gets the next iterations, no more than the replay ratio allows.
+            if done := ldq.peek():
+                result, _ = done
+                session.trained(float(result["td_error"][0]), int(result["iterations"][0]))
+                ldq.release()
+            if iterations := session.iterations_to_grant():
+                laq.grant(iterations, session.beta)
+                session.granted(iterations)
+            session.wait()
+        return session.finish()
+
+
+if __name__ == "__main__":
+    run_program(main)
