@@ -98,7 +98,7 @@ struct Sums {
 // What the kernels are told once; in memory that host and device see.
 struct Context {
   float* parameters[4];
-  const void* columns[5];  // obs, action, reward, next_obs, discount; rows up to a multiple of 16
+  const void* columns[5];  // obs, action, reward, next_obs, discount
   const float* weights;
   float* priorities;
   float* arena;
