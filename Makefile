@@ -18,7 +18,7 @@ SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay clean
+.PHONY: help setup sycl quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ bench-eps: bench-env  ## Experiences trained per second beside other frameworks;
 
 bench-learner: setup  ## The native learner beside torch, one thread each; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
+
+bench-sycl: setup sycl  ## SYCL devices beside the CPU's own kernels, and predictions; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.sycl $(BENCH_ARGS)
 
 bench-curves: setup  ## Learning curves of the native learner and of torch's; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.curves $(BENCH_ARGS)

@@ -35,6 +35,12 @@ batches, plain targets (no double DQN), one thread each, all on one core, taking
 (Pong: 5,000), all filled. Actors, which no peer has here, are taken out of the program for the comparison; rows
 "beside its actors" are the whole program on all cores against the same without them on one. RLlib has no DDPG, and
 only its DQN with linear layers is compared.""",
+    "sycl": """\
+What do SYCL devices do beside the CPU's own kernels, here on Intel's CPU device, the same silicon? Iterations of
+setting 2 (sample, gather, train, update; replays of 100,000 transitions, all filled), each by its loop in C++, by turns
+in one process that sees one core, and in one that sees all. "As many empty launches": what its launches alone would
+take. Then the four placements of Replay Manager and Learner of a DQN on CartPole-v1, one Actor of 8 environments on the
+same cores, run with `--bench`; "predicted" is the composer's, so that 1 is right and less is too hopeful.""",
     "curves": """\
 Does the native learner learn as torch's does? Five seeds of the same program with either, evaluated on 10 greedy
 episodes on the way; each seed's mean over its evaluations, and over their last third.""",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from composer.core_sharing import CoreSharing
-from composer.matrix import AssignmentMatrix, LearnerCell, LearnerOption, MissingCell, ReplayCell
+from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, LearnerOption, MissingCell, ReplayCell
 from composer.placement import (
     METRICS,
     TIE,
@@ -54,6 +54,7 @@ def place(
     storage_forced: str | None = None,
     sharing: CoreSharing | None = None,
     messages_us: float = 0.0,
+    pipelines: Mapping[Candidacy, float] | None = None,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -63,7 +64,8 @@ def place(
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` says by how much a Learner on the host's silicon is slower beside the Actors than measured
     alone; None: by nothing. `messages_us` is what the host's messages of an iteration cost where two devices talk
-    through it.
+    through it. `pipelines` are iterations measured as a whole, in microseconds: where they took longer than the sum of
+    their parts, the difference is contention.
 
     Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
     missing active_watts where power counts.
@@ -78,6 +80,7 @@ def place(
         storage_forced,
         sharing,
         messages_us,
+        pipelines or {},
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -129,6 +132,7 @@ class _Search:
     storage_forced: str | None
     sharing: CoreSharing | None
     messages_us: float
+    pipelines: Mapping[Candidacy, float]
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix, with its cost or with why it has none."""
@@ -177,6 +181,9 @@ class _Search:
             update_us=replay.update.value_us,
             messages_us=self.messages_us if i != j else 0.0,
         )
+        whole_us = self.pipelines.get((i, j, learner.implementation), 0.0)
+        if whole_us > terms.t_itr_us:
+            terms = replace(terms, contention_us=whole_us - terms.t_itr_us)
         used = tuple(dict.fromkeys((host, i, j)))
         on_i, on_j = self.platform.device(i), self.platform.device(j)
         return Candidate(

@@ -198,6 +198,7 @@ class Composer:
             envs_per_actor=self._problem.actors.envs_per_actor,
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
+            pipelines=profiler.pipelines(self._matrix),
         )
         self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config

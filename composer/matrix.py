@@ -16,6 +16,7 @@ from composer.report import matrix_report, plain
 from pearl.errors import ConfigurationError
 
 Source: TypeAlias = Literal["measured", "modelled", "imported"]
+Candidacy: TypeAlias = tuple[str, str, str]  # devices of Replay Manager and Learner, and the latter's implementation
 Column: TypeAlias = Literal["RM only", "Learner only", "RM & Learner"]
 
 SOURCES: tuple[Source, ...] = get_args(Source)

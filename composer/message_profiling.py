@@ -1,21 +1,24 @@
-"""What the messages of setting 1 cost: the queues and threads of a run, around primitives that have no work."""
+"""Setting 1's queues and threads as a run has them: around primitives without work, or around the real ones."""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from pearl.errors import PearlError
-from pearl.learner.protocol import StepResult
-from pearl.replay import ReplayRequestQueue, Sample
+from pearl.learner.protocol import Learner, StepResult
+from pearl.replay import ReplayManager, ReplayRequestQueue, Sample
 from pearl.runtime.queues import Bell, WeightSyncQueue
-from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker
+from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 
-_ITERATIONS, _REPEATS = 200, 12  # of a sample, which is a mean; the first warms up
+_WARM_UP, _ITERATIONS, _REPEATS = 50, 200, 9  # iterations, the latter of each sample, which is their mean
 _LONGEST_WAIT_S = 10.0
 
 
@@ -60,37 +63,73 @@ class _NoLearner:
 
 def measure_messages(batch_size: int, delay: int) -> list[float]:
     """Microseconds of the messages of an iteration, up to `delay` updates ahead, a mean of 200 for each sample."""
-    bell = Bell()
     nothing = TransitionSpec((FieldSpec("nothing", (), "float32"),))
-    laq, ldq = AssignmentQueue(batch_size, nothing, delay + 1), DoneQueue(batch_size, delay + 1, bell)
-    wsq = WeightSyncQueue(1)
     replay: Any = _NoReplay(batch_size)
-    worker = LearnerWorker(laq, ldq, wsq, bell, target=_NoLearner(batch_size), weight_sync_interval=_ITERATIONS)
-    with ReplayRequestQueue(replay, max_batch=batch_size) as rrq:
+    return measure_pipeline(replay, _NoStorage(), _NoLearner(batch_size), nothing, batch_size, delay)
+
+
+def measure_pipeline(
+    replay: ReplayManager,
+    storage: Storage,
+    learner: Learner,
+    transition: TransitionSpec,
+    batch_size: int,
+    delay: int,
+    busy: int = 0,
+) -> list[float]:
+    """Microseconds of an iteration of setting 1, beside `busy` processes that never rest, as Actors may be."""
+    bell = Bell()
+    laq, ldq = AssignmentQueue(batch_size, transition, delay + 1), DoneQueue(batch_size, delay + 1, bell)
+    wsq = WeightSyncQueue(learner.weight_count)
+    worker = LearnerWorker(laq, ldq, wsq, bell, target=learner, weight_sync_interval=_ITERATIONS)
+    with ReplayRequestQueue(replay, max_batch=batch_size) as rrq, busy_processes(busy):
         rrq.attach_bell(bell.native)
         worker.launch()
         try:
-            samples = [_run_host(rrq, laq, ldq, bell, batch_size, delay) for _ in range(_REPEATS)]
+            samples = [
+                _run_host(rrq, laq, ldq, worker, bell, storage, batch_size, delay, iterations)
+                for iterations in (_WARM_UP, *[_ITERATIONS] * _REPEATS)
+            ]
         finally:
             worker.stop()
     return samples[1:]
 
 
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that keep a core each busy, and end with this one."""
+    work = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def _run_host(
-    rrq: ReplayRequestQueue, laq: AssignmentQueue, ldq: DoneQueue, bell: Bell, batch_size: int, delay: int
+    rrq: ReplayRequestQueue,
+    laq: AssignmentQueue,
+    ldq: DoneQueue,
+    worker: LearnerWorker,
+    bell: Bell,
+    storage: Storage,
+    batch_size: int,
+    delay: int,
+    iterations: int,
 ) -> float:
     """The Host Runtime's loop of setting 1 (runtime_templates/setting1.py.j2), without Actors."""
-    storage = _NoStorage()
     requested = assigned = done = 0
     start = heard = time.perf_counter()
-    while done < _ITERATIONS:
+    while done < iterations:
         seen, before = bell.value(), (requested, assigned, done)
         if message := ldq.peek():
             result, _ = message
             rrq.write_update(result["indices"], result["priorities"], result["generations"])
             ldq.release()
             done += 1
-        if requested - done <= delay and requested == assigned and requested < _ITERATIONS:
+        if requested - done <= delay and requested == assigned and requested < iterations:
             rrq.write_sample(batch_size)
             requested += 1
         if sample := rrq.poll():
@@ -99,10 +138,9 @@ def _run_host(
         if (requested, assigned, done) != before:
             heard = time.perf_counter()
         elif time.perf_counter() - heard > _LONGEST_WAIT_S:
-            raise PearlError(
-                f"The queues of setting 1 stood still for {_LONGEST_WAIT_S:.0f} s while they were measured."
-            )
+            raise PearlError(f"Setting 1's queues stood still for {_LONGEST_WAIT_S:.0f} s while they were measured.")
         else:
+            worker.check()
             bell.wait(seen, 0.05)
     rrq.drain()
-    return (time.perf_counter() - start) * 1e6 / _ITERATIONS
+    return (time.perf_counter() - start) * 1e6 / iterations

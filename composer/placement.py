@@ -26,7 +26,8 @@ TIE = 1e-9  # costs closer than this, relatively, are equal
 class IterationTerms:
     """The terms of PEARL Eq. 7 in microseconds; each transfer includes its latency.
 
-    `messages_us` is not among the paper's: where two devices talk through the host, its queues and threads.
+    Two are not the paper's: `messages_us`, the host's queues and threads where two devices talk through it; and
+    `contention_us`, by how much an iteration takes longer than all that where the devices are the host's silicon.
     """
 
     sample_us: float
@@ -37,6 +38,7 @@ class IterationTerms:
     priority_transfer_us: float  # T_comm(j -> i): indices, priorities and generations
     update_us: float
     messages_us: float = 0.0
+    contention_us: float = 0.0
 
     @property
     def training_us(self) -> float:
@@ -50,9 +52,9 @@ class IterationTerms:
 
     @property
     def t_itr_us(self) -> float:
-        """T_itr of Eq. 7, with the host's messages."""
+        """T_itr of Eq. 7, with the host's messages and contention."""
         path = self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
-        return path + self.messages_us
+        return path + self.messages_us + self.contention_us
 
     def critical(self) -> dict[str, float]:
         """The terms on the critical path, by what they are called in a report."""
@@ -60,6 +62,7 @@ class IterationTerms:
             "sampling": self.sample_us,
             "moving samples to the Learner": self.sample_transfer_us,
             "talking through the host": self.messages_us,
+            "sharing one piece of silicon": self.contention_us,
         }
         if self.insertion_us > self.training_us:
             return path | {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}

@@ -23,6 +23,7 @@ from composer.calibration import CalibrationKey, CalibrationStore
 from composer.core_sharing import CoreSharing
 from composer.matrix import (
     AssignmentMatrix,
+    Candidacy,
     LearnerCell,
     LearnerOption,
     MatrixRow,
@@ -34,7 +35,7 @@ from composer.matrix import (
     UnsupportedLearner,
 )
 from composer.measuring import WARM_UP, measure, on_own_thread
-from composer.message_profiling import measure_messages
+from composer.message_profiling import busy_processes, measure_messages, measure_pipeline
 from composer.platform import Platform, usable
 from composer.report import left_out_line
 from pearl.actors.actor import ActorSetup
@@ -81,6 +82,7 @@ _SOURCES = {
     "replay": ("replay/*.py",),
     "learner": (),
     "messages": ("replay/requests.py", "runtime/queues.py", "runtime/workers.py"),
+    "pipeline": ("replay/*.py", "runtime/queues.py", "runtime/workers.py"),
     "pair": ("replay/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 
@@ -211,6 +213,86 @@ class Profiler:
         work = functools.partial(measure_messages, self.problem.train.batch_size, delay)
         return self._known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
 
+    def pipelines(self, matrix: AssignmentMatrix) -> dict[Candidacy, float]:
+        """Microseconds of whole iterations where devices are the host's silicon, measured beside busy processes.
+
+        There the devices, the host's messages and the Actors slow each other down, which no sum of what each takes
+        alone tells. By the devices of Replay Manager and Learner and the latter's implementation.
+        """
+        host = self.platform.host.name
+        on_host = [
+            row
+            for row in matrix.rows
+            if self.platform.shared_silicon(row.device, host) and self.platform.device(row.device).backend != "null"
+        ]
+        found: dict[Candidacy, float] = {}
+        for i in on_host:
+            for j in on_host:
+                if i.device == j.device:
+                    found |= self._shared_pairs(j)
+                    continue
+                if isinstance(i.replay, MissingCell):
+                    continue
+                for cell in (option.learner for option in j.learners):
+                    if isinstance(cell, LearnerCell):
+                        found[i.device, j.device, cell.implementation] = self._pipeline_us(
+                            i.device, i.replay, j.device, cell
+                        )
+        return found
+
+    def _shared_pairs(self, row: MatrixRow) -> dict[Candidacy, float]:
+        """Of setting 2 on a device whose own runtime takes all of the host's cores, without asking the Actors."""
+        device = self.platform.device(row.device)
+        if device.backend != "sycl":
+            return {}
+        pairs = (option.pair for option in row.learners)
+        return {
+            (row.device, row.device, pair.learner.implementation): self._shared_pair_us(device, pair)
+            for pair in pairs
+            if isinstance(pair, PairCell)
+        }
+
+    def _shared_pair_us(self, device: Device, pair: PairCell) -> float:
+        name, fanout, threads = pair.learner.implementation, pair.replay.fanout, pair.learner.threads
+        self.report(f"{device.name}: Replay Manager and {name} Learner together beside the Actors")
+
+        def work() -> dict[str, list[float]]:
+            with busy_processes(self._busy):
+                parts = self._measure_pair(name, device, fanout=fanout, threads=threads)
+            # Means: that a thread waits for its core is rare, and long.
+            return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "step", "update"))]}
+
+        key = self._key("pair", device, {**self._pair_parameters(pair.replay, pair.learner), "busy": self._busy}, name)
+        return self._known(key, ("iteration",), work)["iteration"].value_us
+
+    @property
+    def _busy(self) -> int:
+        """Processes that stand for the Actors."""
+        return min(self.problem.actors.count, self.platform.host.cores or 1)
+
+    def _pipeline_us(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell) -> float:
+        on_i, on_j = self.platform.device(i), self.platform.device(j)
+        self.report(f"{i}, {j}: Replay Manager and {learner.implementation} Learner beside the Actors")
+        delay = self.problem.train.priority_update_delay
+        parameters = {
+            **self._replay_parameters(replay.fanout),
+            "replay_device": on_i.fingerprint(),
+            "replay_kernels": kernel_hash(module=_kernels_of(on_i)),
+            "threads": learner.threads,
+            "priority_update_delay": delay,
+            "busy": self._busy,
+        }
+
+        @on_own_thread
+        def work() -> dict[str, list[float]]:
+            manager, _ = self._full_replay(on_i, replay.fanout)
+            made = self._make_learner(learner.implementation, on_j, learner.threads, learner.sub_batches)
+            spec, batch = self.problem.transition, self.problem.train.batch_size
+            return {"iteration": measure_pipeline(manager, self._full_storage, made, spec, batch, delay, self._busy)}
+
+        key = self._key("pipeline", on_j, parameters, learner.implementation)
+        return self._known(key, ("iteration",), work)["iteration"].value_us
+
     # --- one device -------------------------------------------------------------------------------------------------
 
     def _row(self, device: Device) -> MatrixRow:
@@ -323,14 +405,8 @@ class Profiler:
             return replay
         name = learner.implementation
         self.report(f"{device.name}: Replay Manager and {name} Learner together")
-        parameters = {
-            **self._replay_parameters(replay.fanout),
-            "share_next_obs": self.problem.replay.share_next_obs,
-            "threads": learner.threads,
-            "weight_sync_interval": self.problem.train.weight_sync_interval,
-        }
         found = self._known(
-            self._key("pair", device, parameters, name),
+            self._key("pair", device, self._pair_parameters(replay, learner), name),
             ("sample", "insert", "update", "step"),
             functools.partial(self._measure_pair, name, device, fanout=replay.fanout, threads=learner.threads),
         )
@@ -356,6 +432,14 @@ class Profiler:
 
     def _splits(self) -> bool:
         return issubclass(self.problem.trainer_class, Trainer)
+
+    def _pair_parameters(self, replay: ReplayCell, learner: LearnerCell) -> dict[str, Any]:
+        return {
+            **self._replay_parameters(replay.fanout),
+            "share_next_obs": self.problem.replay.share_next_obs,
+            "threads": learner.threads,
+            "weight_sync_interval": self.problem.train.weight_sync_interval,
+        }
 
     # --- calibration ------------------------------------------------------------------------------------------------
 
@@ -385,7 +469,7 @@ class Profiler:
                 "settings": repr(sorted(self.problem.settings.items())),
                 "networks": self._networks,
             }
-        module = "pearl._sycl" if device.backend == "sycl" else "pearl._native"
+        module = _kernels_of(device)
         hashes = [kernel_hash(implementation, module), source_hash(primitive)]
         if implementation is not None:
             everything["implementation"] = implementation
@@ -639,6 +723,11 @@ def _source_hash(trainer_class: type) -> str:
 
 def _powers_of_two(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
+
+
+def _kernels_of(device: Device) -> str:
+    """The module of the kernels of PEARL that run on the device."""
+    return "pearl._sycl" if device.backend == "sycl" else "pearl._native"
 
 
 def _why_not_on_fpga(device: Device) -> str:

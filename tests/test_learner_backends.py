@@ -199,21 +199,21 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return [steps[implementation] / (1.0 + gain * (threads - 1))] * 3
 
         class MadeUp(profiling.Profiler):
-            def _measure_replay(self, fanout: int) -> dict[str, list[float]]:
+            def _measure_replay(self, device: Device, fanout: int) -> dict[str, list[float]]:
                 return {name: [5.0, 5.0, 5.0] for name in ("sample", "insert", "update")}
 
             def _measure_actor(self) -> dict[str, list[float]]:
                 return {"transition": [collection_us] * 3}
 
             def _measure_learner(
-                self, implementation: str, device: str, threads: int, parts: int
+                self, implementation: str, device: Device, threads: int, parts: int
             ) -> dict[str, list[float]]:
                 return {"step": step(implementation, threads)}
 
             def _measure_pair(
-                self, implementation: str, device: str, fanout: int, threads: int
+                self, implementation: str, device: Device, fanout: int, threads: int
             ) -> dict[str, list[float]]:
-                return {**self._measure_replay(fanout), "step": step(implementation, threads)}
+                return {**self._measure_replay(device, fanout), "step": step(implementation, threads)}
 
         monkeypatch.setattr("composer.composer.Profiler", MadeUp)
 
@@ -423,7 +423,9 @@ def test_measurements_hold_for_one_implementation_and_its_sources(
         monkeypatch.setattr(
             profiling,
             "kernel_hash",
-            lambda name=None, names=names, changed=changed: f"{changed} edited" if name in names else usual(name),
+            lambda name=None, module="pearl._native", *, names=names, changed=changed: (
+                f"{changed} edited" if name in names else usual(name, module)
+            ),
         )
         assert measured() == [anew, 6 - anew], changed
 

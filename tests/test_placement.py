@@ -236,7 +236,8 @@ def test_messages_through_the_host_are_part_of_setting_1_alone() -> None:
         more = candidate.t_itr_us - by_pair[candidate.pair].t_itr_us
         assert more == pytest.approx(0 if candidate.setting == 2 else 5000)
     assert "talking through the host costs 5,000 us more" in str(talking)
-    assert talking.to_pandas()["messages_us"].tolist() == [0.0 if c.setting == 2 else 5000.0 for c in talking.candidates]
+    messages = [0.0 if c.setting == 2 else 5000.0 for c in talking.candidates]
+    assert talking.to_pandas()["messages_us"].tolist() == messages
     assert Placement.from_json(talking.to_json()) == talking
 
 

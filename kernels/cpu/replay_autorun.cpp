@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pearl/errors.hpp"
+#include "pearl/sum_tree_replay.hpp"
 
 namespace pearl {
 namespace {
@@ -19,7 +20,7 @@ inline void pause_briefly() {
 
 }  // namespace
 
-ReplayAutorun::ReplayAutorun(SumTreeReplay& replay, std::size_t max_batch, std::size_t depth)
+ReplayAutorun::ReplayAutorun(ReplayOperations& replay, std::size_t max_batch, std::size_t depth)
     : replay_(replay), requests_(std::max<std::size_t>(depth, 1)), responses_(requests_.size()),
       unanswered_limit_(requests_.size()) {
   for (Request& request : requests_) {

@@ -40,7 +40,7 @@ class BatchMemory {
 
 // Every method is safe from any thread. Methods that take host arrays wait until they are done, and so do the kernels
 // launched before them on the queue; launch_* return at once.
-class SumTreeReplay {
+class SumTreeReplay final : public ReplayOperations {
  public:
   // Selections kPrioritized and kUniform with replacement, without a limit to how often an item is sampled, with any
   // initial priority but the mean.
@@ -48,10 +48,11 @@ class SumTreeReplay {
                 std::uint64_t seed, const ReplayOptions& options);
 
   // As pearl::SumTreeReplay has them.
-  void insert(const std::int64_t* indices, const float* priorities, std::size_t count);
-  void sample(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
+  void insert(const std::int64_t* indices, const float* priorities, std::size_t count) override;
+  void sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
+              std::uint32_t* generations) override;
   std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
-                     std::size_t count);
+                     std::size_t count) override;
   void retrieve(const std::int64_t* indices, float* priorities, std::size_t count);
   void set_alpha(double alpha);
   ReplayState state() const;
@@ -76,9 +77,9 @@ class SumTreeReplay {
   // Waits; throws what update() would have, had an update been launched that had to be refused since the last check.
   void check();
 
-  std::size_t capacity() const { return capacity_; }
+  std::size_t capacity() const override { return capacity_; }
   unsigned fanout() const { return fanout_; }
-  bool prioritized() const { return prioritized_; }
+  bool prioritized() const override { return prioritized_; }
   const std::shared_ptr<DeviceQueue>& queue() const { return queue_; }
 
  private:

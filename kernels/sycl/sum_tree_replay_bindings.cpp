@@ -6,6 +6,7 @@
 #include <string>
 
 #include "device_queue.hpp"
+#include "pearl/replay_autorun.hpp"
 #include "pearl/replay_python.hpp"
 #include "sum_tree_replay.hpp"
 
@@ -82,6 +83,13 @@ void bind_sum_tree_replay(py::module_& module) {
             return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
           },
           "Copies of what launch_sample drew: indices, weights, generations.")
+      .def(
+          "start_autorun",
+          [](Tree& tree, std::size_t max_batch, std::size_t depth) {
+            return std::make_unique<ReplayAutorun>(tree, max_batch, depth);
+          },
+          py::arg("max_batch"), py::arg("depth"), py::keep_alive<0, 1>(),
+          "Start a native thread that serves requests on this replay until stopped: a pearl._native.ReplayAutorun.")
       .def("check", &Tree::check, py::call_guard<Released>(),
            "Wait; ReplayError or PriorityError if an update launched on the device was refused.");
   bind_replay_methods(cls);

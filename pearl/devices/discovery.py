@@ -53,10 +53,9 @@ def discover(
         host_latency = round(MEMORY_LATENCY_US if latency is None else latency, 4)
         connections.append(Connection("cpu0", "cpu0", host_latency, bandwidth))
     devices = [cpu_device(info, "cpu0", bandwidth)]
-    for more, links in (_discover_cuda(measure, report), _discover_sycl(devices[0], connections, measure, report, own_silicon)):
-        devices += more
-        connections += links
-    return devices, connections
+    cuda_devices, cuda_links = _discover_cuda(measure, report)
+    sycl_devices, sycl_links = _discover_sycl(devices[0], connections, measure, report, own_silicon)
+    return devices + cuda_devices + sycl_devices, connections + cuda_links + sycl_links
 
 
 def _discover_cuda(measure: bool, report: Callable[[str], None]) -> tuple[list[Device], list[Connection]]:
@@ -115,7 +114,8 @@ def _discover_sycl(
     """The SYCL devices beside `host`, the latency of whose own memory is the first of `memory`."""
     if own_silicon:
         if names := sycl.devices_on_the_cpu():
-            report(f"Left out, being {host.name} itself: {', '.join(names)} (a device file that names them has them used)")
+            left_out = ", ".join(names)
+            report(f"Left out, being {host.name} itself: {left_out} (a device file that names them has them used)")
         if not sycl.accelerators_possible():
             return [], []
     try:

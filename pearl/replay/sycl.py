@@ -15,7 +15,7 @@ from pearl.replay.memory import free_memory
 from pearl.spec import InitialPriority, ReplayMode
 
 if TYPE_CHECKING:
-    from pearl import _sycl
+    from pearl import _native, _sycl
 
 DEFAULT_DEVICE = "opencl:cpu"
 _CAPACITY_MAX = 2**36
@@ -66,6 +66,10 @@ class SyclReplayManager(KernelReplayManager):
     def kernel(self) -> _sycl.SumTree:
         """The kernel itself, for other kernels on its queue."""
         return self._tree
+
+    def start_autorun(self, max_batch: int, depth: int) -> _native.ReplayAutorun:
+        """Start a native thread that serves requests on this replay until stopped."""
+        return self._tree.start_autorun(max_batch, depth)
 
 
 def device_memory(device: str) -> int:

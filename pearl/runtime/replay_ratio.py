@@ -27,6 +27,7 @@ class ReplayRatio:
         self._train, self._counters, self._lead_rows = train, counters, lead_rows
         self._starts = max(train.learning_starts, train.batch_size)
         self._limiter = RateLimiter(1.0)
+        self._known = (0, 0)  # what the limiter was told: stored, sampled
         self._configure()
 
     def set(self, ratio: float) -> None:
@@ -52,8 +53,10 @@ class ReplayRatio:
 
     def _counted(self) -> RateLimiter:
         counters = self._counters
-        sampled = counters.samples - counters.ratio_samples
-        self._limiter.restore(inserted=counters.stored, sampled=_UNITS * sampled)
+        counts = counters.stored, counters.samples - counters.ratio_samples
+        if counts != self._known:  # the host asks far more often than they change
+            self._limiter.restore(inserted=counts[0], sampled=_UNITS * counts[1])
+            self._known = counts
         return self._limiter
 
     def batches_allowed(self) -> int:

@@ -59,6 +59,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 logger = logging.getLogger("pearl.runtime")
 
 _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
+_SHOW_INTERVAL_S = 0.1
 _LOG_INTERVAL_S = 1.0
 _BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
 _REPLAY_STATISTICS = (
@@ -75,6 +76,7 @@ _REPLAY_STATISTICS = (
 _WAIT_S = 0.05
 _SAME_INTERRUPT_S = 1.0
 _SILENCE_S = 60.0
+_LISTEN_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Session:
         self._seen = 0
         self._progressed = False
         self._td_error = self._beta = math.nan
-        self._logged_at = -math.inf
+        self._shown_at = self._logged_at = self._listened_at = -math.inf
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
         self._rate = StepRate()
@@ -363,6 +365,9 @@ class Session:
 
     def _warn_of_silence(self) -> None:
         now = time.monotonic()
+        if now - self._listened_at < _LISTEN_INTERVAL_S:
+            return
+        self._listened_at = now
         if self._heard_at is None or self._stop_reason or not self._ratio.collection_allowed():
             self._heard_at = now
         elif now - self._heard_at > _SILENCE_S:
@@ -539,8 +544,9 @@ class Session:
 
     def _show(self) -> None:
         now = time.monotonic()
-        if self._display is None or now - self._logged_at < 0.1:
+        if self._display is None or now - self._shown_at < _SHOW_INTERVAL_S:
             return
+        self._shown_at = now
         counters, gps = self.counters, self._rate.recent
         self._display.update(
             steps=counters.env_steps,

@@ -15,14 +15,14 @@
 
 #include "pearl/doorbell.hpp"
 #include "pearl/futex.hpp"
-#include "pearl/sum_tree_replay.hpp"
+#include "pearl/replay_operations.hpp"
 
 namespace pearl {
 
 class ReplayAutorun {
  public:
   // Arrays up to `max_batch` are carried without allocating; `depth` requests, and as many samples, may be pending.
-  ReplayAutorun(SumTreeReplay& replay, std::size_t max_batch, std::size_t depth);
+  ReplayAutorun(ReplayOperations& replay, std::size_t max_batch, std::size_t depth);
   ~ReplayAutorun();
   ReplayAutorun(const ReplayAutorun&) = delete;
   ReplayAutorun& operator=(const ReplayAutorun&) = delete;
@@ -72,7 +72,7 @@ class ReplayAutorun {
   void execute(Request& request);
   void fail(std::exception_ptr error);
 
-  SumTreeReplay& replay_;
+  ReplayOperations& replay_;
   std::vector<Request> requests_;
   std::vector<Response> responses_;
   std::size_t unanswered_limit_;

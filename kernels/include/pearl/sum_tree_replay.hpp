@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "pearl/replay_operations.hpp"
 #include "pearl/aligned.hpp"
 #include "pearl/max_tree.hpp"
 #include "pearl/replay_kernels.hpp"
@@ -68,22 +69,20 @@ PriorityScan check_priorities(const float* priorities, std::size_t count);
 // Throws ReplayError unless 0 <= exponent <= 4.
 void check_exponent(const char* name, double exponent);
 
-// Every method is safe from any thread. Arrays are the caller's; no method keeps a pointer.
-class SumTreeReplay {
+class SumTreeReplay final : public ReplayOperations {
  public:
   SumTreeReplay(std::int64_t capacity, unsigned fanout, bool prioritized, double alpha, std::uint64_t seed);
   SumTreeReplay(std::int64_t capacity, unsigned fanout, double alpha, std::uint64_t seed,
                 const ReplayOptions& options);
 
-  // New items at `indices`; `priorities` may be null: the initial one. Each occurrence gives a new generation.
-  void insert(const std::int64_t* indices, const float* priorities, std::size_t count);
+  void insert(const std::int64_t* indices, const float* priorities, std::size_t count) override;
   // Selects by the options, with importance weights (N P(i))^-beta over the batch's maximum where drawn by priority.
   // Weights and generations may be null: not computed. Without generations, ages and samples per item are counted only
   // where `max_times_sampled` needs them.
-  void sample(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
-  // Returns how many were applied; with `generations`, stale ones are dropped and counted.
+  void sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
+              std::uint32_t* generations) override;
   std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
-                     std::size_t count);
+                     std::size_t count) override;
   // Raw priorities, 0 where nothing was written.
   void retrieve(const std::int64_t* indices, float* priorities, std::size_t count) const;
   void set_alpha(double alpha);
@@ -102,10 +101,10 @@ class SumTreeReplay {
             std::size_t order_count = 0);
   void close();
 
-  std::size_t capacity() const { return capacity_; }
+  std::size_t capacity() const override { return capacity_; }
   unsigned fanout() const { return fanout_; }
   // Whether priorities are kept.
-  bool prioritized() const { return prioritized_; }
+  bool prioritized() const override { return prioritized_; }
 
  private:
   // What sample and update touch together lies together.
