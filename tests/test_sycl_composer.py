@@ -1,4 +1,4 @@
-"""Composing and running with SYCL devices: the matrix, the four placements of two primitives, what is left to the CPU."""
+"""Composing and running with SYCL devices: the matrix, the four placements, what is left to the CPU."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def machine(folder: Path, *devices: str, links: Sequence[str] = LINKS) -> tuple[
     """Both CSV files of a machine with the CPU twice, or of `devices`."""
     pair = folder / "devices.csv", folder / "connections.csv"
     rows = devices or (CPU, SYCL)
-    for path, lines in zip(
-        pair, ([HEADER, *rows], ["source,target,latency_us,bandwidth_gbps", *links]), strict=True
-    ):
+    for path, lines in zip(pair, ([HEADER, *rows], ["source,target,latency_us,bandwidth_gbps", *links]), strict=True):
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return pair
 

@@ -126,7 +126,9 @@ def _listed(found: tuple[SyclDevice, ...]) -> str:
 def _hidden() -> str:
     """What the user may have told the runtime to hide."""
     selected = os.environ.get("ONEAPI_DEVICE_SELECTOR")
-    return f"ONEAPI_DEVICE_SELECTOR={selected} hides all others: unset it, or name the device there." if selected else ""
+    return (
+        f"ONEAPI_DEVICE_SELECTOR={selected} hides all others: unset it, or name the device there." if selected else ""
+    )
 
 
 def _advice(wanted: str) -> str:
