@@ -201,13 +201,13 @@ def test_the_sycl_learner_can_be_forced(composed: Callable[..., Composer], tmp_p
 
 
 def test_a_device_whose_memory_does_not_suffice_takes_less(
-    composed: Callable[..., Composer], monkeypatch: pytest.MonkeyPatch
+    composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise CapacityError("A Data Storage of 2,000 transitions does not fit.")
 
     monkeypatch.setattr("composer.profiling.SyclDataStorage", full)
-    composer = composed()
+    composer = composed(calibration=tmp_path / "calibration.json")
     row = composer.matrix["sycl:cpu0"]
     assert row.pair == MissingCell("A Data Storage of 2,000 transitions does not fit.")
     assert isinstance(row.replay, ReplayCell)
