@@ -239,16 +239,7 @@ void bind_learner(py::module_& module) {
       .def("last_batch", &last_batch, "Indices, weights, and the bytes of each column's rows.")
       .def(
           "time_parts", [](HeldLoop& held, bool wanted) { held.loop.time_parts(wanted); }, py::arg("wanted"))
-      .def("seconds", [](const HeldLoop& held) {
-        const auto seconds = held.loop.seconds();
-        py::dict out;
-        out["sample"] = seconds.sample;
-        out["gather"] = seconds.gather;
-        out["train"] = seconds.train;
-        out["update"] = seconds.update;
-        out["publish"] = seconds.publish;
-        return out;
-      });
+      .def("seconds", [](const HeldLoop& held) { return bindings::seconds_dict(held.loop.seconds()); });
 }
 
 }  // namespace pearl::device
