@@ -108,8 +108,9 @@ class Composer:
         """The trainer class; other keyword arguments set its class-level settings or go to its constructor.
 
         `implementation` of the Learner: "auto" measures all that can train the trainer and places the fastest,
-        "native" (C++, on CPUs) or "torch" is taken in any case. Raises ConfigurationError for another, TrainerError for
-        what is no trainer class; `run` raises TrainerError where the implementation cannot train the trainer.
+        "native" (C++, on CPUs), "torch" or "sycl" (on SYCL devices) is taken in any case. Raises ConfigurationError for
+        another, TrainerError for what is no trainer class; `run` raises TrainerError where the implementation cannot
+        train the trainer.
         """
         self._trainer_class = check_trainer_class(learner)
         self._implementation = check_implementation(implementation, auto=True)

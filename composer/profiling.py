@@ -44,6 +44,7 @@ from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import EMULATOR_SELECTOR, Device, sycl_filter
 from pearl.devices.null import NullTimes
+from pearl.errors import CapacityError, DeviceError
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
@@ -69,6 +70,7 @@ _TIMED_ITERATIONS = 100  # of a device's loop, waiting after each part
 _WITH_REPLAY_MANAGER = ("cpu", "sycl")  # backends of devices
 
 _AnyStorage = TypeVar("_AnyStorage", DataStorage, SyclDataStorage)
+_Cell = TypeVar("_Cell")
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
 _METHOD = [
@@ -300,14 +302,32 @@ class Profiler:
             missing = MissingCell(_why_not_on_fpga(device))
             return MatrixRow(device.name, missing, missing, missing)
         self.report(f"profiling {device.name}")
-        replay = self._replay_cell(device)
-        learners = [self._learner_cell(device, name) for name in self._implementations(device)]
+        replay = self._tried(device, lambda: self._replay_cell(device))
+        tried = [
+            self._tried(device, functools.partial(self._learner_cell, device, name))
+            for name in self._implementations(device)
+        ]
+        learners = [cell for cell in tried if isinstance(cell, LearnerCell)]
         if not learners:
-            missing = MissingCell(self._why_no_learner(device))
+            failed = [cell for cell in tried if isinstance(cell, MissingCell)]
+            missing = failed[0] if failed else MissingCell(self._why_no_learner(device))
             return MatrixRow(device.name, replay, missing, missing)
         learners.sort(key=lambda cell: cell.step.value_us)
-        first, *others = (LearnerOption(cell, self._pair_cell(device, replay, cell)) for cell in learners)
+        first, *others = (
+            LearnerOption(cell, self._tried(device, functools.partial(self._pair_cell, device, replay, cell)))
+            for cell in learners
+        )
         return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others))
+
+    def _tried(self, device: Device, work: Callable[[], _Cell]) -> _Cell | MissingCell:
+        """The cell, or why a device beside the host could not do that; without the host there is no program."""
+        try:
+            return work()
+        except (CapacityError, DeviceError) as error:
+            if device.backend != "sycl":
+                raise
+            logger.warning("%s takes no part in what failed there: %s", device.name, error)
+            return MissingCell(str(error).partition("\n")[0])
 
     def _why_no_learner(self, device: Device) -> str:
         here = [u for u in self._unsupported if device.backend in LEARNERS[u.implementation].backends]

@@ -42,7 +42,6 @@ class Learner:
         self,
         *,
         double_q: bool = False,
-        mse: bool = False,
         stochastic: bool = False,
         saturation_penalty: float = 0.0,
         target_noise: float = 0.0,

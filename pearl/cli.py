@@ -254,7 +254,9 @@ def _compose(
     ] = None,
     implementation: Annotated[
         str | None,
-        typer.Option(help="Of the Learner: auto (the fastest), native or torch. Default: what the file says, or auto."),
+        typer.Option(
+            help="Of the Learner: auto (the fastest), native, torch or sycl. Default: what the file says, or auto."
+        ),
     ] = None,
 ) -> None:
     """Profile the primitives, choose their devices, and write the training program.

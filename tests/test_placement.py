@@ -241,11 +241,24 @@ def test_messages_through_the_host_are_part_of_setting_1_alone() -> None:
     assert Placement.from_json(talking.to_json()) == talking
 
 
-def test_documents_from_before_messages_were_counted_are_read() -> None:
+def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
+    pipelines = {("cpu0", "gpu0", "torch"): 5000.0, ("cpu0", "cpu0", "torch"): 1.0}
+    placement = place(
+        MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS, pipelines=pipelines
+    )
+    by_pair = {candidate.pair: candidate for candidate in placement.candidates}
+    crowded = by_pair["cpu0", "gpu0"]
+    assert crowded.t_itr_us == pytest.approx(5000)
+    assert crowded.terms.contention_us == pytest.approx(5000 - run(MATRIX, SERVER).t_itr_us)
+    assert by_pair["cpu0", "cpu0"].terms.contention_us == 0, "a whole that is faster than its parts proves nothing"
+    assert "sharing one piece of silicon costs 4," in placement.why_not(crowded)
+
+
+def test_documents_from_before_messages_and_contention_were_counted_are_read() -> None:
     placement = run(MATRIX, SERVER)
     document = json.loads(placement.to_json())
     for candidate in document["candidates"]:
-        del candidate["terms"]["messages_us"]
+        del candidate["terms"]["messages_us"], candidate["terms"]["contention_us"]
     assert Placement.from_json(json.dumps(document)) == placement
 
 

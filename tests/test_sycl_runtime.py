@@ -411,6 +411,22 @@ def test_drivers_that_the_user_named_stay_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.sycl
+def test_a_device_that_the_user_hid_is_told_so() -> None:
+    code = "from pearl.devices import sycl; print(sycl.sycl_availability('cpu').reason)"
+    reason = run_python(code, ONEAPI_DEVICE_SELECTOR="level_zero:*")
+    assert "There is no SYCL device 'cpu' here; the runtime finds none." in reason
+    assert "ONEAPI_DEVICE_SELECTOR=level_zero:* hides all others: unset it" in reason
+
+
+@pytest.mark.sycl
+def test_memory_beyond_the_limit_is_refused_with_both_numbers() -> None:
+    queue = sycl.sycl_queue("cpu")
+    with pytest.raises(DeviceError, match=r"4000 GB of shared memory on .* at most [\d.]+ GB in one piece\. Lower"):
+        queue.shared_floats(10**12)
+    assert len(queue.shared_floats(10)) == 10
+
+
+@pytest.mark.sycl
 def test_what_is_compiled_is_kept_apart_by_version_and_source(tmp_path: Path) -> None:
     another_version = "sycl_runtime.installed_wheels = lambda: dict(dpctl='0.21.9')"
     folders = []

@@ -1,4 +1,5 @@
-// What the bindings of pearl._native share: structures on a caller's buffer, waits that Ctrl-C ends.
+// What the bindings of pearl._native and pearl._sycl share: structures on a caller's buffer, waits that Ctrl-C ends,
+// seconds of training loops.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,18 @@ auto interruptible(double timeout_s, Wait wait, Done done) {
     if (done(result) || left <= 0.0) return result;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
+}
+
+// A training loop's seconds by their parts.
+template <class Seconds>
+py::dict seconds_dict(const Seconds& seconds) {
+  py::dict out;
+  out["sample"] = seconds.sample;
+  out["gather"] = seconds.gather;
+  out["train"] = seconds.train;
+  out["update"] = seconds.update;
+  out["publish"] = seconds.publish;
+  return out;
 }
 
 inline constexpr auto is_true = [](bool result) { return result; };

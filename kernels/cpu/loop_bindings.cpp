@@ -96,14 +96,5 @@ void bind_loop(py::module_& m) {
              return py::make_tuple(Array<std::int64_t>(rows, held.loop.indices().data()), Array<float>(rows, batch.weights),
                                    columns);
            })
-      .def("seconds", [](const HeldLoop& held) {
-        const auto seconds = held.loop.seconds();
-        py::dict out;
-        out["sample"] = seconds.sample;
-        out["gather"] = seconds.gather;
-        out["train"] = seconds.train;
-        out["update"] = seconds.update;
-        out["publish"] = seconds.publish;
-        return out;
-      });
+      .def("seconds", [](const HeldLoop& held) { return seconds_dict(held.loop.seconds()); });
 }

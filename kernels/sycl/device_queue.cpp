@@ -1,6 +1,7 @@
 #include "device_queue.hpp"
 
 #include <algorithm>
+#include <iomanip>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -47,9 +48,9 @@ sycl::aspect placement_aspect(Placement placement) {
 }
 
 std::string gigabytes(std::size_t bytes) {
+  const double amount = static_cast<double>(bytes) / 1e9;
   std::ostringstream text;
-  text.precision(3);
-  text << static_cast<double>(bytes) / 1e9 << " GB";
+  text << std::fixed << std::setprecision(amount < 10 ? 2 : amount < 100 ? 1 : 0) << amount << " GB";
   return text.str();
 }
 

@@ -338,7 +338,6 @@ void DeviceLearner::set(const LearnerSettings& settings) {
   settings_ = settings;
   if (rebuild) rows_ = 0;
   tape::Context& context = context_[0];
-  context.mse = settings.mse;
   context.stochastic = settings.stochastic;
   context.saturation_penalty = settings.saturation_penalty;
   context.target_noise = settings.target_noise;

@@ -30,7 +30,7 @@ struct LearnerModel {
 };
 
 struct LearnerSettings {
-  bool double_q = false, mse = false, stochastic = false;
+  bool double_q = false, stochastic = false;
   float saturation_penalty = 0, target_noise = 0, noise_clip = 0, log_std_low = -20, log_std_high = 2;
   float target_entropy = 0, max_grad_norm = 0;
   double tau = 1.0;                    // below 1: the targets move so far in each step that moves them

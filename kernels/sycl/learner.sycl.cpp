@@ -249,10 +249,7 @@ inline void dqn_loss(const Lane& lane, const Instruction& i, Scored& scored) {
   const float error = lane.at(i.in)[action * kLanes] - target, distance = sycl::fabs(error);
   const float share = c.weights[lane.row] / static_cast<float>(c.batch);
   float loss, slope;
-  if (c.mse) {
-    loss = error * error;
-    slope = 2.0f * error * share;
-  } else if (distance < 1.0f) {
+  if (distance < 1.0f) {
     loss = 0.5f * error * error;
     slope = error * share;
   } else {

@@ -195,14 +195,14 @@ void bind_learner(py::module_& module) {
            py::kw_only(), py::arg("slices") = 0, py::arg("columns_per_tile") = 0)
       .def(
           "set",
-          [](HeldLearner& self, bool double_q, bool mse, bool stochastic, float saturation_penalty, float target_noise,
+          [](HeldLearner& self, bool double_q, bool stochastic, float saturation_penalty, float target_noise,
              float noise_clip, float log_std_low, float log_std_high, float target_entropy, float max_grad_norm,
              double tau, std::int64_t target_interval, std::int64_t policy_delay, std::uint64_t noise_seed) {
-            self.learner.set({double_q, mse, stochastic, saturation_penalty, target_noise, noise_clip, log_std_low,
+            self.learner.set({double_q, stochastic, saturation_penalty, target_noise, noise_clip, log_std_low,
                               log_std_high, target_entropy, max_grad_norm, tau, target_interval, policy_delay,
                               noise_seed});
           },
-          py::kw_only(), py::arg("double_q") = false, py::arg("mse") = false, py::arg("stochastic") = false,
+          py::kw_only(), py::arg("double_q") = false, py::arg("stochastic") = false,
           py::arg("saturation_penalty") = 0.0f, py::arg("target_noise") = 0.0f, py::arg("noise_clip") = 0.0f,
           py::arg("log_std_low") = -20.0f, py::arg("log_std_high") = 2.0f, py::arg("target_entropy") = 0.0f,
           py::arg("max_grad_norm") = 0.0f, py::arg("tau") = 1.0, py::arg("target_interval") = 1,
@@ -239,16 +239,7 @@ void bind_learner(py::module_& module) {
       .def("last_batch", &last_batch, "Indices, weights, and the bytes of each column's rows.")
       .def(
           "time_parts", [](HeldLoop& held, bool wanted) { held.loop.time_parts(wanted); }, py::arg("wanted"))
-      .def("seconds", [](const HeldLoop& held) {
-        const auto seconds = held.loop.seconds();
-        py::dict out;
-        out["sample"] = seconds.sample;
-        out["gather"] = seconds.gather;
-        out["train"] = seconds.train;
-        out["update"] = seconds.update;
-        out["publish"] = seconds.publish;
-        return out;
-      });
+      .def("seconds", [](const HeldLoop& held) { return bindings::seconds_dict(held.loop.seconds()); });
 }
 
 }  // namespace pearl::device

@@ -107,7 +107,8 @@ def find_sycl_device(selector: str) -> SyclDevice:
     found = sycl_devices()
     device = next((d for d in found if (d.emulated if wanted == EMULATOR_SELECTOR else d.selector == wanted)), None)
     if device is None:
-        raise DeviceError(f"There is no SYCL device {selector!r} here; {_listed(found)}. {_advice(wanted)}".rstrip())
+        advice = " ".join(filter(None, (_advice(wanted), _hidden())))
+        raise DeviceError(f"There is no SYCL device {selector!r} here; {_listed(found)}. {advice}".rstrip())
     if not device.has_usm:
         raise DeviceError(
             f"The SYCL device {selector!r} ({device.name}) cannot be used: it has no memory that kernels share with "
@@ -120,6 +121,14 @@ def _listed(found: tuple[SyclDevice, ...]) -> str:
     if not found:
         return "the runtime finds none"
     return "there are " + ", ".join(f"{device.selector} ({device.described})" for device in found)
+
+
+def _hidden() -> str:
+    """What the user may have told the runtime to hide."""
+    selected = os.environ.get("ONEAPI_DEVICE_SELECTOR")
+    return (
+        f"ONEAPI_DEVICE_SELECTOR={selected} hides all others: unset it, or name the device there." if selected else ""
+    )
 
 
 def _advice(wanted: str) -> str:

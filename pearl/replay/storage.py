@@ -69,6 +69,43 @@ class Ring:
         self.size, self.cursor, self.inserted = size, cursor, inserted
 
 
+class StorageOnDevice:
+    """What the Data Storages in an accelerator's memory have in common: a place in their ring, and whole rows."""
+
+    def __init__(self, spec: TransitionSpec, capacity: int) -> None:
+        self._ring = Ring(capacity)
+        self.spec = spec
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self._ring.capacity
+
+    @property
+    def size(self) -> int:
+        """Slots that hold a transition."""
+        return self._ring.size
+
+    @property
+    def cursor(self) -> int:
+        """The slot that the next transition takes."""
+        return self._ring.cursor
+
+    @property
+    def inserted(self) -> int:
+        """Transitions inserted since creation."""
+        return self._ring.inserted
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return self.capacity * self.spec.nbytes
+
+    def next_indices(self, count: int) -> np.ndarray:
+        """Return the slots `(count,)` int64 that the next insertion takes."""
+        return self._ring.next_indices(count)
+
+
 _LINKS = ("next", "prev", "episode", "position", "last", "stream", "tail", "free_episodes")
 _COUNTERS = 6
 _SAVED = ("stream", "ending", "position")  # what the links of each item are rebuilt from

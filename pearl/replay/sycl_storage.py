@@ -14,7 +14,7 @@ from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import ReplayError
 from pearl.replay.arguments import as_indices
 from pearl.replay.memory import check_fits
-from pearl.replay.storage import Ring, matching_rows
+from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.replay.sycl import DEFAULT_DEVICE, device_memory
 from pearl.spec import TransitionSpec
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pearl import _sycl
 
 
-class SyclDataStorage:
+class SyclDataStorage(StorageOnDevice):
     """Ring of `capacity` transitions on the SYCL device `device`; the same interface as DataStorage.
 
     Inserts and gathers in one launch each. Raises CapacityError if the memory that is free does not suffice,
@@ -30,39 +30,13 @@ class SyclDataStorage:
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: str = DEFAULT_DEVICE) -> None:
-        self._ring = Ring(capacity)
+        super().__init__(spec, capacity)
         self.device = device
         check_fits(capacity, spec.nbytes, device_memory(device))
-        self.spec = spec
         self.queue = sycl_queue(device)
         self._names = tuple(field.name for field in spec.fields)
         columns = [(np.dtype(field.dtype), field.shape) for field in spec.fields]
         self._store: _sycl.ColumnStore | None = sycl_runtime().module.ColumnStore(self.queue, capacity, columns)
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-        return self._ring.capacity
-
-    @property
-    def size(self) -> int:
-        """Slots that hold a transition."""
-        return self._ring.size
-
-    @property
-    def cursor(self) -> int:
-        """The slot that the next transition takes."""
-        return self._ring.cursor
-
-    @property
-    def inserted(self) -> int:
-        """Transitions inserted since creation."""
-        return self._ring.inserted
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return self.capacity * self.spec.nbytes
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]:
@@ -77,10 +51,6 @@ class SyclDataStorage:
     def kernel(self) -> _sycl.ColumnStore:
         """The columns themselves, for kernels on the same queue."""
         return self._open()
-
-    def next_indices(self, count: int) -> np.ndarray:
-        """Return the slots `(count,)` int64 that the next insertion takes."""
-        return self._ring.next_indices(count)
 
     def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
         """Store the first `count` rows (all, if None) of each array; return their slots."""

@@ -12,53 +12,27 @@ from numpy.typing import ArrayLike
 from pearl.errors import ReplayError
 from pearl.replay.arguments import as_indices
 from pearl.replay.memory import check_fits, free_memory
-from pearl.replay.storage import Ring, matching_rows
+from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.spec import TransitionSpec
 
 Rows = Mapping[str, "np.ndarray | torch.Tensor"]
 
 
-class TorchDataStorage:
+class TorchDataStorage(StorageOnDevice):
     """Ring of `capacity` transitions in tensors on `device`; the same interface as DataStorage.
 
     `gather` returns tensors on the device. Raises CapacityError if the device's free memory does not suffice.
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: torch.device | str) -> None:
-        self._ring = Ring(capacity)
+        super().__init__(spec, capacity)
         self.device = torch.device(device)
         check_fits(capacity, spec.nbytes, _device_free(self.device))
-        self.spec = spec
         self._closed = False
         self._columns = {
             f.name: torch.zeros((capacity, *f.shape), dtype=torch_dtype(f.dtype), device=self.device)
             for f in spec.fields
         }
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-        return self._ring.capacity
-
-    @property
-    def size(self) -> int:
-        """Slots that hold a transition."""
-        return self._ring.size
-
-    @property
-    def cursor(self) -> int:
-        """The slot that the next transition takes."""
-        return self._ring.cursor
-
-    @property
-    def inserted(self) -> int:
-        """Transitions inserted since creation."""
-        return self._ring.inserted
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return self.capacity * self.spec.nbytes
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]:
@@ -67,10 +41,6 @@ class TorchDataStorage:
         for copy in copies.values():
             copy.flags.writeable = False
         return MappingProxyType(copies)
-
-    def next_indices(self, count: int) -> np.ndarray:
-        """Return the slots `(count,)` int64 that the next insertion takes."""
-        return self._ring.next_indices(count)
 
     def insert(self, columns: Rows, count: int | None = None) -> np.ndarray:
         """Store the first `count` rows (all, if None) of each array or tensor; return their slots."""

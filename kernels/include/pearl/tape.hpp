@@ -115,7 +115,7 @@ struct Context {
   std::int32_t failure;
   std::int32_t failed_at;  // transition
   std::int32_t steps;      // done since the host last looked
-  std::int32_t mse, critics, stochastic;
+  std::int32_t critics, stochastic;
   float saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high, target_entropy, max_grad_norm;
 };
 
