@@ -264,9 +264,12 @@ class StageTiming:
     latency_cycles: int
 
     @classmethod
-    def sampling(cls, fanout: int) -> StageTiming:
-        """Two cycles for each of the siblings, as Eq. 4 has it: read, then add and compare (CF'22 Fig. 5)."""
-        return cls(2 * fanout, 2 * fanout)
+    def sampling(cls, fanout: int, cycles_per_child: int = 2) -> StageTiming:
+        """Each sibling in turn, in two cycles as Eq. 4 has it (read; add and compare), or in the one of CF'22 Sec. 3.1.
+
+        All siblings are waited for, as Eq. 4 does, though the search could stop at the one it looks for.
+        """
+        return cls(cycles_per_child * fanout, cycles_per_child * fanout)
 
     @classmethod
     def update(cls) -> StageTiming:
