@@ -1,9 +1,9 @@
 """The performance and resource model of an FPGA: PEARL Eq. 2 to 6, and the CF'22 paper's design space exploration.
 
-Cycles come out; microseconds are cycles / clock_mhz. Times of communication are none of a device's: `Link.transfer_us`
-of `composer.platform` is T_comm, and Algorithm 1 adds it (Eq. 7). Where an equation does not describe the pipeline that
-the papers draw, what is printed stands under a name with `printed`, and what the pipeline takes beside it.
-`docs/fpga_model.md` compares both with the numbers the papers print.
+Cycles come out; microseconds are cycles / clock_mhz. T_comm is `Link.transfer_us` of `composer.platform`, from the
+connection file; Algorithm 1 adds it to cells (Eq. 7), which therefore go without. Where an equation does not describe
+the pipeline that the papers draw, what is printed stands under a name with `printed`, and what the pipeline takes
+beside it. `docs/fpga_model.md` compares both with the numbers the papers print.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from composer.learner_pipeline import LearnerPipeline
+from composer.platform import Link
 from pearl.devices.description import Device
 from pearl.devices.modelled import FpgaParameters, model_parameters
 from pearl.errors import CapacityError, ConfigurationError
@@ -127,6 +128,13 @@ class FpgaPart:
     def microseconds(self, cycles: float) -> float:
         """How long `cycles` take."""
         return cycles / self.clock_mhz
+
+    def request_us(self, cycles: float, link: Link, nbytes: float) -> float:
+        """PEARL Eq. 4 and 5 whole: `cycles`, and T_comm of a request of `nbytes` over `link` of the connection file.
+
+        T_comm is latency + size / bandwidth (PEARL Sec. VI-A), hop by hop. Eq. 7 adds it too: cells go without.
+        """
+        return self.microseconds(cycles) + link.transfer_us(nbytes)
 
     @property
     def block_kb(self) -> float:
@@ -432,13 +440,12 @@ class _Space:
             last = next(k for k in range(64) if (ratio * (1 << k)).max() >= limit)
             factors = (1 << k for k in reversed(range(last + 1)))
             return np.array([np.clip((ratio * f).astype(np.int64), 1, self.most) for f in factors])
-        slowest = int(self.macs.max())
         # More multipliers than the part has need not be looked at.
         most = min(int(self.most.max()), int(self.part.available.dsps // self.part.parameters.dsp_per_mac) or 1)
-        fastest = -(-slowest // most)
         counts = np.arange(1, most + 1, dtype=np.int64)
-        stage_cycles = np.unique(np.concatenate([-(-slowest // counts), [fastest]]))
-        rows: _Counts = -(-self.macs // stage_cycles[:, None])
+        # Whatever a unit takes in some whole number of multipliers is a time that all may take.
+        times = np.unique(-(-np.unique(self.macs)[:, None] // counts))
+        rows: _Counts = -(-self.macs // times[:, None])
         return rows[(rows <= self.most).all(axis=1)]
 
     def resources(self, rows: _Counts, dp: int) -> tuple[npt.NDArray[np.float64], ...]:

@@ -30,7 +30,8 @@ from composer.learner_pipeline import (
     dqn_pipeline,
     mlp_layers,
 )
-from pearl.devices import Device
+from composer.platform import Platform
+from pearl.devices import Connection, Device
 from pearl.devices.modelled import FpgaParameters
 from pearl.errors import CapacityError, ConfigurationError
 
@@ -75,6 +76,16 @@ def test_the_printed_equations_by_hand() -> None:
     assert tree.depth == 4, "64**3 = 262,144 leaves are too few"
     assert tree.sampling_cycles_printed(32) == 2 * 64 * (32 + 4)
     assert tree.update_cycles_printed(32) == 2 * (32 + 4)
+
+
+def test_a_request_pays_the_way_to_the_fpga() -> None:
+    devices = (Device("c", "cpu", "model"), Device("g", "gpu", "model"), Device("f", "fpga", "model"))
+    platform = Platform(devices, (Connection("c", "f", 5, 10), Connection("c", "g", 7, 5)))
+    tree = ReplayTree(1000, 16)
+    cycles = tree.update_cycles_printed(32)
+    assert AGILEX.request_us(cycles, platform.link("c", "f"), 500) == pytest.approx(2 * (32 + 3) / 400 + 5 + 0.05)
+    through_host = AGILEX.request_us(cycles, platform.link("g", "f"), 500)
+    assert through_host == pytest.approx(2 * (32 + 3) / 400 + 5 + 0.05 + 7 + 0.1), "both hops"
 
 
 def test_the_first_request_leaves_after_all_levels_and_the_next_one_interval_later() -> None:
