@@ -222,8 +222,9 @@ def replay_equations() -> str:
             sampling = (tree.sampling_cycles_printed(batch), tree.cycles(StageTiming.sampling(fanout), batch))
             update = (tree.update_cycles_printed(batch), tree.cycles(StageTiming.update(), batch))
             cells = [f"{printed:,} / {exact:,} ({_off(printed, exact)})" for printed, exact in (sampling, update)]
-            rows.append([f"F {fanout}, D {tree.depth}", batch, *cells])
-    return _table(["tree", "BS", "Eq. 4 / pipeline", "Eq. 5 / pipeline"], rows)
+            wide = tree.cycles(StageTiming.pipelined(fanout, min(fanout, 32)), batch)
+            rows.append([f"F {fanout}, D {tree.depth}", batch, *cells, f"{wide:,}"])
+    return _table(["tree", "BS", "Eq. 4 / pipeline", "Eq. 5 / pipeline", "sampling, 32 siblings at once"], rows)
 
 
 def learner_equations() -> str:
@@ -423,6 +424,10 @@ def latencies() -> str:
                 row = (fpga_row(device, work) if device.kind == "fpga" else processor_row(device, work)).row
                 assert isinstance(row.pair, PairCell)
                 found[device.kind] = PairCell(row.replay, row.learner)  # type: ignore[arg-type]
+            (fpga_device,) = [d for d in platform.devices if d.kind == "fpga"]
+            wide = StageTiming.pipelined(fanout, min(fanout, 32))
+            wide_us = FpgaPart.from_device(fpga_device).microseconds(ReplayTree(capacity, fanout).cycles(wide, batch))
+            of_cpu, of_gpu = (_times(found[kind].replay.sample.value_us, wide_us) for kind in ("cpu", "gpu"))
             cells = []
             for read in (
                 lambda cell: cell.replay.sample.value_us,
@@ -431,8 +436,18 @@ def latencies() -> str:
             ):
                 fpga = read(found["fpga"])
                 cells.append(f"{fpga:,.1f} us; {_times(read(found['cpu']), fpga)}, {_times(read(found['gpu']), fpga)}")
+            cells.insert(1, f"{wide_us:,.1f} us; {of_cpu}, {of_gpu}")
             rows.append([name, f"F {fanout}", workload.name, batch, *cells])
-    head = ["platform", "tree", "Learner", "BS", "sampling: FPGA; CPU, GPU times as long", "update", "gradient step"]
+    head = [
+        "platform",
+        "tree",
+        "Learner",
+        "BS",
+        "sampling: FPGA; CPU, GPU times as long",
+        "32 siblings at once",
+        "update",
+        "gradient step",
+    ]
     return _table(head, rows)
 
 

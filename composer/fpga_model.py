@@ -40,9 +40,12 @@ _BLOCK_SHAPES = {  # block_kbit -> words and bits per word that a block can be
 # Logic beside a DSP block: multiplexers, addresses, FIFOs and the rest of a design, spread over its DSP blocks. Of the
 # DQN of CF'22 Table 2: 346 K LUTs and 459 K registers of 1,600 DSP blocks.
 _LUTS_PER_DSP, _REGISTERS_PER_DSP = 216, 287
-# Logic of one tree level per bit of its sums: an adder, a comparator and their multiplexers for sampling and for
-# updates; registers of two requests under way.
-_LUTS_PER_SUM_BIT, _REGISTERS_PER_SUM_BIT = 6, 8
+# Logic of one tree level for each bit of its sums, and the more for each sibling that is read at once: adders,
+# comparators and multiplexers, and registers of the requests under way. Fitted to the structure of a pipeline in RTL at
+# fanouts 2 to 256 and 1 to 32 lanes: LUTs within a quarter and registers within a half, but for fanouts above 32 on one
+# lane, which need up to four times as much.
+_LUTS_PER_SUM_BIT, _REGISTERS_PER_SUM_BIT = 3.0, 1.5
+_LUTS_PER_LANE_BIT, _REGISTERS_PER_LANE_BIT = 6.3, 5.5
 _REGISTERS_PER_LUT = 2  # of every part the papers use
 
 
@@ -162,12 +165,14 @@ class TreeLevel:
 class ReplayTree:
     """The sum tree on chip: PEARL Sec. V-A.2, CF'22 Sec. 3.1, one memory and one pipeline stage per level.
 
-    Raises ConfigurationError for a fanout that is no power of two from 2 to 256, and for a tree whose total needs more
-    than 64 bits.
+    `lanes` siblings stand in one word of memory and are read at once: 1 in the papers, one after the other.
+    Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes that do not divide it, and
+    for a tree whose total needs more than 64 bits.
     """
 
     capacity: int
     fanout: int
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         if self.fanout not in FANOUTS:
@@ -176,6 +181,8 @@ class ReplayTree:
             raise ConfigurationError(
                 f"A tree's capacity must be a whole number of at least 1; found {self.capacity!r}."
             )
+        if self.lanes < 1 or self.fanout % self.lanes:
+            raise ConfigurationError(f"Lanes must divide the fanout, {self.fanout}; found {self.lanes!r}.")
         if self.root_bits > MOST_SUM_BITS:
             raise ConfigurationError(
                 f"A tree of {self.capacity:,} leaves needs {self.root_bits} bits for its total; at most "
@@ -215,14 +222,19 @@ class ReplayTree:
         """KB of on-chip memory of each level, in whole blocks of `part`."""
         shapes = _BLOCK_SHAPES[part.parameters.block_kbit]
         return tuple(
-            part.block_kb * min(-(-level.nodes // words) * -(-level.bits // bits) for words, bits in shapes)
+            part.block_kb
+            * min(
+                -(-level.nodes // (self.lanes * words)) * -(-self.lanes * level.bits // bits) for words, bits in shapes
+            )
             for level in self.levels
         )
 
     def resources(self, part: FpgaPart) -> Resources:
         """What the Replay Manager takes of `part`. Integers need no DSP blocks: CF'22 Table 2's are the Learner's."""
         bits = sum(level.bits for level in self.levels)
-        return Resources(0, sum(self.level_kb(part)), bits * _LUTS_PER_SUM_BIT, bits * _REGISTERS_PER_SUM_BIT)
+        luts = bits * (_LUTS_PER_SUM_BIT + self.lanes * _LUTS_PER_LANE_BIT)
+        registers = bits * (_REGISTERS_PER_SUM_BIT + self.lanes * _REGISTERS_PER_LANE_BIT)
+        return Resources(0, sum(self.level_kb(part)), luts, registers)
 
     def check_fits(self, part: FpgaPart) -> None:
         """Raise CapacityError, which says by how much and what would fit, unless `part` holds it."""
@@ -233,7 +245,7 @@ class ReplayTree:
         fits, too_many = 0, self.capacity
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            small = ReplayTree(middle, self.fanout)
+            small = dataclasses.replace(self, capacity=middle)
             fits, too_many = (middle, too_many) if small._fits(part) else (fits, middle)
         advice = f"At most {fits:,} fit" if fits else "Not even one fits"
         raise CapacityError(
@@ -255,21 +267,27 @@ class ReplayTree:
         return 2 * (batch_size + self.depth)
 
     def cycles(self, timing: StageTiming, requests: int) -> int:
-        """Cycles of `requests` that follow one another through the levels: interval * (BS - 1) + latency * D.
+        """Cycles of `requests` that follow one another: interval * (BS - 1) + latency * D + head.
 
         With the two cycles per child of Eq. 4, or per level of Eq. 5, this is 2 * F * (BS + D - 1) and
         2 * (BS + D - 1): both count one stage too many, since the first request leaves after D stages, and each further
         one a stage later.
         """
-        return timing.interval_cycles * (requests - 1) + timing.latency_cycles * self.depth if requests else 0
+        if not requests:
+            return 0
+        return timing.interval_cycles * (requests - 1) + timing.latency_cycles * self.depth + timing.head_cycles
 
 
 @dataclass(frozen=True)
 class StageTiming:
-    """One level of the tree: a request leaves it after `latency_cycles`, the next may enter after `interval_cycles`."""
+    """One level of the tree: a request leaves it after `latency_cycles`, the next may enter after `interval_cycles`.
+
+    `head_cycles` pass before the first level and after the last.
+    """
 
     interval_cycles: int
     latency_cycles: int
+    head_cycles: int = 0
 
     @classmethod
     def sampling(cls, fanout: int, cycles_per_child: int = 2) -> StageTiming:
@@ -278,6 +296,16 @@ class StageTiming:
         All siblings are waited for, as Eq. 4 does, though the search could stop at the one it looks for.
         """
         return cls(cycles_per_child * fanout, cycles_per_child * fanout)
+
+    @classmethod
+    def pipelined(cls, fanout: int, lanes: int, cycles_per_access: int = 1) -> StageTiming:
+        """Sampling with `lanes` siblings at once, a level itself a pipeline: read, log2(lanes) adders, compare, choose.
+
+        The interval is that of fanout / lanes words, each of `cycles_per_access`; a cycle to enter, and one to leave.
+        """
+        words = fanout // lanes
+        latency = cycles_per_access * (words - 1) + (lanes.bit_length() - 1) + 3
+        return cls(cycles_per_access * words, latency, 2)
 
     @classmethod
     def update(cls) -> StageTiming:
@@ -355,6 +383,7 @@ class LearnerDesign:
     multipliers: tuple[int, ...]
     resources: Resources
     binding: Constraint
+    arithmetic_cycles: int = 0
 
     @property
     def pi(self) -> int:
@@ -393,7 +422,8 @@ class LearnerDesign:
     @property
     def cycles(self) -> int:
         """Cycles of a gradient step: the exact time of PI items through the units, then T_WU."""
-        return self.pipeline.makespan_cycles(self.unit_cycles, self.pi) + self.weight_update_cycles
+        span = self.pipeline.makespan_cycles(self.unit_cycles, self.pi, self.arithmetic_cycles)
+        return span + self.weight_update_cycles
 
     @property
     def item_interval_cycles(self) -> float:
@@ -482,6 +512,7 @@ class _Space:
                 tuple(int(count) for count in row),
                 self.used(row, dp),
                 self._binding(first, dp),
+                self.part.parameters.arithmetic_cycles,
             )
 
     def _binding(self, first: int, dp: int) -> Constraint:

@@ -131,20 +131,22 @@ class LearnerPipeline:
             for unit, level in zip(self.units, levels, strict=True)
         )
 
-    def makespan_cycles(self, unit_cycles: Sequence[int], items: int) -> int:
+    def makespan_cycles(self, unit_cycles: Sequence[int], items: int, arithmetic_cycles: int = 0) -> int:
         """Cycles until the last of `items` leaves the last unit, each of which takes `unit_cycles` for one item.
+
+        A unit gives an item on `arithmetic_cycles` later than it can take the next.
 
         Exact where items stream through units one by one without waiting for room: the longest over all ways of the sum
         of their cycles plus (items - 1) times the slowest unit's.
         """
         into = [0] * len(self.units)  # the longest way to each unit, itself included
         for number, unit in enumerate(self.units):
-            into[number] = unit_cycles[number] + max(into[p] if p >= 0 else 0 for p in unit.after)
+            into[number] = unit_cycles[number] + arithmetic_cycles + max(into[p] if p >= 0 else 0 for p in unit.after)
         onward = [0] * len(self.units)  # the longest way from each unit's end to the end
         for number in reversed(range(len(self.units))):
             for producer in self.units[number].after:
                 if producer >= 0:
-                    onward[producer] = max(onward[producer], unit_cycles[number] + onward[number])
+                    onward[producer] = max(onward[producer], unit_cycles[number] + arithmetic_cycles + onward[number])
         ways = (into[n] + onward[n] + (items - 1) * unit_cycles[n] for n in range(len(self.units)))
         return max(ways)
 

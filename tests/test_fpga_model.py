@@ -108,6 +108,19 @@ def test_the_first_request_leaves_after_all_levels_and_the_next_one_interval_lat
     assert StageTiming.sampling(16, cycles_per_child=1).interval_cycles == 16
 
 
+def test_siblings_that_are_read_at_once_cost_logic_and_save_time() -> None:
+    one, all_of_them = ReplayTree(100_000, 16), ReplayTree(100_000, 16, lanes=16)
+    assert all_of_them.resources(SLR0).luts > 5 * one.resources(SLR0).luts
+    bits = sum(level.nodes * level.bits for level in all_of_them.levels)
+    assert all_of_them.resources(SLR0).sram_kb >= bits / 8000
+    # A word a request; 4 adder levels, and read, compare and choose, in each of 5 levels; in and out.
+    timing = StageTiming.pipelined(16, 16)
+    assert all_of_them.cycles(timing, 32) == 31 + 5 * (4 + 3) + 2
+    assert StageTiming.pipelined(16, 1, 2) == StageTiming(32, 33, 2), "Eq. 4's interval"
+    with pytest.raises(ConfigurationError, match="Lanes must divide the fanout, 16; found 3"):
+        ReplayTree(1000, 16, lanes=3)
+
+
 def test_levels_are_as_wide_as_their_largest_sum() -> None:
     tree = ReplayTree(2**20, 16)
     assert [level.nodes for level in tree.levels] == [16, 256, 4096, 65536, 2**20]
@@ -189,19 +202,20 @@ def test_the_depth_of_a_pipeline(layers: int) -> None:
     assert actor_critic_pipeline(network, network).depth == 4 * count - 3
 
 
-@given(pipelines, st.lists(st.integers(1, 9), min_size=40, max_size=40), st.integers(1, 12))
+@given(pipelines, st.lists(st.integers(1, 9), min_size=40, max_size=40), st.integers(1, 12), st.integers(0, 20))
 def test_the_makespan_is_that_of_items_passed_from_unit_to_unit(
-    pipeline: LearnerPipeline, cycles: list[int], items: int
+    pipeline: LearnerPipeline, cycles: list[int], items: int, arithmetic: int
 ) -> None:
     cycles = [cycles[n % len(cycles)] for n in range(len(pipeline.units))]
-    free = [0] * len(cycles)
+    free, last = [0] * len(cycles), 0
     for _ in range(items):
         done: list[int] = []
         for number, unit in enumerate(pipeline.units):
             ready = max(done[producer] if producer >= 0 else 0 for producer in unit.after)
-            done.append(max(ready, free[number]) + cycles[number])
-        free = done
-    assert pipeline.makespan_cycles(cycles, items) == max(free)
+            free[number] = max(ready, free[number]) + cycles[number]
+            done.append(free[number] + arithmetic)
+        last = max(done)
+    assert pipeline.makespan_cycles(cycles, items, arithmetic) == last
 
 
 def test_a_unit_comes_after_its_producers() -> None:
@@ -414,6 +428,8 @@ def test_a_part_comes_from_a_row_of_the_device_csv() -> None:
     part = FpgaPart.from_device(row)
     assert part.available == Resources(5847, 36873, math.inf, math.inf)
     assert part.parameters == FpgaParameters(3, 5, 18)
+    slow = dataclasses.replace(part, parameters=dataclasses.replace(part.parameters, arithmetic_cycles=20))
+    assert explore(CARTPOLE, slow, 32).cycles >= explore(CARTPOLE, part, 32).cycles + 5 * 20 - 20, "fills five units"
     assert part.microseconds(480) == 2.0
     with pytest.raises(ConfigurationError, match="f states no sram_kb, clock_mhz: fill them"):
         FpgaPart.from_device(Device("f", "fpga", "model", dsp=10))

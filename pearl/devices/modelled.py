@@ -57,11 +57,14 @@ class FpgaParameters:
     `dies` is how many dies (super logic regions) share the resources evenly; `dsp_per_mac` the DSP blocks of a float32
     multiply-add: 1 on Intel's Agilex, which has them in hardware, 5 on AMD's UltraScale+ (3 to multiply, 2 to add).
     `block_kbit` is a block of on-chip memory: 20 for Intel's M20K, 18 for half of AMD's BRAM36.
+    `arithmetic_cycles` is the latency of a unit's adders, by which it gives an item on later than it takes the next; no
+    equation of the papers has it.
     """
 
     dies: int = 1
     dsp_per_mac: int = 1
     block_kbit: int = 20
+    arithmetic_cycles: int = 0
 
 
 ModelParameters: TypeAlias = "ProcessorParameters | FpgaParameters"
