@@ -18,7 +18,7 @@ SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl quickstart test test-all lint format typecheck sanitize fuzz docs bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay bench-sycl clean
+.PHONY: help setup sycl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; wha
 
 docs: setup  ## API reference from the docstrings, into docs/api
 	$(BIN)/pdoc --output-directory docs/api $(MODULES)
+
+fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA beside what the papers print
+	$(BIN)/python -m benchmarks.fpga_model
 
 bench-solve: setup bench-env  ## Do the examples learn, and how long does it take, beside other frameworks?
 	$(BIN)/python -m benchmarks.solve

@@ -77,11 +77,16 @@ def _origin(source: ProgramSource) -> str:
 
 def _check_backends(replay: Device, learner: Device) -> None:
     for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
-        if device.backend == "null":
-            raise GenerationError(
-                f"The {primitive} is placed on {device.name}, a null device, which only pretends: no program can run "
-                "there. Take null devices out of the device CSV, or choose another pair of the placement."
-            )
+        for is_so, what, remedy in (
+            (device.backend == "null", "a null device, which only pretends", "null devices"),
+            (device.backend == "model", "a device that is not here: its times are modelled", "modelled devices"),
+            (device.kind == "fpga", "an FPGA, whose times are modelled: this version has no kernels for it", "FPGAs"),
+        ):
+            if is_so:
+                raise GenerationError(
+                    f"The {primitive} is placed on {device.name}, {what}. No program can run there. Take {remedy} out "
+                    "of the device CSV, or choose another pair of the placement."
+                )
 
 
 def _check_parameters(source: ProgramSource) -> None:

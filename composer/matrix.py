@@ -93,7 +93,10 @@ class ReplayCell:
 
 @dataclass(frozen=True)
 class LearnerCell:
-    """T_Learner of one iteration on a device, and the implementation and parameters it was obtained with."""
+    """T_Learner of one iteration on a device, and the implementation and parameters it was obtained with.
+
+    Of an FPGA `sub_batches` is DP, its pipelines.
+    """
 
     step: Measurement
     threads: int = 1

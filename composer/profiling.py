@@ -21,6 +21,7 @@ import pearl
 from composer.actor_profiling import measure_actor
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.core_sharing import CoreSharing
+from composer.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.matrix import (
     AssignmentMatrix,
     Candidacy,
@@ -36,15 +37,17 @@ from composer.matrix import (
 )
 from composer.measuring import WARM_UP, measure, on_own_thread
 from composer.message_profiling import busy_processes, measure_messages, measure_pipeline
+from composer.modelled_rows import FPGA_LEARNER, ModelledRow, ModelledWork, fpga_row, processor_row
 from composer.platform import Platform, usable
 from composer.report import left_out_line
 from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import Trainer, make_trainer
-from pearl.devices.description import EMULATOR_SELECTOR, Device, sycl_filter
+from pearl.devices.description import NOT_HERE, Device, sycl_filter
+from pearl.devices.modelled import ProcessorParameters, model_parameters
 from pearl.devices.null import NullTimes
-from pearl.errors import CapacityError, DeviceError
+from pearl.errors import CapacityError, DeviceError, TrainerError
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
@@ -205,8 +208,13 @@ class Profiler:
     @property
     def messages_us(self) -> float:
         """Microseconds of the host's messages of an iteration of setting 1; 0 where there is but one device."""
-        if sum(device.backend != "null" for device in usable(self.platform)[0]) < 2:
+        others = [d for d in usable(self.platform)[0] if d.backend != "null" and d != self.platform.host]
+        if self.platform.host.backend != "cpu" or not others:
             return 0.0
+        host = self.platform.host
+        if host.backend in NOT_HERE:
+            parameters = model_parameters(host.kind, host.selector) if host.backend == "model" else None
+            return parameters.messages_us if isinstance(parameters, ProcessorParameters) else 0.0
         delay = self.problem.train.priority_update_delay
         self.report("messages through the host")
         key = self._key("messages", self.platform.host, {"priority_update_delay": delay})
@@ -223,7 +231,7 @@ class Profiler:
         on_host = [
             row
             for row in matrix.rows
-            if self.platform.shared_silicon(row.device, host) and self.platform.device(row.device).backend != "null"
+            if self.platform.shared_silicon(row.device, host) and _is_measured(self.platform.device(row.device))
         ]
         found: dict[Candidacy, float] = {}
         for i in on_host:
@@ -298,9 +306,8 @@ class Profiler:
     def _row(self, device: Device) -> MatrixRow:
         if device.backend == "null":
             return self._null_row(device)
-        if device.kind == "fpga":
-            missing = MissingCell(_why_not_on_fpga(device))
-            return MatrixRow(device.name, missing, missing, missing)
+        if device.kind == "fpga" or device.backend == "model":
+            return self._modelled_row(device)
         self.report(f"profiling {device.name}")
         replay = self._tried(device, lambda: self._replay_cell(device))
         tried = [
@@ -348,6 +355,38 @@ class Profiler:
 
         replay, learner = cells(1.0)
         return MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing)))
+
+    def _modelled_row(self, device: Device) -> MatrixRow:
+        """By equations: an FPGA whatever drives it, and what the device CSV says is not here."""
+        found: ModelledRow
+        if device.kind == "fpga":
+            found = fpga_row(device, self._work)
+            if self.problem.implementation not in (AUTO, FPGA_LEARNER):
+                missing = MissingCell(f"no {self.problem.implementation} Learner for FPGAs")
+                return MatrixRow(device.name, found.row.replay, missing, missing)
+        else:
+            found = processor_row(device, self._work)
+        self.report(f"{device.name} is modelled, not measured")
+        for design in found.designs:
+            self.report(f"{device.name}: {design}")
+        return found.row
+
+    @functools.cached_property
+    def _work(self) -> ModelledWork:
+        problem = self.problem
+        pipeline: LearnerPipeline | str
+        try:
+            pipeline = pipeline_of(self._probe)
+        except TrainerError as error:
+            pipeline = str(error)
+        return ModelledWork(
+            problem.train.batch_size,
+            min(problem.actors.env_count, problem.replay.capacity),
+            problem.transition.nbytes,
+            problem.replay.capacity,
+            self._fanouts(),
+            pipeline,
+        )
 
     def _fanouts(self) -> tuple[int, ...]:
         fanout = self.problem.replay.fanout
@@ -725,15 +764,14 @@ def _powers_of_two(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
 
 
+def _is_measured(device: Device) -> bool:
+    """Whether the device's cells come from running there: those of the others are given, or modelled."""
+    return device.backend not in ("null", "model") and device.kind != "fpga"
+
+
 def _kernels_of(device: Device) -> str:
     """The module of the kernels of PEARL that run on the device."""
     return "pearl._sycl" if device.backend == "sycl" else "pearl._native"
-
-
-def _why_not_on_fpga(device: Device) -> str:
-    if sycl_filter(device.selector, device.kind) == EMULATOR_SELECTOR:
-        return "the FPGA emulator only shows that kernels work: how long they take there means nothing"
-    return "no kernels for FPGA boards in this version"
 
 
 def torch_device(device: Device) -> str:

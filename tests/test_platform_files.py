@@ -102,8 +102,11 @@ def test_unit_variants_convert(tmp_path: Path) -> None:
             "name,kind,backend\na,gpuu,cuda\n",
             "column 'kind': expected one of cpu, gpu, fpga; found 'gpuu'. Did you mean",
         ),
-        ("name,kind,backend\na,gpu,cudnn\n", "column 'backend': expected one of cpu, cuda, sycl, null; found 'cudnn'"),
-        ("name,kind,backend\na,cpu,cuda\n", "column 'backend': expected a backend of a cpu: cpu, sycl, null"),
+        (
+            "name,kind,backend\na,gpu,cudnn\n",
+            "column 'backend': expected one of cpu, cuda, sycl, null, model; found 'cudnn'",
+        ),
+        ("name,kind,backend\na,cpu,cuda\n", "column 'backend': expected a backend of a cpu: cpu, sycl, null, model"),
         ("name,kind,backend,selector\na,gpu,cuda,second\n", "an index such as 'cuda:0'"),
         ("name,kind,backend,selector\na,cpu,null,sample_us=1\n", "insert_us, update_us, learner_us missing"),
         ("name,kind,backend,cores\na,cpu,cpu,-4\n", "column 'cores': expected a whole number above 0"),

@@ -12,17 +12,19 @@ from typing import Literal, TypeAlias, get_args
 from pearl.errors import ConfigurationError
 
 DeviceKind: TypeAlias = Literal["cpu", "gpu", "fpga"]
-Backend: TypeAlias = Literal["cpu", "cuda", "sycl", "null"]
+Backend: TypeAlias = Literal["cpu", "cuda", "sycl", "null", "model"]
 
 KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-# Which backends drive which kind. The null backend pretends to be any of them.
+# Which backends drive which kind. The null backend pretends to be any of them, and the model backend stands for one
+# that is not here: equations say what it would take.
 BACKENDS_OF_KIND: dict[DeviceKind, tuple[Backend, ...]] = {
-    "cpu": ("cpu", "sycl", "null"),
-    "gpu": ("cuda", "sycl", "null"),
-    "fpga": ("sycl", "null"),
+    "cpu": ("cpu", "sycl", "null", "model"),
+    "gpu": ("cuda", "sycl", "null", "model"),
+    "fpga": ("sycl", "null", "model"),
 }
+NOT_HERE: tuple[Backend, ...] = ("null", "model")  # backends of devices on which no program can run
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 NAME_RULE = "1 to 64 letters, digits, or any of _ . : -"
@@ -92,11 +94,11 @@ class Device:
                 )
 
     def availability(self) -> Availability:
-        """Say whether the device can be used on this machine.
+        """Say whether the device can be used on this machine; one that is not here by its own row counts as usable.
 
         To find out, a cuda device imports torch and a sycl device loads the SYCL runtime.
         """
-        if self.backend == "null":
+        if self.backend in NOT_HERE:
             return Availability(True)
         if self.backend == "sycl":
             from pearl.devices.sycl import sycl_availability
@@ -223,3 +225,7 @@ def check_selector(kind: DeviceKind, backend: Backend, selector: str) -> None:
         from pearl.devices.null import NullTimes
 
         NullTimes.parse(selector)
+    if backend == "model":
+        from pearl.devices.modelled import model_parameters
+
+        model_parameters(kind, selector)

@@ -1,0 +1,484 @@
+"""Compares the FPGA model with what the papers print, in docs/fpga_model.md: `python -m benchmarks.fpga_model`.
+
+The page's text is written by hand; this fills its tables, each between two comments that name it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer.algorithm1 import place
+from composer.fpga_model import (
+    CF22_EXPLORATION,
+    FpgaPart,
+    LearnerDesign,
+    ReplayTree,
+    Resources,
+    StageTiming,
+    explore,
+    printed_learner,
+)
+from composer.learner_pipeline import LayerShape, LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
+from composer.matrix import AssignmentMatrix, LearnerCell, PairCell, ReplayCell
+from composer.modelled_rows import ModelledWork, fpga_row, processor_row
+from composer.placement import Placement
+from composer.platform import Platform
+from pearl.devices.modelled import FpgaParameters
+from pearl.errors import CapacityError
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "fpga_model.md"
+PLATFORMS = ROOT / "examples" / "platforms"
+
+MIB = 1.048576  # of MB: the papers count on-chip memory in these
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A benchmark of a paper: its Learner's pipeline, and bytes of a transition."""
+
+    name: str
+    pipeline: LearnerPipeline
+    transition_bytes: int
+
+
+def _conv(channels: int, kernel: int, filters: int, side: int, in_side: int) -> LayerShape:
+    weights = filters * (channels * kernel * kernel + 1)
+    return LayerShape(channels * in_side**2, filters * side**2, weights, side**2 * filters * channels * kernel**2)
+
+
+NATURE_CNN = (
+    _conv(4, 8, 32, 20, 84),
+    _conv(32, 4, 64, 9, 20),
+    _conv(64, 3, 64, 7, 9),
+    LayerShape.linear(3136, 512),
+    LayerShape.linear(512, 6),
+)
+
+
+def _bytes(observations: int, actions: int) -> int:
+    return 4 * (2 * observations + actions + 2)
+
+
+# PEARL Table III, where "3-layer" counts the layers of values: inputs, 64, outputs.
+PEARL_CARTPOLE = Workload("CartPole DQN", dqn_pipeline(mlp_layers(4, 64, 2)), _bytes(4, 1))
+PEARL_CAR = Workload(
+    "MountainCar DDPG", actor_critic_pipeline(mlp_layers(8, 256, 128, 4), mlp_layers(12, 256, 128, 1)), _bytes(8, 4)
+)
+PONG = Workload("Pong DQN", dqn_pipeline(NATURE_CNN), 2 * 4 * 84 * 84 + 16)
+# Thesis Table 4.2, where "3-layer" counts the layers of weights: its MACs, 137 and 70.1 K, are the weights and biases
+# of a critic of two hidden layers with |S| + |A| + 1 inputs.
+THESIS_CARTPOLE = Workload("CartPole DDPG", actor_critic_pipeline(mlp_layers(4, 8, 8, 1), mlp_layers(6, 8, 8, 1)), 44)
+THESIS_HOPPER = Workload(
+    "Hopper DDPG", actor_critic_pipeline(mlp_layers(11, 256, 256, 3), mlp_layers(15, 256, 256, 1)), _bytes(11, 3)
+)
+
+# The dies of the U200 that Xilinx's platform leaves free (UG1393, "Resource Availability"; BRAM36 and URAM).
+SLR0 = Resources(2265, (638 * 36 + 320 * 288) * 1024 / 8000, 354_690, 723_308)
+SLR1 = Resources(1317, (326 * 36 + 160 * 288) * 1024 / 8000, 159_739, 331_654)
+U200 = FpgaParameters(dies=1, dsp_per_mac=5, block_kbit=18)
+CLOCK_MHZ = 240.0
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _times(ours: float, theirs: float) -> str:
+    ratio = ours / theirs
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def _off(model: float, printed: float) -> str:
+    return f"{model / printed - 1:+.0%}"
+
+
+# --- CF'22 Table 2 and thesis Table 4.4 ------------------------------------------------------------------------------
+
+
+def cf22_table2() -> str:
+    """PI, DP, r x f and resources of the exploration beside those printed."""
+    tree = ReplayTree(1_000_000, 64)
+    cases = (
+        ("DQN", dqn_pipeline(mlp_layers(4, 64, 2)), SLR0, (6.6, 459, 346, 1600)),
+        (
+            "DDPG, no units for the actor's way through the critic",
+            actor_critic_pipeline(mlp_layers(4, 64, 1), mlp_layers(5, 64, 1), critics_of_actor=0),
+            SLR0 + SLR0,
+            (9.2, 1035, 708, 2560),
+        ),
+        (
+            "DDPG, all units",
+            actor_critic_pipeline(mlp_layers(4, 64, 1), mlp_layers(5, 64, 1)),
+            SLR0 + SLR0,
+            (9.2, 1035, 708, 2560),
+        ),
+    )
+    rows: list[list[object]] = []
+    for name, pipeline, available, (sram_mb, kregisters, kluts, dsps) in cases:
+        part = FpgaPart("U200", available, CLOCK_MHZ, U200)
+        for batch in (32, 64, 128, 256):
+            design = explore(pipeline, part, batch, CF22_EXPLORATION)
+            used = design.resources + tree.resources(part)
+            found_mb = used.sram_kb / 1000 / MIB
+            rows.append(
+                [
+                    name,
+                    batch,
+                    f"{design.dp} (2)",
+                    f"{design.pi} ({batch // 2})",
+                    f"{max(design.multipliers)} (32)",
+                    f"{used.dsps:,.0f} ({dsps:,}, {_off(used.dsps, dsps)})",
+                    f"{found_mb:.1f} ({sram_mb}, {_off(found_mb, sram_mb)})",
+                    f"{used.luts / 1e3:,.0f} ({kluts}, {_off(used.luts / 1e3, kluts)})",
+                    f"{used.registers / 1e3:,.0f} ({kregisters:,}, {_off(used.registers / 1e3, kregisters)})",
+                    design.binding,
+                ]
+            )
+    head = ["Learner", "BS", "DP", "PI", "r x f", "DSP", "SRAM MiB", "K LUT", "K REG", "bound by"]
+    return _table(head, rows)
+
+
+def free_exploration() -> str:
+    """What the same equations choose where nothing limits r x f."""
+    pipeline = dqn_pipeline(mlp_layers(4, 64, 2))
+    part = FpgaPart("U200", SLR0, CLOCK_MHZ, U200)
+    options = dataclasses.replace(CF22_EXPLORATION, most_per_unit=None)
+    rows: list[list[object]] = []
+    for batch in (32, 64, 256):
+        limited, free, balanced = (
+            explore(pipeline, part, batch, CF22_EXPLORATION),
+            explore(pipeline, part, batch, options),
+            explore(pipeline, part, batch),
+        )
+
+        def cell(design: LearnerDesign) -> str:
+            return f"DP {design.dp}, r x f {max(design.multipliers)}: {design.cycles_printed:,.0f} cycles"
+
+        rows.append([batch, cell(limited), cell(free), cell(balanced)])
+    return _table(["BS", "r x f at most 32", "r x f free", "whole multipliers, Eq. 3"], rows)
+
+
+def thesis_table44() -> str:
+    """Resources that the thesis prints beside the model's."""
+    part = FpgaPart("U200", SLR0 + SLR1 + SLR0, CLOCK_MHZ, U200)
+    rows: list[list[object]] = []
+    for fanout, capacity in ((2, 1_000_000), (64, 1_000_000)):
+        tree = ReplayTree(capacity, fanout)
+        used = tree.resources(part)
+        found = used.sram_kb / 1000 / MIB
+        rows.append(
+            [
+                f"RMM, K = {fanout}, {capacity:,} leaves, one pipeline",
+                f"{found:.1f} (4.5)",
+                f"{used.luts / 1e3:,.1f} (181)",
+                f"{used.registers / 1e3:,.1f} (263)",
+                f"{used.dsps:,.0f} (1,280)",
+                f"{tree.depth} levels, {tree.root_bits} bits at the root",
+            ]
+        )
+    options = dataclasses.replace(CF22_EXPLORATION, most_per_unit=32)
+    for workload, printed in ((PONG, (17.6, 615, 994, 4315)), (THESIS_HOPPER, (12.3, 721, 782, 2557))):
+        for pipeline, note in _tallies(workload):
+            try:
+                design = explore(pipeline, part, 256, options)
+            except CapacityError as error:
+                rows.append([f"{workload.name} Learner{note}", f"does not fit: {error}", "", "", "", ""])
+                continue
+            used = design.resources
+            found = used.sram_kb / 1000 / MIB
+            cells = (
+                f"{value:,.{digits}f} ({want:,}, {_off(value, want)})"
+                for value, want, digits in zip(
+                    (found, used.luts / 1e3, used.registers / 1e3, used.dsps), printed, (1, 0, 0, 0), strict=True
+                )
+            )
+            summary = f"DP {design.dp} (2), r x f {max(design.multipliers)}, {design.binding}"
+            rows.append([f"{workload.name} Learner{note}", *cells, summary])
+    return _table(["design", "SRAM MiB", "K LUT", "K REG", "DSP", "notes"], rows)
+
+
+def _tallies(workload: Workload) -> Iterator[tuple[LearnerPipeline, str]]:
+    yield workload.pipeline, ""
+    if workload is THESIS_HOPPER:
+        without = actor_critic_pipeline(mlp_layers(11, 256, 256, 3), mlp_layers(15, 256, 256, 1), critics_of_actor=0)
+        yield without, ", no units for the actor's way through the critic"
+
+
+# --- the equations, printed and corrected ----------------------------------------------------------------------------
+
+
+def replay_equations() -> str:
+    """Eq. 4 and 5 beside what their pipeline takes."""
+    rows: list[list[object]] = []
+    for fanout, capacity in ((2, 1 << 20), (16, 1 << 20), (64, 1 << 20), (256, 1 << 16)):
+        tree = ReplayTree(capacity, fanout)
+        for batch in (1, 32, 512):
+            sampling = (tree.sampling_cycles_printed(batch), tree.cycles(StageTiming.sampling(fanout), batch))
+            update = (tree.update_cycles_printed(batch), tree.cycles(StageTiming.update(), batch))
+            cells = [f"{printed:,} / {exact:,} ({_off(printed, exact)})" for printed, exact in (sampling, update)]
+            wide = tree.cycles(StageTiming.pipelined(fanout, min(fanout, 32)), batch)
+            rows.append([f"F {fanout}, D {tree.depth}", batch, *cells, f"{wide:,}"])
+    return _table(["tree", "BS", "Eq. 4 / pipeline", "Eq. 5 / pipeline", "sampling, 32 siblings at once"], rows)
+
+
+def learner_equations() -> str:
+    """Eq. 2, 3 and 6 beside the exploration, on the paper's FPGA."""
+    (device,) = [d for d in _platform("server_cgf").devices if d.kind == "fpga"]
+    part = FpgaPart.from_device(device)
+    replay_kb = ReplayTree(100_000, 16).resources(part).sram_kb
+    rows: list[list[object]] = []
+    for workload in (PEARL_CARTPOLE, PEARL_CAR):
+        for batch in (32, 512):
+            letter = printed_learner(workload.pipeline, part, batch, replay_kb)
+            left = part.without(Resources(0, replay_kb))
+            assert left is not None
+            design = explore(workload.pipeline, left, batch)
+            rows.append(
+                [
+                    workload.name,
+                    batch,
+                    f"DP {letter.dp}, {letter.stage_cycles:,.1f} a stage, {letter.cycles:,.0f}",
+                    f"DP {design.dp}, {design.stage_cycles:,} a stage, {design.cycles:,}",
+                    f"{letter.cycles / design.cycles:.1f}",
+                    f"{workload.pipeline.stages_printed} / {workload.pipeline.depth}",
+                    design.binding,
+                ]
+            )
+    head = ["Learner", "BS", "Eq. 2, 3, 6: cycles", "explored: cycles", "ratio", "n: 3(L-1) / longest way", "bound by"]
+    return _table(head, rows)
+
+
+# --- placements ------------------------------------------------------------------------------------------------------
+
+
+def _platform(name: str) -> Platform:
+    return Platform.from_files(PLATFORMS / f"{name}_devices.csv", PLATFORMS / f"{name}_connections.csv")
+
+
+def _work(workload: Workload, batch: int, *, capacity: int, fanout: int, actors: int) -> ModelledWork:
+    return ModelledWork(batch, actors, workload.transition_bytes, capacity, (fanout,), workload.pipeline)
+
+
+def compose(platform: Platform, work: ModelledWork, metric: str = "throughput", *, printed: bool = False) -> Placement:
+    """Algorithm 1 on modelled rows alone."""
+    rows = tuple(
+        (fpga_row(d, work, printed=printed) if d.kind == "fpga" else processor_row(d, work)).row
+        for d in platform.devices
+    )
+    return place(
+        AssignmentMatrix(rows),
+        platform,
+        metric=metric,
+        batch_size=work.batch_size,
+        transition_bytes=work.transition_bytes,
+        actor_count=work.insertions,
+        messages_us=33.0,
+    )
+
+
+def _kind(platform: Platform, device: str) -> str:
+    return platform.device(device).kind.upper()
+
+
+THESIS_43: tuple[tuple[Workload, tuple[tuple[int, str, str, str], ...]], ...] = (
+    (
+        THESIS_CARTPOLE,
+        tuple((batch, "FPGA", "FPGA", "FPGA") for batch in (32, 256, 2048, 16384)),
+    ),
+    (
+        THESIS_HOPPER,
+        (
+            (32, "FPGA", "FPGA", "FPGA"),
+            (256, "CPU", "GPU", "GPU"),
+            (2048, "CPU", "GPU", "GPU"),
+            (16384, "FPGA", "GPU", "GPU"),
+        ),
+    ),
+    (PONG, ((32, "CPU", "GPU", "GPU"), (64, "CPU", "GPU", "GPU"), (256, "CPU", "GPU", "CPU"))),
+)
+
+
+def thesis_mapping(platform: Platform, work: ModelledWork) -> tuple[str, str, str]:
+    """The thesis's own rule (Sec. 4.4.2 and 4.5.4): the RM runs beside the Learner and hides behind it.
+
+    The Learner goes where it is fastest; the RM where the slower of both takes least, on the Learner's GPU the sum of
+    both, and not there if another device hides it. Costs within 5 % go to fewer devices, then to the Learner's own. The
+    Data Storage goes where v makes the words that move least.
+    """
+    rows = {d.name: (fpga_row(d, work) if d.kind == "fpga" else processor_row(d, work)).row for d in platform.devices}
+    steps = {name: row.learner.step.value_us for name, row in rows.items() if isinstance(row.learner, LearnerCell)}
+    learner = min(steps, key=lambda name: steps[name])
+    alone = {
+        name: row.replay.sample.value_us + row.replay.update.value_us
+        for name, row in rows.items()
+        if isinstance(row.replay, ReplayCell)
+    }
+    if platform.device(learner).kind == "gpu" and any(
+        time <= steps[learner] for name, time in alone.items() if name != learner
+    ):
+        del alone[learner]
+    times = {
+        name: steps[learner] + time
+        if name == learner and platform.device(name).kind == "gpu"
+        else max(steps[learner], time)
+        for name, time in alone.items()
+    }
+    host, least = platform.host.name, min(times.values())
+    near = [name for name, time in times.items() if time <= 1.05 * least]
+    replay = min(near, key=lambda name: (len({name, learner, host}), name != learner))
+    words = {
+        name: (name != replay) * 1 + (name != learner) * work.batch_size + (name != host) * work.insertions
+        for name in dict.fromkeys((learner, host, replay))
+    }
+    return replay, learner, min(words, key=lambda name: words[name])
+
+
+def thesis_table43() -> str:
+    """Every cell of thesis Table 4.3: RM, Learner, Data Storage."""
+    platform = _platform("titan_xp_u200")
+    rows: list[list[object]] = []
+    hits, by_rule, total = 0, 0, 0
+    for workload, cells in THESIS_43:
+        for batch, *printed in cells:
+            work = _work(workload, batch, capacity=1_000_000, fanout=2, actors=16)
+            placement = compose(platform, work)
+            found = [_kind(platform, d) for d in (placement.replay_manager, placement.learner, placement.storage)]
+            rule = [_kind(platform, d) for d in thesis_mapping(platform, work)]
+            hits += sum(ours == theirs for ours, theirs in zip(found, printed, strict=True))
+            by_rule += sum(ours == theirs for ours, theirs in zip(rule, printed, strict=True))
+            total += 3
+            theirs = next(
+                (c for c in placement.candidates if [_kind(platform, d) for d in c.pair] == printed[:2]), None
+            )
+            slower = "-" if theirs is None else f"{theirs.t_itr_us / placement.t_itr_us:.2f}"
+            marks = (_marked(cells, printed) for cells in (found, rule))
+            rows.append([workload.name, batch, ", ".join(printed), *marks, slower])
+    head = ["benchmark", "BS", "printed", "Algorithm 1", "the thesis's rule", "printed pair, times as long"]
+    agree = f"Of {total} cells {hits} agree under Algorithm 1, {by_rule} under the thesis's rule. Misses are bold."
+    return f"{agree}\n\n{_table(head, rows)}"
+
+
+def _marked(found: Sequence[str], printed: Sequence[str]) -> str:
+    return ", ".join(ours if ours == theirs else f"**{ours}**" for ours, theirs in zip(found, printed, strict=True))
+
+
+def fig10() -> str:
+    """T_itr of every pair on Server_CGF and Server_CG, and what is chosen."""
+    rows: list[list[object]] = []
+    for name in ("server_cgf", "server_cg"):
+        platform = _platform(name)
+        for workload in (PEARL_CARTPOLE, PEARL_CAR, PONG)[: 3 if name == "server_cgf" else 2]:
+            for batch in (32, 512):
+                work = _work(workload, batch, capacity=100_000, fanout=16, actors=16)
+                fastest, frugal = (compose(platform, work, metric) for metric in ("throughput", "power_efficiency"))
+                chosen = [
+                    f"{_kind(platform, p.replay_manager)} + {_kind(platform, p.learner)}" for p in (fastest, frugal)
+                ]
+                other = compose(platform, work, printed=True)
+                by_letter = f"{_kind(platform, other.replay_manager)} + {_kind(platform, other.learner)}"
+                rm, learner = _gradients(fastest)
+                rows.append([name, workload.name, batch, *chosen, by_letter, f"{rm:.1f}", f"{learner:.1f}"])
+    head = [
+        "platform",
+        "benchmark",
+        "BS",
+        "for throughput",
+        "for EPS/W",
+        "for throughput, Eq. 2 to 6 as printed",
+        "RM matters",
+        "Learner matters",
+    ]
+    return _table(head, rows)
+
+
+def _gradients(placement: Placement) -> tuple[float, float]:
+    """By how many times EPS differ over the devices of the RM, and of the Learner, the other where it is best."""
+
+    def worst(index: int) -> float:
+        other = placement.chosen.pair[1 - index]
+        times = [c.t_itr_us for c in placement.candidates if c.pair[1 - index] == other]
+        return max(times) / min(times)
+
+    return worst(0), worst(1)
+
+
+def latencies() -> str:
+    """RM and Learner of each device: what CF'22 Fig. 8 and PEARL Fig. 8 and 9 show."""
+    rows: list[list[object]] = []
+    for name, fanout, capacity, workload in (
+        ("titan_xp_u200", 64, 1_000_000, PEARL_CARTPOLE),
+        ("server_cgf", 16, 100_000, PEARL_CARTPOLE),
+        ("server_cgf", 16, 100_000, PEARL_CAR),
+    ):
+        platform = _platform(name)
+        for batch in (32, 128, 512, 2048):
+            work = _work(workload, batch, capacity=capacity, fanout=fanout, actors=batch)
+            found: dict[str, PairCell] = {}
+            for device in platform.devices:
+                row = (fpga_row(device, work) if device.kind == "fpga" else processor_row(device, work)).row
+                assert isinstance(row.pair, PairCell)
+                found[device.kind] = PairCell(row.replay, row.learner)  # type: ignore[arg-type]
+            (fpga_device,) = [d for d in platform.devices if d.kind == "fpga"]
+            wide = StageTiming.pipelined(fanout, min(fanout, 32))
+            wide_us = FpgaPart.from_device(fpga_device).microseconds(ReplayTree(capacity, fanout).cycles(wide, batch))
+            of_cpu, of_gpu = (_times(found[kind].replay.sample.value_us, wide_us) for kind in ("cpu", "gpu"))
+            cells = []
+            for read in (
+                lambda cell: cell.replay.sample.value_us,
+                lambda cell: cell.replay.update.value_us,
+                lambda cell: cell.learner.step.value_us,
+            ):
+                fpga = read(found["fpga"])
+                cells.append(f"{fpga:,.1f} us; {_times(read(found['cpu']), fpga)}, {_times(read(found['gpu']), fpga)}")
+            cells.insert(1, f"{wide_us:,.1f} us; {of_cpu}, {of_gpu}")
+            rows.append([name, f"F {fanout}", workload.name, batch, *cells])
+    head = [
+        "platform",
+        "tree",
+        "Learner",
+        "BS",
+        "sampling: FPGA; CPU, GPU times as long",
+        "32 siblings at once",
+        "update",
+        "gradient step",
+    ]
+    return _table(head, rows)
+
+
+TABLES = {
+    "cf22-table2": cf22_table2,
+    "free-exploration": free_exploration,
+    "thesis-table44": thesis_table44,
+    "replay-equations": replay_equations,
+    "learner-equations": learner_equations,
+    "latencies": latencies,
+    "fig10": fig10,
+    "thesis-table43": thesis_table43,
+}
+
+
+def render(text: str) -> str:
+    """The page with every table as the model has it now."""
+    for name, table in TABLES.items():
+        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not block.search(text):
+            raise ValueError(f"docs/fpga_model.md has no place for the table {name}.")
+        content = f"\n{table()}\n\n"
+        text = block.sub(lambda found, content=content: f"{found[1]}{content}{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    """Fill the tables of the page."""
+    TARGET.write_text(render(TARGET.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote {TARGET}")
+
+
+if __name__ == "__main__":
+    main()

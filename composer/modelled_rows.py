@@ -1,0 +1,265 @@
+"""Rows of the matrix that nothing measures: an FPGA by its model, an absent CPU or GPU by a roofline with overheads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from composer.fpga_model import (
+    Exploration,
+    FpgaPart,
+    ReplayTree,
+    StageTiming,
+    explore,
+    missing_columns,
+    printed_learner,
+    share,
+)
+from composer.learner_pipeline import LearnerPipeline, TensorUnit
+from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell
+from pearl.devices.description import EMULATOR_SELECTOR, Device, sycl_filter
+from pearl.devices.modelled import ProcessorParameters, model_parameters
+from pearl.errors import CapacityError, ConfigurationError
+
+FPGA_LEARNER = "fpga"  # name of the implementation whose pipeline the model is of
+ROOFLINE_LEARNER = "modelled"
+
+_BARRIER_US = 0.5  # of the threads of one operation, for each doubling of their count
+_LANES = 128  # of a GPU's multiprocessor
+_CHILDREN_PER_LINE = 16  # priorities, or half as many sums, that one access of memory brings
+
+
+@dataclass(frozen=True)
+class ModelledWork:
+    """What one iteration asks of a device: batch size, transitions inserted, bytes of one, the tree, the Learner.
+
+    `fanouts` are those to choose from. `pipeline` is the reason, in words, where the trainer's work is not known.
+    """
+
+    batch_size: int
+    insertions: int
+    transition_bytes: int
+    capacity: int
+    fanouts: tuple[int, ...]
+    pipeline: LearnerPipeline | str
+
+
+@dataclass(frozen=True)
+class ModelledRow:
+    """A row, and one line in words for each design behind it."""
+
+    row: MatrixRow
+    designs: tuple[str, ...] = ()
+
+
+def _us(value_us: float) -> Measurement:
+    return Measurement.modelled(value_us)
+
+
+def _nothing(device: str, reason: str) -> ModelledRow:
+    missing = MissingCell(reason)
+    return ModelledRow(MatrixRow(device, missing, missing, missing))
+
+
+# --- FPGA ------------------------------------------------------------------------------------------------------------
+
+
+def fpga_row(
+    device: Device, work: ModelledWork, *, printed: bool = False, exploration: Exploration | None = None
+) -> ModelledRow:
+    """The row of an FPGA by `composer.fpga_model`.
+
+    `printed` takes PEARL Eq. 2 to 6 as they stand in the paper instead of what their pipelines take. What does not fit,
+    or is not stated, is a MissingCell that says so.
+    """
+    if missing := missing_columns(device):
+        emulated = device.backend == "sycl" and sycl_filter(device.selector, device.kind) == EMULATOR_SELECTOR
+        why = (
+            "the FPGA emulator only shows that kernels work, how long they take there means nothing"
+            if emulated
+            else "FPGAs are modelled, not measured"
+        )
+        columns = f"{', '.join(missing)} of {'the board it stands for' if emulated else device.name}"
+        return _nothing(device.name, f"{why}: fill {columns} in the device CSV to have it modelled")
+    return _Fpga(FpgaPart.from_device(device), work, printed, exploration).row()
+
+
+@dataclass(frozen=True)
+class _Fpga:
+    part: FpgaPart
+    work: ModelledWork
+    printed: bool
+    exploration: Exploration | None
+
+    def row(self) -> ModelledRow:
+        designs: list[str] = []
+        replay: ReplayCell | MissingCell
+        learner: LearnerCell | MissingCell
+        pair: PairCell | MissingCell
+        tree: ReplayTree | None = None
+        try:
+            tree, replay = self._replay()
+            used = tree.resources(self.part)
+            designs.append(f"Replay Manager of {tree.depth} levels, {used.sram_kb:,.0f} KB")
+        except (CapacityError, ConfigurationError) as error:
+            replay = MissingCell(str(error))
+        pipeline = self.work.pipeline
+        if isinstance(pipeline, str):
+            learner = pair = MissingCell(f"the Learner on an FPGA cannot be modelled: {pipeline}")
+            return ModelledRow(MatrixRow(self.part.name, replay, learner, pair), tuple(designs))
+        try:
+            learner, text = self._learner(pipeline)
+            designs.append(f"Learner alone: {text}")
+        except CapacityError as error:
+            learner = MissingCell(str(error))
+        if tree is None or isinstance(replay, MissingCell):
+            pair = replay if isinstance(replay, MissingCell) else MissingCell("no Replay Manager")
+        else:
+            try:
+                pair, text = self._pair(tree, replay, pipeline)
+                designs.append(f"Learner beside the Replay Manager: {text}")
+            except CapacityError as error:
+                pair = MissingCell(f"both do not fit one FPGA: {error}")
+        return ModelledRow(MatrixRow(self.part.name, replay, learner, pair), tuple(designs))
+
+    def _replay(self) -> tuple[ReplayTree, ReplayCell]:
+        """The tree of the fanout that samples and updates fastest, of those that fit."""
+        found: list[tuple[ReplayTree, ReplayCell]] = []
+        reason: CapacityError | None = None
+        for fanout in self.work.fanouts:
+            tree = ReplayTree(self.work.capacity, fanout)
+            try:
+                tree.check_fits(self.part)
+            except CapacityError as error:
+                reason = error
+                continue
+            batch, inserted = self.work.batch_size, self.work.insertions
+            if self.printed:
+                cycles = [tree.sampling_cycles_printed(batch), *map(tree.update_cycles_printed, (inserted, batch))]
+            else:
+                sampling, update = StageTiming.sampling(fanout), StageTiming.update()
+                cycles = [tree.cycles(sampling, batch), tree.cycles(update, inserted), tree.cycles(update, batch)]
+            sample, insert, write = (_us(self.part.microseconds(count)) for count in cycles)
+            found.append((tree, ReplayCell(sample, insert, write, fanout, workers=tree.depth)))
+        if not found:
+            assert reason is not None
+            raise reason
+        return min(found, key=lambda pair: pair[1].sample.value_us + pair[1].update.value_us)
+
+    def _learner(self, pipeline: LearnerPipeline, replay_kb: float = 0.0) -> tuple[LearnerCell, str]:
+        batch = self.work.batch_size
+        if self.printed:
+            letter = printed_learner(pipeline, self.part, batch, replay_kb)
+            text = f"DP {letter.dp}, T_stage {letter.stage_cycles:,.1f} cycles"
+            return self._learner_cell(letter.cycles, letter.dp), text
+        design = explore(pipeline, self.part, batch, self.exploration)
+        return self._learner_cell(design.cycles, design.dp), str(design)
+
+    def _learner_cell(self, cycles: float, dp: int) -> LearnerCell:
+        return LearnerCell(_us(self.part.microseconds(cycles)), sub_batches=dp, implementation=FPGA_LEARNER)
+
+    def _pair(self, tree: ReplayTree, replay: ReplayCell, pipeline: LearnerPipeline) -> tuple[PairCell, str]:
+        if self.printed:
+            learner, text = self._learner(pipeline, tree.resources(self.part).sram_kb)
+            return PairCell(replay, learner), text
+        shared = share(tree, pipeline, self.part, self.work.batch_size, self.exploration)
+        exposed = shared.exposed_sampling_cycles(StageTiming.sampling(tree.fanout))
+        streamed = dataclasses.replace(replay, sample=_us(self.part.microseconds(exposed)))
+        design = shared.learner
+        return PairCell(streamed, self._learner_cell(design.cycles, design.dp)), str(design)
+
+
+# --- CPU and GPU -----------------------------------------------------------------------------------------------------
+
+
+def processor_row(device: Device, work: ModelledWork) -> ModelledRow:
+    """The row of a CPU or a GPU that is not here, by a roofline with an overhead for each operation.
+
+    A MissingCell names the columns to fill where `cores`, `clock_mhz` or `memory_bandwidth_gbps` is empty.
+    """
+    wanted = ("cores", "clock_mhz", "memory_bandwidth_gbps")
+    if missing := [column for column in wanted if not getattr(device, column)]:
+        return _nothing(
+            device.name, f"fill {', '.join(missing)} of {device.name} in the device CSV to have it modelled"
+        )
+    parameters = model_parameters(device.kind, device.selector)
+    assert isinstance(parameters, ProcessorParameters)
+    roofline = _Roofline(device, work, parameters)
+    replay = min(
+        (roofline.replay(fanout) for fanout in work.fanouts),
+        key=lambda cell: cell.sample.value_us + cell.update.value_us,
+    )
+    if isinstance(work.pipeline, str):
+        missing_learner = MissingCell(f"the Learner cannot be modelled: {work.pipeline}")
+        return ModelledRow(MatrixRow(device.name, replay, missing_learner, missing_learner))
+    learner = roofline.learner(work.pipeline)
+    return ModelledRow(MatrixRow(device.name, replay, learner, PairCell(replay, learner)))
+
+
+@dataclass(frozen=True)
+class _Roofline:
+    device: Device
+    work: ModelledWork
+    parameters: ProcessorParameters
+
+    @property
+    def _gpu(self) -> bool:
+        return self.device.kind == "gpu"
+
+    @property
+    def _bytes_per_us(self) -> float:
+        return (self.device.memory_bandwidth_gbps or 0.0) * 1e3
+
+    @property
+    def _flop_per_us(self) -> float:
+        """Of one core."""
+        return (self.device.clock_mhz or 0.0) * self.parameters.flop_per_cycle
+
+    def replay(self, fanout: int) -> ReplayCell:
+        """Requests to the tree; a sampled batch is gathered too, at the bandwidth of the memory."""
+        batch, p = self.work.batch_size, self.parameters
+        levels = ReplayTree(self.work.capacity, fanout).depth
+        lines = levels * max(1, fanout // _CHILDREN_PER_LINE)
+        gather_us = batch * self.work.transition_bytes / self._bytes_per_us
+        sample_us = p.request_us + lines * batch * p.sample_ns / 1e3 + levels * p.level_us + gather_us
+
+        def update_us(items: int) -> float:
+            passes = 1 if self._gpu else levels
+            return p.request_us + passes * items * p.update_ns / 1e3 + levels * p.level_us
+
+        return ReplayCell(_us(sample_us), _us(update_us(self.work.insertions)), _us(update_us(batch)), fanout)
+
+    def learner(self, pipeline: LearnerPipeline) -> LearnerCell:
+        """All units one after the other, and one update of the weights for each tensor; on a CPU the best threads."""
+        if self._gpu:
+            return LearnerCell(_us(self._step_us(pipeline.units, 1)), implementation=ROOFLINE_LEARNER)
+        cores = self.device.cores or 1
+        counts = [1 << k for k in range(cores.bit_length())]
+        times = {threads: self._step_us(pipeline.units, threads) for threads in counts if threads <= cores}
+        best = min(times, key=lambda threads: times[threads])
+        return LearnerCell(_us(times[best]), threads=best, implementation=ROOFLINE_LEARNER)
+
+    def _step_us(self, units: Sequence[TensorUnit], threads: int) -> float:
+        total = 0.0
+        for unit in units:
+            total += self._operation_us(unit, threads)
+            if unit.kind == "GA":  # the update of its weights: gradient, weight, two moments, three of them written
+                total += self._overhead_us(threads, 7 * 4 * unit.words / self._bytes_per_us)
+        return total
+
+    def _operation_us(self, unit: TensorUnit, threads: int) -> float:
+        batch = self.work.batch_size
+        results = unit.words if unit.kind == "GA" else batch * unit.writes
+        cores = (
+            (self.device.cores or 1) * min(1.0, results / (_LANES * (self.device.cores or 1))) if self._gpu else threads
+        )
+        compute_us = 2 * unit.macs * batch / (cores * self._flop_per_us)
+        memory_us = 4 * (batch * (unit.reads + unit.writes) + unit.words) / self._bytes_per_us
+        return self._overhead_us(threads, max(compute_us, memory_us))
+
+    def _overhead_us(self, threads: int, work_us: float) -> float:
+        """A GPU works while the host launches the next operation; a CPU's threads wait for each other after each."""
+        if self._gpu:
+            return max(self.parameters.operation_us, work_us)
+        return self.parameters.operation_us + _BARRIER_US * (threads.bit_length() - 1) + work_us
