@@ -101,8 +101,8 @@ void Autorun::fail(const std::string& what) {
   } catch (const sycl::exception&) {
     failure_ += "the device does not answer";
   }
-  failure_ += ". What it held is lost. Make it anew, with a longer timeout where the machine is busy; if it stalls again, "
-              "end the process, which frees the device.";
+  failure_ += ". What it held is lost. Make it anew, with a longer timeout where the machine is busy; if it stalls "
+              "again, end the process, which frees the device.";
   throw DeviceError(failure_);
 }
 
@@ -116,7 +116,8 @@ void Autorun::wait(std::uint64_t items) {
 void Autorun::join() {
   if (joined_) return;
   require_sound();
-  until(parts_->stages, [](const Task& stage) { return state(stage) == State::ended; }, patience_, "was told to stop and did not");
+  until(parts_->stages, [](const Task& stage) { return state(stage) == State::ended; }, patience_,
+        "was told to stop and did not");
   joined_ = true;
 }
 

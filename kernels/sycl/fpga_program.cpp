@@ -12,11 +12,12 @@ namespace {
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 20;
 constexpr unsigned kMostLevels = 16;  // below the root; each is a kernel that runs beside the others
 
-// What every program begins with. `names` stands for the program in the names of its pipes.
+// What every program begins with.
 constexpr const char* kPreamble = R"(#include <sycl/sycl.hpp>
 #include <sycl/ext/intel/fpga_extensions.hpp>
 
-#define PEARL_TASK extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::single_task_kernel)) void
+namespace experimental = sycl::ext::oneapi::experimental;
+#define PEARL_TASK extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((experimental::single_task_kernel)) void
 
 )";
 
@@ -46,14 +47,12 @@ std::vector<unsigned> TreeShape::bits() const {
 
 std::vector<std::uint32_t> TreeShape::nodes() const {
   std::vector<std::uint32_t> nodes;
-  for (unsigned level = 0; level <= depth; ++level) {
-    const std::uint64_t below = std::uint64_t{1} << shift * (depth - level);
-    nodes.push_back(static_cast<std::uint32_t>((capacity + below - 1) / below));
-  }
+  for (unsigned level = 0; level <= depth; ++level)
+    nodes.push_back(fpga::tree_nodes(capacity, shift * (depth - level)));
   return nodes;
 }
 
-AutorunProgram replay_program(const TreeShape& shape) {
+AutorunProgram replay_program(const TreeShape& shape, int pipe_items) {
   const std::string prefix = "pearl_replay_";
   AutorunProgram program{"replay", prefix, {}, {}, {prefix + "feed", prefix + "collect"}};
   std::ostringstream text;
@@ -61,15 +60,16 @@ AutorunProgram replay_program(const TreeShape& shape) {
        << "// " << shape.capacity << " slots, fanout " << (1u << shape.shift) << ". Bits of a node, the root's first:";
   for (const unsigned bits : shape.bits()) text << ' ' << bits;
   text << "\nusing Shape = Tree<" << shape.capacity << ", " << shape.shift << ", " << shape.depth << ">;\n"
+       << "constexpr int kItems = " << pipe_items << ";  // that fit between two stages\n"
        << "struct Replay;\n"
-       << "template <int level>\nusing Requests = Pipe<Replay, level, Request>;  // what reaches a level\n"
-       << "using Changes = Pipe<Replay, " << shape.depth + 1 << ", Change>;\n"
-       << "using Answers = Pipe<Replay, " << shape.depth + 2 << ", Answer>;\n\n";
+       << "template <int level>\nusing Requests = Pipe<Replay, level, Request, kItems>;  // what reaches a level\n"
+       << "using Changes = Pipe<Replay, " << shape.depth + 1 << ", Change, kItems>;\n"
+       << "using Answers = Pipe<Replay, " << shape.depth + 2 << ", Answer, kItems>;\n\n";
   for (unsigned level = 0; level <= shape.depth; ++level) {
     program.stages.push_back(prefix + "level" + std::to_string(level));
     text << "PEARL_TASK " << program.stages.back() << "() { ";
     if (level == 0)
-      text << "root_stage<Shape, Requests<0>, Changes, Requests<1>>";
+      text << "root_stage<Shape, kItems, Requests<0>, Changes, Requests<1>>";
     else if (level < shape.depth)
       text << "inner_stage<Shape, " << level << ", Requests<" << level << ">, Requests<" << level + 1 << ">>";
     else

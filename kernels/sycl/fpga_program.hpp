@@ -24,6 +24,10 @@ struct TreeShape {
 // Bridges of replay_program.
 enum ReplayBridge : std::size_t { kFeed, kCollect };
 
-AutorunProgram replay_program(const TreeShape& shape);
+// On an emulator, whose stages take turns on the host's cores, longer pipes mean fewer turns; a board pays for them in
+// memory.
+inline constexpr int kEmulatedPipeItems = 1024;
+
+AutorunProgram replay_program(const TreeShape& shape, int pipe_items);
 
 }  // namespace pearl::device

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <string>
 
 #include "pearl/errors.hpp"
@@ -63,7 +64,7 @@ FpgaReplay::FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t c
       seed_(seed),
       written_(shape_.capacity),
       staging_(std::make_unique<Staging>(*queue, std::min<std::size_t>(shape_.capacity, 1024))),
-      autorun_(queue, replay_program(shape_), patience) {
+      autorun_(queue, replay_program(shape_, kEmulatedPipeItems), patience) {
   progress_.scale = kDefaultScale;
 }
 
@@ -100,7 +101,8 @@ void FpgaReplay::close() {
 }
 
 FpgaReplay::Staging& FpgaReplay::stage(std::size_t count) const {
-  if (count > staging_->items.size()) staging_ = std::make_unique<Staging>(*queue_, std::max(count, 2 * staging_->items.size()));
+  const std::size_t room = staging_->items.size();
+  if (count > room) staging_ = std::make_unique<Staging>(*queue_, std::max(count, 2 * room));
   return *staging_;
 }
 
@@ -249,9 +251,10 @@ float FpgaReplay::largest_fresh(const std::int64_t* indices, const float* priori
   for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
   request(command(Operation::retrieve, count));
   float largest = 0.0f;
-  for (std::size_t i = 0; i < count; ++i)
-    if (staging.held[i].generation == generations[i] && std::bit_cast<std::uint32_t>(priorities[i]) < fpga::kInfinityBits)
-      largest = std::max(largest, priorities[i]);
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool fresh = staging.held[i].generation == generations[i];
+    if (fresh && std::isfinite(priorities[i])) largest = std::max(largest, priorities[i]);
+  }
   return largest;
 }
 

@@ -19,8 +19,8 @@ namespace pearl::device {
 // Priorities, generations and counts of samples live on the device alone. The host keeps one bit for each slot (whether
 // it was written) and what the answers add up to: with these it knows of each request beforehand whether it is valid.
 //
-// Every method is safe from any thread, waits for its answer, and throws DeviceError where none comes in time: from then
-// on only close() does anything.
+// Every method is safe from any thread, waits for its answer, and throws DeviceError where none comes in time; from
+// then on all but close() do.
 class FpgaReplay {
  public:
   FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,

@@ -98,8 +98,11 @@ void bind_fpga_replay(py::module_& module) {
   bind_replay_methods(cls);
   module.def(
       "fpga_replay_source",
-      [](std::int64_t capacity, unsigned fanout) { return replay_program(TreeShape::of(capacity, fanout)).text; },
-      py::arg("capacity"), py::arg("fanout"), "The program that is generated for a tree.");
+      [](std::int64_t capacity, unsigned fanout, int pipe_items) {
+        return replay_program(TreeShape::of(capacity, fanout), pipe_items).text;
+      },
+      py::arg("capacity"), py::arg("fanout"), py::arg("pipe_items") = kEmulatedPipeItems,
+      "The program that is generated for a tree.");
 }
 
 }  // namespace pearl::device

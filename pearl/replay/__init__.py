@@ -91,7 +91,9 @@ def _fpga(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | 
     from pearl.devices.description import EMULATOR_SELECTOR
     from pearl.replay.fpga import FpgaReplayManager
 
-    return FpgaReplayManager(spec.capacity, fanout=fanout, seed=seed, device=device or EMULATOR_SELECTOR, **_options(spec))
+    return FpgaReplayManager(
+        spec.capacity, fanout=fanout, seed=seed, device=device or EMULATOR_SELECTOR, **_options(spec)
+    )
 
 
 _ON_DEVICES = ("sycl", "fpga")  # take the selector of one
@@ -119,7 +121,7 @@ def make_replay_manager(
     if device is not None and backend not in _ON_DEVICES:
         raise ConfigurationError(
             f"The Replay Manager's backend {backend!r} runs on the CPU and takes no device; found {device!r}. "
-            'Leave it out, or choose backend="sycl".'
+            'Leave it out, or choose backend="sycl" (or "fpga").'
         )
     fanout = _DEFAULT_FANOUT if spec.fanout == "auto" else spec.fanout
     return REPLAY_BACKENDS[backend](spec, seed, fanout, workers, device)

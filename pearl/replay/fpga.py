@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import weakref
 from typing import TYPE_CHECKING
@@ -27,10 +28,10 @@ class FpgaReplayManager(KernelReplayManager):
     """ReplayManager as a pipeline on an FPGA, with a stage for each level of the tree (PEARL Sec. V-A, Fig. 6).
 
     Its kernels are generated for the capacity and fanout, compiled (seconds; kept on disk), launched once, and serve
-    requests until `close`. Has the mode "prioritized" with replacement, up to `SLOTS_MAX` slots in `LEVELS_MAX` levels;
-    raises ConfigurationError for other options, naming the backend that has them, CapacityError for larger trees, and
-    DeviceError where the device cannot be used. A pipeline that does not answer within `timeout_s` seconds (and 1 ms for
-    each item) raises DeviceError, from then on at every call.
+    requests until `close`. Has the mode "prioritized" with replacement, up to `SLOTS_MAX` slots in `LEVELS_MAX`
+    levels; raises ConfigurationError for other options, naming the backend that has them, CapacityError for larger
+    trees, and DeviceError where the device cannot be used. A pipeline that does not answer within `timeout_s` seconds
+    (and 1 ms for each item) raises DeviceError, from then on at every call.
 
     On the emulator idle stages keep the cores busy: close what is not needed.
     """
@@ -79,15 +80,13 @@ class FpgaReplayManager(KernelReplayManager):
 
     @property
     def level_bits(self) -> tuple[int, ...]:
-        """Bits of a node on each level, the root's first: 28 at the leaves, log2(fanout) more a level (CF'22 Sec. 3.1)."""
+        """Bits of a node on each level, the root's first: 28 at the leaves, log2(fanout) more a level (CF'22, 3.1)."""
         return tuple(self._tree.level_bits)
 
 
 def _stop(tree: _sycl.FpgaSumTree) -> None:
-    try:
+    with contextlib.suppress(DeviceError):  # it stands still, and whoever used it was told
         tree.close()
-    except DeviceError:
-        pass  # it stands still, and whoever used it was told
 
 
 def tree_levels(capacity: int, fanout: int) -> int:

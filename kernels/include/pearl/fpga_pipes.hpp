@@ -8,9 +8,6 @@
 
 namespace pearl::fpga {
 
-// How many items fit between two stages, and how many changes may be on their way back to the root.
-inline constexpr int kPipeItems = 64;
-
 #if defined(__clang__)
 template <unsigned bits>
 using Word = unsigned _BitInt(bits);
@@ -21,11 +18,11 @@ using Word = std::uint64_t;
 
 #ifdef __SYCL_DEVICE_ONLY__
 
-// The at-th pipe of a program, which `Program` names.
+// The at-th pipe of a program, which `Program` names; `items` fit into it.
 template <class Program, int at>
 struct PipeName;
 
-template <class Program, int at, class Item, int items = kPipeItems>
+template <class Program, int at, class Item, int items>
 using Pipe = sycl::ext::intel::pipe<PipeName<Program, at>, Item, items>;
 
 #endif

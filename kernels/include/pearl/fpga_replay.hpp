@@ -6,8 +6,9 @@
 //              ^------------------ changes --------------'
 //
 // An update is two passes, as in the paper: the first leaves the new priority in its leaf and gives what that changes,
-// which comes back to the root; the second adds it on the way down. Items of a batch follow one another through both, so
-// that of duplicates the last wins. What comes after an update waits at the root until its second pass is on its way.
+// which comes back to the root; the second adds it on the way down. Items of a batch follow one another through both,
+// so that of duplicates the last wins. What comes after an update waits at the root until its second pass is on its
+// way.
 //
 // A node has 28 bits at the leaves and log2(fanout) more at each level above, which no sum exceeds: integers, exact.
 #pragma once
@@ -109,6 +110,11 @@ struct Summary {
   std::uint32_t highest;   // finite priority of those applied
 };
 
+// Nodes of a level each of which has 2^bits slots below it.
+constexpr std::uint32_t tree_nodes(std::uint32_t capacity, unsigned bits) {
+  return static_cast<std::uint32_t>((capacity + (std::uint64_t{1} << bits) - 1) >> bits);
+}
+
 // A tree of `depth` levels below its root.
 template <std::uint32_t capacity, unsigned shift, unsigned depth>
 struct Tree {
@@ -118,9 +124,7 @@ struct Tree {
   static constexpr unsigned bits(unsigned level) { return kLeafBits + shift * (depth - level); }
   // Families are whole.
   static constexpr std::uint32_t nodes(unsigned level) {
-    const std::uint64_t below = std::uint64_t{1} << shift * (depth - level);
-    const std::uint64_t count = (capacity + below - 1) / below;
-    return static_cast<std::uint32_t>((count + kFanout - 1) / kFanout * kFanout);
+    return (tree_nodes(capacity, shift * (depth - level)) + kFanout - 1) / kFanout * kFanout;
   }
 };
 
@@ -142,7 +146,7 @@ std::uint32_t pick(const Node* siblings, std::uint32_t fanout, std::uint64_t& ta
 }
 
 // Level 0: a register. It has at most as many updates under way as `Changes` takes, so that the leaves never wait.
-template <class Shape, class In, class Changes, class Down>
+template <class Shape, int most, class In, class Changes, class Down>
 void root_stage() {
   Word<Shape::bits(0)> total = 0;
   int under_way = 0;
@@ -159,7 +163,7 @@ void root_stage() {
   while (true) {
     Request request = In::read();
     if (request.operation == Operation::update || request.operation == Operation::insert) {
-      if (under_way == kPipeItems) second_pass();
+      if (under_way == most) second_pass();
       Down::write(request);
       ++under_way;
       if (!request.last) continue;
