@@ -1,4 +1,7 @@
-"""The Replay Manager as autorun kernels on the FPGA emulator, and autorun pipelines as such."""
+"""The Replay Manager as autorun kernels on the FPGA emulator.
+
+Idle stages keep the cores busy: tests that make managers of their own come first.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.errors import CapacityError, ConfigurationError, DeviceError, PriorityError, ReplayError
 from pearl.replay import make_replay_manager
 from pearl.replay.fpga import FpgaReplayManager
@@ -22,29 +24,6 @@ from pearl.spec import ReplaySpec
 # Each shape is a program of its own, which takes seconds to compile for the first time: there are few of them.
 DEEP = {"capacity": 50, "fanout": 4}  # three levels below the root
 FLAT = {"capacity": 9, "fanout": 16, "stratified": False, "initial_priority": 2.5}  # one level
-PROGRAM = """
-#include <sycl/sycl.hpp>
-#include <sycl/ext/intel/fpga_extensions.hpp>
-#include "pearl/fpga_pipes.hpp"
-#define TASK extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::single_task_kernel)) void
-struct Test;
-using In = pearl::fpga::Pipe<Test, 0, std::uint64_t, 16>;
-using Out = pearl::fpga::Pipe<Test, 1, std::uint64_t, 16>;
-TASK middle() {  // loses sevens, ends at zero
-  for (std::uint64_t count = 1;; ++count) {
-    const std::uint64_t word = In::read();
-    if (word == 7) continue;
-    Out::write(word == 0 ? count : word + 1);
-    if (word == 0) return;
-  }
-}
-TASK feed(const std::uint64_t* words, std::uint64_t count) {
-  for (std::uint64_t i = 0; i < count; ++i) In::write(words[i]);
-}
-TASK collect(std::uint64_t* words, std::uint64_t count) {
-  for (std::uint64_t i = 0; i < count; ++i) words[i] = Out::read();
-}
-"""
 
 
 def assert_same(a, b):
@@ -58,6 +37,114 @@ def assert_same_state(a, b):
     for name in left:
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
     assert a.statistics() == b.statistics()
+
+
+def run_python(code, *arguments):
+    """What a process of its own says. It must end by itself: kernels that still run must not keep it."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.fpga
+def test_two_managers_of_one_shape_are_apart_and_closing_stops_one():
+    """Their pipes have the same names; a manager can be made again after another has ended."""
+    first, second = (FpgaReplayManager(**DEEP, seed=seed) for seed in (1, 2))
+    references = [ReferenceReplayManager(**DEEP, seed=seed) for seed in (1, 2)]
+    for replay, reference, slots in ((first, references[0], [1, 2, 3]), (second, references[1], [30, 40])):
+        for each in (replay, reference):
+            each.insert(slots)
+    found = []
+    threads = [threading.Thread(target=lambda r=r: found.append((r, r.sample(8)))) for r in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    drawn = {id(replay): sample for replay, sample in found}
+    assert_same(drawn[id(first)], references[0].sample(8))
+    assert_same(drawn[id(second)], references[1].sample(8))
+    first.close()
+    first.close()
+    with pytest.raises(ReplayError, match="is closed"):
+        first.sample(1)
+    assert_same(second.sample(8), references[1].sample(8))
+    second.close()
+
+
+LEFT_OPEN = """
+from pearl.replay.fpga import FpgaReplayManager
+replay = FpgaReplayManager(50, fanout=4, seed=1)
+replay.insert(range(10))
+print(replay.sample(12).indices.tolist())
+"""
+
+
+@pytest.mark.fpga
+def test_processes_share_the_emulator_and_end_without_close():
+    reference = ReferenceReplayManager(50, seed=1)
+    reference.insert(np.arange(10))
+    expected = str(reference.sample(12).indices.tolist())
+    said = []
+    threads = [threading.Thread(target=lambda: said.append(run_python(LEFT_OPEN).strip())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mode": "uniform"}, r"FPGAs does not have mode='uniform'\. The CPU's has: backend=\"native\""),
+        ({"mode": "top_k", "replacement": False}, r"mode='top_k', replacement=False\."),
+        ({"max_times_sampled": 3}, r"max_times_sampled=3\."),
+        ({"initial_priority": "mean"}, r'initial_priority="mean"\.'),
+    ],
+)
+def test_what_an_fpga_does_not_have_is_named(options, named):
+    with pytest.raises(ConfigurationError, match=named):
+        make_replay_manager(ReplaySpec(10, **options), seed=0, backend="fpga")
+
+
+def test_trees_that_no_program_is_made_for_are_refused_with_numbers():
+    with pytest.raises(CapacityError, match=r"at most 1,048,576 slots; found 1,048,577\. Lower `size`"):
+        FpgaReplayManager(2**20 + 1, fanout=256)
+    with pytest.raises(CapacityError, match=r"at most 16; 65,537 slots with a fanout of 2 need 17\. .* at least 4\."):
+        FpgaReplayManager(2**16 + 1, fanout=2)
+    with pytest.raises(ConfigurationError, match="timeout_s must be a number of seconds above 0; found 0"):
+        FpgaReplayManager(10, timeout_s=0)
+
+
+@pytest.mark.fpga
+def test_limits_of_the_kernel_and_devices_that_are_no_fpga():
+    with pytest.raises(ReplayError, match="Fanout must be a power of two from 2 to 256; found 3"):
+        FpgaReplayManager(10, fanout=3)
+    with pytest.raises(ReplayError, match=r"must lie in \[1, 2\*\*20\]; found 0"):
+        FpgaReplayManager(0)
+    with pytest.raises(DeviceError, match=r'needs an FPGA or its emulator; .* Choose backend="sycl"'):
+        FpgaReplayManager(10, device="opencl:cpu")
+
+
+@pytest.mark.sycl
+def test_an_emulator_that_is_absent_is_named_with_the_command_that_adds_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEARL_FPGA_EMULATOR", str(tmp_path))
+    monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
+    code = "from pearl.replay.fpga import FpgaReplayManager as F\ntry: F(10)\nexcept Exception as e: print(repr(e))"
+    assert "DeviceError" in (said := run_python(code))
+    assert "pearl devices --setup-fpga-emulator" in said
+
+
+@pytest.mark.fpga
+def test_the_backend_comes_from_the_registry():
+    replay = make_replay_manager(ReplaySpec(9, fanout=16, stratified=False), seed=4, backend="fpga")
+    reference = make_replay_manager(ReplaySpec(9, fanout=16, stratified=False), seed=4, backend="reference")
+    for each in (replay, reference):
+        each.insert([1, 4])
+    assert_same(replay.sample(6), reference.sample(6))
+    replay.close()
 
 
 @pytest.fixture(scope="module")
@@ -226,164 +313,3 @@ def test_what_is_wrong_changes_nothing(both):
         with pytest.raises(ReplayError, match="beta must lie in"):
             each.sample(4, beta=-1.0)
     assert_same_state(replay, reference)
-
-
-@pytest.mark.fpga
-def test_two_managers_of_one_shape_are_apart_and_closing_stops_one():
-    """Their pipes have the same names; a manager can be made again after another has ended."""
-    first, second = (FpgaReplayManager(**DEEP, seed=seed) for seed in (1, 2))
-    references = [ReferenceReplayManager(**DEEP, seed=seed) for seed in (1, 2)]
-    for replay, reference, slots in ((first, references[0], [1, 2, 3]), (second, references[1], [30, 40])):
-        for each in (replay, reference):
-            each.insert(slots)
-    found = []
-    threads = [threading.Thread(target=lambda r=r: found.append((r, r.sample(8)))) for r in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    drawn = {id(replay): sample for replay, sample in found}
-    assert_same(drawn[id(first)], references[0].sample(8))
-    assert_same(drawn[id(second)], references[1].sample(8))
-    first.close()
-    first.close()
-    with pytest.raises(ReplayError, match="is closed"):
-        first.sample(1)
-    assert_same(second.sample(8), references[1].sample(8))
-    second.close()
-
-
-@pytest.fixture
-def pipeline():
-    from pearl.devices.sycl import sycl_queue, sycl_runtime
-
-    def make(timeout_s, text=PROGRAM):
-        queue = sycl_queue(EMULATOR_SELECTOR)
-        return sycl_runtime().module.Autorun(queue, "test", text, ["middle"], ["feed", "collect"], timeout_s)
-
-    return make
-
-
-@pytest.mark.fpga
-def test_a_pipeline_runs_until_it_is_told_to_stop(pipeline):
-    made = pipeline(60.0)
-    assert made.run([1, 2, 3]) == [2, 3, 4]
-    assert made.run(list(range(1, 7))) == list(range(2, 8))
-    assert (made.stage_launches, made.bridge_launches) == (1, 4)
-    assert made.run([0]) == [10]
-    made.join()
-    made.join()
-
-
-@pytest.mark.fpga
-def test_a_program_that_does_not_compile_says_why(pipeline):
-    with pytest.raises(DeviceError, match=r"(?s)kernels of test do not compile.*undeclared identifier 'nothing'"):
-        pipeline(1.0, PROGRAM.replace("word + 1", "nothing"))
-
-
-def run_python(code, *arguments):
-    """What a process of its own says. It must end by itself: kernels that still run must not keep it."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-STALL = """
-import sys
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_queue, sycl_runtime
-from pearl.errors import DeviceError
-queue = sycl_queue(EMULATOR_SELECTOR)
-pipeline = sycl_runtime().module.Autorun(queue, "test", sys.argv[1], ["middle"], ["feed", "collect"], 3.0)
-pipeline.run([1, 2])
-for _ in range(2):
-    try:
-        pipeline.run([1, 7, 3])
-    except DeviceError as error:
-        print(error)
-"""
-
-
-@pytest.mark.fpga
-def test_a_stalled_pipe_is_an_error_and_the_process_ends():
-    said = run_python(STALL, PROGRAM).splitlines()
-    assert said[0] == said[1]
-    assert said[0].startswith("The pipeline test on Intel(R) FPGA Emulation Device stalled")
-    assert "feed has ended, collect runs; middle runs" in said[0]
-    assert "Make it anew, with a longer timeout" in said[0]
-
-
-LEFT_OPEN = """
-from pearl.replay.fpga import FpgaReplayManager
-replay = FpgaReplayManager(50, fanout=4, seed=1)
-replay.insert(range(10))
-print(replay.sample(12).indices.tolist())
-"""
-
-
-@pytest.mark.fpga
-def test_processes_share_the_emulator_and_end_without_close():
-    reference = ReferenceReplayManager(50, seed=1)
-    reference.insert(np.arange(10))
-    expected = str(reference.sample(12).indices.tolist())
-    said = []
-    threads = [threading.Thread(target=lambda: said.append(run_python(LEFT_OPEN).strip())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == [expected, expected]
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"mode": "uniform"}, r"FPGAs does not have mode='uniform'\. The CPU's has: backend=\"native\""),
-        ({"mode": "top_k", "replacement": False}, r"mode='top_k', replacement=False\."),
-        ({"max_times_sampled": 3}, r"max_times_sampled=3\."),
-        ({"initial_priority": "mean"}, r'initial_priority="mean"\.'),
-    ],
-)
-def test_what_an_fpga_does_not_have_is_named(options, named):
-    with pytest.raises(ConfigurationError, match=named):
-        make_replay_manager(ReplaySpec(10, **options), seed=0, backend="fpga")
-
-
-def test_trees_that_no_program_is_made_for_are_refused_with_numbers():
-    with pytest.raises(CapacityError, match=r"at most 1,048,576 slots; found 1,048,577\. Lower `size`"):
-        FpgaReplayManager(2**20 + 1, fanout=256)
-    with pytest.raises(CapacityError, match=r"at most 16; 65,537 slots with a fanout of 2 need 17\. .* at least 4\."):
-        FpgaReplayManager(2**16 + 1, fanout=2)
-    with pytest.raises(ConfigurationError, match="timeout_s must be a number of seconds above 0; found 0"):
-        FpgaReplayManager(10, timeout_s=0)
-
-
-@pytest.mark.fpga
-def test_limits_of_the_kernel_and_devices_that_are_no_fpga():
-    with pytest.raises(ReplayError, match="Fanout must be a power of two from 2 to 256; found 3"):
-        FpgaReplayManager(10, fanout=3)
-    with pytest.raises(ReplayError, match=r"must lie in \[1, 2\*\*20\]; found 0"):
-        FpgaReplayManager(0)
-    with pytest.raises(DeviceError, match=r'needs an FPGA or its emulator; .* Choose backend="sycl"'):
-        FpgaReplayManager(10, device="opencl:cpu")
-
-
-@pytest.mark.sycl
-def test_an_emulator_that_is_absent_is_named_with_the_command_that_adds_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("PEARL_FPGA_EMULATOR", str(tmp_path))
-    monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
-    code = "from pearl.replay.fpga import FpgaReplayManager as F\ntry: F(10)\nexcept Exception as e: print(repr(e))"
-    assert "DeviceError" in (said := run_python(code))
-    assert "pearl devices --setup-fpga-emulator" in said
-
-
-@pytest.mark.fpga
-def test_the_backend_comes_from_the_registry():
-    replay = make_replay_manager(ReplaySpec(9, fanout=16, stratified=False), seed=4, backend="fpga")
-    reference = make_replay_manager(ReplaySpec(9, fanout=16, stratified=False), seed=4, backend="reference")
-    for each in (replay, reference):
-        each.insert([1, 4])
-    assert_same(replay.sample(6), reference.sample(6))
-    replay.close()
