@@ -53,11 +53,11 @@ Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgra
   parts_->stages = tasks(program.stages);
   parts_->bridges = tasks(program.bridges);
   const std::lock_guard lock(starting());
-  for (Task& stage : parts_->stages) {
-    stage.event = stage.queue->launch_task(stage.kernel);
-    stage.launched = true;
-  }
   try {
+    for (Task& stage : parts_->stages) {
+      stage.event = stage.queue->launch_task(stage.kernel);
+      stage.launched = true;
+    }
     until(parts_->stages, [](const Task& stage) { return state(stage) != State::waiting; }, patience_, "did not start");
   } catch (...) {
     static_cast<void>(parts_.release());

@@ -12,18 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "autorun_program.hpp"
 #include "device_queue.hpp"
 
 namespace pearl::device {
-
-// A generated program. Kernels are single tasks, `extern "C"`; their names begin with `prefix`, which errors leave out.
-struct AutorunProgram {
-  std::string name;  // in errors
-  std::string prefix;
-  std::string text;
-  std::vector<std::string> stages;   // launched once; read and write nothing but pipes
-  std::vector<std::string> bridges;  // launched for each request; between host memory and pipes
-};
 
 // Not safe from more than one thread at a time.
 class Autorun {

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <string>
 
+#include "pearl/errors.hpp"
 #include "pearl/fpga_replay.hpp"
 
 namespace pearl::device {
@@ -17,7 +18,11 @@ constexpr const char* kPreamble = R"(#include <sycl/sycl.hpp>
 #include <sycl/ext/intel/fpga_extensions.hpp>
 
 namespace experimental = sycl::ext::oneapi::experimental;
+#ifdef PEARL_AHEAD_OF_TIME
+#define PEARL_TASK inline void
+#else
 #define PEARL_TASK extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((experimental::single_task_kernel)) void
+#endif
 
 )";
 
@@ -83,6 +88,17 @@ AutorunProgram replay_program(const TreeShape& shape, int pipe_items) {
        << "  collect<Answers>(*command, held, weights, summary);\n}\n";
   program.text = text.str();
   return program;
+}
+
+std::string ahead_of_time(const AutorunProgram& program) {
+  std::ostringstream text;
+  text << "#define PEARL_AHEAD_OF_TIME\n" << program.text
+       << "\n// A queue for each stage, in turn.\ntemplate <class Queues>\nvoid launch_stages(Queues& queues) {\n";
+  for (std::size_t i = 0; i < program.stages.size(); ++i)
+    text << "  queues[" << i << "].template single_task<class " << program.stages[i] << "_kernel>([] { "
+         << program.stages[i] << "(); });\n";
+  text << "}\n\ninline constexpr int kStages = " << program.stages.size() << ";\n";
+  return text.str();
 }
 
 }  // namespace pearl::device

@@ -1,10 +1,12 @@
 // Sources of autorun programs, generated for one design; what they are made of stands in kernels/include/pearl/fpga_*.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "autorun.hpp"
+#include "autorun_program.hpp"
 
 namespace pearl::device {
 
@@ -29,5 +31,9 @@ enum ReplayBridge : std::size_t { kFeed, kCollect };
 inline constexpr int kEmulatedPipeItems = 1024;
 
 AutorunProgram replay_program(const TreeShape& shape, int pipe_items);
+
+// The program's text for a compiler that makes one file of host and device code (kernels/fpga/): kernels are functions,
+// and `launch_stages(queues)` launches the stages, each on a queue of its own.
+std::string ahead_of_time(const AutorunProgram& program);
 
 }  // namespace pearl::device

@@ -20,7 +20,7 @@ namespace pearl::device {
 // it was written) and what the answers add up to: with these it knows of each request beforehand whether it is valid.
 //
 // Every method is safe from any thread, waits for its answer, and throws DeviceError where none comes in time; from
-// then on all but close() do.
+// then on so does every request.
 class FpgaReplay {
  public:
   FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,

@@ -16,7 +16,7 @@ template <unsigned bits>
 using Word = std::uint64_t;
 #endif
 
-#ifdef __SYCL_DEVICE_ONLY__
+#if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
 
 // The at-th pipe of a program, which `Program` names; `items` fit into it.
 template <class Program, int at>

@@ -128,7 +128,7 @@ struct Tree {
   }
 };
 
-#ifdef __SYCL_DEVICE_ONLY__
+#if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
 
 // The first of `fanout` siblings whose inclusive prefix sum exceeds the target, from which those before it are taken.
 template <class Node>
