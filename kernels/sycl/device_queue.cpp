@@ -155,6 +155,16 @@ std::shared_ptr<const Kernels> DeviceQueue::compile_text(const std::string& sour
   return found;
 }
 
+std::shared_ptr<const Kernels> DeviceQueue::compile_own(const std::string& source, const std::string& text,
+                                                        const std::vector<KernelNeeds>& kernels) {
+  return build(queue_, name(), source, text, kernels, {});
+}
+
+std::unique_ptr<DeviceQueue> DeviceQueue::sibling() const {
+  return std::make_unique<DeviceQueue>(
+      sycl::queue(queue_.get_context(), queue_.get_device(), sycl::property::queue::in_order{}));
+}
+
 std::size_t DeviceQueue::lanes(std::size_t count) const {
   constexpr std::size_t kStep = 16;
   return std::min(most_lanes_, (std::max<std::size_t>(count, 1) + kStep - 1) / kStep * kStep);

@@ -49,6 +49,11 @@ class DeviceQueue {
   std::shared_ptr<const Kernels> compile_text(const std::string& source, const std::string& text,
                                               const std::vector<KernelNeeds>& kernels,
                                               const std::vector<std::string>& options = {});
+  // The same, but never shared: a program whose pipes are its own.
+  std::shared_ptr<const Kernels> compile_own(const std::string& source, const std::string& text,
+                                             const std::vector<KernelNeeds>& kernels);
+  // Another queue of the same device, that shares its memory and kernels.
+  std::unique_ptr<DeviceQueue> sibling() const;
 
   // `groups` work-groups of `lanes` items; a second dimension, `rows`, makes groups of rows x lanes.
   template <class... Arguments>
@@ -65,6 +70,19 @@ class DeviceQueue {
         handler.parallel_for(sycl::nd_range<2>({rows, groups * lanes}, {rows, lanes}), kernel);
       });
     });
+  }
+  // One single task. Kernels that are joined by pipes need queues of their own: on one they follow one another.
+  template <class... Arguments>
+  sycl::event launch_task(const sycl::kernel& kernel, Arguments... arguments) {
+    ++launches_;
+    sycl::event event;
+    guard([&] {
+      event = queue_.submit([&](sycl::handler& handler) {
+        handler.set_args(arguments...);
+        handler.single_task(kernel);
+      });
+    });
+    return event;
   }
   // Copies between any memories, after what was launched, and waits.
   void copy(const void* from, void* to, std::size_t bytes);

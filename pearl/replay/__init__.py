@@ -87,10 +87,21 @@ def _sycl(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | 
     return SyclReplayManager(spec.capacity, fanout=fanout, seed=seed, device=device or DEFAULT_DEVICE, **_options(spec))
 
 
+def _fpga(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | None) -> ReplayManager:
+    from pearl.devices.description import EMULATOR_SELECTOR
+    from pearl.replay.fpga import FpgaReplayManager
+
+    return FpgaReplayManager(
+        spec.capacity, fanout=fanout, seed=seed, device=device or EMULATOR_SELECTOR, **_options(spec)
+    )
+
+
+_ON_DEVICES = ("sycl", "fpga")  # take the selector of one
 REPLAY_BACKENDS: dict[str, Callable[[ReplaySpec, int, int, int, str | None], ReplayManager]] = {
     "native": _native,
     "reference": _reference,
     "sycl": _sycl,
+    "fpga": _fpga,
 }
 
 
@@ -107,10 +118,10 @@ def make_replay_manager(
     if backend not in REPLAY_BACKENDS:
         known = ", ".join(sorted(REPLAY_BACKENDS))
         raise ConfigurationError(f"Unknown backend {backend!r} of the Replay Manager; known: {known}.")
-    if device is not None and backend != "sycl":
+    if device is not None and backend not in _ON_DEVICES:
         raise ConfigurationError(
             f"The Replay Manager's backend {backend!r} runs on the CPU and takes no device; found {device!r}. "
-            'Leave it out, or choose backend="sycl".'
+            'Leave it out, or choose backend="sycl" (or "fpga").'
         )
     fanout = _DEFAULT_FANOUT if spec.fanout == "auto" else spec.fanout
     return REPLAY_BACKENDS[backend](spec, seed, fanout, workers, device)

@@ -24,7 +24,12 @@ class KernelReplayManager:
     """ReplayManager on a kernel: one mutex inside, no GIL held while it works."""
 
     def __init__(
-        self, tree: _native.SumTree | _sycl.SumTree, capacity: int, fanout: int, mode: ReplayMode, limit: int
+        self,
+        tree: _native.SumTree | _sycl.SumTree | _sycl.FpgaSumTree,
+        capacity: int,
+        fanout: int,
+        mode: ReplayMode,
+        limit: int,
     ) -> None:
         self._tree = tree
         self._capacity, self._fanout, self._mode, self._limit = capacity, fanout, mode, limit

@@ -139,14 +139,6 @@ inline std::uint64_t descend(const ReplayMemory& replay, std::uint64_t target) {
   return node + pick(replay.leaves + node, fanout, target);
 }
 
-// Uniform in [0, 2^64), or in the `at`-th of `count` equal slices of it.
-inline std::uint64_t random_at(const ReplayMemory& replay, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
-  const PhiloxWords words = philox_lane_pair(replay.seed, call, at >> 1);
-  const std::uint64_t random =
-      at & 1 ? words[2] | std::uint64_t{words[3]} << 32 : words[0] | std::uint64_t{words[1]} << 32;
-  return width == 0 ? random : at * width + mulhi64(random, width);
-}
-
 inline void sample(const ReplayMemory& replay, const Lanes& lanes, const SampledBatch& batch, std::uint64_t count,
                    std::uint64_t call, std::int64_t beta_q28) {
   const std::uint64_t total = replay.prioritized ? replay.sums[replay.offsets[replay.levels - 1]] : 0;
@@ -154,7 +146,7 @@ inline void sample(const ReplayMemory& replay, const Lanes& lanes, const Sampled
   const std::uint64_t width = replay.stratified && count > 1 ? stratum_width(count) : 0;
   std::uint32_t smallest = kLeafMax;
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
-    const std::uint64_t target = mulhi64(random_at(replay, call, i, width), mass);
+    const std::uint64_t target = mulhi64(uniform_at(replay.seed, call, i, width), mass);
     std::uint64_t slot = target;
     std::uint32_t leaf = 1;
     if (total > 0) {

@@ -45,6 +45,14 @@ inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
 // floor(2^64 / parts), for parts >= 2.
 inline std::uint64_t stratum_width(std::uint64_t parts) { return (0 - parts) / parts + 1; }
 
+// Lane `at` of one call: uniform in [0, 2^64), or, where width is stratum_width(lanes), in the at-th of equal slices.
+inline std::uint64_t uniform_at(std::uint64_t seed, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
+  const PhiloxWords words = philox_lane_pair(seed, call, at >> 1);
+  const std::uint64_t random =
+      at & 1 ? words[2] | std::uint64_t{words[3]} << 32 : words[0] | std::uint64_t{words[1]} << 32;
+  return width == 0 ? random : at * width + mulhi64(random, width);
+}
+
 // Calls visit(lane, x) for lanes first..first+count-1 (`first` even), x uniform in the lane-th of `lanes` equal slices
 // of [0, 2^64).
 template <class Visit>

@@ -1,0 +1,18 @@
+// A generated program of autorun kernels.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace pearl::device {
+
+// Kernels are single tasks, `extern "C"`; their names begin with `prefix`, which errors leave out.
+struct AutorunProgram {
+  std::string name;  // in errors
+  std::string prefix;
+  std::string text;
+  std::vector<std::string> stages;   // launched once; read and write nothing but pipes
+  std::vector<std::string> bridges;  // launched for each request; between host memory and pipes
+};
+
+}  // namespace pearl::device

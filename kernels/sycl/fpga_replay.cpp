@@ -1,0 +1,391 @@
+#include "fpga_replay.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "pearl/errors.hpp"
+#include "pearl/philox.hpp"
+#include "pearl/quantise.hpp"
+
+namespace pearl::device {
+
+using fpga::Command;
+using fpga::Held;
+using fpga::Item;
+using fpga::Operation;
+using fpga::Summary;
+
+namespace {
+
+constexpr std::size_t kMostItems = (std::size_t{1} << 31) - 1;  // of a batch
+
+void check_count(std::size_t count) {
+  if (count > kMostItems)
+    throw ReplayError("A batch on an FPGA has at most " + std::to_string(kMostItems) + " items; found " +
+                      std::to_string(count) + ".");
+}
+
+// Those of a saved batch that tell of it, as every Replay Manager computes them.
+void describe_last(const std::vector<float>& weights, const std::vector<std::uint32_t>& generations,
+                   std::uint32_t inserts, ReplayStatistics& statistics) {
+  std::uint64_t ages = 0, sum = 0, squares = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::uint32_t age = inserts - generations[i];
+    ages += age;
+    statistics.age_max = std::max(statistics.age_max, age);
+    const auto units = static_cast<std::uint64_t>(weights[i] * 0x1p24f);
+    sum += units;
+    squares += (units * units) >> 16;
+  }
+  statistics.age_mean = static_cast<double>(ages) / static_cast<double>(weights.size());
+  statistics.effective_sample_size =
+      static_cast<double>(sum) * static_cast<double>(sum) / static_cast<double>(squares) * 0x1p-16;
+}
+
+}  // namespace
+
+FpgaReplay::Staging::Staging(DeviceQueue& queue, std::size_t count)
+    : command(queue, 1, Placement::pinned),
+      summary(queue, 1, Placement::pinned),
+      items(queue, count, Placement::pinned),
+      held(queue, count, Placement::pinned),
+      weights(queue, count, Placement::pinned) {}
+
+FpgaReplay::FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
+                       std::uint64_t seed, bool stratified, float initial_priority,
+                       std::chrono::duration<double> patience)
+    : queue_(queue),
+      shape_(TreeShape::of(capacity, fanout)),
+      stratified_(stratified),
+      initial_(initial_priority),
+      alpha_((check_exponent("alpha", alpha), alpha)),
+      seed_(seed),
+      written_(shape_.capacity),
+      staging_(std::make_unique<Staging>(*queue, std::min<std::size_t>(shape_.capacity, 1024))),
+      autorun_(queue, replay_program(shape_, kEmulatedPipeItems), patience) {
+  progress_.scale = kDefaultScale;
+}
+
+FpgaReplay::~FpgaReplay() {
+  try {
+    close();
+  } catch (const Error&) {  // it has stalled: whoever used it was told
+  }
+}
+
+void FpgaReplay::require_open() const {
+  if (closed_) throw ReplayError("The Replay Manager is closed.");
+}
+
+void FpgaReplay::close() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  try {
+    if (!autorun_.stalled()) {
+      request(command(Operation::stop, 1));
+      autorun_.join();
+    }
+  } catch (const Error&) {
+    static_cast<void>(staging_.release());
+    throw;
+  }
+  if (autorun_.stalled())
+    static_cast<void>(staging_.release());  // kernels that stand still have it
+  else
+    staging_.reset();
+  written_ = {};
+  last_ = {};
+}
+
+FpgaReplay::Staging& FpgaReplay::stage(std::size_t count) const {
+  const std::size_t room = staging_->items.size();
+  if (count > room) staging_ = std::make_unique<Staging>(*queue_, std::max(count, 2 * room));
+  return *staging_;
+}
+
+Command FpgaReplay::command(Operation operation, std::size_t count) const {
+  Command command{};
+  command.operation = operation;
+  command.count = count;
+  command.seed = seed_;
+  command.call = progress_.call;
+  command.stratified = stratified_;
+  command.scale = static_cast<std::int32_t>(progress_.scale);
+  command.alpha_q28 = exponent_q28(alpha_);
+  return command;
+}
+
+Summary FpgaReplay::request(const Command& command) const {
+  Staging& staging = *staging_;
+  staging.command[0] = command;
+  if (command.operation != Operation::load)
+    autorun_.launch(kCollect, static_cast<const Command*>(staging.command.data()), staging.held.data(),
+                    staging.weights.data(), staging.summary.data());
+  autorun_.launch(kFeed, static_cast<const Command*>(staging.command.data()),
+                  static_cast<const Item*>(staging.items.data()));
+  autorun_.wait(command.count);
+  return staging.summary[0];
+}
+
+// What the first `count` slots hold.
+std::vector<Held> FpgaReplay::held(std::size_t count) const {
+  if (count == 0) return {};
+  Staging& staging = stage(count);
+  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(i), 0, 0};
+  request(command(Operation::retrieve, count));
+  return {staging.held.data(), staging.held.data() + count};
+}
+
+// Every slot anew, and the sums above.
+void FpgaReplay::load_tree(const std::vector<Held>& slots) {
+  Staging& staging = stage(shape_.capacity);
+  std::vector<std::uint64_t> sums(shape_.capacity);
+  for (std::size_t i = 0; i < shape_.capacity; ++i) {
+    const Held slot = i < slots.size() ? slots[i] : Held{};
+    sums[i] = slot.leaf;
+    staging.items[i] = {slot.leaf | std::uint64_t{slot.times} << 32, static_cast<std::uint32_t>(i), slot.priority,
+                        slot.generation};
+  }
+  for (unsigned level = shape_.depth;; --level) {
+    Command load = command(Operation::load, sums.size());
+    load.level = static_cast<std::uint8_t>(level);
+    request(load);
+    if (level == 0) break;
+    std::vector<std::uint64_t> above((sums.size() + (std::size_t{1} << shape_.shift) - 1) >> shape_.shift);
+    for (std::size_t i = 0; i < sums.size(); ++i) above[i >> shape_.shift] += sums[i];
+    sums = std::move(above);
+    for (std::size_t i = 0; i < sums.size(); ++i) staging.items[i] = {sums[i], static_cast<std::uint32_t>(i), 0, 0};
+  }
+  progress_.total = sums[0];
+}
+
+// Lowers the scale where `priority`, finite, does not fit.
+void FpgaReplay::fit_scale(float priority) {
+  if (!(priority > 0.0f)) return;
+  const int excess = excess_bits(priority, exponent_q28(alpha_), static_cast<int>(progress_.scale));
+  if (excess == 0) return;
+  std::vector<Held> slots = held(end_);
+  for (Held& slot : slots)
+    if (slot.leaf != 0) slot.leaf = slot.priority == fpga::kInfinityBits ? kLeafMax : rescaled(slot.leaf, excess);
+  load_tree(slots);
+  progress_.scale -= excess;
+  ++progress_.counters.rescales;
+}
+
+void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  check_indices(indices, count, shape_.capacity);
+  PriorityScan found{};
+  if (priorities != nullptr) found = check_priorities(priorities, count);
+  if (count == 0) return;
+  const float initial = initial_ != kInitialMax ? initial_ : progress_.max_priority;
+  fit_scale(priorities != nullptr ? found.largest : initial);
+  Staging& staging = stage(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto generation = std::max(static_cast<std::uint32_t>(progress_.counters.inserts + i + 1), 1u);
+    staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]),
+                        std::bit_cast<std::uint32_t>(priorities != nullptr ? priorities[i] : initial), generation};
+  }
+  const Summary done = request(command(Operation::insert, count));
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto slot = static_cast<std::size_t>(indices[i]);
+    written_[slot] = true;
+    end_ = std::max(end_, slot + 1);
+  }
+  progress_.counters.inserts += count;
+  progress_.counters.saturated += found.infinite;
+  progress_.max_priority = std::max(progress_.max_priority, found.largest);
+  progress_.filled += done.added;
+  progress_.total += done.change;
+}
+
+// Where all written slots are of zero priority: the host draws among them, the leaves tell what they hold.
+void FpgaReplay::visit(std::size_t count) {
+  std::vector<std::uint32_t> written;
+  for (std::size_t slot = 0; slot < end_; ++slot)
+    if (written_[slot]) written.push_back(static_cast<std::uint32_t>(slot));
+  const std::uint64_t width = stratified_ && count > 1 ? stratum_width(count) : 0;
+  for (std::size_t i = 0; i < count; ++i)
+    staging_->items[i] = {0, written[mulhi64(uniform_at(seed_, progress_.call, i, width), written.size())], 0, 0};
+  request(command(Operation::visit, count));
+  std::fill_n(staging_->weights.data(), count, 1.0f);
+}
+
+void FpgaReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
+                        std::uint32_t* generations) {
+  const std::lock_guard lock(mutex_);
+  check_exponent("beta", beta);
+  require_open();
+  check_count(count);
+  if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
+  if (progress_.filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
+  const Staging& staging = stage(count);
+  if (progress_.total == 0) {
+    visit(count);
+  } else {
+    Command sample = command(Operation::sample, count);
+    sample.beta_q28 = exponent_q28(beta);
+    request(sample);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    indices[i] = staging.held[i].slot;
+    generations[i] = staging.held[i].generation;
+    weights[i] = staging.weights[i];
+  }
+  last_.weights.assign(weights, weights + count);
+  last_.generations.assign(generations, generations + count);
+  last_.inserts = static_cast<std::uint32_t>(progress_.counters.inserts);
+  ++progress_.call;
+  progress_.counters.samples += count;
+}
+
+// The largest finite priority of those that an update will apply.
+float FpgaReplay::largest_fresh(const std::int64_t* indices, const float* priorities,
+                                const std::uint32_t* generations, std::size_t count) const {
+  Staging& staging = stage(count);
+  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
+  request(command(Operation::retrieve, count));
+  float largest = 0.0f;
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool fresh = staging.held[i].generation == generations[i];
+    if (fresh && std::isfinite(priorities[i])) largest = std::max(largest, priorities[i]);
+  }
+  return largest;
+}
+
+std::size_t FpgaReplay::update(const std::int64_t* indices, const float* priorities,
+                               const std::uint32_t* generations, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  check_indices(indices, count, shape_.capacity);
+  const PriorityScan found = check_priorities(priorities, count);
+  for (std::size_t i = 0; i < count; ++i)
+    if (!written_[static_cast<std::size_t>(indices[i])])
+      throw ReplayError("Index " + std::to_string(indices[i]) + " at position " + std::to_string(i) +
+                        " was never inserted: only written slots can be updated.");
+  if (count == 0) return 0;
+  float largest = found.largest;
+  // A stale priority must not lower the scale; only where one could is it worth asking which are.
+  if (generations != nullptr && largest > 0.0f &&
+      excess_bits(largest, exponent_q28(alpha_), static_cast<int>(progress_.scale)) > 0)
+    largest = largest_fresh(indices, priorities, generations, count);
+  fit_scale(largest);
+  Staging& staging = stage(count);
+  for (std::size_t i = 0; i < count; ++i)
+    staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), std::bit_cast<std::uint32_t>(priorities[i]),
+                        generations != nullptr ? generations[i] : 0};
+  Command update = command(Operation::update, count);
+  update.checked = generations != nullptr;
+  const Summary done = request(update);
+  progress_.counters.updates += done.applied;
+  progress_.counters.stale += count - done.applied;
+  progress_.counters.saturated += done.infinite;
+  progress_.max_priority = std::max(progress_.max_priority, std::bit_cast<float>(done.highest));
+  progress_.total += done.change;
+  return done.applied;
+}
+
+void FpgaReplay::retrieve(const std::int64_t* indices, float* priorities, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count);
+  check_indices(indices, count, shape_.capacity);
+  if (count == 0) return;
+  Staging& staging = stage(count);
+  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
+  request(command(Operation::retrieve, count));
+  for (std::size_t i = 0; i < count; ++i) priorities[i] = std::bit_cast<float>(staging.held[i].priority);
+}
+
+void FpgaReplay::set_alpha(double alpha) {
+  check_exponent("alpha", alpha);
+  const std::lock_guard lock(mutex_);
+  require_open();
+  alpha_ = alpha;
+  const std::int64_t exponent = exponent_q28(alpha);
+  std::vector<Held> slots = held(end_);
+  float largest = 0.0f;
+  for (const Held& slot : slots)
+    if (slot.priority < fpga::kInfinityBits) largest = std::max(largest, std::bit_cast<float>(slot.priority));
+  const int excess = largest > 0.0f ? excess_bits(largest, exponent, kDefaultScale) : 0;
+  progress_.scale = kDefaultScale - excess;
+  progress_.counters.rescales += excess > 0;
+  for (Held& slot : slots)
+    slot.leaf = quantise(std::bit_cast<float>(slot.priority), exponent, static_cast<int>(progress_.scale));
+  load_tree(slots);
+}
+
+ReplayState FpgaReplay::state_locked() const {
+  ReplayState state = progress_;
+  state.alpha = alpha_;
+  state.seed = seed_;
+  return state;
+}
+
+ReplayState FpgaReplay::state() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  return state_locked();
+}
+
+ReplayStatistics FpgaReplay::statistics() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  ReplayStatistics statistics;
+  statistics.state = state_locked();
+  std::uint64_t times = 0;
+  for (const Held& slot : held(end_)) {
+    times += slot.times;
+    if (slot.generation != 0) ++statistics.histogram[static_cast<std::size_t>(std::bit_width(slot.leaf))];
+  }
+  statistics.samples_per_item =
+      static_cast<double>(times) / static_cast<double>(std::max<std::uint64_t>(progress_.filled, 1));
+  if (!last_.weights.empty()) describe_last(last_.weights, last_.generations, last_.inserts, statistics);
+  return statistics;
+}
+
+ReplayState FpgaReplay::save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
+                             std::uint16_t* times, std::vector<std::int64_t>*) const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const std::vector<Held> slots = held(end_);
+  for (std::size_t i = 0; i < shape_.capacity; ++i) {
+    const Held slot = i < slots.size() ? slots[i] : Held{};
+    priorities[i] = std::bit_cast<float>(slot.priority);
+    generations[i] = slot.generation;
+    leaves[i] = slot.leaf;
+    times[i] = static_cast<std::uint16_t>(slot.times);
+  }
+  return state_locked();
+}
+
+void FpgaReplay::load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
+                      const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t*, std::size_t) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  std::vector<Held> slots(shape_.capacity);
+  std::size_t filled = 0, end = 0;
+  for (std::size_t i = 0; i < shape_.capacity; ++i) {
+    slots[i] = {static_cast<std::uint32_t>(i), leaves[i], std::bit_cast<std::uint32_t>(priorities[i]), generations[i],
+                times[i]};
+    written_[i] = generations[i] != 0;
+    if (!written_[i]) continue;
+    ++filled;
+    end = i + 1;
+  }
+  progress_ = state;
+  progress_.filled = filled;
+  alpha_ = state.alpha;
+  seed_ = state.seed;
+  end_ = end;
+  last_ = {};
+  load_tree(slots);
+}
+
+}  // namespace pearl::device

@@ -1,0 +1,98 @@
+// The Replay Manager on an FPGA: an autorun pipeline with a stage for each level of the sum tree
+// (pearl/fpga_replay.hpp), identical to the CPU's (pearl/sum_tree_replay.hpp) bit for bit.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "autorun.hpp"
+#include "fpga_program.hpp"
+#include "pearl/fpga_replay.hpp"
+#include "pearl/sum_tree_replay.hpp"
+
+namespace pearl::device {
+
+// Priorities, generations and counts of samples live on the device alone. The host keeps one bit for each slot (whether
+// it was written) and what the answers add up to: with these it knows of each request beforehand whether it is valid.
+//
+// Every method is safe from any thread, waits for its answer, and throws DeviceError where none comes in time; from
+// then on so does every request.
+class FpgaReplay {
+ public:
+  FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
+             std::uint64_t seed, bool stratified, float initial_priority, std::chrono::duration<double> patience);
+  ~FpgaReplay();
+
+  // As pearl::SumTreeReplay has them, for draws with replacement in proportion to priorities.
+  void insert(const std::int64_t* indices, const float* priorities, std::size_t count);
+  void sample(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
+  std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                     std::size_t count);
+  void retrieve(const std::int64_t* indices, float* priorities, std::size_t count);
+  void set_alpha(double alpha);
+  ReplayState state() const;
+  ReplayStatistics statistics() const;
+  ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves, std::uint16_t* times,
+                   std::vector<std::int64_t>* order) const;
+  void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
+            const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t* order,
+            std::size_t order_count);
+  // Stops the stages. DeviceError where they do not.
+  void close();
+
+  std::size_t capacity() const { return shape_.capacity; }
+  bool prioritized() const { return true; }
+  const TreeShape& shape() const { return shape_; }
+  // Kernels launched: stages once, and bridges for each request.
+  std::uint64_t stage_launches() const { return autorun_.stage_launches(); }
+  std::uint64_t bridge_launches() const { return autorun_.bridge_launches(); }
+
+ private:
+  // What kernels read and write in host memory, for as many items.
+  struct Staging {
+    Staging(DeviceQueue& queue, std::size_t count);
+    DeviceArray<fpga::Command> command;
+    DeviceArray<fpga::Summary> summary;
+    DeviceArray<fpga::Item> items;
+    DeviceArray<fpga::Held> held;
+    DeviceArray<float> weights;
+  };
+
+  void require_open() const;
+  Staging& stage(std::size_t count) const;
+  fpga::Command command(fpga::Operation operation, std::size_t count) const;
+  // Sends the command, whose items are staged, and waits for its answers.
+  fpga::Summary request(const fpga::Command& command) const;
+  std::vector<fpga::Held> held(std::size_t count) const;
+  void load_tree(const std::vector<fpga::Held>& slots);
+  void fit_scale(float priority);
+  float largest_fresh(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                      std::size_t count) const;
+  void visit(std::size_t count);
+  ReplayState state_locked() const;
+
+  const std::shared_ptr<DeviceQueue> queue_;
+  const TreeShape shape_;
+  const bool stratified_;
+  const float initial_;
+  mutable std::mutex mutex_;
+  bool closed_ = false;
+  double alpha_;
+  std::uint64_t seed_;
+  ReplayState progress_;  // counters, scale, maximum, and what is held
+  std::vector<bool> written_;
+  std::size_t end_ = 0;  // one past the highest written slot
+  struct {
+    std::vector<float> weights;
+    std::vector<std::uint32_t> generations;
+    std::uint32_t inserts = 0;
+  } last_;  // batch
+  mutable std::unique_ptr<Staging> staging_;
+  mutable Autorun autorun_;
+};
+
+}  // namespace pearl::device

@@ -1,0 +1,108 @@
+#include "bindings.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <pybind11/stl.h>
+
+#include "autorun.hpp"
+#include "fpga_program.hpp"
+#include "fpga_replay.hpp"
+#include "pearl/replay_python.hpp"
+
+namespace pearl::device {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// A program whose bridges all take the same words in host memory, and how many there are.
+class WordPipeline {
+ public:
+  WordPipeline(const std::shared_ptr<DeviceQueue>& queue, AutorunProgram program, double timeout_s)
+      : queue_(queue), program_(std::move(program)), autorun_(queue, program_, Seconds(timeout_s)) {}
+  ~WordPipeline() {
+    if (autorun_.stalled()) static_cast<void>(words_.release());
+  }
+
+  std::vector<std::uint64_t> run(const std::vector<std::uint64_t>& words) {
+    if (autorun_.stalled()) autorun_.wait(0);
+    words_ = std::make_unique<DeviceArray<std::uint64_t>>(*queue_, words.size(), Placement::pinned);
+    std::copy(words.begin(), words.end(), words_->data());
+    for (std::size_t bridge = 0; bridge < program_.bridges.size(); ++bridge)
+      autorun_.launch(bridge, words_->data(), std::uint64_t{words.size()});
+    autorun_.wait(words.size());
+    return {words_->data(), words_->data() + words.size()};
+  }
+  void join() { autorun_.join(); }
+  std::uint64_t stage_launches() const { return autorun_.stage_launches(); }
+  std::uint64_t bridge_launches() const { return autorun_.bridge_launches(); }
+
+ private:
+  const std::shared_ptr<DeviceQueue> queue_;
+  const AutorunProgram program_;
+  std::unique_ptr<DeviceArray<std::uint64_t>> words_;
+  Autorun autorun_;
+};
+
+}  // namespace
+
+void bind_fpga_replay(py::module_& module) {
+  using namespace bindings;
+  py::class_<WordPipeline>(module, "Autorun", "Autorun kernels that are joined by pipes; see kernels/sycl/autorun.hpp.")
+      .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, const std::string& name, const std::string& text,
+                       const std::vector<std::string>& stages, const std::vector<std::string>& bridges,
+                       double timeout_s) {
+             const Released released;
+             return std::make_unique<WordPipeline>(queue, AutorunProgram{name, "", text, stages, bridges}, timeout_s);
+           }),
+           py::arg("queue"), py::arg("name"), py::arg("text"), py::arg("stages"), py::arg("bridges"),
+           py::arg("timeout_s"))
+      .def("run", &WordPipeline::run, py::arg("words"), py::call_guard<Released>(),
+           "Launch every bridge with the words and their count, wait, and return the words; DeviceError on a stall.")
+      .def("join", &WordPipeline::join, py::call_guard<Released>(), "Until the stages, told to stop, have ended.")
+      .def_property_readonly("stage_launches", &WordPipeline::stage_launches)
+      .def_property_readonly("bridge_launches", &WordPipeline::bridge_launches);
+
+  using Tree = FpgaReplay;
+  py::class_<Tree, std::shared_ptr<Tree>> cls(module, "FpgaSumTree", "The Replay Manager as a pipeline on an FPGA.");
+  cls.def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
+                      std::uint64_t seed, bool stratified, float initial_priority, double timeout_s) {
+            const Released released;
+            return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, stratified, initial_priority,
+                                          Seconds(timeout_s));
+          }),
+          py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("alpha"), py::arg("seed"),
+          py::arg("stratified"), py::arg("initial_priority"), py::arg("timeout_s"))
+      .def(
+          "update",
+          [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
+             const std::optional<Array<std::uint32_t>>& generations) {
+            const std::size_t count = rows(indices, "indices");
+            rows(priorities, "priorities", indices.size());
+            const std::uint32_t* versions = data_or_null(generations, "generations", count);
+            const std::int64_t* slots = indices.data();
+            const float* values = priorities.data();
+            const Released released;
+            return tree.update(slots, values, versions, count);
+          },
+          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
+      .def_property_readonly("stage_launches", &Tree::stage_launches, "Autorun kernels launched so far.")
+      .def_property_readonly("bridge_launches", &Tree::bridge_launches, "Producers and consumers launched so far.")
+      .def_property_readonly("level_bits", [](const Tree& tree) { return tree.shape().bits(); })
+      .def_property_readonly("level_nodes", [](const Tree& tree) { return tree.shape().nodes(); });
+  bind_replay_methods(cls);
+  module.def(
+      "fpga_replay_source",
+      [](std::int64_t capacity, unsigned fanout, int pipe_items) {
+        return replay_program(TreeShape::of(capacity, fanout), pipe_items).text;
+      },
+      py::arg("capacity"), py::arg("fanout"), py::arg("pipe_items") = kEmulatedPipeItems,
+      "The program that is generated for a tree.");
+}
+
+}  // namespace pearl::device
