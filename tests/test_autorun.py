@@ -87,3 +87,35 @@ def test_a_stalled_pipe_is_an_error_and_the_process_ends():
     assert said[0].startswith("The pipeline test on Intel(R) FPGA Emulation Device stalled")
     assert "feed has ended, collect runs; middle runs" in said[0]
     assert "Make it anew, with a longer timeout" in said[0]
+
+
+TOO_MANY = """
+import sys
+from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.devices.sycl import sycl_queue, sycl_runtime
+from pearl.errors import DeviceError
+queue, stages = sycl_queue(EMULATOR_SELECTOR), [f"stage{i}" for i in range(70)]
+try:
+    sycl_runtime().module.Autorun(queue, "long", sys.argv[1], stages, ["feed", "collect"], 5.0)
+except DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_more_stages_than_run_at_once_are_an_error_and_the_process_ends():
+    head, _, bridges = PROGRAM.partition("TASK middle()")
+    lines = (
+        f"TASK stage{i}() {{ pearl::fpga::Pipe<Test, {i + 2}, int, 16>::read(); }}  // nobody writes" for i in range(70)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_MANY, "\n".join([head, *lines, bridges[bridges.index("TASK feed") :]])],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The pipeline long on Intel(R) FPGA Emulation Device did not start within 5 s" in done.stdout
+    assert "has not begun" in done.stdout
+    assert "All stages must run at once. Close other pipelines" in done.stdout

@@ -11,6 +11,12 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kSecondsPerItem{1e-3};
+constexpr const char* kAnew =
+    "What it held is lost. Make it anew, with a longer timeout where the machine is busy; if it stalls again, end the "
+    "process, which frees the device.";
+constexpr const char* kRoom =
+    "All stages must run at once. Close other pipelines, or make one of fewer stages (a larger fanout). The emulator "
+    "runs 31 kernels at once, or 64 after `pearl devices --setup-fpga-emulator`.";
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 
 // Stages must all be running before any thread of this process waits for the device.
@@ -58,7 +64,8 @@ Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgra
       stage.event = stage.queue->launch_task(stage.kernel);
       stage.launched = true;
     }
-    until(parts_->stages, [](const Task& stage) { return state(stage) != State::waiting; }, patience_, "did not start");
+    until(parts_->stages, [](const Task& stage) { return state(stage) != State::waiting; }, patience_, "did not start",
+          kRoom);
   } catch (...) {
     static_cast<void>(parts_.release());
     throw;
@@ -74,7 +81,8 @@ void Autorun::require_sound() const {
 }
 
 template <class Done>
-void Autorun::until(const std::vector<Task>& tasks, Done done, Seconds limit, const char* what) {
+void Autorun::until(const std::vector<Task>& tasks, Done done, Seconds limit, const char* what,
+                    const char* advice) {
   const auto end = std::chrono::steady_clock::now() + limit;
   auto nap = kShortestNap;
   try {
@@ -82,17 +90,17 @@ void Autorun::until(const std::vector<Task>& tasks, Done done, Seconds limit, co
       if (std::chrono::steady_clock::now() > end) {
         std::ostringstream text;
         text << what << " within " << limit.count() << " s";
-        fail(text.str());
+        fail(text.str(), advice);
       }
       std::this_thread::sleep_for(nap);
       nap = std::min(2 * nap, kLongestNap);
     }
   } catch (const sycl::exception& error) {
-    fail(std::string("failed (") + error.what() + ")");
+    fail(std::string("failed (") + error.what() + ")", kAnew);
   }
 }
 
-void Autorun::fail(const std::string& what) {
+void Autorun::fail(const std::string& what, const char* advice) {
   failure_ = "The pipeline " + name_ + " on " + device_ + " " + what + ": ";
   try {
     failure_ += told(parts_->bridges);
@@ -101,15 +109,14 @@ void Autorun::fail(const std::string& what) {
   } catch (const sycl::exception&) {
     failure_ += "the device does not answer";
   }
-  failure_ += ". What it held is lost. Make it anew, with a longer timeout where the machine is busy; if it stalls "
-              "again, end the process, which frees the device.";
+  failure_ += std::string(". ") + advice;
   throw DeviceError(failure_);
 }
 
 void Autorun::wait(std::uint64_t items) {
   require_sound();
   until(parts_->bridges, [](const Task& bridge) { return state(bridge) == State::ended; },
-        patience_ + kSecondsPerItem * static_cast<double>(items), "stalled: it did not answer");
+        patience_ + kSecondsPerItem * static_cast<double>(items), "stalled: it did not answer", kAnew);
   for (Task& bridge : parts_->bridges) bridge.launched = false;
 }
 
@@ -117,7 +124,7 @@ void Autorun::join() {
   if (joined_) return;
   require_sound();
   until(parts_->stages, [](const Task& stage) { return state(stage) == State::ended; }, patience_,
-        "was told to stop and did not");
+        "was told to stop and did not", kAnew);
   joined_ = true;
 }
 

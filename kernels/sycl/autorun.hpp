@@ -67,8 +67,9 @@ class Autorun {
   static std::string told(const std::vector<Task>& tasks);
   void require_sound() const;
   template <class Done>
-  void until(const std::vector<Task>& tasks, Done done, std::chrono::duration<double> limit, const char* what);
-  [[noreturn]] void fail(const std::string& what);
+  void until(const std::vector<Task>& tasks, Done done, std::chrono::duration<double> limit, const char* what,
+             const char* advice);
+  [[noreturn]] void fail(const std::string& what, const char* advice);
 
   const std::string name_;
   const std::string device_;

@@ -36,6 +36,10 @@ _FETCH_TIMEOUT_S = 3600.0
 _LOAD_TIMEOUT_S = 120.0
 # Tells the driver to be the emulator; the wheel comes without it.
 _CONFIGURATION = "cl.fpga_emu.cfg"
+_BE_THE_EMULATOR = "CL_CONFIG_DEVICES = fpga-emu\n"
+# How many kernels run at once: by default 31, fewer than the stages of two deep pipelines.
+_WORKERS = "CL_CONFIG_CPU_TBB_NUM_WORKERS"
+_MORE_WORKERS = f"{_WORKERS} = 64\n"
 
 
 def emulator_folder() -> Path:
@@ -60,6 +64,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
     """
     folder = emulator_folder()
     if emulator_library() is not None:
+        _add_workers(folder / "lib" / _CONFIGURATION)
         report(f"The FPGA emulator is already in {folder}")
         return folder
     if folder.exists():
@@ -81,7 +86,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
             _fetch(wheels)
             report(f"Taking out what it needs (440 MB) into {folder}")
             _extract(sorted(wheels.glob("*.whl")), made)
-            (made / "lib" / _CONFIGURATION).write_text("CL_CONFIG_DEVICES = fpga-emu\n", encoding="ascii")
+            (made / "lib" / _CONFIGURATION).write_text(_BE_THE_EMULATOR + _MORE_WORKERS, encoding="ascii")
             _check_that_it_loads(made / "lib")
             with contextlib.suppress(FileExistsError):  # another process was quicker
                 _move(made, folder)
@@ -90,6 +95,19 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
             f"The FPGA emulator cannot be set up in {folder}: {error}. Set PEARL_CACHE_DIR to a writable folder."
         ) from error
     return folder
+
+
+def _add_workers(configuration: Path) -> None:
+    """An emulator that was set up before, or by others, may lack the line."""
+    try:
+        said = configuration.read_text(encoding="utf-8")
+        if _WORKERS not in said:
+            configuration.write_text(f"{said.rstrip()}\n{_MORE_WORKERS}", encoding="utf-8")
+    except OSError as error:
+        raise DeviceError(
+            f"{configuration} should say {_MORE_WORKERS.strip()!r}, for pipelines of many kernels, and cannot be "
+            f"written: {error.strerror or error}."
+        ) from error
 
 
 def _move(made: Path, folder: Path) -> None:
