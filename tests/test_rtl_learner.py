@@ -112,3 +112,14 @@ def test_what_cannot_be_built_is_refused():
         simulate(learner, 8, 0)
     with pytest.raises(DeviceError, match="not done after"):
         simulate(learner, 8, 4, cycle_limit=100)
+
+
+def test_the_exploration_finds_the_papers_design_point():
+    pytest.importorskip("amaranth", reason="Amaranth is not installed: `make rtl`, or `pip install amaranth`.")
+    from benchmarks.rtl import exploration
+
+    # CF'22 Table 2 for DQN: PI = BS / 2, DP = 2, 32 units in the largest stage, 1600 DSPs; 5 DSPs an fp32 multiply-add.
+    points = exploration((4, 64, 2), 64, 1600 // 5)
+    best = min(points, key=lambda point: point["CF'22 cycles"])
+    assert (best["PI"], best["DP"], best["largest unroll"]) == (32, 2, 32)
+    assert best == min(points, key=lambda point: point["simulated cycles"])

@@ -10,6 +10,7 @@ from pearl.errors import ConfigurationError
 LEAF_BITS = 28  # significant bits of a quantised priority: kernels/include/pearl/quantise.hpp
 
 DEPTH_MAX = 24
+LANES_MAX = 32  # a word of some 1,500 bits: wider ones cannot be routed well, nor simulated by Amaranth
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class LevelMemory:
 class TreeShape:
     """A K-ary sum tree in hardware: level 0 is the root's register, levels 1 to `depth` one pipeline stage each.
 
-    `lanes` siblings stand in one memory word and are read together (default: all `fanout` of them; 1 is the
+    `lanes` siblings stand in one memory word and are read together (default: all `fanout` of them, at most 32; 1 is the
     sequential sampler of CF'22 Fig. 5). `cycles_per_access` is 2 where a read and the write that follows it take turns,
     as PEARL's Eq. 4-5 count, and 1 where they overlap, a bypass handing what is being written to a read of the same
     word. `assigns` adds a copy of the leaves before the root, which turns "set this leaf to v" into the difference that
@@ -56,10 +57,11 @@ class TreeShape:
         if not 1 <= self.depth <= DEPTH_MAX:
             raise ConfigurationError(f"Depth must lie in [1, {DEPTH_MAX}]; found {self.depth}.")
         if not self.lanes:
-            object.__setattr__(self, "lanes", self.fanout)
-        if not 1 <= self.lanes <= self.fanout or self.lanes & (self.lanes - 1):
+            object.__setattr__(self, "lanes", min(self.fanout, LANES_MAX))
+        most = min(self.fanout, LANES_MAX)
+        if not 1 <= self.lanes <= most or self.lanes & (self.lanes - 1):
             raise ConfigurationError(
-                f"Lanes must be a power of two from 1 to the fanout, {self.fanout}; found {self.lanes}."
+                f"Lanes must be a power of two from 1 to {most} for a fanout of {self.fanout}; found {self.lanes}."
             )
         if not 1 <= self.leaf_bits <= LEAF_BITS:
             raise ConfigurationError(f"Leaves have 1 to {LEAF_BITS} bits; found {self.leaf_bits}.")
