@@ -170,14 +170,15 @@ def test_batches_take_the_cycles_of_the_closed_forms(depth, fanout, lanes, assig
     assert run(shape, mixed, leaves).cycles == expected
 
 
-@pytest.mark.parametrize("batch", [1, 40])
-def test_without_the_leaf_copy_an_update_is_two_passes(batch):
-    shape = TreeShape(2, 4, 2, assigns=False)
+@pytest.mark.parametrize("pace", [1, 2])
+@pytest.mark.parametrize("batch", [1, 5, 40])
+def test_without_the_leaf_copy_an_update_is_two_passes(batch, pace):
+    shape = TreeShape(2, 4, 2, assigns=False, cycles_per_access=pace)
     retrievals = [Request(Operation.RETRIEVE, index % 16) for index in range(batch)]
     first = run(shape, retrievals)
     # Each difference is known a cycle after its leaf has come back.
     sent = first.results[0].cycle + 1
-    wait = max(sent - batch * shape.other_cycles, 0)
+    wait = max(sent - first.results[-1].accepted - 1, 0)
     updates = [Request(Operation.UPDATE, index % 16, 1, wait if index == 0 else 0) for index in range(batch)]
     assert run(shape, retrievals + updates).cycles == cycles.update_cycles(shape, batch)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from amaranth.hdl import Cat, Elaboratable, Module, Mux, Shape, Signal, Value, unsigned
+from amaranth.hdl import Array, Cat, Elaboratable, Module, Mux, Shape, Signal, Value, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -157,11 +157,11 @@ class _Level(Elaboratable):
 
         # Cycle 1: the word has been read; an update writes it back, one of its lanes changed.
         seen = delayed[1]
-        lane = (seen.index >> below)[: shape.lane_bits]
+        lane = (seen.index >> below)[: shape.lane_bits] if shape.lane_bits else 0
         old, new = Signal(self.bits), Signal(self.bits)
         updates = seen.is_valid(Operation.UPDATE)
         m.d.comb += [
-            old.eq(_select(lane, [read.data[k] for k in range(lanes)])),
+            old.eq(Array(read.data[k] for k in range(lanes))[lane] if lanes > 1 else read.data[0]),
             new.eq(old + seen.difference(shape)),
             write.en.eq(updates),
             write.addr.eq(seen.index >> (below + shape.lane_bits)),
@@ -186,8 +186,7 @@ class _Level(Elaboratable):
         rest, held = Signal(shape.bits(self.level - 1)), Signal(shape.bits(self.level - 1), reset_less=True)
         found = Signal(reset_less=True)
         passed = Signal(lanes)
-        m.d.comb += rest.eq(Mux(starts, compares.operand, held))
-        m.d.comb += [passed[k].eq(sum_ <= rest) for k, sum_ in enumerate(sums)]
+        m.d.comb += [rest.eq(Mux(starts, compares.operand, held)), passed.eq(Cat(sum_ <= rest for sum_ in sums))]
         chosen = Signal(lanes, reset_less=True)
         chosen_sums = [Signal.like(sum_, name=f"chosen_sum{k}", reset_less=True) for k, sum_ in enumerate(sums)]
         chosen_beat = Signal(range(beats), reset_less=True)
@@ -233,21 +232,12 @@ class _Level(Elaboratable):
         return count >> (pace - 1), due
 
 
-def _select(number: Value, values: Sequence[Value]) -> Value:
-    """Return the value of that number, of `2 ** len(number)`: a multiplexer for each bit, not one after the other."""
-    level = list(values)
-    for bit in number:
-        level = [Mux(bit, level[k + 1], level[k]) for k in range(0, len(level), 2)]
-    return level[0]
-
-
 def _any(values: Iterable[Value]) -> Value | int:
-    """Return the bitwise or of values of which at most one is not 0, by pairs."""
-    level: list[Value | int] = list(values) or [0]
-    while len(level) > 1:
-        pairs = [level[k] | level[k + 1] for k in range(0, len(level) - 1, 2)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
+    """Return the bitwise or of values of which at most one is not 0."""
+    result: Value | int = 0
+    for value in values:
+        result = result | value
+    return result
 
 
 class ReplayPipeline(wiring.Component):
