@@ -64,7 +64,7 @@ class Plan:
     trees: Sequence[tuple[int, int]] = TREES
     batches: Sequence[int] = BATCHES
     synthesised: Sequence[TreeShape] = SYNTHESISED
-    large: Sequence[TreeShape] = LARGE
+    large: Sequence[TreeShape] = ()
     networks: Sequence[tuple[int, ...]] = NETWORKS
     multipliers: Sequence[int] = (100, 1_000)
     copies: Sequence[int] = (1, 2, 4)
@@ -218,8 +218,9 @@ def level_bits(shape: TreeShape) -> dict[str, int | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small sweep; nothing is written")
-    quick = parser.parse_args().quick
-    plan = QUICK if quick else Plan()
+    parser.add_argument("--large", action="store_true", help="a million slots too: tens of minutes each")
+    arguments = parser.parse_args()
+    plan = QUICK if arguments.quick else Plan(large=LARGE if arguments.large else ())
     rows = [*replay_cycles(plan), *learner_cycles(plan)]
     explored = [
         point
@@ -233,8 +234,9 @@ def main() -> None:
         print(f"{row.case:58} {row.ours:12g} {row.unit:8} {row.peer:20} {row.theirs:12g}")
     for point in explored:
         print(point)
-    if not quick:
-        write("rtl", "make bench-rtl", 1, rows, levels=[level_bits(shape) for shape in plan.large], runs=explored)
+    if not arguments.quick:
+        command = f"make bench-rtl{' BENCH_ARGS=--large' * arguments.large}"
+        write("rtl", command, 1, rows, levels=[level_bits(shape) for shape in LARGE], runs=explored)
 
 
 if __name__ == "__main__":
