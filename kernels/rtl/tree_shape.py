@@ -1,0 +1,170 @@
+"""What one replay pipeline is generated for, and the bits and words that each level of its tree needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pearl.errors import ConfigurationError
+
+LEAF_BITS = 28  # significant bits of a quantised priority: kernels/include/pearl/quantise.hpp
+
+DEPTH_MAX = 24
+LANES_MAX = 32  # a word of some 1,500 bits: wider ones cannot be routed well, nor simulated by Amaranth
+
+
+@dataclass(frozen=True)
+class LevelMemory:
+    """The memory of one tree level: `rows` words of `lanes` nodes of `bits` bits."""
+
+    level: int
+    nodes: int
+    bits: int
+    lanes: int
+    rows: int
+
+    @property
+    def total_bits(self) -> int:
+        """Bits stored."""
+        return self.rows * self.lanes * self.bits
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """A K-ary sum tree in hardware: level 0 is the root's register, levels 1 to `depth` one pipeline stage each.
+
+    `lanes` siblings stand in one memory word and are read together (default: all `fanout` of them, at most 32; 1 is the
+    sequential sampler of CF'22 Fig. 5). `cycles_per_access` is 2 where a read and the write that follows it take turns,
+    as PEARL's Eq. 4-5 count, and 1 where they overlap, a bypass handing what is being written to a read of the same
+    word. `assigns` adds a copy of the leaves before the root, which turns "set this leaf to v" into the difference that
+    travels down: without it an update is a retrieval followed by an update by difference, as in PEARL Sec. V.
+    `slots` leaves are in use (default: `fanout ** depth`).
+
+    Raises ConfigurationError where that is no tree.
+    """
+
+    depth: int
+    fanout: int
+    lanes: int = 0
+    leaf_bits: int = LEAF_BITS
+    cycles_per_access: Literal[1, 2] = 1
+    assigns: bool = True
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.fanout <= 256 or self.fanout & (self.fanout - 1):
+            raise ConfigurationError(f"Fanout must be a power of two from 2 to 256; found {self.fanout}.")
+        if not 1 <= self.depth <= DEPTH_MAX:
+            raise ConfigurationError(f"Depth must lie in [1, {DEPTH_MAX}]; found {self.depth}.")
+        if not self.lanes:
+            object.__setattr__(self, "lanes", min(self.fanout, LANES_MAX))
+        most = min(self.fanout, LANES_MAX)
+        if not 1 <= self.lanes <= most or self.lanes & (self.lanes - 1):
+            raise ConfigurationError(
+                f"Lanes must be a power of two from 1 to {most} for a fanout of {self.fanout}; found {self.lanes}."
+            )
+        if not 1 <= self.leaf_bits <= LEAF_BITS:
+            raise ConfigurationError(f"Leaves have 1 to {LEAF_BITS} bits; found {self.leaf_bits}.")
+        if self.cycles_per_access not in (1, 2):
+            raise ConfigurationError(f"An access takes 1 or 2 cycles; found {self.cycles_per_access}.")
+        if not self.slots:
+            object.__setattr__(self, "slots", self.fanout**self.depth)
+        if not self.fanout ** (self.depth - 1) < self.slots <= self.fanout**self.depth:
+            raise ConfigurationError(
+                f"A tree of fanout {self.fanout} and depth {self.depth} holds {self.fanout ** (self.depth - 1) + 1} to "
+                f"{self.fanout**self.depth} slots; found {self.slots}. TreeShape.holding chooses the depth."
+            )
+
+    @classmethod
+    def holding(
+        cls,
+        slots: int,
+        fanout: int,
+        lanes: int = 0,
+        *,
+        leaf_bits: int = LEAF_BITS,
+        cycles_per_access: Literal[1, 2] = 1,
+        assigns: bool = True,
+    ) -> TreeShape:
+        """Return the shallowest tree of this fanout with `slots` (2 or more) leaves."""
+        if slots < 2:
+            raise ConfigurationError(f"A replay pipeline holds at least 2 slots; found {slots}.")
+        depth = 1
+        while max(fanout, 2) ** depth < slots:
+            depth += 1
+        return cls(depth, fanout, lanes, leaf_bits, cycles_per_access, assigns, slots)
+
+    @property
+    def digit_bits(self) -> int:
+        """log2 of the fanout: what one level adds to an index."""
+        return self.fanout.bit_length() - 1
+
+    @property
+    def lane_bits(self) -> int:
+        """log2 of the lanes."""
+        return self.lanes.bit_length() - 1
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of a leaf's index."""
+        return self.depth * self.digit_bits
+
+    @property
+    def beats(self) -> int:
+        """Memory words that one node's children take."""
+        return self.fanout // self.lanes
+
+    @property
+    def sample_cycles(self) -> int:
+        """Cycles from one sampling to the next."""
+        return self.cycles_per_access * self.beats
+
+    @property
+    def other_cycles(self) -> int:
+        """Cycles from a request that is not a sampling to the next."""
+        return self.cycles_per_access
+
+    @property
+    def level_latency(self) -> int:
+        """Cycles that any request spends in one level.
+
+        The last word of a family is asked for after `cycles_per_access * (beats - 1)` cycles; reading it, its prefix
+        sums (an adder level a cycle), the comparison and the choice follow. Requests that are done earlier wait, so
+        that the spacing given at the head holds in every level and no level ever needs to stall another.
+        """
+        return self.cycles_per_access * (self.beats - 1) + self.lane_bits + 3
+
+    @property
+    def head_latency(self) -> int:
+        """Cycles before the first level: the root's register, and the copy of the leaves where there is one."""
+        return 1 + 2 * self.assigns
+
+    @property
+    def latency(self) -> int:
+        """Cycles from the acceptance of a request to its result."""
+        return self.head_latency + self.depth * self.level_latency
+
+    def bits(self, level: int) -> int:
+        """Return the bits of a node of `level`, 0 being the root: log2 K fewer a level (CF'22 Sec. 3.1)."""
+        return self.leaf_bits + (self.depth - level) * self.digit_bits
+
+    def nodes(self, level: int) -> int:
+        """Return the nodes of `level` that have a leaf in use below them."""
+        below = 1 << (self.depth - level) * self.digit_bits
+        return -(-self.slots // below)
+
+    def memory(self, level: int) -> LevelMemory:
+        """Return the memory of `level`, 1 to `depth`: whole families of siblings."""
+        nodes = self.nodes(level - 1) * self.fanout
+        return LevelMemory(level, nodes, self.bits(level), self.lanes, nodes // self.lanes)
+
+    @property
+    def memories(self) -> tuple[LevelMemory, ...]:
+        """The memories of all levels, from the root down."""
+        return tuple(self.memory(level) for level in range(1, self.depth + 1))
+
+    @property
+    def memory_bits(self) -> int:
+        """Bits of all levels, the root's register and the copy of the leaves included."""
+        levels = sum(memory.total_bits for memory in self.memories)
+        return self.bits(0) + levels + self.assigns * self.slots * self.leaf_bits
