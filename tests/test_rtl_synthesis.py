@@ -61,6 +61,7 @@ def test_a_machine_without_yosys_is_told_what_to_install(monkeypatch):
 
 @needs_yosys
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Yosys's first run on a machine prepares itself
 def test_yosys_counts_what_the_model_says():
     shape = TreeShape(2, 16, 4)
     counted, model = synthesis.synthesise(shape), estimate(shape)
