@@ -5,6 +5,7 @@
 #include "check.hpp"
 #include "pearl/errors.hpp"
 #include "pearl/replay_autorun.hpp"
+#include "pearl/sum_tree_replay.hpp"
 
 namespace {
 
