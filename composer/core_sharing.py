@@ -30,11 +30,13 @@ class CoreSharing:
     def iteration_us(self, step_us: float, threads: int) -> float:
         """Microseconds from one iteration to the next, of steps that alone take `step_us` on `threads` threads.
 
-        The slower of Learner and Actors, or longer where the cores are too few for the work of both.
+        The slower of Learner and Actors, or longer where the cores are too few for the work of both. Several threads
+        wait for the last of them, which shares its core with Actors: those have their work on it done before the next.
         """
         collect_us = 0.0 if math.isinf(self.collect_us) else self.collect_us
-        work_us = step_us * threads + collect_us * self._parallel
-        return max(step_us, collect_us, work_us / self.cores)
+        if threads > 1:
+            return max(step_us + self._on_one_core(threads) * collect_us, collect_us)
+        return max(step_us, collect_us, (step_us + collect_us * self._parallel) / self.cores)
 
     def rank(self, step_us: float, threads: int) -> float:
         """What a Learner's count of threads is chosen by, the least being the best: `iteration_us`, with a margin."""
@@ -48,10 +50,17 @@ class CoreSharing:
     def step_us(self, step_us: float, threads: int) -> float:
         """Microseconds that a step takes beside the Actors, of one that alone takes `step_us` on `threads` threads.
 
-        Each thread and Actor that wants to run gets an equal part of the cores; no Actor does more than it may.
+        One thread gets as much of the cores as each Actor; no Actor does more than it may. Of several threads the last
+        one counts, and as long as a scheduler lets an Actor run there, the others wait.
         """
+        if threads > 1:
+            return step_us + self._on_one_core(threads) * min(self.collect_us, step_us)
         actors_us = min(self.collect_us * self._parallel, step_us * self.actors)
-        return max(step_us, (step_us * threads + actors_us) / self.cores)
+        return max(step_us, (step_us + actors_us) / self.cores)
+
+    def _on_one_core(self, threads: int) -> int:
+        """The most Actors that have to share a core with a thread of the Learner's."""
+        return math.ceil(max(0, threads + self._parallel - self.cores) / threads)
 
     @property
     def _parallel(self) -> int:

@@ -265,11 +265,11 @@ def test_each_implementation_gets_the_fewest_threads_that_keep_up_with_the_actor
 @pytest.mark.parametrize(
     ("transition_us", "gain", "threads", "beside_us"),
     [
-        (10.0, 1.0, 2, 540.0),  # two threads of 500 us and an Actor of 80 us, on two cores
-        (10.0, 0.25, 2, 840.0),
-        (70.0, 1.0, 2, 750.0),  # an Actor of 560 us has time for 500 us in the step's 750 us
-        (70.0, 0.25, 1, 1000.0),  # 1,080 us for two threads of 800 us and an Actor of 560 us
-        (10.0, 0.1, 1, 1000.0),  # 949 us: not worth the risk
+        (10.0, 1.0, 2, 580.0),  # a thread of 500 us and an Actor of 80 us on one of two cores
+        (10.0, 0.25, 2, 880.0),
+        (70.0, 1.0, 1, 1000.0),  # 1,060 us for a thread of 500 us and an Actor of 560 us
+        (70.0, 0.25, 1, 1000.0),
+        (10.0, 0.1, 1, 1000.0),  # 989 us: not worth the risk
         (1000.0, 1.0, 1, 1000.0),  # one thread keeps up
     ],
 )

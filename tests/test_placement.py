@@ -216,11 +216,11 @@ def test_a_learner_on_the_actors_silicon_is_slower_beside_them() -> None:
         )
         for name in ("cpu0", "")
     )
-    # Of three threads, and two actors of 80 us on average each, on two cores.
-    assert shared.with_choice(learner="sycl:cpu0").terms.learner_us == (3 * 100 + 2 * 80) / 2
+    # Of three threads on two cores, one of which has to wait for an Actor of 80 us.
+    assert shared.with_choice(learner="sycl:cpu0").terms.learner_us == 100 + 80
     assert apart.with_choice(learner="sycl:cpu0").terms.learner_us == 100
     for placement in (shared, apart):
-        assert placement.with_choice(learner="cpu0").terms.learner_us == (3 * 300 + 2 * 80) / 2
+        assert placement.with_choice(learner="cpu0").terms.learner_us == 300 + 80
 
 
 def test_messages_through_the_host_are_part_of_setting_1_alone() -> None:
