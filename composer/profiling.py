@@ -208,16 +208,15 @@ class Profiler:
     @property
     def messages_us(self) -> float:
         """Microseconds of the host's messages of an iteration of setting 1; 0 where there is but one device."""
-        others = [d for d in usable(self.platform)[0] if d.backend != "null" and d != self.platform.host]
-        if self.platform.host.backend != "cpu" or not others:
-            return 0.0
         host = self.platform.host
+        if all(device.backend == "null" or device == host for device in usable(self.platform)[0]):
+            return 0.0
         if host.backend in NOT_HERE:
             parameters = model_parameters(host.kind, host.selector) if host.backend == "model" else None
             return parameters.messages_us if isinstance(parameters, ProcessorParameters) else 0.0
         delay = self.problem.train.priority_update_delay
         self.report("messages through the host")
-        key = self._key("messages", self.platform.host, {"priority_update_delay": delay})
+        key = self._key("messages", host, {"priority_update_delay": delay})
         work = functools.partial(measure_messages, self.problem.train.batch_size, delay)
         return self._known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
 
@@ -243,22 +242,29 @@ class Profiler:
                     continue
                 for cell in (option.learner for option in j.learners):
                     if isinstance(cell, LearnerCell):
-                        found[i.device, j.device, cell.implementation] = self._pipeline_us(
-                            i.device, i.replay, j.device, cell
-                        )
+                        measured = functools.partial(self._pipeline_us, i.device, i.replay, j.device, cell)
+                        found |= self._tried_whole((i.device, j.device, cell.implementation), measured)
         return found
+
+    def _tried_whole(self, of: Candidacy, work: Callable[[], float]) -> dict[Candidacy, float]:
+        """The iteration; nothing where a device failed meanwhile, whose parts then speak for it alone."""
+        try:
+            return {of: work()}
+        except (CapacityError, DeviceError) as error:
+            logger.warning("%s and %s were not measured together: %s", of[0], of[1], error)
+            return {}
 
     def _shared_pairs(self, row: MatrixRow) -> dict[Candidacy, float]:
         """Of setting 2 on a device whose own runtime takes all of the host's cores, without asking the Actors."""
         device = self.platform.device(row.device)
         if device.backend != "sycl":
             return {}
-        pairs = (option.pair for option in row.learners)
-        return {
-            (row.device, row.device, pair.learner.implementation): self._shared_pair_us(device, pair)
-            for pair in pairs
-            if isinstance(pair, PairCell)
-        }
+        found: dict[Candidacy, float] = {}
+        for pair in (option.pair for option in row.learners):
+            if isinstance(pair, PairCell):
+                measured = functools.partial(self._shared_pair_us, device, pair)
+                found |= self._tried_whole((row.device, row.device, pair.learner.implementation), measured)
+        return found
 
     def _shared_pair_us(self, device: Device, pair: PairCell) -> float:
         name, fanout, threads = pair.learner.implementation, pair.replay.fanout, pair.learner.threads

@@ -207,6 +207,9 @@ def test_a_machine_that_is_not_here_is_composed_for_but_not_programmed(
     assert len(composer.placement.candidates) == count**2, "every pair"
     assert "measured" not in str(composer.matrix)
     assert "modelled" in str(composer.matrix)
+    messages = {candidate.setting: candidate.terms.messages_us for candidate in composer.placement.candidates}
+    assert messages[1] == CPU_PARAMETERS.messages_us > 0
+    assert messages[2] == 0.0
     if name != "server_cg":
         assert learner.backend == "model"
         assert learner.implementation == "fpga", "a small network and batch"

@@ -340,6 +340,20 @@ def test_cartpole_is_learnt_in_each_placement(
     assert json.loads((tmp_path / "bench" / "bench.json").read_text())["measured_eps"] > 0
 
 
+def test_a_device_that_fails_beside_the_actors_does_not_end_composing(
+    composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object, **__: object) -> list[float]:
+        raise DeviceError("The device X failed: gone.")
+
+    monkeypatch.setattr("composer.profiling.measure_pipeline", fails)
+    monkeypatch.setattr("composer.profiling.busy_processes", fails)
+    composer = composed(calibration=tmp_path / "calibration.json")
+    assert len(composer.placement.candidates) >= 4
+    assert "were not measured together: The device X failed" in caplog.text
+    assert {candidate.terms.contention_us for candidate in composer.placement.candidates} == {0.0}
+
+
 # --- between composing and running ----------------------------------------------------------------------------------
 
 
