@@ -23,21 +23,7 @@ class Queue:
     def memory_times_us(self, nbytes: int, repeats: int) -> list[float]: ...
     def copy_times_us(self, nbytes: int, to_device: bool, repeats: int) -> list[float]: ...
 
-class Learner:
-    def __init__(
-        self,
-        queue: Queue,
-        actor_critic: bool,
-        networks: Sequence[tuple[int, Sequence[tuple[str, int, int, int, int, int, float]]]],
-        parameters: Sequence[np.ndarray | None],
-        scales: np.ndarray,
-        observation_size: int,
-        action_size: int,
-        log_alpha: np.ndarray | None,
-        *,
-        slices: int = 0,  # 0: what suits the device
-        columns_per_tile: int = 0,
-    ) -> None: ...
+class _AnyLearner:
     def set(
         self,
         *,
@@ -83,6 +69,22 @@ class Learner:
     def step(
         self, columns: Sequence[np.ndarray], weights: np.ndarray, number: int
     ) -> tuple[np.ndarray, dict[str, float]]: ...
+
+class Learner(_AnyLearner):
+    def __init__(
+        self,
+        queue: Queue,
+        actor_critic: bool,
+        networks: Sequence[tuple[int, Sequence[tuple[str, int, int, int, int, int, float]]]],
+        parameters: Sequence[np.ndarray | None],
+        scales: np.ndarray,
+        observation_size: int,
+        action_size: int,
+        log_alpha: np.ndarray | None,
+        *,
+        slices: int = 0,  # 0: what suits the device
+        columns_per_tile: int = 0,
+    ) -> None: ...
 
 class ColumnStore:
     def __init__(self, queue: Queue, capacity: int, columns: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> None: ...
@@ -155,6 +157,7 @@ class FpgaSumTree:
     def bridge_launches(self) -> int: ...
     @property
     def level_bits(self) -> list[int]: ...
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray]: ...
     @property
     def level_nodes(self) -> list[int]: ...
     def insert(self, indices: np.ndarray, priorities: np.ndarray | None) -> None: ...
@@ -180,6 +183,33 @@ class Autorun:
     def bridge_launches(self) -> int: ...
     def run(self, words: Sequence[int]) -> list[int]: ...
     def join(self) -> None: ...
+
+class FpgaLearner(_AnyLearner):
+    def __init__(
+        self,
+        queue: Queue,
+        actor_critic: bool,
+        networks: Sequence[tuple[int, Sequence[tuple[str, int, int, int, int, int, float]]]],
+        parameters: Sequence[np.ndarray | None],
+        scales: np.ndarray,
+        observation_size: int,
+        action_size: int,
+        log_alpha: np.ndarray | None,
+        *,
+        copies: int = 0,
+        unroll: int = 16,
+        timeout_s: float = 120.0,
+    ) -> None: ...
+    def join(self, replay: FpgaSumTree, storage: ColumnStore, batch_size: int) -> None: ...
+    def train(self, number: int, beta: float) -> dict[str, float]: ...
+    def close(self) -> None: ...
+    def source(self, rows: int) -> str: ...
+    @property
+    def copies(self) -> int: ...
+    @property
+    def stage_launches(self) -> int: ...
+    @property
+    def bridge_launches(self) -> int: ...
 
 class TrainingLoop:
     def __init__(

@@ -13,8 +13,9 @@ namespace {
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 20;
 constexpr unsigned kMostLevels = 16;  // below the root; each is a kernel that runs beside the others
 
-// What every program begins with.
-constexpr const char* kPreamble = R"(#include <sycl/sycl.hpp>
+}  // namespace
+
+const char* const kAutorunPreamble = R"(#include <sycl/sycl.hpp>
 #include <sycl/ext/intel/fpga_extensions.hpp>
 
 namespace experimental = sycl::ext::oneapi::experimental;
@@ -25,8 +26,6 @@ namespace experimental = sycl::ext::oneapi::experimental;
 #endif
 
 )";
-
-}  // namespace
 
 TreeShape TreeShape::of(std::int64_t capacity, unsigned fanout) {
   if (capacity < 1 || capacity > kMostSlots)
@@ -57,11 +56,12 @@ std::vector<std::uint32_t> TreeShape::nodes() const {
   return nodes;
 }
 
-AutorunProgram replay_program(const TreeShape& shape, int pipe_items) {
+AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const BesideReplay& beside) {
   const std::string prefix = "pearl_replay_";
   AutorunProgram program{"replay", prefix, {}, {}, {prefix + "feed", prefix + "collect"}};
   std::ostringstream text;
-  text << kPreamble << "#include \"pearl/fpga_replay.hpp\"\n\nusing namespace pearl::fpga;\n\n"
+  text << kAutorunPreamble << "#include \"pearl/fpga_replay.hpp\"\n"
+       << beside.headers << "\nusing namespace pearl::fpga;\n\n"
        << "// " << shape.capacity << " slots, fanout " << (1u << shape.shift) << ". Bits of a node, the root's first:";
   for (const unsigned bits : shape.bits()) text << ' ' << bits;
   text << "\nusing Shape = Tree<" << shape.capacity << ", " << shape.shift << ", " << shape.depth << ">;\n"
@@ -81,11 +81,12 @@ AutorunProgram replay_program(const TreeShape& shape, int pipe_items) {
       text << "leaf_stage<Shape, Requests<" << level << ">, Changes, Answers>";
     text << "(); }\n";
   }
-  text << "\nPEARL_TASK " << program.bridges[kFeed]
-       << "(const Command* command, const Item* items) { feed<Requests<0>>(*command, items); }\n"
+  text << '\n' << beside.text << "PEARL_TASK " << program.bridges[kFeed]
+       << "(const Command* command, const Item* items, LearnerContext* context) {\n"
+       << "  feed<Requests<0>, " << beside.learner << ">(*command, items, context);\n}\n"
        << "PEARL_TASK " << program.bridges[kCollect]
-       << "(const Command* command, Held* held, float* weights, Summary* summary) {\n"
-       << "  collect<Answers>(*command, held, weights, summary);\n}\n";
+       << "(const Command* command, Held* held, float* weights, Summary* summary, const LearnerContext* context) {\n"
+       << "  collect<Answers, " << beside.learner << ">(*command, held, weights, summary, context);\n}\n";
   program.text = text.str();
   return program;
 }

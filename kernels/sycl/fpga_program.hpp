@@ -23,14 +23,22 @@ struct TreeShape {
   std::vector<std::uint32_t> nodes() const;
 };
 
-// Bridges of replay_program.
-enum ReplayBridge : std::size_t { kFeed, kCollect };
+// Bridges of replay_program; the last where a Learner is beside the tree.
+enum ReplayBridge : std::size_t { kFeed, kCollect, kFinish };
 
 // On an emulator, whose stages take turns on the host's cores, longer pipes mean fewer turns; a board pays for them in
 // memory.
 inline constexpr int kEmulatedPipeItems = 1024;
 
-AutorunProgram replay_program(const TreeShape& shape, int pipe_items);
+// What every program begins with.
+extern const char* const kAutorunPreamble;
+
+// What stands beside the tree in its program: headers, declarations and stages, and the type that feeds on its answers.
+struct BesideReplay {
+  std::string headers, text, learner = "None";
+};
+
+AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const BesideReplay& beside = {});
 
 // The program's text for a compiler that makes one file of host and device code (kernels/sycl/board/): kernels are functions,
 // and `launch_stages(queues)` launches the stages, each on a queue of its own.

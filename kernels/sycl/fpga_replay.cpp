@@ -14,6 +14,7 @@ namespace pearl::device {
 using fpga::Command;
 using fpga::Held;
 using fpga::Item;
+using fpga::LearnerContext;
 using fpga::Operation;
 using fpga::Summary;
 
@@ -47,8 +48,8 @@ void describe_last(const std::vector<float>& weights, const std::vector<std::uin
 }  // namespace
 
 FpgaReplay::Staging::Staging(DeviceQueue& queue, std::size_t count)
-    : command(queue, 1, Placement::pinned),
-      summary(queue, 1, Placement::pinned),
+    : command(queue, 2, Placement::pinned),
+      summary(queue, 2, Placement::pinned),
       items(queue, count, Placement::pinned),
       held(queue, count, Placement::pinned),
       weights(queue, count, Placement::pinned) {}
@@ -64,7 +65,8 @@ FpgaReplay::FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t c
       seed_(seed),
       written_(shape_.capacity),
       staging_(std::make_unique<Staging>(*queue, std::min<std::size_t>(shape_.capacity, 1024))),
-      autorun_(queue, replay_program(shape_, kEmulatedPipeItems), patience) {
+      autorun_(std::make_shared<Autorun>(queue, replay_program(shape_, kEmulatedPipeItems), patience)),
+      patience_(patience) {
   progress_.scale = kDefaultScale;
 }
 
@@ -84,20 +86,32 @@ void FpgaReplay::close() {
   if (closed_) return;
   closed_ = true;
   try {
-    if (!autorun_.stalled()) {
-      request(command(Operation::stop, 1));
-      autorun_.join();
-    }
+    if (!autorun_->stalled()) stop_stages();
   } catch (const Error&) {
     static_cast<void>(staging_.release());
     throw;
   }
-  if (autorun_.stalled())
+  if (autorun_->stalled())
     static_cast<void>(staging_.release());  // kernels that stand still have it
   else
     staging_.reset();
   written_ = {};
   last_ = {};
+}
+
+void FpgaReplay::stop_stages() {
+  request(command(Operation::stop, 1));
+  autorun_->join();
+}
+
+std::shared_ptr<Autorun> FpgaReplay::join(const AutorunProgram& program) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const std::vector<Held> slots = held(end_);
+  stop_stages();
+  autorun_ = std::make_shared<Autorun>(queue_, program, patience_);
+  load_tree(slots);
+  return autorun_;
 }
 
 FpgaReplay::Staging& FpgaReplay::stage(std::size_t count) const {
@@ -122,11 +136,11 @@ Summary FpgaReplay::request(const Command& command) const {
   Staging& staging = *staging_;
   staging.command[0] = command;
   if (command.operation != Operation::load)
-    autorun_.launch(kCollect, static_cast<const Command*>(staging.command.data()), staging.held.data(),
-                    staging.weights.data(), staging.summary.data());
-  autorun_.launch(kFeed, static_cast<const Command*>(staging.command.data()),
-                  static_cast<const Item*>(staging.items.data()));
-  autorun_.wait(command.count);
+    autorun_->launch(kCollect, static_cast<const Command*>(staging.command.data()), staging.held.data(),
+                     staging.weights.data(), staging.summary.data(), static_cast<const LearnerContext*>(nullptr));
+  autorun_->launch(kFeed, static_cast<const Command*>(staging.command.data()),
+                   static_cast<const Item*>(staging.items.data()), static_cast<LearnerContext*>(nullptr));
+  autorun_->wait(command.count);
   return staging.summary[0];
 }
 
@@ -205,15 +219,27 @@ void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, st
 }
 
 // Where all written slots are of zero priority: the host draws among them, the leaves tell what they hold.
-void FpgaReplay::visit(std::size_t count) {
+void FpgaReplay::stage_visits(std::size_t count) {
   std::vector<std::uint32_t> written;
   for (std::size_t slot = 0; slot < end_; ++slot)
     if (written_[slot]) written.push_back(static_cast<std::uint32_t>(slot));
   const std::uint64_t width = stratified_ && count > 1 ? stratum_width(count) : 0;
   for (std::size_t i = 0; i < count; ++i)
     staging_->items[i] = {0, written[mulhi64(uniform_at(seed_, progress_.call, i, width), written.size())], 0, 0};
-  request(command(Operation::visit, count));
-  std::fill_n(staging_->weights.data(), count, 1.0f);
+}
+
+// Remembers the batch that lies in the staging.
+void FpgaReplay::sampled(std::size_t count) {
+  last_.slots.resize(count);
+  last_.generations.resize(count);
+  last_.weights.assign(staging_->weights.data(), staging_->weights.data() + count);
+  for (std::size_t i = 0; i < count; ++i) {
+    last_.slots[i] = staging_->held[i].slot;
+    last_.generations[i] = staging_->held[i].generation;
+  }
+  last_.inserts = static_cast<std::uint32_t>(progress_.counters.inserts);
+  ++progress_.call;
+  progress_.counters.samples += count;
 }
 
 void FpgaReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
@@ -226,22 +252,18 @@ void FpgaReplay::sample(std::size_t count, double beta, std::int64_t* indices, f
   if (progress_.filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
   const Staging& staging = stage(count);
   if (progress_.total == 0) {
-    visit(count);
+    stage_visits(count);
+    request(command(Operation::visit, count));
+    std::fill_n(staging.weights.data(), count, 1.0f);
   } else {
     Command sample = command(Operation::sample, count);
     sample.beta_q28 = exponent_q28(beta);
     request(sample);
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    indices[i] = staging.held[i].slot;
-    generations[i] = staging.held[i].generation;
-    weights[i] = staging.weights[i];
-  }
-  last_.weights.assign(weights, weights + count);
-  last_.generations.assign(generations, generations + count);
-  last_.inserts = static_cast<std::uint32_t>(progress_.counters.inserts);
-  ++progress_.call;
-  progress_.counters.samples += count;
+  sampled(count);
+  std::copy(last_.slots.begin(), last_.slots.end(), indices);
+  std::copy(last_.generations.begin(), last_.generations.end(), generations);
+  std::copy(last_.weights.begin(), last_.weights.end(), weights);
 }
 
 // The largest finite priority of those that an update will apply.
@@ -262,6 +284,11 @@ std::size_t FpgaReplay::update(const std::int64_t* indices, const float* priorit
                                const std::uint32_t* generations, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
+  return update_locked(indices, priorities, generations, count);
+}
+
+std::size_t FpgaReplay::update_locked(const std::int64_t* indices, const float* priorities,
+                                      const std::uint32_t* generations, std::size_t count) {
   check_count(count);
   check_indices(indices, count, shape_.capacity);
   const PriorityScan found = check_priorities(priorities, count);
@@ -282,13 +309,52 @@ std::size_t FpgaReplay::update(const std::int64_t* indices, const float* priorit
                         generations != nullptr ? generations[i] : 0};
   Command update = command(Operation::update, count);
   update.checked = generations != nullptr;
-  const Summary done = request(update);
+  return updated(request(update), count);
+}
+
+std::size_t FpgaReplay::updated(const Summary& done, std::size_t count) {
   progress_.counters.updates += done.applied;
   progress_.counters.stale += count - done.applied;
   progress_.counters.saturated += done.infinite;
   progress_.max_priority = std::max(progress_.max_priority, std::bit_cast<float>(done.highest));
   progress_.total += done.change;
   return done.applied;
+}
+
+void FpgaReplay::train(std::size_t count, double beta, LearnerContext* context) {
+  const std::lock_guard lock(mutex_);
+  check_exponent("beta", beta);
+  require_open();
+  if (progress_.filled == 0) throw ReplayError("The replay is empty: insert before training.");
+  Staging& staging = stage(count);
+  const bool all_zero = progress_.total == 0;
+  if (all_zero) stage_visits(count);
+  Command& sample = staging.command[0];
+  sample = command(all_zero ? Operation::visit : Operation::sample, count);
+  sample.beta_q28 = exponent_q28(beta);
+  Command& update = staging.command[1];
+  update = command(Operation::update, count);
+  sample.trains = update.trains = true;
+  for (const std::size_t which : {0, 1}) {
+    autorun_->launch(kCollect, static_cast<const Command*>(&staging.command[which]), staging.held.data(),
+                     staging.weights.data(), &staging.summary[which], static_cast<const LearnerContext*>(context));
+    autorun_->launch(kFeed, static_cast<const Command*>(&staging.command[which]),
+                     static_cast<const Item*>(staging.items.data()), context);
+  }
+  autorun_->launch(kFinish, context);
+  autorun_->wait(2 * count);
+  if (all_zero) std::fill_n(staging.weights.data(), count, 1.0f);
+  sampled(count);
+  if (context->unfit == 0) {
+    updated(staging.summary[1], count);
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i)
+    if (!(context->priorities[i] >= 0.0f)) return;  // the Learner diverged, which its caller says
+  const std::vector<std::int64_t> slots(last_.slots.begin(), last_.slots.end());
+  const std::vector<std::uint32_t> generations = last_.generations;
+  const std::vector<float> priorities(context->priorities, context->priorities + count);
+  update_locked(slots.data(), priorities.data(), generations.data(), count);
 }
 
 void FpgaReplay::retrieve(const std::int64_t* indices, float* priorities, std::size_t count) {

@@ -11,6 +11,7 @@
 
 #include "autorun.hpp"
 #include "fpga_program.hpp"
+#include "pearl/fpga_learner.hpp"
 #include "pearl/fpga_replay.hpp"
 #include "pearl/sum_tree_replay.hpp"
 
@@ -44,18 +45,27 @@ class FpgaReplay {
   // Stops the stages. DeviceError where they do not.
   void close();
 
+  // From now on the tree is a part of `program`, of training_program, which this launches with all that is held.
+  std::shared_ptr<Autorun> join(const AutorunProgram& program);
+  // Samples, has the Learner train with `context` and takes its priorities, all through pipes. The batch is that of
+  // last_slot and last_weights, its priorities those of the context.
+  void train(std::size_t count, double beta, fpga::LearnerContext* context);
+  std::size_t last_slot(std::size_t row) const { return last_.slots[row]; }
+  const std::vector<std::uint32_t>& last_slots() const { return last_.slots; }
+  const std::vector<float>& last_weights() const { return last_.weights; }
+
   std::size_t capacity() const { return shape_.capacity; }
   bool prioritized() const { return true; }
   const TreeShape& shape() const { return shape_; }
   // Kernels launched: stages once, and bridges for each request.
-  std::uint64_t stage_launches() const { return autorun_.stage_launches(); }
-  std::uint64_t bridge_launches() const { return autorun_.bridge_launches(); }
+  std::uint64_t stage_launches() const { return autorun_->stage_launches(); }
+  std::uint64_t bridge_launches() const { return autorun_->bridge_launches(); }
 
  private:
   // What kernels read and write in host memory, for as many items.
   struct Staging {
     Staging(DeviceQueue& queue, std::size_t count);
-    DeviceArray<fpga::Command> command;
+    DeviceArray<fpga::Command> command;  // two: of a batch that is trained, its samples' and its updates'
     DeviceArray<fpga::Summary> summary;
     DeviceArray<fpga::Item> items;
     DeviceArray<fpga::Held> held;
@@ -72,7 +82,12 @@ class FpgaReplay {
   void fit_scale(float priority);
   float largest_fresh(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                       std::size_t count) const;
-  void visit(std::size_t count);
+  void stage_visits(std::size_t count);
+  void stop_stages();
+  std::size_t update_locked(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                            std::size_t count);
+  void sampled(std::size_t count);
+  std::size_t updated(const fpga::Summary& done, std::size_t count);
   ReplayState state_locked() const;
 
   const std::shared_ptr<DeviceQueue> queue_;
@@ -87,12 +102,14 @@ class FpgaReplay {
   std::vector<bool> written_;
   std::size_t end_ = 0;  // one past the highest written slot
   struct {
+    std::vector<std::uint32_t> slots;
     std::vector<float> weights;
     std::vector<std::uint32_t> generations;
     std::uint32_t inserts = 0;
   } last_;  // batch
   mutable std::unique_ptr<Staging> staging_;
-  mutable Autorun autorun_;
+  std::shared_ptr<Autorun> autorun_;
+  const std::chrono::duration<double> patience_;
 };
 
 }  // namespace pearl::device

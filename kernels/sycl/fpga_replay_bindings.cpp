@@ -91,6 +91,16 @@ void bind_fpga_replay(py::module_& module) {
             return tree.update(slots, values, versions, count);
           },
           py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
+      .def(
+          "last_batch",
+          [](const Tree& tree) {
+            const std::vector<std::uint32_t>& slots = tree.last_slots();
+            Array<std::int64_t> indices(static_cast<py::ssize_t>(slots.size()));
+            std::copy(slots.begin(), slots.end(), indices.mutable_data());
+            const std::vector<float>& weights = tree.last_weights();
+            return std::make_pair(indices, Array<float>(static_cast<py::ssize_t>(weights.size()), weights.data()));
+          },
+          "Slots and weights of the batch that was sampled last.")
       .def_property_readonly("stage_launches", &Tree::stage_launches, "Autorun kernels launched so far.")
       .def_property_readonly("bridge_launches", &Tree::bridge_launches, "Producers and consumers launched so far.")
       .def_property_readonly("level_bits", [](const Tree& tree) { return tree.shape().bits(); })

@@ -306,6 +306,82 @@ struct DeviceLearner::Builder {
   }
 };
 
+tape::Rule rule_of(const OptimizerSettings& settings) {
+  return settings.adam               ? settings.max_second != nullptr ? tape::kAmsgrad : tape::kAdam
+         : settings.first == nullptr ? tape::kSgd
+         : settings.nesterov         ? tape::kNesterov
+                                     : tape::kMomentum;
+}
+
+tape::Optimizer on_device(const OptimizerSettings& settings) {
+  tape::Optimizer optimizer{};
+  optimizer.shrink = settings.decoupled ? static_cast<float>(1.0 - settings.lr * settings.decay) : 1.0f;
+  optimizer.decay = settings.decoupled ? 0.0f : static_cast<float>(settings.decay);
+  optimizer.beta2 = static_cast<float>(settings.beta2);
+  optimizer.eps = static_cast<float>(settings.eps);
+  optimizer.rise1 = static_cast<float>(1.0 - settings.beta1);
+  optimizer.rise2 = static_cast<float>(1.0 - settings.beta2);
+  optimizer.lr = static_cast<float>(settings.lr);
+  optimizer.momentum = static_cast<float>(settings.momentum);
+  optimizer.rise = static_cast<float>(1.0 - settings.dampening);
+  optimizer.first = settings.first;
+  optimizer.second = settings.second;
+  optimizer.max_second = settings.max_second;
+  return optimizer;
+}
+
+tape::StepArguments next_step(const OptimizerSettings& settings, std::int64_t before) {
+  tape::StepArguments step{};
+  if (settings.adam) {
+    const double t = static_cast<double>(*settings.steps) + static_cast<double>(before) + 1.0;
+    step.step_size = static_cast<float>(settings.lr / (1.0 - std::pow(settings.beta1, t)));
+    step.denominator = static_cast<float>(std::sqrt(1.0 - std::pow(settings.beta2, t)));
+  } else {
+    step.fresh = settings.fresh && before == 0 ? 1.0f : 0.0f;
+  }
+  return step;
+}
+
+Moves moves_of(const LearnerSettings& settings, std::int64_t step) {
+  const std::int64_t number = step + 1;
+  const bool moves = number % settings.policy_delay == 0;
+  float target = 0.0f;
+  if (settings.tau < 1.0)
+    target = moves ? static_cast<float>(settings.tau) : 0.0f;
+  else if (number % settings.target_interval == 0 && moves)
+    target = 1.0f;
+  return {moves, target};
+}
+
+void throw_diverged(const std::string& device) {
+  throw LearnerError("The training step diverged on " + device +
+                     ": the loss or the gradients are not finite. Look at the batch for NaN or huge observations and "
+                     "rewards; a smaller learning rate or max_grad_norm may help. Its weights are not to be used: "
+                     "--resume goes on from the last checkpoint.");
+}
+
+void throw_wrong_action(std::size_t actions, std::size_t position) {
+  throw LearnerError("Actions must lie in [0, " + std::to_string(actions) +
+                     "); found one that does not at position " + std::to_string(position) + " of the batch.");
+}
+
+DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, std::size_t observation_size,
+                         std::size_t action_bytes) {
+  const std::size_t bytes[5] = {observation_size * sizeof(float), action_bytes, sizeof(float),
+                                observation_size * sizeof(float), sizeof(float)};
+  if (rows != rows_) {
+    for (int c = 0; c < 5; ++c) columns_[c] = {queue, rows * bytes[c], Placement::pinned};
+    weights_ = {queue, rows, Placement::pinned};
+    priorities_ = {queue, rows, Placement::pinned};
+    rows_ = rows;
+  }
+  DeviceBatch batch;
+  for (int c = 0; c < 5; ++c) batch.columns[c] = columns_[c].data();
+  batch.weights = weights_.data();
+  batch.priorities = priorities_.data();
+  return batch;
+}
+
 DeviceLearner::DeviceLearner(DeviceQueue& queue, LearnerModel model, LearnerCut cut)
     : queue_(queue), model_(std::move(model)), cut_(cut) {
   const std::size_t networks = model_.networks.size();
@@ -351,24 +427,8 @@ void DeviceLearner::set(const LearnerSettings& settings) {
 
 void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings) {
   optimizers_[which] = settings;
-  tape::Optimizer& optimizer = device_optimizers_[which];
-  optimizer.shrink = settings.decoupled ? static_cast<float>(1.0 - settings.lr * settings.decay) : 1.0f;
-  optimizer.decay = settings.decoupled ? 0.0f : static_cast<float>(settings.decay);
-  optimizer.beta2 = static_cast<float>(settings.beta2);
-  optimizer.eps = static_cast<float>(settings.eps);
-  optimizer.rise1 = static_cast<float>(1.0 - settings.beta1);
-  optimizer.rise2 = static_cast<float>(1.0 - settings.beta2);
-  optimizer.lr = static_cast<float>(settings.lr);
-  optimizer.momentum = static_cast<float>(settings.momentum);
-  optimizer.rise = static_cast<float>(1.0 - settings.dampening);
-  optimizer.first = settings.first;
-  optimizer.second = settings.second;
-  optimizer.max_second = settings.max_second;
-  const int rule = settings.adam               ? settings.max_second != nullptr ? tape::kAmsgrad : tape::kAdam
-                   : settings.first == nullptr ? tape::kSgd
-                   : settings.nesterov         ? tape::kNesterov
-                                               : tape::kMomentum;
-  movers_[which] = compile(rule);
+  device_optimizers_[which] = on_device(settings);
+  movers_[which] = compile(rule_of(settings));
 }
 
 std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
@@ -381,19 +441,7 @@ std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
 }
 
 DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
-  const std::size_t bytes[5] = {model_.observation_size * sizeof(float), action_bytes(), sizeof(float),
-                                model_.observation_size * sizeof(float), sizeof(float)};
-  if (rows != own_rows_) {
-    for (int c = 0; c < 5; ++c) own_columns_[c] = {queue_, rows * bytes[c], Placement::pinned};
-    own_weights_ = {queue_, rows, Placement::pinned};
-    own_priorities_ = {queue_, rows, Placement::pinned};
-    own_rows_ = rows;
-  }
-  DeviceBatch batch;
-  for (int c = 0; c < 5; ++c) batch.columns[c] = own_columns_[c].data();
-  batch.weights = own_weights_.data();
-  batch.priorities = own_priorities_.data();
-  return batch;
+  return own_.of(queue_, rows, model_.observation_size, action_bytes());
 }
 
 void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
@@ -560,17 +608,7 @@ void DeviceLearner::build(std::size_t rows) {
 }
 
 tape::StepArguments DeviceLearner::advance(Which which) {
-  const OptimizerSettings& optimizer = optimizers_[which];
-  const std::int64_t before = launched_[which]++;
-  tape::StepArguments step{};
-  if (optimizer.adam) {
-    const double t = static_cast<double>(*optimizer.steps) + static_cast<double>(before) + 1.0;
-    step.step_size = static_cast<float>(optimizer.lr / (1.0 - std::pow(optimizer.beta1, t)));
-    step.denominator = static_cast<float>(std::sqrt(1.0 - std::pow(optimizer.beta2, t)));
-  } else {
-    step.fresh = optimizer.fresh && before == 0 ? 1.0f : 0.0f;
-  }
-  return step;
+  return next_step(optimizers_[which], launched_[which]++);
 }
 
 void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64_t step, float target) {
@@ -589,13 +627,7 @@ void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64
 }
 
 void DeviceLearner::launch(std::int64_t step) {
-  const std::int64_t number = step + 1;
-  const bool moves = number % settings_.policy_delay == 0;
-  float target = 0.0f;
-  if (settings_.tau < 1.0)
-    target = moves ? static_cast<float>(settings_.tau) : 0.0f;
-  else if (number % settings_.target_interval == 0 && moves)
-    target = 1.0f;
+  const auto [moves, target] = moves_of(settings_, step);
   run(phases_[0], false, kMain, step, target);
   if (!model_.actor_critic || !moves) return;
   run(phases_[1], true, kActor, step, target);
@@ -633,12 +665,8 @@ LearnerMetrics DeviceLearner::finish() {
   if (!failed) return metrics;
   const int failure = std::exchange(context.failure, 0), at = context.failed_at;
   if (failure == tape::kWrongAction)
-    throw LearnerError("Actions must lie in [0, " + std::to_string(Plan(model_.networks[0]).output_width()) +
-                       "); found one that does not at position " + std::to_string(at) + " of the batch.");
-  throw LearnerError("The training step diverged on " + queue_.name() +
-                     ": the loss or the gradients are not finite. Look at the batch for NaN or huge observations and "
-                     "rewards; a smaller learning rate or max_grad_norm may help. Its weights are not to be used: "
-                     "--resume goes on from the last checkpoint.");
+    throw_wrong_action(static_cast<std::size_t>(Plan(model_.networks[0]).output_width()), static_cast<std::size_t>(at));
+  throw_diverged(queue_.name());
 }
 
 }  // namespace pearl::device

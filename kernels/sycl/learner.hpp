@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device_queue.hpp"
@@ -52,6 +53,21 @@ struct OptimizerSettings {
   float* steps = nullptr;                                            // host memory; Adam
 };
 
+// What kernels are told of an optimizer, and of its next step, where `before` steps are under way already.
+tape::Rule rule_of(const OptimizerSettings& settings);
+tape::Optimizer on_device(const OptimizerSettings& settings);
+tape::StepArguments next_step(const OptimizerSettings& settings, std::int64_t before);
+
+// Which weights the `step`-th step moves, from 0, beside the critics' or DQN's: the policy's, and how far the targets.
+struct Moves {
+  bool policy;
+  float target;
+};
+Moves moves_of(const LearnerSettings& settings, std::int64_t step);
+
+[[noreturn]] void throw_diverged(const std::string& device);
+[[noreturn]] void throw_wrong_action(std::size_t actions, std::size_t position);
+
 struct LearnerMetrics {
   double loss = 0, td_error = 0, gradient_norm = 0, actor_gradient_norm = 0;  // means; norms 0 without clipping
   std::int64_t steps = 0, actor_steps = 0;
@@ -64,9 +80,23 @@ struct DeviceBatch {
   float* priorities = nullptr;
 };
 
+// Memory for a batch of the host's; its addresses stay until the count of rows changes.
+class OwnBatch {
+ public:
+  DeviceBatch of(DeviceQueue& queue, std::size_t rows, std::size_t observation_size, std::size_t action_bytes);
+
+ private:
+  std::size_t rows_ = 0;
+  DeviceArray<char> columns_[5];
+  DeviceArray<float> weights_, priorities_;
+};
+
+// Which optimizer.
+enum LearnerWhich { kMain = 0, kActor = 1, kTemperature = 2 };
+
 class DeviceLearner {
  public:
-  enum Which { kMain = 0, kActor = 1, kTemperature = 2 };
+  using Which = LearnerWhich;
 
   // Throws LearnerError naming what does not fit.
   DeviceLearner(DeviceQueue& queue, LearnerModel model, LearnerCut cut = {});
@@ -76,7 +106,6 @@ class DeviceLearner {
   void set_optimizer(Which which, const OptimizerSettings& settings);
   // Steps from now on are of `rows` transitions, which lie in `batch`.
   void set_batch(std::size_t rows, const DeviceBatch& batch);
-  // Memory for a batch of the learner's own, which the host may write; its address stays until `rows` change.
   DeviceBatch own_batch(std::size_t rows);
 
   // Enqueues one step, the `step`-th of all, from 0. Returns at once.
@@ -116,9 +145,7 @@ class DeviceLearner {
   DeviceArray<tape::Sums> sums_;
   DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_, totals_;
   std::vector<Phase> phases_;
-  std::size_t own_rows_ = 0;
-  DeviceArray<char> own_columns_[5];
-  DeviceArray<float> own_weights_, own_priorities_;
+  OwnBatch own_;
 };
 
 }  // namespace pearl::device

@@ -2,8 +2,7 @@
 // moves the weights, a tile per work-group. PEARL_SLICES groups of 16 lanes share the neurons of each layer.
 #include <sycl/sycl.hpp>
 
-#include "pearl/normal.hpp"
-#include "pearl/philox.hpp"
+#include "pearl/device_learner.hpp"
 #include "pearl/tape.hpp"
 
 #ifndef PEARL_SLICES
@@ -19,15 +18,6 @@ namespace experimental = sycl::ext::oneapi::experimental;
 using namespace pearl::tape;
 
 namespace {
-
-constexpr float kLinearRange = 2.0f;  // tanh(2) = 0.96
-constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
-
-inline bool finite(float x) { return sycl::fabs(x) <= 3.4028234e38f; }
-
-inline float activated(float x, Activation activation) {
-  return activation == Activation::relu ? (x > 0.0f || x != x ? x : 0.0f) : activation == Activation::tanh ? sycl::tanh(x) : x;
-}
 
 // What one lane sees: its transition in the arena.
 struct Lane {
@@ -262,20 +252,6 @@ inline void dqn_loss(const Lane& lane, const Instruction& i, Scored& scored) {
   scored.td_error += distance;
 }
 
-inline float softplus(float x) { return sycl::fmax(x, 0.0f) + sycl::log1p(sycl::exp(-sycl::fabs(x))); }
-
-// Number `index` of the normal numbers of a draw; see pearl/normal.hpp.
-inline float normal(const Context& c, std::uint64_t step, std::uint32_t draw, std::uint64_t index) {
-  const std::uint64_t block = index / 4;
-  const pearl::PhiloxWords words =
-      pearl::philox4x32({static_cast<std::uint32_t>(block), draw, static_cast<std::uint32_t>(step),
-                         static_cast<std::uint32_t>(step >> 32)},
-                        c.noise_seed);
-  const bool late = (index & 2) != 0;
-  const pearl::NormalPair pair = pearl::normal_pair(late ? words[2] : words[0], late ? words[3] : words[1]);
-  return (index & 1) != 0 ? pair.second : pair.first;
-}
-
 inline void act(const Lane& lane, const Instruction& i, std::uint64_t step) {
   if (lane.slice != 0) return;
   const Context& c = lane.context;
@@ -287,7 +263,7 @@ inline void act(const Lane& lane, const Instruction& i, std::uint64_t step) {
     const std::uint64_t index = static_cast<std::uint64_t>(lane.row) * actions + a;
     float unit;
     if (c.stochastic) {
-      const float n = real ? normal(c, step, static_cast<std::uint32_t>(i.column), index) : 0.0f;
+      const float n = real ? normal_at(c.noise_seed, step, static_cast<std::uint32_t>(i.column), index) : 0.0f;
       const float log_std = sycl::clamp(lane.at(i.in + actions + a)[0], c.log_std_low, c.log_std_high);
       const float x = said + sycl::exp(log_std) * n;
       log_density -= 0.5f * n * n + log_std + kHalfLog2Pi + 2.0f * (kLog2 - x - softplus(-2.0f * x));
@@ -296,7 +272,7 @@ inline void act(const Lane& lane, const Instruction& i, std::uint64_t step) {
       unit = sycl::tanh(said);
       if (i.column == 0 && c.target_noise > 0.0f && real) {
         const float disturbance =
-            sycl::clamp(c.target_noise * normal(c, step, 0, index), -c.noise_clip, c.noise_clip);
+            sycl::clamp(c.target_noise * normal_at(c.noise_seed, step, 0, index), -c.noise_clip, c.noise_clip);
         unit = sycl::clamp(unit + disturbance, -1.0f, 1.0f);
       }
     }
@@ -377,7 +353,7 @@ inline void slope_act(const Lane& lane, const Instruction& i, std::uint64_t step
       // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
       slope += 2.0f * temperature * share * unit;
       const float raw = lane.at(i.other + actions + a)[0];
-      const float n = real ? normal(c, step, 1, static_cast<std::uint64_t>(lane.row) * actions + a) : 0.0f;
+      const float n = real ? normal_at(c.noise_seed, step, 1, static_cast<std::uint64_t>(lane.row) * actions + a) : 0.0f;
       if (raw >= c.log_std_low && raw <= c.log_std_high) deviation_slope = slope * sycl::exp(raw) * n - temperature * share;
     }
     lane.at(i.out + a)[0] = real ? slope : 0.0f;
@@ -389,48 +365,8 @@ inline float sum_of_lanes(const sycl::nd_item<2>& item, float value) {
   return sycl::reduce_over_group(item.get_group(), value, sycl::plus<float>());
 }
 
-// Moves one entry of a vector of parameters. Which rule it follows, and whether targets move too, is known when it is
-// compiled: a branch per weight would be taken by masks, and cost more than the arithmetic.
-template <bool Targets>
-struct Mover {
-  Optimizer optimizer;
-  float* weights;
-  float* targets;
-  StepArguments step;
-  float factor;
-
-  void operator()(std::int64_t at, float gradient) const {
-    const float before = weights[at];
-    float weight = before * optimizer.shrink;
-    gradient = gradient * factor + optimizer.decay * before;
-    if constexpr (PEARL_RULE == kAdam || PEARL_RULE == kAmsgrad) {
-      float m = optimizer.first[at], v = optimizer.second[at];
-      m += optimizer.rise1 * (gradient - m);
-      v = optimizer.rise2 * gradient * gradient + optimizer.beta2 * v;
-      float top = v;
-      if constexpr (PEARL_RULE == kAmsgrad) {
-        top = sycl::fmax(v, optimizer.max_second[at]);
-        optimizer.max_second[at] = top;
-      }
-      weight -= step.step_size * m / (sycl::sqrt(top) / step.denominator + optimizer.eps);
-      optimizer.first[at] = m;
-      optimizer.second[at] = v;
-    } else {
-      if constexpr (PEARL_RULE == kMomentum || PEARL_RULE == kNesterov) {
-        const float momentum =
-            step.fresh != 0.0f ? gradient : optimizer.momentum * optimizer.first[at] + optimizer.rise * gradient;
-        optimizer.first[at] = momentum;
-        gradient = PEARL_RULE == kNesterov ? gradient + optimizer.momentum * momentum : momentum;
-      }
-      weight -= optimizer.lr * gradient;
-    }
-    weights[at] = weight;
-    if constexpr (Targets) {
-      const float from = targets[at];
-      targets[at] = step.target >= 1.0f ? weight : from + step.target * (weight - from);
-    }
-  }
-};
+template <bool has_targets>
+using Mover = WeightMover<PEARL_RULE, has_targets>;
 
 // Calls visit(place in the vector, gradient) for what this lane has of a tile.
 template <class Visit>

@@ -54,7 +54,7 @@ class SyclLearner:
         reason = self.supports(trainer)
         if reason is not None:
             raise TrainerError(
-                f"The sycl learner cannot train {type(trainer).__name__}: unsupported is {reason}. "
+                f"The {self.backend} learner cannot train {type(trainer).__name__}: unsupported is {reason}. "
                 "Use pearl.learner.torch_learner.TorchLearner, which trains any trainer."
             )
         assert isinstance(trainer, (DQN, DDPG, TD3, SAC))
@@ -86,7 +86,7 @@ class SyclLearner:
         """None if the sycl learner can train `trainer`; else one line that names what it cannot do."""
         try:
             make_rule(trainer, 1)
-            _check_more(cast("Built", trainer))
+            check_more(cast("Built", trainer))
         except UnsupportedError as error:
             return str(error)
         return None
@@ -172,7 +172,7 @@ class SyclLearner:
     def _policy_delay(self) -> int:
         return self.trainer.policy_delay if isinstance(self.trainer, TD3) else 1
 
-    def _make_kernel(self, trainer: Built) -> _sycl.Learner:
+    def _make_kernel(self, trainer: Built) -> Any:
         scales, log_alpha = np.zeros(0, np.float32), None
         actions = 1
         if not isinstance(trainer, DQN):
@@ -182,8 +182,8 @@ class SyclLearner:
         if isinstance(trainer, SAC):
             trainer.log_alpha.data = self._home(trainer.log_alpha.data)
             log_alpha = trainer.log_alpha.detach().numpy().reshape(1)
-        networks = _networks(trainer)
-        kernel: _sycl.Learner = sycl_runtime().module.Learner(
+        networks = networks_of(trainer)
+        return self._make(
             self.queue,
             not isinstance(trainer, DQN),
             networks,
@@ -193,7 +193,10 @@ class SyclLearner:
             actions,
             log_alpha,
         )
-        return kernel
+
+    def _make(self, *arguments: Any) -> Any:
+        """The kernels, of the arguments that every learner on a SYCL device takes."""
+        return sycl_runtime().module.Learner(*arguments)
 
     def _moved(self, flat: FlatParameters) -> np.ndarray:
         memory = self.queue.shared_floats(flat.parameter.numel())
@@ -230,7 +233,7 @@ class _OptimizerOnDevice:
         self._set_sgd(*settings)
 
 
-def _networks(trainer: Built) -> list[tuple[int, list[Op]]]:
+def networks_of(trainer: Built) -> list[tuple[int, list[Op]]]:
     """Inputs and operations of each network: that of DQN, or the actor's and then the critics'."""
     if isinstance(trainer, DQN):
         return [read_operations("q", trainer.q, trainer.input_shape, trainer._q_flat)]
@@ -271,9 +274,9 @@ def _settings(trainer: Built) -> dict[str, Any]:
     return settings
 
 
-def _check_more(trainer: Built) -> None:
+def check_more(trainer: Built) -> None:
     """What the device cannot do beyond what the native learner cannot."""
-    for _, operations in _networks(trainer):
+    for _, operations in networks_of(trainer):
         offsets = [offset for operation in operations for offset in operation[4:6] if offset >= 0]
         if len(set(offsets)) < len(offsets):
             raise UnsupportedError("layers that share their parameters")

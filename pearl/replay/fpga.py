@@ -56,7 +56,8 @@ class FpgaReplayManager(KernelReplayManager):
         _check_capacity(capacity, fanout)
         if not 0 < timeout_s < float("inf"):
             raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
-        _check_device(device)
+        check_fpga(device, "Replay Manager")
+        self.device = device
         tree = sycl_runtime().module.FpgaSumTree(
             sycl_queue(device),
             capacity,
@@ -124,11 +125,12 @@ def _check_capacity(capacity: int, fanout: int) -> None:
         )
 
 
-def _check_device(device: str) -> None:
+def check_fpga(device: str, primitive: str) -> None:
+    """Raise DeviceError unless `device` is a selector of an FPGA that runs PEARL's autorun kernels."""
     found = find_sycl_device(device)
     if found.kind != "fpga":
         raise DeviceError(
-            f"The Replay Manager of autorun kernels needs an FPGA or its emulator; {device!r} is a {found.kind} "
+            f"The {primitive} of autorun kernels needs an FPGA or its emulator; {device!r} is a {found.kind} "
             f'({found.name}). Choose backend="sycl" for it.'
         )
     if not found.emulated:

@@ -16,6 +16,11 @@ template <unsigned bits>
 using Word = std::uint64_t;
 #endif
 
+struct LearnerContext;
+
+// Stands for what a program does not have.
+struct None {};
+
 #if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
 
 template <class Program, int at>

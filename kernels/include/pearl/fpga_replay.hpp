@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "pearl/fpga_pipes.hpp"
 #include "pearl/philox.hpp"
@@ -77,6 +78,7 @@ struct Command {
   std::uint8_t level;
   bool checked;
   bool stratified;
+  bool trains;  // setting 2: what is sampled goes to the Learner, updates come from there
   std::int32_t scale;
   std::uint64_t count;
   std::uint64_t seed;
@@ -278,9 +280,11 @@ void leaf_stage() {
   }
 }
 
-// Turns a command in host memory into requests.
-template <class Out>
-void feed(const Command& command, const Item* items) {
+// Turns a command in host memory into requests. `Learner` has the updates of setting 2 (pearl/fpga_training.hpp).
+template <class Out, class Learner>
+void feed(const Command& command, const Item* items, LearnerContext* context) {
+  if constexpr (!std::is_same_v<Learner, None>)
+    if (command.trains && command.operation == Operation::update) return Learner::template update<Out>(command, context);
   const std::uint64_t count = command.count;
   const std::uint64_t width = command.stratified && count > 1 ? stratum_width(count) : 0;
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -304,10 +308,16 @@ void feed(const Command& command, const Item* items) {
   }
 }
 
-// Puts the answers to a command into host memory, with the weights of what was sampled.
-template <class In>
-void collect(const Command& command, Held* held, float* weights, Summary* summary) {
+// Puts the answers to a command into host memory, with the weights of what was sampled, and in setting 2 gives what was
+// sampled to the `Learner`: items at once, their weights, which depend on all of them, at the end.
+template <class In, class Learner>
+void collect(const Command& command, Held* held, float* weights, Summary* summary, const LearnerContext* context) {
+  constexpr bool kTrains = !std::is_same_v<Learner, None>;
   Summary found{};
+  if constexpr (kTrains) {
+    if (command.operation == Operation::stop) Learner::stop();
+    if (command.trains && command.operation != Operation::update) Learner::begin(context);
+  }
   std::uint32_t smallest = kLeafMax;
   for (std::uint64_t i = 0; i < command.count; ++i) {
     const Answer answer = In::read();
@@ -320,6 +330,8 @@ void collect(const Command& command, Held* held, float* weights, Summary* summar
     } else {
       held[i] = Held{answer.slot, answer.leaf, answer.priority, answer.generation, answer.times};
       if (answer.leaf < smallest) smallest = answer.leaf;
+      if constexpr (kTrains)
+        if (command.trains) Learner::send(context, i, answer.slot, answer.generation);
     }
   }
   if (command.operation == Operation::sample) {
@@ -327,6 +339,10 @@ void collect(const Command& command, Held* held, float* weights, Summary* summar
     for (std::uint64_t i = 0; i < command.count; ++i)
       weights[i] = importance_weight(log2_smallest, log2_q32(held[i].leaf), command.beta_q28);
   }
+  if constexpr (kTrains)
+    if (command.trains && command.operation != Operation::update)
+      for (std::uint64_t i = 0; i < command.count; ++i)
+        Learner::weigh(i, command.operation == Operation::sample ? weights[i] : 1.0f);
   *summary = found;
 }
 

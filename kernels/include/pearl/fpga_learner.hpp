@@ -1,0 +1,710 @@
+// The Learner as a pipeline on an FPGA (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2): a stage for FP, BP, GA and WU of each
+// layer and one for each LOSS, joined by pipes, through which the items of a batch stream one behind the other.
+//
+//   items -> FP 1 -> FP 2 -> ... -> LOSS -> BP L -> ... -> BP 2
+//               \       \              \-> GA L   \-> ... -> GA 1
+//                \-> GA 2, BP 2 (activations)          GA l of every copy -> WU l -> FP l, BP l of every copy
+//
+// A batch is split over DP copies of the pipeline, item by item; WU l adds up their gradients, moves the weights and the
+// target's, which lie in device memory, and streams them to the copies before the next batch: no stage reads weights
+// that are being written (CF'22 Sec. 3.2.2). Activations wait in pipes with room for a whole sub-batch. Actor and critic
+// train side by side, the actor against the critic's weights from before this batch: the lagged critic (Sec. 3.2.4).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "pearl/fpga_pipes.hpp"
+#include "pearl/tape.hpp"
+
+namespace pearl::fpga {
+
+inline constexpr int kBlock = 16;  // values that a pipe takes at once
+
+constexpr int padded(int width) { return (width + kBlock - 1) / kBlock * kBlock; }
+
+struct Block {
+  float values[kBlock];
+};
+
+// Goes ahead of every batch, through all stages.
+struct Order {
+  const LearnerContext* context;
+  std::uint32_t items;  // of this copy of the pipeline
+  std::uint32_t stops;
+};
+
+// What LOSS must know of an item beside the networks' outputs.
+struct Detail {
+  float reward, discount;
+  std::int32_t action;  // DQN
+  std::uint32_t slot, generation;
+};
+
+struct Result {
+  float priority, loss;
+  std::uint32_t slot, generation;
+};
+
+enum Trained : int { kCritic = 0, kPolicy = 1 };  // DQN's network counts as a critic
+
+// What a batch is trained with; in device memory, which the host fills.
+struct LearnerContext {
+  const void* columns[5];  // obs, action, reward, next_obs, discount
+  const float* importance;
+  float* priorities;
+  float* vectors[4];  // tape::Vector
+  tape::Optimizer optimizers[2];
+  tape::StepArguments steps[2];
+  const float* scales;  // centers and half ranges: of observations, then of actions
+  std::uint64_t step, noise_seed;
+  std::uint32_t batch;
+  std::uint32_t moves_policy;
+  float max_grad_norm, saturation_penalty, target_noise, noise_clip;
+  // What comes back.
+  float norms[2];
+  float loss, td_error;  // sums
+  std::uint32_t unfit;   // setting 2: the priorities did not go to the Replay Manager, whose scale they exceed
+};
+
+// Matrix (out, in) and biases (none where below 0) of a layer, at these places of its network's vector.
+template <int inputs, int outputs, std::int64_t weight, std::int64_t bias, tape::Activation activation>
+struct Layer {
+  static constexpr int kIn = inputs, kOut = outputs;
+  static constexpr std::int64_t kWeight = weight, kBias = bias;
+  static constexpr tape::Activation kActivation = activation;
+};
+
+#if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
+
+}  // namespace pearl::fpga
+
+#include "pearl/device_learner.hpp"
+
+namespace pearl::fpga {
+
+// Vectors of `width` values, `items` of which fit, and the orders that may go ahead of them.
+template <class Program, int at, int width, int items>
+struct Wire {
+  static constexpr int kPadded = padded(width);
+  using Values = Pipe<Program, 2 * at, Block, items * kPadded / kBlock>;
+  using Orders = Pipe<Program, 2 * at + 1, Order, 4>;
+
+  static void read(float* values) {
+    for (int first = 0; first < kPadded; first += kBlock) {
+      const Block block = Values::read();
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) values[first + k] = block.values[k];
+    }
+  }
+  static void write(const float* values) {
+    for (int first = 0; first < kPadded; first += kBlock) {
+      Block block;
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) block.values[k] = values[first + k];
+      Values::write(block);
+    }
+  }
+};
+
+// Wires that a stage writes the same values to: those of `Leads` get its orders too, those of `Sides` only values.
+template <class... Wires>
+struct Leads {
+  static void order(const Order& order) { (Wires::Orders::write(order), ...); }
+  static void write(const float* values) { (Wires::write(values), ...); }
+};
+template <class... Wires>
+struct Sides {
+  static void write(const float* values) { (Wires::write(values), ...); }
+};
+
+// Pipes of blocks, which weights and gradients take.
+template <class... Pipes>
+struct Blocks {
+  static void write(const Block& block) { (Pipes::write(block), ...); }
+  // Their sum, of which there is at least one.
+  static Block sum() {
+    Block total{};
+    const auto add = [&total](const Block& block) {
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) total.values[k] += block.values[k];
+    };
+    (add(Pipes::read()), ...);
+    return total;
+  }
+};
+
+// What a copy of a layer keeps of its weights: rows padded to blocks, then the biases.
+template <class Shape>
+struct Weights {
+  static constexpr int kRow = padded(Shape::kIn), kBiases = padded(Shape::kOut);
+  float matrix[Shape::kOut * kRow];
+  float biases[kBiases];
+
+  template <class From>
+  void read() {
+    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) {
+      const Block block = From::read();
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) matrix[first + k] = block.values[k];
+    }
+    for (int first = 0; first < kBiases; first += kBlock) {
+      const Block block = From::read();
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) biases[first + k] = block.values[k];
+    }
+  }
+};
+
+// One dot product: `lanes` multipliers and a tree of adders.
+template <int width, int lanes>
+float dot(const float* a, const float* b) {
+  float sums[lanes] = {};
+  for (int first = 0; first < width; first += lanes) {
+#pragma unroll
+    for (int k = 0; k < lanes; ++k) sums[k] += a[first + k] * b[first + k];
+  }
+#pragma unroll
+  for (int half = lanes / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+  }
+  return sums[0];
+}
+
+constexpr int lanes_of(int unroll) { return unroll < kBlock ? unroll : kBlock; }
+constexpr int rows_of(int unroll) { return unroll < kBlock ? 1 : unroll / kBlock; }
+
+// FP of one layer. `unroll` multiply-accumulates run side by side: UF of PEARL Sec. V-B.
+template <class Shape, int unroll, class In, class From, class Lead, class Side>
+void forward_stage() {
+  constexpr int kRow = padded(Shape::kIn);
+  Weights<Shape> weights;
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    weights.template read<From>();
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      float x[kRow], y[padded(Shape::kOut)] = {};
+      In::read(x);
+#pragma unroll rows_of(unroll)
+      for (int row = 0; row < Shape::kOut; ++row) {
+        const float sum = weights.biases[row] + dot<kRow, lanes_of(unroll)>(weights.matrix + row * kRow, x);
+        y[row] = tape::activated(sum, Shape::kActivation);
+      }
+      Lead::write(y);
+      Side::write(y);
+    }
+  }
+}
+
+// What the result of an activation says of its derivative.
+inline float derivative(float result, tape::Activation activation) {
+  return activation == tape::Activation::relu    ? (result > 0.0f ? 1.0f : 0.0f)
+         : activation == tape::Activation::tanh ? 1.0f - result * result
+                                                : 1.0f;
+}
+
+// BP of one layer: slopes of its outputs to slopes of what the layer below computed before its activation.
+template <class Shape, tape::Activation below, int unroll, class In, class Results, class From, class Lead>
+void backward_stage() {
+  constexpr int kRow = padded(Shape::kIn), kLanes = lanes_of(unroll);
+  Weights<Shape> weights;
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    weights.template read<From>();
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      float slopes[padded(Shape::kOut)], out[kRow] = {};
+      In::read(slopes);
+#pragma unroll rows_of(unroll)
+      for (int row = 0; row < Shape::kOut; ++row) {
+        for (int first = 0; first < kRow; first += kLanes) {
+#pragma unroll
+          for (int k = 0; k < kLanes; ++k) out[first + k] += slopes[row] * weights.matrix[row * kRow + first + k];
+        }
+      }
+      if constexpr (below != tape::Activation::none) {
+        float results[kRow];
+        Results::read(results);
+#pragma unroll kLanes
+        for (int k = 0; k < kRow; ++k) out[k] *= derivative(results[k], below);
+      }
+      Lead::write(out);
+    }
+  }
+}
+
+// GA of one layer: adds up the sub-batch's gradients in its scratchpad, then gives them to WU.
+template <class Shape, int unroll, class In, class Inputs, class Out>
+void gradient_stage() {
+  constexpr int kRow = padded(Shape::kIn), kLanes = lanes_of(unroll), kBiases = padded(Shape::kOut);
+  float matrix[Shape::kOut * kRow], biases[kBiases];
+  while (true) {
+    const Order order = In::Orders::read();
+    if (order.stops) return;
+    for (int k = 0; k < Shape::kOut * kRow; ++k) matrix[k] = 0.0f;
+    for (int k = 0; k < kBiases; ++k) biases[k] = 0.0f;
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      float slopes[kBiases], x[kRow];
+      In::read(slopes);
+      Inputs::read(x);
+#pragma unroll rows_of(unroll)
+      for (int row = 0; row < Shape::kOut; ++row) {
+        for (int first = 0; first < kRow; first += kLanes) {
+#pragma unroll
+          for (int k = 0; k < kLanes; ++k) matrix[row * kRow + first + k] += slopes[row] * x[first + k];
+        }
+        biases[row] += slopes[row];
+      }
+    }
+    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) {
+      Block block;
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) block.values[k] = matrix[first + k];
+      Out::write(block);
+    }
+    for (int first = 0; first < kBiases; first += kBlock) {
+      Block block;
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) block.values[k] = biases[first + k];
+      Out::write(block);
+    }
+  }
+}
+
+// A layer's weights of one vector, as `Weights` takes them.
+template <class Shape, class To>
+void stream_weights(const float* vector) {
+  constexpr int kRow = padded(Shape::kIn);
+  for (int row = 0; row < Shape::kOut; ++row) {
+    for (int first = 0; first < kRow; first += kBlock) {
+      Block block;
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) {
+        const int at = first + k;
+        block.values[k] = at < Shape::kIn ? vector[Shape::kWeight + std::int64_t{row} * Shape::kIn + at] : 0.0f;
+      }
+      To::write(block);
+    }
+  }
+  for (int first = 0; first < padded(Shape::kOut); first += kBlock) {
+    Block block;
+#pragma unroll
+    for (int k = 0; k < kBlock; ++k) {
+      const int at = first + k;
+      block.values[k] = Shape::kBias >= 0 && at < Shape::kOut ? vector[Shape::kBias + at] : 0.0f;
+    }
+    To::write(block);
+  }
+}
+
+// WU of one layer, its target's synchronisation (CF'22 Sec. 3.2.4), and what gives all copies their weights. `Online`
+// and `Target` take them, `Gradients` come from the copies. WU of a network's layers add up the squares of the
+// gradient one after the other, `Before` to `After`; the last tells the others the sum (`Told`) so that all clip alike.
+template <class Shape, int network, int rule, class Orders, class Online, class Target, class Gradients, class Before,
+          class After, class Told, class Tell, class Done>
+void weight_stage() {
+  constexpr bool kHasTargets = !std::is_same_v<Target, None>;
+  constexpr int kVector = network == kCritic ? tape::kOnline : tape::kActor;
+  constexpr int kTargets = network == kCritic ? tape::kTarget : tape::kTargetActor;
+  constexpr int kRow = padded(Shape::kIn), kBiases = padded(Shape::kOut), kMatrix = Shape::kOut * kRow;
+  float gradient[kMatrix + kBiases];
+  while (true) {
+    const Order order = Orders::read();
+    if (order.stops) return;
+    const LearnerContext& context = *order.context;
+    float* online = context.vectors[kVector];
+    float* targets = context.vectors[kTargets];
+    stream_weights<Shape, Online>(online);
+    if constexpr (kHasTargets) stream_weights<Shape, Target>(targets);
+    float squares = 0.0f;
+    for (int first = 0; first < kMatrix + kBiases; first += kBlock) {
+      const Block block = Gradients::sum();
+#pragma unroll
+      for (int k = 0; k < kBlock; ++k) {
+        gradient[first + k] = block.values[k];
+        squares += block.values[k] * block.values[k];
+      }
+    }
+    if constexpr (!std::is_same_v<Before, None>) squares += Before::read();
+    if constexpr (!std::is_same_v<After, None>) {
+      After::write(squares);
+      squares = Told::read();
+    } else {
+      Tell::write(squares);
+    }
+    const float norm = sycl::sqrt(squares);
+    if (tape::finite(norm) && (network == kCritic || context.moves_policy != 0)) {
+      const float limit = context.max_grad_norm;
+      const float factor = limit > 0.0f && norm + 1e-6f > limit ? limit / (norm + 1e-6f) : 1.0f;
+      const tape::WeightMover<rule, kHasTargets> move{context.optimizers[network], online, targets,
+                                                      context.steps[network], factor};
+      for (int row = 0; row < Shape::kOut; ++row)
+        for (int at = 0; at < Shape::kIn; ++at)
+          move(Shape::kWeight + std::int64_t{row} * Shape::kIn + at, gradient[row * kRow + at]);
+      if constexpr (Shape::kBias >= 0)
+        for (int at = 0; at < Shape::kOut; ++at) move(Shape::kBias + at, gradient[kMatrix + at]);
+    }
+    Done::write(norm);
+  }
+}
+
+template <class... Pipes>
+struct Everyone {
+  static void write(float value) { (Pipes::write(value), ...); }
+};
+
+// --- LOSS ------------------------------------------------------------------------------------------------------------
+
+inline int best_of(const float* values, int count) {
+  int best = 0;
+  for (int k = 1; k < count; ++k)
+    if (values[k] > values[best] || (values[k] != values[k] && values[best] == values[best])) best = k;
+  return best;
+}
+
+// DQN's: Huber, double where `Chooser` is another wire than the target's. An action that there is not makes the slope
+// NaN, with which no weight moves.
+template <int actions, class In, class Target, class Chooser, class Details, class Importance, class Lead, class Out>
+void dqn_loss_stage() {
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    const auto batch = static_cast<float>(order.context->batch);
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      float values[padded(actions)], next[padded(actions)], chooser[padded(actions)], slopes[padded(actions)] = {};
+      In::read(values);
+      Target::read(next);
+      int best;
+      if constexpr (std::is_same_v<Chooser, None>) {
+        best = best_of(next, actions);
+      } else {
+        Chooser::read(chooser);
+        best = best_of(chooser, actions);
+      }
+      const Detail detail = Details::read();
+      const float weight = Importance::read(), share = weight / batch;
+      const bool known = detail.action >= 0 && detail.action < actions;
+      const int action = known ? detail.action : 0;
+      float error = values[action] - (detail.reward + detail.discount * next[best]);
+      if (!known) error = error - error + __builtin_nanf("");
+      const float distance = sycl::fabs(error);
+      const bool near = distance < 1.0f;
+      // A NaN is not near, and stays one.
+      slopes[action] = near ? error * share : error > 0.0f ? share : error < 0.0f ? -share : error;
+      Lead::write(slopes);
+      Out::write(Result{distance, weight * (near ? 0.5f * error * error : distance - 0.5f), detail.slot,
+                        detail.generation});
+    }
+  }
+}
+
+// The critics' slope and result for one item: squared errors against the smaller of the targets.
+struct CriticErrors {
+  float slopes[2], largest, loss;
+
+  template <int critics>
+  static CriticErrors of(const float (&values)[2], const float (&next)[2], const Detail& detail, float weight,
+                         float batch) {
+    CriticErrors found{};
+    float next_value = next[0];
+    if constexpr (critics == 2)
+      if (next[1] < next_value || next[1] != next[1]) next_value = next[1];
+    const float target = detail.reward + detail.discount * next_value;
+#pragma unroll
+    for (int k = 0; k < critics; ++k) {
+      const float error = values[k] - target, distance = sycl::fabs(error);
+      found.slopes[k] = 2.0f * error * (weight / batch);
+      found.loss += weight * error * error;
+      found.largest = distance > found.largest || distance != distance ? distance : found.largest;
+    }
+    return found;
+  }
+};
+
+// The first value of an item.
+template <class From>
+float read_scalar() {
+  float values[kBlock];
+  From::read(values);
+  return values[0];
+}
+
+template <class To>
+void write_scalar(float value) {
+  float values[kBlock] = {value};
+  To::write(values);
+}
+
+// DDPG's critic.
+template <class In, class Target, class Details, class Importance, class Lead, class Out>
+void critic_loss_stage() {
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    const auto batch = static_cast<float>(order.context->batch);
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      const float values[2] = {read_scalar<In>(), 0.0f}, next[2] = {read_scalar<Target>(), 0.0f};
+      const Detail detail = Details::read();
+      const auto errors = CriticErrors::of<1>(values, next, detail, Importance::read(), batch);
+      write_scalar<Lead>(errors.slopes[0]);
+      Out::write(Result{errors.largest, errors.loss, detail.slot, detail.generation});
+    }
+  }
+}
+
+// TD3's twin critics: `In` brings the first's values and the orders.
+template <class In, class Second, class Target, class SecondTarget, class Details, class Importance, class Lead,
+          class SecondLead, class Out>
+void twin_loss_stage() {
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    SecondLead::order(order);
+    if (order.stops) return;
+    const auto batch = static_cast<float>(order.context->batch);
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      const float values[2] = {read_scalar<In>(), read_scalar<Second>()};
+      const float next[2] = {read_scalar<Target>(), read_scalar<SecondTarget>()};
+      const Detail detail = Details::read();
+      const auto errors = CriticErrors::of<2>(values, next, detail, Importance::read(), batch);
+      write_scalar<Lead>(errors.slopes[0]);
+      write_scalar<SecondLead>(errors.slopes[1]);
+      Out::write(Result{errors.largest, errors.loss, detail.slot, detail.generation});
+    }
+  }
+}
+
+// What the critic is given: an observation and the action that a policy takes there, both of unit scale. A target
+// policy's (`disturbed`) has TD3's noise, which follows from the item's row: copies take the rows in turn.
+template <int observations, int actions, bool disturbed, int copy, int copies, class In, class Observations, class Lead>
+void act_stage() {
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    const LearnerContext& context = *order.context;
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      float said[padded(actions)], seen[padded(observations)], out[padded(observations + actions)] = {};
+      In::read(said);
+      Observations::read(seen);
+      for (int k = 0; k < observations; ++k) out[k] = seen[k];
+      for (int k = 0; k < actions; ++k) {
+        float unit = sycl::tanh(said[k]);
+        if constexpr (disturbed) {
+          if (context.target_noise > 0.0f) {
+            const std::uint64_t row = copy + std::uint64_t{item} * copies;
+            const float noise = tape::normal_at(context.noise_seed, context.step, 0, row * actions + k);
+            unit += sycl::clamp(context.target_noise * noise, -context.noise_clip, context.noise_clip);
+            unit = sycl::clamp(unit, -1.0f, 1.0f);
+          }
+        }
+        out[observations + k] = unit;
+      }
+      Lead::write(out);
+    }
+  }
+}
+
+// LOSS of the policy, first half: its action's value is to rise.
+template <class In, class Lead>
+void value_loss_stage() {
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    const auto batch = static_cast<float>(order.context->batch);
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      const float value = read_scalar<In>();
+      write_scalar<Lead>(value == value ? -1.0f / batch : value);
+    }
+  }
+}
+
+// LOSS of the policy, second half: slopes of the critic's input to slopes of what the policy said, and DDPG's penalty.
+template <int observations, int actions, class In, class Said, class Lead>
+void policy_loss_stage() {
+  while (true) {
+    const Order order = In::Orders::read();
+    Lead::order(order);
+    if (order.stops) return;
+    const LearnerContext& context = *order.context;
+    const float penalty = 2.0f * context.saturation_penalty / static_cast<float>(context.batch);
+    for (std::uint32_t item = 0; item < order.items; ++item) {
+      float slopes[padded(observations + actions)], said[padded(actions)], out[padded(actions)] = {};
+      In::read(slopes);
+      Said::read(said);
+      for (int k = 0; k < actions; ++k) {
+        const float unit = sycl::tanh(said[k]);
+        const float above = sycl::fmax(sycl::fabs(said[k]) - tape::kLinearRange, 0.0f);
+        out[k] = slopes[observations + k] * (1.0f - unit * unit) +
+                 penalty * (said[k] > 0.0f ? above : -above);
+      }
+      Lead::write(out);
+    }
+  }
+}
+
+// --- Items -----------------------------------------------------------------------------------------------------------
+
+// Values of a row at unit scale: `scale` names the first center, half ranges follow.
+template <int width>
+void load_scaled(const float* row, const float* scale, float* to) {
+  for (int k = 0; k < width; ++k) to[k] = (row[k] - scale[k]) / scale[width + k];
+}
+
+// Where the items of one copy of DQN's pipeline go. `Seen` and `Next` are wires of observations, the first of `Seen`
+// and all of `Next` with orders.
+template <int observations, class SeenLead, class SeenSide, class Next, class DetailPipe, class Importance>
+struct DqnItems {
+  static void order(const Order& order) {
+    SeenLead::order(order);
+    Next::order(order);
+  }
+  static void send(const LearnerContext& context, std::uint64_t from, const Detail& place) {
+    float values[padded(observations)] = {};
+    const auto* seen = static_cast<const float*>(context.columns[0]) + from * observations;
+    for (int k = 0; k < observations; ++k) values[k] = seen[k];
+    SeenLead::write(values);
+    SeenSide::write(values);
+    const auto* next = static_cast<const float*>(context.columns[3]) + from * observations;
+    for (int k = 0; k < observations; ++k) values[k] = next[k];
+    Next::write(values);
+    Detail detail = place;
+    const std::int64_t action = static_cast<const std::int64_t*>(context.columns[1])[from];
+    detail.action = action >= 0 && action < (1 << 30) ? static_cast<std::int32_t>(action) : -1;
+    detail.reward = static_cast<const float*>(context.columns[2])[from];
+    detail.discount = static_cast<const float*>(context.columns[4])[from];
+    DetailPipe::write(detail);
+  }
+  static void weigh(float importance) { Importance::write(importance); }
+};
+
+// The same for an actor and its critics: what critics are given of the transition, what the policy is given of its
+// observation, what the target policy is given of the next.
+template <int observations, int actions, class CriticLead, class CriticSide, class PolicyLead, class PolicySide,
+          class NextLead, class NextSide, class DetailPipe, class Importance>
+struct ActorCriticItems {
+  static void order(const Order& order) {
+    CriticLead::order(order);
+    NextLead::order(order);
+    Order policy = order;
+    if (!order.stops && order.context->moves_policy == 0) policy.items = 0;
+    PolicyLead::order(policy);
+  }
+  static void send(const LearnerContext& context, std::uint64_t from, const Detail& place) {
+    float values[padded(observations + actions)] = {};
+    const float* scales = context.scales;
+    load_scaled<observations>(static_cast<const float*>(context.columns[0]) + from * observations, scales, values);
+    if (context.moves_policy != 0) {
+      float seen[padded(observations)] = {};
+      for (int k = 0; k < observations; ++k) seen[k] = values[k];
+      PolicyLead::write(seen);
+      PolicySide::write(seen);
+    }
+    load_scaled<actions>(static_cast<const float*>(context.columns[1]) + from * actions, scales + 2 * observations,
+                         values + observations);
+    CriticLead::write(values);
+    CriticSide::write(values);
+    float next[padded(observations)] = {};
+    load_scaled<observations>(static_cast<const float*>(context.columns[3]) + from * observations, scales, next);
+    NextLead::write(next);
+    NextSide::write(next);
+    Detail detail = place;
+    detail.reward = static_cast<const float*>(context.columns[2])[from];
+    detail.discount = static_cast<const float*>(context.columns[4])[from];
+    DetailPipe::write(detail);
+  }
+  static void weigh(float importance) { Importance::write(importance); }
+};
+
+// All copies of a pipeline: row r of a batch goes to copy r modulo their count.
+template <class... Pipes>
+struct WeightOrders {
+  static void write(const Order& order) { (Pipes::write(order), ...); }
+};
+
+template <class ToWeights, class... Copies>
+struct Learners {
+  static constexpr std::uint32_t kCopies = sizeof...(Copies);
+
+  static void begin(const LearnerContext* context) {
+    ToWeights::write(Order{context, 0, 0});
+    std::uint32_t copy = 0;
+    (Copies::order(Order{context, (context->batch + kCopies - 1 - copy++) / kCopies, 0}), ...);
+  }
+  // Row `row` of the batch, whose columns stand at row `from` of the context's.
+  static void send(const LearnerContext* context, std::uint64_t row, std::uint64_t from, const Detail& place) {
+    std::uint32_t copy = 0;
+    ((row % kCopies == copy++ ? Copies::send(*context, from, place) : void()), ...);
+  }
+  static void weigh(std::uint64_t row, float importance) {
+    std::uint32_t copy = 0;
+    ((row % kCopies == copy++ ? Copies::weigh(importance) : void()), ...);
+  }
+  static void stop() {
+    const Order order{nullptr, 0, 1};
+    ToWeights::write(order);
+    (Copies::order(order), ...);
+  }
+};
+
+// Results in the order of the batch's rows.
+template <class... Pipes>
+struct Results {
+  static Result read(std::uint64_t row) {
+    Result result{};
+    std::uint32_t copy = 0;
+    ((row % sizeof...(Pipes) == copy++ ? void(result = Pipes::read()) : void()), ...);
+    return result;
+  }
+};
+
+// Setting 1: a batch in memory that host and device share.
+template <class Pipelines>
+void submit(const LearnerContext* context) {
+  if (context->batch == 0) return Pipelines::stop();
+  Pipelines::begin(context);
+  for (std::uint32_t row = 0; row < context->batch; ++row) {
+    Pipelines::send(context, row, row, Detail{});
+    Pipelines::weigh(row, context->importance[row]);
+  }
+}
+
+// The priorities of a batch.
+template <class Answers>
+void resolve(LearnerContext* context) {
+  float loss = 0.0f, td_error = 0.0f;
+  for (std::uint32_t row = 0; row < context->batch; ++row) {
+    const Result result = Answers::read(row);
+    context->priorities[row] = result.priority;
+    loss += result.loss;
+    td_error += result.priority;
+  }
+  context->loss = loss;
+  context->td_error = td_error;
+}
+
+// Until all weights have moved. `Done` of each layer gives its network's norm.
+template <class... Done>
+struct Layers {
+  static float wait() {
+    float norm = 0.0f;
+    ((norm = Done::read()), ...);
+    return norm;
+  }
+};
+template <class Critic, class Policy>
+void finish(LearnerContext* context) {
+  context->norms[kCritic] = Critic::wait();
+  if constexpr (!std::is_same_v<Policy, None>) context->norms[kPolicy] = Policy::wait();
+}
+
+#endif
+
+}  // namespace pearl::fpga

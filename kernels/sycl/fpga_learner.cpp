@@ -1,0 +1,224 @@
+#include "fpga_learner.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::device {
+namespace {
+
+// Beside a Replay Manager of 16 levels and the bridges, the emulator runs so many stages at once.
+constexpr std::size_t kMostStages = 100;
+constexpr int kMostRows = 1 << 16;
+
+bool uses_policy(const LearnerModel& model) { return model.actor_critic; }
+
+LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
+  LearnerShape shape;
+  for (const NetworkSource& network : model.networks) shape.networks.push_back(chain_of(network));
+  const std::size_t networks = model.networks.size();
+  if (model.actor_critic ? networks < 2 || networks > 3 : networks != 1)
+    throw LearnerError("A learner takes one network, or an actor and one or two critics; found " +
+                       std::to_string(networks) + ".");
+  if (cut.copies < 0 || cut.unroll < 1 || !std::has_single_bit(static_cast<unsigned>(cut.unroll)))
+    throw LearnerError("A pipeline takes at least one copy and an unroll factor that is a power of two; found " +
+                       std::to_string(cut.copies) + " and " + std::to_string(cut.unroll) + ".");
+  shape.actor_critic = model.actor_critic;
+  shape.observations = static_cast<int>(model.observation_size);
+  shape.actions = static_cast<int>(model.action_size);
+  shape.unroll = cut.unroll;
+  shape.rows = 1;
+  shape.double_q = true;  // the most stages that it may have
+  for (shape.copies = std::max(cut.copies, 1); cut.copies == 0 && shape.copies < 2; ++shape.copies) {
+    LearnerShape more = shape;
+    ++more.copies;
+    if (learner_program(more, 1).stages.size() > kMostStages) break;
+  }
+  const std::size_t stages = learner_program(shape, 1).stages.size();
+  if (stages > kMostStages)
+    throw LearnerError("A pipeline of these networks in " + std::to_string(shape.copies) + " copies has " +
+                       std::to_string(stages) + " stages, of which at most " + std::to_string(kMostStages) +
+                       " run at once. Take fewer copies, or networks of fewer layers.");
+  return shape;
+}
+
+}  // namespace
+
+FpgaLearner::FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel model, PipelineCut cut)
+    : queue_(queue),
+      model_(std::move(model)),
+      cut_(cut),
+      shape_(shape_of(model_, cut)),
+      context_(std::make_unique<DeviceArray<fpga::LearnerContext>>(*queue, 1, Placement::pinned)),
+      scales_(*queue, std::max<std::size_t>(model_.scales.size(), 1), Placement::pinned) {
+  shape_.rows = 0;
+  std::copy(model_.scales.begin(), model_.scales.end(), scales_.data());
+}
+
+FpgaLearner::~FpgaLearner() {
+  try {
+    close();
+  } catch (const Error&) {  // it has stalled: whoever used it was told
+  }
+}
+
+void FpgaLearner::close() {
+  const std::shared_ptr<Autorun> mine = std::exchange(autorun_, nullptr);
+  if (mine == nullptr || replay_ != nullptr) return;
+  if (mine->stalled()) {  // kernels that stand still have it
+    static_cast<void>(context_.release());
+    return;
+  }
+  fpga::LearnerContext& context = (*context_)[0];
+  context.batch = 0;
+  mine->launch(kSubmit, static_cast<const fpga::LearnerContext*>(&context));
+  mine->wait(0);
+  mine->join();
+}
+
+std::size_t FpgaLearner::action_bytes() const {
+  return model_.actor_critic ? model_.action_size * sizeof(float) : sizeof(std::int64_t);
+}
+
+void FpgaLearner::set_optimizer(LearnerWhich which, const OptimizerSettings& settings) {
+  if (which == kTemperature) throw LearnerError("The Learner on FPGAs has no temperature to train.");
+  optimizers_[which] = settings;
+}
+
+DeviceBatch FpgaLearner::own_batch(std::size_t rows) {
+  return own_.of(*queue_, rows, model_.observation_size, action_bytes());
+}
+
+void FpgaLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
+  if (rows < 1 || rows > kMostRows)
+    throw LearnerError("A batch on an FPGA has 1 to " + std::to_string(kMostRows) + " transitions; found " +
+                       std::to_string(rows) + ".");
+  fpga::LearnerContext& context = (*context_)[0];
+  std::copy(batch.columns, batch.columns + 5, context.columns);
+  context.importance = batch.weights;
+  context.priorities = batch.priorities;
+  context.batch = static_cast<std::uint32_t>(rows);
+  rows_ = rows;
+}
+
+std::string FpgaLearner::source(std::uint32_t rows) const {
+  LearnerShape shape = shape_;
+  shape.rows = rows;
+  return learner_program(shape, kEmulatedPipeItems).text;
+}
+
+// The context of the `step`-th step.
+void FpgaLearner::prepare(std::int64_t step) {
+  fpga::LearnerContext& context = (*context_)[0];
+  std::copy(model_.parameters, model_.parameters + 4, context.vectors);
+  const auto [policy, target] = moves_of(settings_, step);
+  moves_policy_ = policy && uses_policy(model_);
+  for (int which = 0; which < (uses_policy(model_) ? 2 : 1); ++which) {
+    context.optimizers[which] = on_device(optimizers_[which]);
+    context.steps[which] = next_step(optimizers_[which], 0);
+    context.steps[which].target = target;
+  }
+  context.moves_policy = moves_policy_;
+  context.scales = scales_.data();
+  context.step = static_cast<std::uint64_t>(step);
+  context.noise_seed = settings_.noise_seed;
+  context.max_grad_norm = settings_.max_grad_norm;
+  context.saturation_penalty = settings_.saturation_penalty;
+  context.target_noise = settings_.target_noise;
+  context.noise_clip = settings_.noise_clip;
+  context.norms[0] = context.norms[1] = context.loss = context.td_error = 0.0f;
+  context.unfit = 0;
+}
+
+void FpgaLearner::launch(std::int64_t step) {
+  if (replay_ != nullptr)
+    throw LearnerError("This Learner is joined to its Replay Manager: it takes what that samples.");
+  LearnerShape wanted = shape_;
+  wanted.rows = static_cast<std::uint32_t>(std::max<std::size_t>(rows_, autorun_ ? shape_.rows : 0));
+  wanted.double_q = !model_.actor_critic && settings_.double_q;
+  for (int which = 0; which < 2; ++which) wanted.rules[which] = rule_of(optimizers_[which]);
+  if (autorun_ == nullptr || wanted != shape_) {
+    const std::uint32_t batch = (*context_)[0].batch;
+    close();
+    (*context_)[0].batch = batch;
+    autorun_ = std::make_shared<Autorun>(queue_, learner_program(wanted, kEmulatedPipeItems),
+                                         std::chrono::duration<double>(cut_.timeout_s));
+    shape_ = wanted;
+  }
+  prepare(step);
+  autorun_->launch(kResolve, context_->data());
+  autorun_->launch(kSubmit, static_cast<const fpga::LearnerContext*>(context_->data()));
+}
+
+LearnerMetrics FpgaLearner::finish() {
+  if (replay_ == nullptr) autorun_->wait(rows_);
+  const fpga::LearnerContext& context = (*context_)[0];
+  LearnerMetrics metrics;
+  const double rows = static_cast<double>(rows_);
+  metrics.loss = context.loss / rows;
+  metrics.td_error = context.td_error / rows;
+  const bool clips = settings_.max_grad_norm > 0;
+  metrics.gradient_norm = clips ? context.norms[fpga::kCritic] : 0.0;
+  metrics.actor_gradient_norm = clips ? context.norms[fpga::kPolicy] : 0.0;
+  const bool policy_sound = !moves_policy_ || std::isfinite(context.norms[fpga::kPolicy]);
+  if (!std::isfinite(context.norms[fpga::kCritic]) || !policy_sound) {
+    if (!model_.actor_critic) {
+      const auto actions = static_cast<std::size_t>(shape_.networks[0].back().outputs);
+      for (std::size_t row = 0; row < rows_; ++row) {
+        const std::size_t from = replay_ == nullptr ? row : replay_->last_slot(row);
+        std::int64_t action;
+        std::memcpy(&action, static_cast<const char*>(context.columns[1]) + from * sizeof action, sizeof action);
+        if (action < 0 || static_cast<std::size_t>(action) >= actions) throw_wrong_action(actions, row);
+      }
+    }
+    throw_diverged(queue_->name());
+  }
+  for (int which = 0; which < (moves_policy_ ? 2 : 1); ++which) {
+    OptimizerSettings& optimizer = optimizers_[which];
+    if (optimizer.adam && optimizer.steps != nullptr) *optimizer.steps += 1.0f;
+    optimizer.fresh = false;
+  }
+  metrics.steps = 1;
+  metrics.actor_steps = moves_policy_;
+  return metrics;
+}
+
+void FpgaLearner::join(const std::shared_ptr<FpgaReplay>& replay, const std::shared_ptr<ColumnStore>& storage,
+                       std::size_t rows) {
+  const std::size_t observation = observation_size() * sizeof(float);
+  const std::vector<std::size_t> wanted = {observation, action_bytes(), sizeof(float), observation, sizeof(float)};
+  if (storage->row_bytes() != wanted)
+    throw LearnerError("The columns of the Data Storage are not those of this Learner's transitions.");
+  if (storage->capacity() != replay->capacity())
+    throw LearnerError("Replay Manager and Data Storage differ in capacity: " + std::to_string(replay->capacity()) +
+                       " and " + std::to_string(storage->capacity()) + ".");
+  close();
+  priorities_ = {*queue_, rows, Placement::pinned};
+  DeviceBatch batch;
+  for (std::size_t i = 0; i < 5; ++i) batch.columns[i] = storage->column(i);
+  batch.priorities = priorities_.data();
+  set_batch(rows, batch);
+  shape_.rows = static_cast<std::uint32_t>(rows);
+  shape_.double_q = !model_.actor_critic && settings_.double_q;
+  for (int which = 0; which < 2; ++which) shape_.rules[which] = rule_of(optimizers_[which]);
+  autorun_ = replay->join(training_program(replay->shape(), shape_, kEmulatedPipeItems));
+  storage_ = storage;
+  replay_ = replay;
+}
+
+LearnerMetrics FpgaLearner::train(std::int64_t step, double beta) {
+  if (replay_ == nullptr) throw LearnerError("This Learner is not joined to a Replay Manager.");
+  if (rule_of(optimizers_[0]) != shape_.rules[0] || rule_of(optimizers_[1]) != shape_.rules[1] ||
+      (!model_.actor_critic && settings_.double_q != shape_.double_q))
+    throw LearnerError("The optimizer's rule, or double_q, changed after the pipeline was made. Make it anew.");
+  prepare(step);
+  replay_->train(rows_, beta, context_->data());
+  return finish();
+}
+
+}  // namespace pearl::device

@@ -1,0 +1,79 @@
+// The Learner on an FPGA: an autorun pipeline (pearl/fpga_learner.hpp), alone (setting 1), or joined by pipes to the
+// Replay Manager (setting 2).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "autorun.hpp"
+#include "column_store.hpp"
+#include "fpga_learner_program.hpp"
+#include "fpga_replay.hpp"
+#include "learner.hpp"
+#include "pearl/fpga_learner.hpp"
+
+namespace pearl::device {
+
+// How a pipeline is cut: DP copies (0: as many as run side by side, up to 2), multiply-accumulates of a stage at once.
+struct PipelineCut {
+  int copies = 0, unroll = 16;
+  double timeout_s = 120.0;
+};
+
+// Trains as DeviceLearner does, with the lagged critic of CF'22 Sec. 3.2.4: an actor learns from the critic's weights of
+// before the step. Its program is generated when the size of a batch is known, and anew where that or the optimizer's
+// rule changes. One thread.
+class FpgaLearner {
+ public:
+  // Throws LearnerError for networks that are no chains, or more stages than run at once.
+  FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel model, PipelineCut cut);
+  // Stops the stages.
+  ~FpgaLearner();
+
+  void set(const LearnerSettings& settings) { settings_ = settings; }
+  void set_optimizer(LearnerWhich which, const OptimizerSettings& settings);
+  void set_batch(std::size_t rows, const DeviceBatch& batch);
+  DeviceBatch own_batch(std::size_t rows);
+  // One step, the `step`-th of all, from 0; finish() waits for it. Throws DeviceError where the pipeline stalls.
+  void launch(std::int64_t step);
+  LearnerMetrics finish();
+  // May be repeated; throws DeviceError where stages do not stop.
+  void close();
+
+  // From now on the Learner is a part of the Replay Manager's program, which stops it; steps are those of train().
+  void join(const std::shared_ptr<FpgaReplay>& replay, const std::shared_ptr<ColumnStore>& storage, std::size_t rows);
+  // Sample, train and update once.
+  LearnerMetrics train(std::int64_t step, double beta);
+
+  std::size_t observation_size() const { return model_.observation_size; }
+  std::size_t action_bytes() const;
+  int copies() const { return shape_.copies; }
+  std::uint64_t stage_launches() const { return autorun_ ? autorun_->stage_launches() : 0; }
+  std::uint64_t bridge_launches() const { return autorun_ ? autorun_->bridge_launches() : 0; }
+  // The program for batches of `rows`.
+  std::string source(std::uint32_t rows) const;
+
+ private:
+  void prepare(std::int64_t step);
+
+  const std::shared_ptr<DeviceQueue> queue_;
+  const LearnerModel model_;
+  const PipelineCut cut_;
+  LearnerShape shape_;
+  LearnerSettings settings_;
+  OptimizerSettings optimizers_[2];
+  std::unique_ptr<DeviceArray<fpga::LearnerContext>> context_;
+  DeviceArray<float> scales_;
+  OwnBatch own_;
+  std::shared_ptr<Autorun> autorun_;
+  std::shared_ptr<FpgaReplay> replay_;  // joined
+  std::shared_ptr<ColumnStore> storage_;
+  DeviceArray<float> priorities_;
+  std::size_t rows_ = 0;
+  bool moves_policy_ = false;
+};
+
+}  // namespace pearl::device

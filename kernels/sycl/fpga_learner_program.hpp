@@ -1,0 +1,49 @@
+// Sources of autorun programs of an FPGA's Learner, alone and beside its Replay Manager; what they are made of stands in
+// kernels/include/pearl/fpga_learner.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "autorun_program.hpp"
+#include "fpga_program.hpp"
+#include "learner.hpp"
+
+namespace pearl::device {
+
+// One linear layer, its activation joined.
+struct LayerShape {
+  int inputs = 0, outputs = 0;
+  std::ptrdiff_t weight = 0, bias = learner::kNone;  // places in its network's vector
+  tape::Activation activation = tape::Activation::none;
+};
+
+// What a program is generated for.
+struct LearnerShape {
+  std::vector<std::vector<LayerShape>> networks;  // DQN: one; else the actor, then one or two critics
+  bool actor_critic = false, double_q = false;
+  int observations = 0, actions = 0;
+  int copies = 1;          // DP of PEARL Sec. V-B
+  int unroll = 16;         // UF: multiply-accumulates of a stage that run side by side, a power of two
+  std::uint32_t rows = 0;  // the largest batch
+  int rules[2] = {};       // tape::Rule of the critics, or DQN's network, and of the policy
+
+  int items() const { return (static_cast<int>(rows) + copies - 1) / copies; }  // PI: of one copy, at most
+  bool operator==(const LearnerShape&) const = default;
+};
+bool operator==(const LayerShape& a, const LayerShape& b);
+
+// Throws LearnerError naming the operation where a network is not a chain of linear layers with ReLU, tanh or nothing
+// behind each.
+std::vector<LayerShape> chain_of(const NetworkSource& network);
+
+// Bridges of learner_program.
+enum LearnerBridge : std::size_t { kSubmit, kResolve };
+AutorunProgram learner_program(const LearnerShape& shape, int pipe_items);
+
+// Both on one FPGA.
+AutorunProgram training_program(const TreeShape& tree, const LearnerShape& shape, int pipe_items);
+
+}  // namespace pearl::device

@@ -1,0 +1,179 @@
+// What the Learners' Python bindings have in common.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <pybind11/stl.h>
+
+#include "../cpu/bindings.hpp"
+#include "learner.hpp"
+
+namespace pearl::device {
+
+using bindings::Array;
+using bindings::Released;
+using Floats = Array<float>;
+using OptionalFloats = std::optional<Floats>;
+// kind, first input, second input, outputs, weight, bias, eps: learner::Op.
+using OpTuple = std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
+
+inline NetworkSource network_of(const std::pair<std::size_t, std::vector<OpTuple>>& source) {
+  NetworkSource made{source.first, {}};
+  for (const auto& [kind, first, second, width, weight, bias, eps] : source.second)
+    made.ops.push_back({learner::op_kind(kind), {first, second}, width, weight, bias, eps});
+  return made;
+}
+
+// Memory that kernels see too.
+inline float* shared_memory(DeviceQueue& queue, const OptionalFloats& array, const char* name) {
+  if (!array) return nullptr;
+  auto* data = const_cast<float*>(array->data());
+  if (sycl::get_pointer_type(data, queue.sycl().get_context()) == sycl::usm::alloc::unknown)
+    throw LearnerError(std::string(name) + " must lie in memory that the device shares: make it by Queue.shared_floats.");
+  return data;
+}
+
+using Networks = std::vector<std::pair<std::size_t, std::vector<OpTuple>>>;
+
+// A learner, DeviceLearner or FpgaLearner, and the arrays that it works on. `make` builds it of its model.
+template <class Kernel>
+struct HeldLearner {
+  template <class Make>
+  HeldLearner(std::shared_ptr<DeviceQueue> on, bool actor_critic, const Networks& networks,
+              const std::array<OptionalFloats, 4>& parameters, const Floats& scales, std::size_t observation_size,
+              std::size_t action_size, const OptionalFloats& log_alpha, Make make)
+      : queue(std::move(on)),
+        arrays(parameters),
+        alpha(log_alpha),
+        learner(make(queue, model_of(actor_critic, networks, scales, observation_size, action_size))) {}
+
+  LearnerModel model_of(bool actor_critic, const Networks& networks, const Floats& scales, std::size_t observation_size, std::size_t action_size) {
+    LearnerModel model;
+    model.actor_critic = actor_critic;
+    for (const auto& network : networks) model.networks.push_back(network_of(network));
+    for (std::size_t v = 0; v < 4; ++v) {
+      model.parameters[v] = shared_memory(*queue, arrays[v], "Parameters");
+      model.counts[v] = arrays[v] ? static_cast<std::size_t>(arrays[v]->size()) : 0;
+    }
+    model.scales.assign(scales.data(), scales.data() + scales.size());
+    model.observation_size = observation_size;
+    model.action_size = action_size;
+    model.log_alpha = shared_memory(*queue, alpha, "log_alpha");
+    return model;
+  }
+
+  void set_adam(int which, double lr, double beta1, double beta2, double eps, double decay, bool decoupled,
+                const Floats& first, const Floats& second, const OptionalFloats& max_second, const Floats& steps) {
+    OptimizerSettings settings;
+    settings.lr = lr;
+    settings.beta1 = beta1;
+    settings.beta2 = beta2;
+    settings.eps = eps;
+    settings.decay = decay;
+    settings.decoupled = decoupled;
+    settings.first = shared_memory(*queue, first, "exp_avg");
+    settings.second = shared_memory(*queue, second, "exp_avg_sq");
+    settings.max_second = shared_memory(*queue, max_second, "max_exp_avg_sq");
+    settings.steps = const_cast<float*>(steps.data());
+    hold(which, settings, {first, second, max_second, steps});
+  }
+  void set_sgd(int which, double lr, double momentum, double dampening, double decay, bool nesterov,
+               const OptionalFloats& buffer, bool fresh) {
+    OptimizerSettings settings;
+    settings.adam = false;
+    settings.lr = lr;
+    settings.momentum = momentum;
+    settings.dampening = dampening;
+    settings.decay = decay;
+    settings.nesterov = nesterov;
+    settings.fresh = fresh;
+    settings.first = shared_memory(*queue, buffer, "momentum_buffer");
+    hold(which, settings, {buffer});
+  }
+  void hold(int which, const OptimizerSettings& settings, std::vector<OptionalFloats> held) {
+    if (which < 0 || which > 2) throw LearnerError("Optimizers are 0, 1 and 2; found " + std::to_string(which) + ".");
+    learner->set_optimizer(static_cast<LearnerWhich>(which), settings);
+    state[static_cast<std::size_t>(which)] = std::move(held);
+  }
+
+  std::shared_ptr<DeviceQueue> queue;
+  std::array<OptionalFloats, 4> arrays;
+  OptionalFloats alpha;
+  std::array<std::vector<OptionalFloats>, 3> state;
+  std::unique_ptr<Kernel> learner;
+};
+
+inline py::dict as_dict(const LearnerMetrics& metrics) {
+  py::dict out;
+  out["loss"] = metrics.loss;
+  out["td_error"] = metrics.td_error;
+  out["gradient_norm"] = metrics.gradient_norm;
+  out["actor_gradient_norm"] = metrics.actor_gradient_norm;
+  return out;
+}
+
+// One step on columns of the host.
+template <class Kernel>
+std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py::array>& columns, const Floats& weights,
+                                 std::int64_t number) {
+  const auto rows = static_cast<std::size_t>(weights.size());
+  const DeviceBatch batch = self.learner->own_batch(rows);
+  const std::size_t observation = self.learner->observation_size() * sizeof(float);
+  const std::size_t bytes[5] = {observation, self.learner->action_bytes(), sizeof(float), observation, sizeof(float)};
+  static constexpr const char* names[5] = {"obs", "action", "reward", "next_obs", "discount"};
+  if (columns.size() != 5) throw LearnerError("A batch has five columns; found " + std::to_string(columns.size()) + ".");
+  for (std::size_t c = 0; c < 5; ++c) {
+    const bool contiguous = (columns[c].flags() & py::array::c_style) != 0;
+    if (!contiguous || static_cast<std::size_t>(columns[c].nbytes()) != rows * bytes[c])
+      throw LearnerError(std::string("Column \"") + names[c] + "\" must hold " + std::to_string(rows) + " rows of " +
+                         std::to_string(bytes[c]) + " bytes; found " + std::to_string(columns[c].nbytes()) + " in all.");
+    std::memcpy(const_cast<void*>(batch.columns[c]), columns[c].data(), rows * bytes[c]);
+  }
+  std::memcpy(const_cast<float*>(batch.weights), weights.data(), rows * sizeof(float));
+  Floats priorities(static_cast<py::ssize_t>(rows));
+  float* out = priorities.mutable_data();
+  LearnerMetrics metrics;
+  {
+    const Released released;
+    self.learner->set_batch(rows, batch);
+    self.learner->launch(number);
+    metrics = self.learner->finish();
+    std::memcpy(out, batch.priorities, rows * sizeof(float));
+  }
+  return {priorities, as_dict(metrics)};
+}
+
+// Its settings, optimizers and steps.
+template <class Kernel>
+void bind_learner_methods(py::class_<HeldLearner<Kernel>>& cls) {
+  using Held = HeldLearner<Kernel>;
+  cls.def(
+          "set",
+          [](Held& self, bool double_q, bool stochastic, float saturation_penalty, float target_noise,
+             float noise_clip, float log_std_low, float log_std_high, float target_entropy, float max_grad_norm,
+             double tau, std::int64_t target_interval, std::int64_t policy_delay, std::uint64_t noise_seed) {
+            self.learner->set({double_q, stochastic, saturation_penalty, target_noise, noise_clip, log_std_low,
+                              log_std_high, target_entropy, max_grad_norm, tau, target_interval, policy_delay,
+                              noise_seed});
+          },
+          py::kw_only(), py::arg("double_q") = false, py::arg("stochastic") = false,
+          py::arg("saturation_penalty") = 0.0f, py::arg("target_noise") = 0.0f, py::arg("noise_clip") = 0.0f,
+          py::arg("log_std_low") = -20.0f, py::arg("log_std_high") = 2.0f, py::arg("target_entropy") = 0.0f,
+          py::arg("max_grad_norm") = 0.0f, py::arg("tau") = 1.0, py::arg("target_interval") = 1,
+          py::arg("policy_delay") = 1, py::arg("noise_seed") = 0)
+      .def("set_adam", &Held::set_adam, py::arg("which"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
+           py::arg("eps"), py::arg("decay"), py::arg("decoupled"), py::arg("first").noconvert(),
+           py::arg("second").noconvert(), py::arg("max_second").noconvert(), py::arg("steps").noconvert())
+      .def("set_sgd", &Held::set_sgd, py::arg("which"), py::arg("lr"), py::arg("momentum"), py::arg("dampening"),
+           py::arg("decay"), py::arg("nesterov"), py::arg("buffer").noconvert(), py::arg("fresh"))
+      .def("step", &step<Kernel>, py::arg("columns"), py::arg("weights").noconvert(), py::arg("number"));
+}
+
+}  // namespace pearl::device
