@@ -164,4 +164,3 @@ def _no_chain(size: int, operations: list[Op]) -> str | None:
                 "linear layers, each with at most one ReLU or tanh behind it"
             )
     return None
-

@@ -259,8 +259,58 @@ class LoopKernel(Protocol):
         """Indices, weights and columns, or their bytes, of the batch trained last, or of the one that failed."""
 
 
+class Iteration(Protocol):
+    """One iteration of setting 2: sample, train, update. A Learner's `join` may make one without the host."""
+
+    def train(self, beta: float) -> float:
+        """Run it; the batch's mean absolute TD error."""
+
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slots and importance weights of the batch trained last, or of the one that failed."""
+
+
+class _AnyIteration:
+    """For any Replay Manager, Data Storage and Learner; they sample while `sampling` is held."""
+
+    def __init__(
+        self,
+        replay: ReplayManager,
+        storage: Storage,
+        learner: Learner,
+        batch: dict[str, np.ndarray],
+        sampling: threading.Lock,
+    ) -> None:
+        self._replay, self._storage, self._learner, self._batch = replay, storage, learner, batch
+        self._batch_size = len(next(iter(batch.values())))
+        self._sampling = sampling
+        self._sample = Sample(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32))
+
+    def train(self, beta: float) -> float:
+        with self._sampling:
+            self._sample = sample = self._replay.sample(self._batch_size, beta)
+            batch = self._storage.gather(sample.indices, self._batch)
+        result = self._learner.step(batch, sample.weights)
+        self._replay.update(sample.indices, result.priorities, sample.generations)
+        return result.metrics["td_error"]
+
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._sample.indices, self._sample.weights
+
+
+class _JoinedIteration:
+    """A Learner's own iteration, all of which samples."""
+
+    def __init__(self, joined: Iteration, sampling: threading.Lock) -> None:
+        self._joined, self._sampling = joined, sampling
+        self.last_batch = joined.last_batch
+
+    def train(self, beta: float) -> float:
+        with self._sampling:
+            return self._joined.train(beta)
+
+
 class _InterpretedLoop:
-    """For any Replay Manager, Data Storage and Learner."""
+    """Iterations one after the other, driven from Python."""
 
     def __init__(
         self,
@@ -273,11 +323,16 @@ class _InterpretedLoop:
         publisher: _WeightPublisher,
     ) -> None:
         self._laq, self._ldq = laq, ldq
-        self._replay, self._storage, self._learner, self._publisher = replay, storage, learner, publisher
-        self._batch = batch
-        self._batch_size = len(next(iter(batch.values())))
+        self._storage, self._batch, self._publisher = storage, batch, publisher
         self._sampling = threading.Lock()
-        self._sample = Sample(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32))
+        joined: Iteration | None = None
+        if hasattr(learner, "join"):
+            joined = learner.join(replay, storage, len(next(iter(batch.values()))))
+        self._iteration: Iteration = (
+            _AnyIteration(replay, storage, learner, batch, self._sampling)
+            if joined is None
+            else _JoinedIteration(joined, self._sampling)
+        )
         publisher.publish()
 
     def run_once(self, timeout_s: float) -> bool:
@@ -287,13 +342,8 @@ class _InterpretedLoop:
         iterations, beta = int(found[0]["iterations"][0]), float(found[0]["beta"][0])
         td_error = 0.0
         for _ in range(iterations):
-            with self._sampling:
-                self._sample = sample = self._replay.sample(self._batch_size, beta)
-                batch = self._storage.gather(sample.indices, self._batch)
-            result = self._learner.step(batch, sample.weights)
-            self._replay.update(sample.indices, result.priorities, sample.generations)
+            td_error += self._iteration.train(beta)
             self._publisher.stepped()
-            td_error += result.metrics["td_error"]
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the training loop's progress for 60 s.")
@@ -312,7 +362,8 @@ class _InterpretedLoop:
         self._sampling.release()
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        return self._sample.indices, self._sample.weights, list(self._batch.values())
+        indices, weights = self._iteration.last_batch()
+        return indices, weights, list(self._storage.gather(indices, self._batch).values())
 
 
 class TrainingLoop(Worker):

@@ -1,0 +1,303 @@
+"""The Learner on the FPGA emulator: gradients against float64 autograd, beside torch, one program with the tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from test_native_actor_critic import ACTIONS as BOX_ACTIONS
+from test_native_actor_critic import OBS as BOX_OBS
+from test_native_actor_critic import assert_gradients, exact_gradients, show_gradients
+from test_native_actor_critic import batch_of as actions_batch
+from test_native_learner import ShowsGradients, assert_close, batch_of, exact_dqn_gradients, one_torch_thread
+from test_native_loop import BATCH, CAPACITY, Deterministic, Setup, Twin, assert_same_state
+from torch import nn
+
+from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
+from pearl.algorithms.batch import Batch
+from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.devices.sycl import sycl_availability
+from pearl.errors import ConfigurationError, DeviceError, TrainerError
+from pearl.learner.fpga_learner import FpgaLearner
+from pearl.learner.torch_learner import TorchLearner
+from pearl.replay import make_replay_manager
+from pearl.replay.sycl_storage import SyclDataStorage
+from pearl.spec import ReplaySpec, TransitionSpec
+
+EMULATOR = sycl_availability(EMULATOR_SELECTOR)
+pytestmark = [
+    pytest.mark.fpga,
+    pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}"),
+]
+
+RELATIVE = 1e-4
+TIMEOUT_S = 60.0
+
+__all__ = ["one_torch_thread"]  # a fixture that every test here uses
+
+
+class Plain(DQN):
+    hidden_sizes, target_update_interval = (24, 17), 4
+
+
+class Small(Deterministic):
+    hidden_sizes = (24,)
+
+
+class SmallTwin(Twin):
+    hidden_sizes, policy_delay = (12,), 2
+
+
+class BothFirst:
+    """A trainer whose actor learns from the critic of before the step: both gradients, then both steps."""
+
+    def update_policy(self, batch: Any, weights: torch.Tensor) -> Any:
+        trainer: Any = self
+        columns = Batch(*(torch.as_tensor(batch[name]) for name in Batch._fields))
+        weights = torch.as_tensor(weights)
+        moves = not isinstance(self, TD3) or (trainer.gradient_steps + 1) % trainer.policy_delay == 0
+        priorities = trainer._compute_critic(columns, weights, len(weights))
+        if moves:
+            trainer._compute_actor(columns, weights, len(weights))
+        trainer._apply_critic()
+        if moves:
+            trainer._apply_actor()
+        trainer.gradient_steps += 1
+        if moves:
+            trainer._target_actor_flat.move_toward(trainer._actor_flat, trainer.tau)
+            trainer._target_critic_flat.move_toward(trainer._critic_flat, trainer.tau)
+        return priorities.numpy()
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("obs", "hidden", "actions", "rows", "copies", "double", "unroll"),
+    [(4, (20,), 2, 9, 2, True, 16), (33, (7, 40), 5, 33, 1, False, 4), (1, (1,), 1, 1, 3, True, 32)],
+)
+def test_dqn_gradients_are_those_of_float64(
+    obs: int, hidden: tuple[int, ...], actions: int, rows: int, copies: int, double: bool, unroll: int
+) -> None:
+    trainer: Any = ShowsGradients(
+        spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions), hidden_sizes=hidden, double=double
+    )
+    learner = FpgaLearner(trainer, sub_batches=copies, unroll=unroll, timeout_s=TIMEOUT_S)
+    batch, weights = batch_of(rows, rows, obs, actions)
+    expected = exact_dqn_gradients(trainer, batch, weights)
+    learner.step(batch, weights)
+    learner.close()
+    trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])
+    whole = float(torch.cat([g.flatten() for g in expected]).norm())
+    for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert_close(parameter.grad, gradient, whole, name, RELATIVE)
+
+
+@pytest.mark.parametrize(("trainer_class", "copies"), [(Small, 2), (SmallTwin, 1)])
+def test_critic_and_actor_learn_from_the_critic_of_before(trainer_class: type[Trainer], copies: int) -> None:
+    trainer: Any = trainer_class(BOX_OBS, BOX_ACTIONS)
+    show_gradients(trainer)
+    trainer.gradient_steps = getattr(trainer, "policy_delay", 1) - 1
+    learner = FpgaLearner(trainer, sub_batches=copies, timeout_s=TIMEOUT_S)
+    batch, weights = actions_batch(3, 37)
+    critic, actor = exact_gradients(trainer, batch, weights)
+    learner.step(batch, weights)
+    learner.close()
+    assert_gradients(trainer.critic, trainer._critic_flat, trainer.critic_optimizer, critic, RELATIVE)
+    assert_gradients(trainer.actor, trainer._actor_flat, trainer.actor_optimizer, actor, RELATIVE)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def weights_of(trainer: Trainer) -> np.ndarray:
+    """Of all networks, targets too."""
+    modules = (value for value in vars(trainer).values() if isinstance(value, nn.Module))
+    return torch.cat([p.detach().reshape(-1) for module in modules for p in module.parameters()]).numpy()
+
+
+def test_dqn_trains_as_torch_does() -> None:
+    box, discrete = spaces.Box(-5.0, 5.0, (4,), np.float32), spaces.Discrete(3)
+    ours, theirs = Plain(box, discrete, seed=1), Plain(box, discrete, seed=1)
+    learner, reference = FpgaLearner(ours, timeout_s=TIMEOUT_S), TorchLearner(theirs)
+    for seed in range(40):
+        batch, weights = batch_of(seed, 16, 4, 3)
+        found, expected = learner.step(batch, weights), reference.step(batch, weights)
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=RELATIVE, atol=1e-5)
+    assert learner.kernel.stage_launches == learner.sub_batches * 15 + 3  # once each: 3 of WU, 15 of each copy
+    assert learner.kernel.bridge_launches == 2 * 40
+    learner.close()
+    np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=1e-3, atol=1e-5)
+    assert ours.gradient_steps == 40
+
+
+class ReferenceSmall(BothFirst, Small):
+    pass
+
+
+class ReferenceTwin(BothFirst, SmallTwin):
+    pass
+
+
+@pytest.mark.parametrize(("trainer_class", "reference"), [(Small, ReferenceSmall), (SmallTwin, ReferenceTwin)])
+def test_actor_critics_train_as_torch_does_with_a_lagged_critic(
+    trainer_class: type[Trainer], reference: type[Any]
+) -> None:
+    ours, theirs = trainer_class(BOX_OBS, BOX_ACTIONS, seed=1), reference(BOX_OBS, BOX_ACTIONS, seed=1)
+    before = weights_of(ours)
+    learner = FpgaLearner(ours, sub_batches=1, timeout_s=TIMEOUT_S)
+    for seed in range(25):
+        batch, weights = actions_batch(seed, 16)
+        found = learner.step(batch, weights)
+        np.testing.assert_allclose(found.priorities, theirs.update_policy(batch, weights), rtol=1e-3, atol=1e-5)
+    learner.close()
+    np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=1e-3, atol=1e-5)
+    assert np.abs(weights_of(ours) - before).max() > 1e-3
+
+
+def test_the_loss_falls_and_batches_may_grow() -> None:
+    trainer = Plain(spaces.Box(-5.0, 5.0, (4,), np.float32), spaces.Discrete(3), seed=1, learning_rate=1e-2)
+    trainer.target_update_interval = 1000
+    learner = FpgaLearner(trainer, sub_batches=1, timeout_s=TIMEOUT_S)
+    batch, weights = batch_of(0, 16, 4, 3)
+    losses = [learner.step(batch, weights).metrics["loss"] for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert learner.step(*batch_of(1, 40, 4, 3)).priorities.shape == (40,)  # another program
+    assert learner.step(batch, weights).priorities.shape == (16,)
+    learner.close()
+    assert learner.step(batch, weights).metrics["loss"] < losses[0]  # starts anew
+    learner.close()
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_what_diverges_moves_no_weight() -> None:
+    trainer = Plain(spaces.Box(-5.0, 5.0, (4,), np.float32), spaces.Discrete(3))
+    learner = FpgaLearner(trainer, sub_batches=1, timeout_s=TIMEOUT_S)
+    batch, weights = batch_of(0, 16, 4, 3)
+    before = weights_of(trainer)
+    bad = {**batch, "reward": np.full(16, np.nan, np.float32)}
+    with pytest.raises(TrainerError, match="diverged"):
+        learner.step(bad, weights)
+    wrong = batch["action"].copy()
+    wrong[5] = 3
+    with pytest.raises(TrainerError, match=r"must lie in \[0, 3\); found one that does not at position 5"):
+        learner.step({**batch, "action": wrong}, weights)
+    np.testing.assert_array_equal(weights_of(trainer), before)
+    assert trainer.gradient_steps == 0
+    learner.step(batch, weights)
+    assert trainer.gradient_steps == 1
+    learner.close()
+
+
+class Dueling(DQN):
+    dueling = True
+
+
+def test_what_the_pipeline_cannot_train_is_named() -> None:
+    box = spaces.Box(-5.0, 5.0, (4,), np.float32)
+    for trainer, named in (
+        (Dueling(box, spaces.Discrete(3)), "chains of linear layers"),
+        (SAC(BOX_OBS, BOX_ACTIONS), "SAC"),
+    ):
+        reason = FpgaLearner.supports(trainer)
+        assert named in str(reason)
+        with pytest.raises(TrainerError, match="The fpga learner cannot train"):
+            FpgaLearner(trainer)
+    assert FpgaLearner.supports(DDPG(BOX_OBS, BOX_ACTIONS)) is None
+    plain = Plain(box, spaces.Discrete(3))
+    with pytest.raises(ConfigurationError, match="unroll must be a power of two; found 3"):
+        FpgaLearner(plain, unroll=3)
+    with pytest.raises(ConfigurationError, match="sub_batches"):
+        FpgaLearner(plain, sub_batches=-1)
+    with pytest.raises(TrainerError, match=r"in 9 copies has \d+ stages, of which at most \d+ run at once"):
+        FpgaLearner(plain, sub_batches=9)
+    with pytest.raises(DeviceError, match="needs an FPGA or its emulator"):
+        FpgaLearner(plain, device="opencl:cpu")
+
+
+# --- setting 2 --------------------------------------------------------------------------------------------------------
+
+
+class OnFpga(Setup):
+    """Replay Manager, Data Storage and Learner on the emulator; `joined` False: the interpreted loop over them."""
+
+    def __init__(self, trainer_class: type[Trainer], *, joined: bool, **more: Any) -> None:
+        def learner(trainer: Trainer) -> FpgaLearner:
+            made = FpgaLearner(trainer, sub_batches=2 if issubclass(trainer_class, DQN) else 1, timeout_s=TIMEOUT_S)
+            if not joined:
+                made.join = lambda *_: None  # type: ignore[method-assign]
+            self.learner = made
+            return made
+
+        super().__init__(trainer_class, native=True, learner=learner, **more)  # type: ignore[arg-type]
+
+    def make_replay(self) -> Any:
+        return make_replay_manager(ReplaySpec(CAPACITY), seed=5, backend="fpga")
+
+    def make_storage(self, spec: TransitionSpec, **options: Any) -> Any:
+        return SyclDataStorage(spec, CAPACITY, EMULATOR_SELECTOR, **options)
+
+    def close(self) -> None:
+        self.replay.close()
+        self.learner.close()
+
+
+@pytest.mark.parametrize("trainer_class", [Plain, Small])
+def test_joined_by_pipes_they_do_to_the_bit_what_they_do_apart(trainer_class: type[Trainer]) -> None:
+    joined = OnFpga(trainer_class, joined=True)
+    states = []
+    for setup in (joined, OnFpga(trainer_class, joined=False)):
+        setup.run(7)
+        with setup.loop.insertion_window():
+            setup.replay.insert(setup.storage.insert({name: rows[200:240] for name, rows in setup.rows.items()}))
+        setup.run(6)
+        states.append((setup, setup.loop.last_batch(), setup.replay.state_dict()))
+        setup.close()
+    (ours, batch, state), (theirs, other_batch, other_state) = states
+    assert_same_state(ours.trainer, theirs.trainer)
+    for name, column in other_batch.items():
+        np.testing.assert_array_equal(batch[name], column, err_msg=name)
+    for name, value in other_state.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+    assert ours.trainer.gradient_steps == 13
+
+
+def test_its_priorities_lead_to_the_batches_of_the_reference() -> None:
+    fpga, reference = OnFpga(Plain, joined=True), Setup(Plain, native=False, learner=TorchLearner)
+    for _ in range(20):
+        for setup in (fpga, reference):
+            setup.run(1)
+        ours, theirs = fpga.loop.last_batch(), reference.loop.last_batch()
+        np.testing.assert_array_equal(ours["indices"], theirs["indices"])
+        np.testing.assert_allclose(ours["weights"], theirs["weights"], rtol=RELATIVE)
+        assert len(ours["indices"]) == BATCH
+    np.testing.assert_allclose(fpga.policy(), reference.policy(), rtol=1e-3, atol=1e-5)
+    fpga.close()
+
+
+def test_priorities_beyond_the_scale_go_through_the_host() -> None:
+    states = []
+    for joined in (True, False):
+        setup = OnFpga(Plain, joined=joined)
+        rows = {name: 1e6 * rows[:100] if name == "reward" else rows[:100] for name, rows in setup.rows.items()}
+        setup.replay.insert(setup.storage.insert(rows))
+        setup.run(5)
+        states.append((setup.replay.state_dict(), setup.policy()))
+        setup.close()
+    assert states[0][0]["scale"] < 20
+    for name, value in states[1][0].items():
+        np.testing.assert_array_equal(states[0][0][name], value, err_msg=name)
+    np.testing.assert_array_equal(states[0][1], states[1][1])
+
+
+def test_a_joined_learner_takes_no_batches_of_others() -> None:
+    setup = OnFpga(Plain, joined=True)
+    with pytest.raises(TrainerError, match="joined to its Replay Manager"):
+        setup.learner.step(*batch_of(0, 16, 3, 4))
+    setup.close()
