@@ -67,13 +67,13 @@ class ReportedReplay:
                 f"The design in {report.path} does not fit {report.device}: it takes {', '.join(over)}. Compile it for "
                 "a larger part (PEARL_FPGA_DEVICE) or for fewer slots (PEARL_CAPACITY)."
             )
-        feeding = [_one_request(kernel, _requests(kernel, report, last=False), 0)[0] for kernel in bridges]
+        feeding = [_one_request(_requests(kernel, report, last=False), 1)[0] for kernel in bridges]
         # A search looks at all children but one; the loop is gone where the compiler unrolled it. Only samples search.
         sampling = _Stages(
-            [_one_request(k, _requests(k, report), 0 if n == 0 else tree.fanout - 1) for n, k in enumerate(stages)]
+            [_one_request(_requests(k, report), tree.fanout - 1 if n else None) for n, k in enumerate(stages)]
         )
         # Of updates the root has a loop of its own, once for each change that comes back.
-        update = _Stages([_one_request(k, _requests(k, report), 1 if n == 0 else 0) for n, k in enumerate(stages)])
+        update = _Stages([_one_request(_requests(k, report), None if n else 1) for n, k in enumerate(stages)])
         return cls(tree, report.frequency_mhz, sampling.timing(feeding), update.timing(feeding, passes=2))
 
     def microseconds(self, cycles: float) -> float:
@@ -161,19 +161,20 @@ def _requests(kernel: KernelReport, report: VendorReport, *, last: bool = True) 
     return loops[-1 if last else 0]
 
 
-def _one_request(kernel: KernelReport, loop: BlockReport, trips: int) -> tuple[int, float]:
+def _one_request(loop: BlockReport, trips: int | None) -> tuple[int, float]:
     """Cycles from one request to the next, and those that one is under way.
 
     Blocks follow one another, and each is a pipeline of its own: a loop inside holds up the next request until its last
     iteration has begun. Where requests do not overlap, the next one waits for all of it. `trips` of a loop inside whose
-    count the compiler does not know; a loop of none is passed by.
+    count the compiler does not know; None: the request passes such loops by.
     """
     interval, latency = float(loop.ii or 0), loop.latency_cycles
     for block in loop.blocks:
         if not block.loop:
             latency += block.latency_cycles
-        elif count := block.trips or trips:
-            each, once = _one_request(kernel, block, trips)
+        elif trips is not None:
+            count = block.trips or trips
+            each, once = _one_request(block, trips)
             latency += (count - 1) * each + once
             interval = max(interval, count * each)
     return math.ceil(max(1.0, interval) if loop.ii is not None else latency), latency

@@ -10,7 +10,6 @@ reports of 2021.4, 2023.0 and a later version, and all else in them is passed ov
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class VendorReport:
-    """A report, shown as a table: `kernels` and `others` (interconnect, board interface, pipes) make up `total`, of `available`.
+    """A report: `kernels` and `others` (interconnect, board interface, pipes) make up `total`, of `available`.
 
     `frequency_mhz` is what the fitter achieved after place and route, or what the compiler estimates: the slowest clock
     that any block was scheduled for. `fitted` is what the fitter counts for the whole device. `missing` says in words
@@ -395,7 +394,7 @@ def _compile_info(document: _Document) -> tuple[str, str, str]:
             f"{document.path}: expected a report of oneAPI {_range()} (product SYCL); found {product} {version[:40]}. "
             "Make the report with one of these versions: later ones have no FPGA support, and other reports differ."
         )
-    return f"oneAPI ({product})", version, device
+    return "oneAPI", version, device
 
 
 def _sections(document: _Document, name: str) -> tuple[_Record, list[Any]]:
@@ -485,7 +484,7 @@ def _block(document: _Document, node: object) -> BlockReport:
     name = document.get(node, "name", str, "a block of loop_attributes")
     kind = document.get(node, "type", str, name)
     assert isinstance(node, dict)
-    latency, fmax = (document.number(node.get(key), f"{key} of {name}") for key in ("lt", "af"))
+    latency = document.number(node.get("lt"), f"lt of {name}")
     trips = document.number(node.get("tc", 0), f"tc of {name}")
     interval = re.search(r"[0-9]{1,12}", str(node.get("ii", "")))
     pipelined = node.get("pl") == "Yes" and interval is not None
@@ -496,7 +495,7 @@ def _block(document: _Document, node: object) -> BlockReport:
         int(interval[0]) if pipelined and interval is not None else None,
         latency,
         int(trips),
-        fmax,
+        _frequency(document, node.get("af"), f"af, the clock of {name} in MHz"),
         tuple(_block(document, child) for child in children),
     )
 
@@ -533,10 +532,10 @@ def _whole_device(document: _Document, nodes: Sequence[Any]) -> _Record:
     raise document.fail("the fitter's resources of the whole device (type aclsystem or system)", nodes)
 
 
-def _frequency(document: _Document, value: object) -> float:
-    found = document.number(value, "the achieved clock in MHz")
-    if not found > 0 or not math.isfinite(found):
-        raise document.fail("an achieved clock above 0 MHz", value)
+def _frequency(document: _Document, value: object, where: str = "the achieved clock in MHz") -> float:
+    found = document.number(value, where)
+    if not found:
+        raise document.fail(f"a number above 0 for {where}", value)
     return found
 
 
