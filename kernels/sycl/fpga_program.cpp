@@ -92,7 +92,8 @@ AutorunProgram replay_program(const TreeShape& shape, int pipe_items) {
 
 std::string ahead_of_time(const AutorunProgram& program) {
   std::ostringstream text;
-  text << "#define PEARL_AHEAD_OF_TIME\n" << program.text << "\n// Declared here, kernels have these names in reports.\n";
+  text << "#define PEARL_AHEAD_OF_TIME\n"
+       << program.text << "\n// Declared here, kernels have these names in reports.\n";
   for (const std::string& stage : program.stages) text << "class " << stage << "_kernel;\n";
   for (const std::string& bridge : program.bridges) text << "class " << bridge << "_kernel;\n";
   text << "\n// A queue for each stage, in turn.\ntemplate <class Queues>\nvoid launch_stages(Queues& queues) {\n";
