@@ -13,6 +13,7 @@ import numpy as np
 from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
 from composer.codegen import ProgramSource, generate
+from composer.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform
@@ -181,10 +182,11 @@ class Composer:
         """
         self._platform = self._read_platform()
         self._problem = self._check_problem()
-        profiler = Profiler(
-            self._platform, _profiled(self._problem), CalibrationStore(self._store_path), self._reporter()
-        )
-        self._matrix = profiler.matrix()
+        problem, store = _profiled(self._problem), CalibrationStore(self._store_path)
+        profiler = Profiler(self._platform, problem, store, self._reporter())
+        self._matrix, imported = with_imported(profiler.matrix(), self._platform, problem, store)
+        for line in imported:
+            self._say(line)
         if not self._matrix.rows:
             reasons = "; ".join(f"{d.device}: {d.reason}" for d in self._matrix.unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")

@@ -23,6 +23,10 @@ class TrainerError(ConfigurationError):
     """A trainer class lacks a required member, or disagrees with the environment."""
 
 
+class VendorReportError(ConfigurationError):
+    """A vendor's FPGA report is missing, truncated, of another version, or on another design."""
+
+
 class PlacementError(ConfigurationError):
     """No device, or no pair of devices, can take the primitives."""
 

@@ -145,7 +145,8 @@ def test_the_program_for_boards_is_the_emulators(tmp_path):
     assert "300 slots, fanout 8. Bits of a node, the root's first: 37 34 31 28\n" in program
     assert "level2() { inner_stage<Shape, 2, Requests<2>, Requests<3>>(); }" in program
     assert "level3() { leaf_stage<Shape, Requests<3>, Changes, Answers>(); }" in program
-    assert "queues[3].template single_task" in said
+    assert "queues[3].template single_task<pearl_replay_level3_kernel>" in said
+    assert said.index("\nclass pearl_replay_level3_kernel;\n") < said.index("void launch_stages(")
     refused = subprocess.run([generate, "300", "3", "64"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "Fanout must be a power of two from 2 to 256; found 3." in refused.stderr

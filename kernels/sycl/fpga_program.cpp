@@ -93,10 +93,13 @@ AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const Besi
 
 std::string ahead_of_time(const AutorunProgram& program) {
   std::ostringstream text;
-  text << "#define PEARL_AHEAD_OF_TIME\n" << program.text
-       << "\n// A queue for each stage, in turn.\ntemplate <class Queues>\nvoid launch_stages(Queues& queues) {\n";
+  text << "#define PEARL_AHEAD_OF_TIME\n"
+       << program.text << "\n// Declared here, kernels have these names in reports.\n";
+  for (const std::string& stage : program.stages) text << "class " << stage << "_kernel;\n";
+  for (const std::string& bridge : program.bridges) text << "class " << bridge << "_kernel;\n";
+  text << "\n// A queue for each stage, in turn.\ntemplate <class Queues>\nvoid launch_stages(Queues& queues) {\n";
   for (std::size_t i = 0; i < program.stages.size(); ++i)
-    text << "  queues[" << i << "].template single_task<class " << program.stages[i] << "_kernel>([] { "
+    text << "  queues[" << i << "].template single_task<" << program.stages[i] << "_kernel>([] { "
          << program.stages[i] << "(); });\n";
   text << "}\n\ninline constexpr int kStages = " << program.stages.size() << ";\n";
   return text.str();

@@ -37,8 +37,10 @@ int main() {
     command->stratified = true;
     command->scale = pearl::kDefaultScale;
     command->alpha_q28 = pearl::exponent_q28(1.0);
-    feeding.single_task<class feed_kernel>([=] { pearl_replay_feed(command, items, nullptr); });
-    collecting.single_task<class collect_kernel>([=] { pearl_replay_collect(command, held, weights, summary, nullptr); }).wait();
+    feeding.single_task<pearl_replay_feed_kernel>([=] { pearl_replay_feed(command, items, nullptr); });
+    collecting
+        .single_task<pearl_replay_collect_kernel>([=] { pearl_replay_collect(command, held, weights, summary, nullptr); })
+        .wait();
   };
 
   std::vector<std::uint64_t> ends;  // inclusive prefix sums
