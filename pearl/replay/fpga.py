@@ -32,8 +32,6 @@ class FpgaReplayManager(KernelReplayManager):
     levels; raises ConfigurationError for other options, naming the backend that has them, CapacityError for larger
     trees, and DeviceError where the device cannot be used. A pipeline that does not answer within `timeout_s` seconds
     (and 1 ms for each item), or a device that fails, raises DeviceError, from then on at every call.
-
-    On the emulator idle stages keep the cores busy: close what is not needed.
     """
 
     _tree: _sycl.FpgaSumTree

@@ -18,12 +18,66 @@ using Word = std::uint64_t;
 
 #if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
 
-// The at-th pipe of a program, which `Program` names; `items` fit into it.
 template <class Program, int at>
 struct PipeName;
 
+#if defined(PEARL_AHEAD_OF_TIME)
+
+// The at-th pipe of a program, which `Program` names; `items` fit into it.
 template <class Program, int at, class Item, int items>
 using Pipe = sycl::ext::intel::pipe<PipeName<Program, at>, Item, items>;
+
+#else
+
+// On the emulator kernels are threads of the host's, and one that waits in its pipe's own read or write keeps a core
+// until the scheduler takes it away: milliseconds, for each stage that an item passes. Kernels there may call what the
+// C library exports; names that begin with two underscores are those the compiler does not warn of.
+struct Nap {
+  long seconds, nanoseconds;
+};
+extern "C" SYCL_EXTERNAL int __sched_yield();
+extern "C" SYCL_EXTERNAL int __nanosleep(const Nap*, Nap*);
+
+inline constexpr int kYields = 100;      // before a stage naps
+inline constexpr int kShortNaps = 100;   // before it naps for longer: nobody has asked for anything for 10 ms
+inline constexpr long kShortNap = 50'000, kLongNap = 1'000'000;  // ns
+
+template <class Attempt>
+void until(Attempt attempt) {
+  for (int turn = 0; !attempt(); ++turn) {
+    if (turn < kYields) {
+      __sched_yield();
+    } else {
+      const Nap nap{0, turn < kYields + kShortNaps ? kShortNap : kLongNap};
+      __nanosleep(&nap, nullptr);
+    }
+  }
+}
+
+// The at-th pipe of a program, which `Program` names; `items` fit into it.
+template <class Program, int at, class Item, int items>
+struct Pipe {
+  using Raw = sycl::ext::intel::pipe<PipeName<Program, at>, Item, items>;
+
+  static Item read() {
+    Item item;
+    until([&] {
+      bool found = false;
+      item = Raw::read(found);
+      return found;
+    });
+    return item;
+  }
+  static void write(const Item& item) {
+    until([&] {
+      bool taken = false;
+      Raw::write(item, taken);
+      return taken;
+    });
+  }
+};
+
+#endif
 
 #endif
 
