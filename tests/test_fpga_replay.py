@@ -87,7 +87,7 @@ replay, native = (kind(50, fanout=4, seed=seed) for kind in (FpgaReplayManager, 
 print("made", flush=True)
 input()  # until the other process has made its own
 rng = np.random.default_rng(seed)
-for _ in range(10):
+for _ in range(100):
     slots, priorities = rng.integers(0, 50, 30), rng.exponential(10.0, 30)
     for each in (replay, native):
         each.insert(slots, priorities)
