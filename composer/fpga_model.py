@@ -152,7 +152,7 @@ class ReplayTree:
     `lanes` siblings stand in one word of memory and are read at once: 1 in the papers, one after the other. A
     `leaf_copy` before the root turns a new priority into a difference, so that an update is one pass; without it a
     retrieval comes first. Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes that
-    are none up to the fanout and 32, and for a tree whose total needs more than 64 bits.
+    are no power of two up to the fanout and 32, and for a tree whose total needs more than 64 bits.
     """
 
     capacity: int
