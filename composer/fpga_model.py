@@ -3,12 +3,14 @@
 Cycles come out; microseconds are cycles / clock_mhz. T_comm is `Link.transfer_us` of `composer.platform`, from the
 connection file; Algorithm 1 adds it to cells (Eq. 7), which therefore go without. Where an equation does not describe
 the pipeline that the papers draw, what is printed stands under a name with `printed`, and what the pipeline takes
-beside it. `docs/fpga_model.md` compares both with the numbers the papers print.
+beside it, the Replay Manager's as `kernels/rtl` generates it. `docs/fpga_model.md` compares both with the numbers the
+papers print.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ import numpy.typing as npt
 
 from composer.learner_pipeline import LearnerPipeline
 from composer.platform import Link
+from composer.tree_cells import estimate, memory_blocks
+from composer.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
 from pearl.devices.description import Device
 from pearl.devices.modelled import FpgaParameters, model_parameters
 from pearl.errors import CapacityError, ConfigurationError
@@ -27,25 +31,13 @@ Constraint: TypeAlias = Literal[
     "DSP blocks", "on-chip memory", "LUTs", "registers", "the limit of one unit", "the work"
 ]
 
-LEAF_BITS = 28  # significant bits of a stored priority
-MOST_SUM_BITS = 64  # of the root
 FANOUTS = tuple(1 << k for k in range(1, 9))  # 2 to 256
 
 _WORD_BYTES = 4  # float32
 _BLOCK_WORDS = 512  # float32 values in one block: both an M20K (512 x 40) and half a BRAM36 (512 x 36) hold as many
-_BLOCK_SHAPES = {  # block_kbit -> words and bits per word that a block can be
-    18: ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1)),
-    20: ((512, 40), (1024, 20), (2048, 10)),
-}
 # Logic beside a DSP block: multiplexers, addresses, FIFOs and the rest of a design, spread over its DSP blocks. Of the
 # DQN of CF'22 Table 2: 346 K LUTs and 459 K registers of 1,600 DSP blocks.
 _LUTS_PER_DSP, _REGISTERS_PER_DSP = 216, 287
-# Logic of one tree level for each bit of its sums, and the more for each sibling that is read at once: adders,
-# comparators and multiplexers, and registers of the requests under way. Fitted to the structure of a pipeline in RTL at
-# fanouts 2 to 256 and 1 to 32 lanes: LUTs within a quarter and registers within a half, but for fanouts above 32 on one
-# lane, which need up to four times as much.
-_LUTS_PER_SUM_BIT, _REGISTERS_PER_SUM_BIT = 3.0, 1.5
-_LUTS_PER_LANE_BIT, _REGISTERS_PER_LANE_BIT = 6.3, 5.5
 _REGISTERS_PER_LUT = 2  # of every part the papers use
 
 
@@ -154,25 +146,19 @@ def missing_columns(device: Device) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class TreeLevel:
-    """The nodes of one level below the root, and the bits of each."""
-
-    nodes: int
-    bits: int
-
-
-@dataclass(frozen=True)
 class ReplayTree:
     """The sum tree on chip: PEARL Sec. V-A.2, CF'22 Sec. 3.1, one memory and one pipeline stage per level.
 
-    `lanes` siblings stand in one word of memory and are read at once: 1 in the papers, one after the other.
-    Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes that do not divide it, and
-    for a tree whose total needs more than 64 bits.
+    `lanes` siblings stand in one word of memory and are read at once: 1 in the papers, one after the other. A
+    `leaf_copy` before the root turns a new priority into a difference, so that an update is one pass; without it a
+    retrieval comes first. Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes that
+    are no power of two up to the fanout and 32, and for a tree whose total needs more than 64 bits.
     """
 
     capacity: int
     fanout: int
     lanes: int = 1
+    leaf_copy: bool = False
 
     def __post_init__(self) -> None:
         if self.fanout not in FANOUTS:
@@ -181,60 +167,64 @@ class ReplayTree:
             raise ConfigurationError(
                 f"A tree's capacity must be a whole number of at least 1; found {self.capacity!r}."
             )
-        if self.lanes < 1 or self.fanout % self.lanes:
-            raise ConfigurationError(f"Lanes must divide the fanout, {self.fanout}; found {self.lanes!r}.")
-        if self.root_bits > MOST_SUM_BITS:
+        step = self.fanout.bit_length() - 1
+        most = (ROOT_BITS_MAX - LEAF_BITS) // step * step
+        if self.capacity > 2**most:
             raise ConfigurationError(
-                f"A tree of {self.capacity:,} leaves needs {self.root_bits} bits for its total; at most "
-                f"{MOST_SUM_BITS} are supported: 2**{MOST_SUM_BITS - LEAF_BITS} leaves."
+                f"A tree of {self.capacity:,} leaves needs more than {ROOT_BITS_MAX} bits for its total; with fanout "
+                f"{self.fanout} at most 2**{most} leaves are supported."
             )
+        if self.lanes < 1:
+            raise ConfigurationError(f"A tree reads at least one sibling at once; found {self.lanes!r} lanes.")
+        _ = self.shape  # which refuses other lanes
+
+    @classmethod
+    def choices(cls, capacity: int, fanout: int) -> tuple[ReplayTree, ...]:
+        """All trees of a fanout: every count of lanes, with and without the copy of the leaves."""
+        counts = [1 << k for k in range(min(fanout, LANES_MAX).bit_length())]
+        return tuple(cls(capacity, fanout, lanes, copy) for lanes in counts for copy in (False, True))
+
+    @functools.cached_property
+    def shape(self) -> TreeShape:
+        """The pipeline in hardware, which says what requests take: one access a cycle."""
+        # One leaf takes a whole level, as two do.
+        return TreeShape.holding(max(self.capacity, 2), self.fanout, self.lanes, assigns=self.leaf_copy)
 
     @property
     def depth(self) -> int:
         """D of Eq. 4 and 5: the levels below the root, at least 1."""
-        depth, leaves = 1, self.fanout
-        while leaves < self.capacity:
-            depth, leaves = depth + 1, leaves * self.fanout
-        return depth
+        return self.shape.depth
 
     @property
     def root_bits(self) -> int:
-        """Bits of the total."""
-        return int(self.capacity * (2**LEAF_BITS - 1)).bit_length()
+        """Bits of the total: log2(fanout) more than on the level below (CF'22 Sec. 3.1)."""
+        return self.shape.bits(0)
 
     @property
-    def levels(self) -> tuple[TreeLevel, ...]:
-        """From the root's children to the leaves.
-
-        The bits are those of the largest sum that can stand there: CF'22 Sec. 3.1 takes log2(fanout) off at each level,
-        which gives the same but where the last level of a tree is not full. Siblings lie in whole groups.
-        """
-        found = []
-        for height in reversed(range(self.depth)):
-            leaves = self.fanout**height
-            nodes = -(-self.capacity // leaves)
-            whole_groups = -(-nodes // self.fanout) * self.fanout
-            largest = min(leaves, self.capacity) * (2**LEAF_BITS - 1)
-            found.append(TreeLevel(whole_groups, largest.bit_length()))
-        return tuple(found)
+    def levels(self) -> tuple[LevelMemory, ...]:
+        """From the root's children to the leaves. Siblings lie in whole groups."""
+        return self.shape.memories
 
     def level_kb(self, part: FpgaPart) -> tuple[float, ...]:
-        """KB of on-chip memory of each level, in whole blocks of `part`."""
-        shapes = _BLOCK_SHAPES[part.parameters.block_kbit]
-        return tuple(
-            part.block_kb
-            * min(
-                -(-level.nodes // (self.lanes * words)) * -(-self.lanes * level.bits // bits) for words, bits in shapes
-            )
-            for level in self.levels
-        )
+        """KB of on-chip memory of each level, in whole blocks of `part`; 0 where LUTs hold it, in at most 64 words."""
+        found = []
+        for level in self.levels:
+            bits = level.lanes * level.bits
+            _, pairs, _ = memory_blocks(bits, level.rows, block_kbit=part.parameters.block_kbit)
+            found.append(2 * pairs * part.block_kb)
+        return tuple(found)
 
     def resources(self, part: FpgaPart) -> Resources:
-        """What the Replay Manager takes of `part`. Integers need no DSP blocks: CF'22 Table 2's are the Learner's."""
-        bits = sum(level.bits for level in self.levels)
-        luts = bits * (_LUTS_PER_SUM_BIT + self.lanes * _LUTS_PER_LANE_BIT)
-        registers = bits * (_REGISTERS_PER_SUM_BIT + self.lanes * _REGISTERS_PER_LANE_BIT)
-        return Resources(0, sum(self.level_kb(part)), luts, registers)
+        """What the Replay Manager takes of `part`. Integers need no DSP blocks: CF'22 Table 2's are the Learner's.
+
+        LUTs and registers are those of UltraScale+.
+        """
+        cells = estimate(self.shape, block_kbit=part.parameters.block_kbit)
+        return Resources(cells.dsps, 2 * cells.block_rams * part.block_kb, cells.luts, cells.flip_flops)
+
+    def fits(self, part: FpgaPart) -> bool:
+        """Whether `part` holds it."""
+        return not self.resources(part).exceeding(part.available)
 
     def check_fits(self, part: FpgaPart) -> None:
         """Raise CapacityError, which says by how much and what would fit, unless `part` holds it."""
@@ -246,71 +236,28 @@ class ReplayTree:
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
             small = dataclasses.replace(self, capacity=middle)
-            fits, too_many = (middle, too_many) if small._fits(part) else (fits, middle)
+            fits, too_many = (middle, too_many) if small.fits(part) else (fits, middle)
         advice = f"At most {fits:,} fit" if fits else "Not even one fits"
         raise CapacityError(
             f"A sum tree of {self.capacity:,} priorities with fanout {self.fanout} needs {_kb(needed)} of on-chip "
             f"memory; {part.name} has {_kb(part.available)}: {_more(needed, part.available, over[0])}. {advice}."
         )
 
-    def _fits(self, part: FpgaPart) -> bool:
-        return not self.resources(part).exceeding(part.available)
-
-    # --- times ------------------------------------------------------------------------------------------------------
-
     def sampling_cycles_printed(self, batch_size: int) -> int:
         """PEARL Eq. 4 without T_comm: 2 * F * (BS + D)."""
-        return 2 * self.fanout * (batch_size + self.depth)
+        return eq4(batch_size, self.depth, self.fanout)
 
     def update_cycles_printed(self, batch_size: int) -> int:
         """PEARL Eq. 5 without T_comm: 2 * (BS + D), of updates and of insertions."""
-        return 2 * (batch_size + self.depth)
+        return eq5(batch_size, self.depth)
 
-    def cycles(self, timing: StageTiming, requests: int) -> int:
-        """Cycles of `requests` that follow one another: interval * (BS - 1) + latency * D + head.
+    def sampling_cycles(self, batch_size: int) -> int:
+        """Cycles of a batch of samplings as the RTL takes them, from the first request to the last result."""
+        return self.shape.sampling_cycles(batch_size) if batch_size else 0
 
-        With the two cycles per child of Eq. 4, or per level of Eq. 5, this is 2 * F * (BS + D - 1) and
-        2 * (BS + D - 1): both count one stage too many, since the first request leaves after D stages, and each further
-        one a stage later.
-        """
-        if not requests:
-            return 0
-        return timing.interval_cycles * (requests - 1) + timing.latency_cycles * self.depth + timing.head_cycles
-
-
-@dataclass(frozen=True)
-class StageTiming:
-    """One level of the tree: a request leaves it after `latency_cycles`, the next may enter after `interval_cycles`.
-
-    `head_cycles` pass before the first level and after the last.
-    """
-
-    interval_cycles: int
-    latency_cycles: int
-    head_cycles: int = 0
-
-    @classmethod
-    def sampling(cls, fanout: int, cycles_per_child: int = 2) -> StageTiming:
-        """Each sibling in turn, in two cycles as Eq. 4 has it (read; add and compare), or in the one of CF'22 Sec. 3.1.
-
-        All siblings are waited for, as Eq. 4 does, though the search could stop at the one it looks for.
-        """
-        return cls(cycles_per_child * fanout, cycles_per_child * fanout)
-
-    @classmethod
-    def pipelined(cls, fanout: int, lanes: int, cycles_per_access: int = 1) -> StageTiming:
-        """Sampling with `lanes` siblings at once, a level itself a pipeline: read, log2(lanes) adders, compare, choose.
-
-        The interval is that of fanout / lanes words, each of `cycles_per_access`; a cycle to enter, and one to leave.
-        """
-        words = fanout // lanes
-        latency = cycles_per_access * (words - 1) + (lanes.bit_length() - 1) + 3
-        return cls(cycles_per_access * words, latency, 2)
-
-    @classmethod
-    def update(cls) -> StageTiming:
-        """Two cycles for the one node of the way, as Eq. 5 has it: read, then add and write."""
-        return cls(2, 2)
+    def update_cycles(self, batch_size: int) -> int:
+        """The same of updates or insertions: one pass with the copy of the leaves, two without."""
+        return self.shape.update_cycles(batch_size) if batch_size else 0
 
 
 # --- the Learner -----------------------------------------------------------------------------------------------------
@@ -601,14 +548,15 @@ class SharedDesign:
     learner: LearnerDesign
     replay_dies: int
 
-    def exposed_sampling_cycles(self, timing: StageTiming) -> int:
+    @property
+    def exposed_sampling_cycles(self) -> int:
         """Cycles by which sampling delays the Learner, which starts on an item as soon as it is sampled (PEARL IV-C).
 
         The first item's way through the tree, and for each further one what it comes later than the Learner could have
         taken it.
         """
-        slower = max(0.0, timing.interval_cycles - self.learner.item_interval_cycles)
-        return timing.latency_cycles * self.tree.depth + math.ceil(slower * (self.learner.batch_size - 1))
+        slower = max(0.0, self.tree.shape.sample_cycles - self.learner.item_interval_cycles)
+        return self.tree.sampling_cycles(1) + math.ceil(slower * (self.learner.batch_size - 1))
 
 
 def share(

@@ -10,7 +10,7 @@ from composer.fpga_model import (
     Exploration,
     FpgaPart,
     ReplayTree,
-    StageTiming,
+    SharedDesign,
     explore,
     missing_columns,
     printed_learner,
@@ -70,8 +70,9 @@ def fpga_row(
 ) -> ModelledRow:
     """The row of an FPGA by `composer.fpga_model`.
 
-    `printed` takes PEARL Eq. 2 to 6 as they stand in the paper instead of what their pipelines take. What does not fit,
-    or is not stated, is a MissingCell that says so.
+    The Replay Manager is that of `kernels/rtl`, in whichever fanout, lanes and copy of the leaves fit and are fastest.
+    `printed` takes PEARL Eq. 2 to 6 as they stand in the paper instead of what pipelines take. What does not fit, or is
+    not stated, is a MissingCell that says so.
     """
     if missing := missing_columns(device):
         emulated = device.backend == "sycl" and sycl_filter(device.selector, device.kind) == EMULATOR_SELECTOR
@@ -97,11 +98,11 @@ class _Fpga:
         replay: ReplayCell | MissingCell
         learner: LearnerCell | MissingCell
         pair: PairCell | MissingCell
-        tree: ReplayTree | None = None
+        trees: list[tuple[ReplayTree, ReplayCell]] = []
         try:
-            tree, replay = self._replay()
-            used = tree.resources(self.part)
-            designs.append(f"Replay Manager of {tree.depth} levels, {used.sram_kb:,.0f} KB")
+            trees = self._trees()
+            replay = trees[0][1]
+            designs.append(f"Replay Manager of {self._tree_text(trees[0][0])}")
         except (CapacityError, ConfigurationError) as error:
             replay = MissingCell(str(error))
         pipeline = self.work.pipeline
@@ -113,39 +114,48 @@ class _Fpga:
             designs.append(f"Learner alone: {text}")
         except CapacityError as error:
             learner = MissingCell(str(error))
-        if tree is None or isinstance(replay, MissingCell):
-            pair = replay if isinstance(replay, MissingCell) else MissingCell("no Replay Manager")
+        if isinstance(replay, MissingCell):
+            pair = replay
         else:
             try:
-                pair, text = self._pair(tree, replay, pipeline)
+                pair, text = self._pair(trees, pipeline)
                 designs.append(f"Learner beside the Replay Manager: {text}")
             except CapacityError as error:
                 pair = MissingCell(f"both do not fit one FPGA: {error}")
         return ModelledRow(MatrixRow(self.part.name, replay, learner, pair), tuple(designs))
 
-    def _replay(self) -> tuple[ReplayTree, ReplayCell]:
-        """The tree of the fanout that samples and updates fastest, of those that fit."""
-        found: list[tuple[ReplayTree, ReplayCell]] = []
-        reason: CapacityError | None = None
-        for fanout in self.work.fanouts:
-            tree = ReplayTree(self.work.capacity, fanout)
-            try:
-                tree.check_fits(self.part)
-            except CapacityError as error:
-                reason = error
-                continue
-            batch, inserted = self.work.batch_size, self.work.insertions
-            if self.printed:
-                cycles = [tree.sampling_cycles_printed(batch), *map(tree.update_cycles_printed, (inserted, batch))]
-            else:
-                sampling, update = StageTiming.sampling(fanout), StageTiming.update()
-                cycles = [tree.cycles(sampling, batch), tree.cycles(update, inserted), tree.cycles(update, batch)]
-            sample, insert, write = (_us(self.part.microseconds(count)) for count in cycles)
-            found.append((tree, ReplayCell(sample, insert, write, fanout, workers=tree.depth)))
-        if not found:
-            assert reason is not None
-            raise reason
-        return min(found, key=lambda pair: pair[1].sample.value_us + pair[1].update.value_us)
+    def _tree_text(self, tree: ReplayTree) -> str:
+        lanes = "1 lane" if tree.lanes == 1 else f"{tree.lanes} lanes"
+        copy = ", a copy of the leaves" if tree.leaf_copy else ""
+        return f"{tree.depth} levels, {lanes}{copy}, {tree.resources(self.part).sram_kb:,.0f} KB"
+
+    def _trees(self) -> list[tuple[ReplayTree, ReplayCell]]:
+        """The trees that fit, with their cells: those that sample and update fastest first, then the smaller ones."""
+        trees = (
+            [ReplayTree(self.work.capacity, fanout) for fanout in self.work.fanouts]
+            if self.printed
+            else [tree for fanout in self.work.fanouts for tree in ReplayTree.choices(self.work.capacity, fanout)]
+        )
+        fitting = [tree for tree in trees if tree.fits(self.part)]
+        if not fitting:
+            min(trees, key=lambda tree: tree.resources(self.part).sram_kb).check_fits(self.part)
+
+        def order(found: tuple[ReplayTree, ReplayCell]) -> tuple[float, float, float]:
+            tree, cell = found
+            used = tree.resources(self.part)
+            return cell.sample.value_us + cell.update.value_us, used.sram_kb, used.luts
+
+        return sorted(((tree, self._replay_cell(tree)) for tree in fitting), key=order)
+
+    def _replay_cell(self, tree: ReplayTree) -> ReplayCell:
+        sampling, update = (
+            (tree.sampling_cycles_printed, tree.update_cycles_printed)
+            if self.printed
+            else (tree.sampling_cycles, tree.update_cycles)
+        )
+        cycles = (sampling(self.work.batch_size), update(self.work.insertions), update(self.work.batch_size))
+        sample, insert, write = (_us(self.part.microseconds(count)) for count in cycles)
+        return ReplayCell(sample, insert, write, tree.fanout, workers=tree.depth)
 
     def _learner(self, pipeline: LearnerPipeline, replay_kb: float = 0.0) -> tuple[LearnerCell, str]:
         batch = self.work.batch_size
@@ -159,15 +169,39 @@ class _Fpga:
     def _learner_cell(self, cycles: float, dp: int) -> LearnerCell:
         return LearnerCell(_us(self.part.microseconds(cycles)), sub_batches=dp, implementation=FPGA_LEARNER)
 
-    def _pair(self, tree: ReplayTree, replay: ReplayCell, pipeline: LearnerPipeline) -> tuple[PairCell, str]:
+    def _pair(self, trees: Sequence[tuple[ReplayTree, ReplayCell]], pipeline: LearnerPipeline) -> tuple[PairCell, str]:
+        """Of all trees that leave room for a Learner the one beside which both take least."""
         if self.printed:
+            tree, replay = trees[0]
             learner, text = self._learner(pipeline, tree.resources(self.part).sram_kb)
             return PairCell(replay, learner), text
-        shared = share(tree, pipeline, self.part, self.work.batch_size, self.exploration)
-        exposed = shared.exposed_sampling_cycles(StageTiming.sampling(tree.fanout))
-        streamed = dataclasses.replace(replay, sample=_us(self.part.microseconds(exposed)))
+        batch = self.work.batch_size
+        alone = explore(pipeline, self.part, batch, self.exploration).cycles
+        best: tuple[float, SharedDesign, ReplayCell] | None = None
+        reason: CapacityError | None = None
+
+        def least(tree: ReplayTree) -> int:
+            return tree.sampling_cycles(1) + tree.update_cycles(batch) + alone
+
+        for tree, replay in sorted(trees, key=lambda found: least(found[0])):
+            if best is not None and least(tree) >= best[0]:
+                break
+            try:
+                shared = share(tree, pipeline, self.part, batch, self.exploration)
+            except CapacityError as error:
+                reason = error
+                continue
+            cycles = shared.exposed_sampling_cycles + tree.update_cycles(batch) + shared.learner.cycles
+            if best is None or cycles < best[0]:
+                best = cycles, shared, replay
+        if best is None:
+            assert reason is not None
+            raise reason
+        _, shared, replay = best
+        streamed = dataclasses.replace(replay, sample=_us(self.part.microseconds(shared.exposed_sampling_cycles)))
         design = shared.learner
-        return PairCell(streamed, self._learner_cell(design.cycles, design.dp)), str(design)
+        text = f"{design}; the Replay Manager of {self._tree_text(shared.tree)}"
+        return PairCell(streamed, self._learner_cell(design.cycles, design.dp)), text
 
 
 # --- CPU and GPU -----------------------------------------------------------------------------------------------------

@@ -79,6 +79,21 @@ def test_results_file_and_its_table(tmp_path, monkeypatch):
     assert "![A curve](assets/a.png)" in table
 
 
+def test_exact_numbers_by_the_hundred_are_summed_up_by_their_ratios(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+
+    def exact(case, ours, theirs, unit="cycles"):
+        return record.Row(case, ours, unit, "lower", (ours, ours), 1, "Eq. 4", theirs)
+
+    rows = [exact("sampling K=2", 4.0, 2.0), exact("sampling K=4", 1.0, 3.0), exact("sampling K=8", 1.0, 1.0)]
+    path = record.write("rtl", "make bench-rtl", 1, [*rows, exact("K=2", 0.0, 0.0, "DSP")], runs=[{"DP": 1}])
+    text = report.section(json.loads(path.read_text()))
+    assert "| sampling | Eq. 4 | cycles | 3 | 0.5 | 1 | 3 |" in text
+    assert "| cells | Eq. 4 | DSP | 1 | 1 | 1 | 1 |" in text, "none where none are needed"
+    assert "K=4" not in text
+    assert "DP" not in text
+
+
 def test_every_committed_result_has_its_question():
     for path in record.RESULTS.glob("*.json"):
         assert path.stem in report.QUESTIONS

@@ -17,7 +17,6 @@ from composer.fpga_model import (
     FpgaPart,
     ReplayTree,
     Resources,
-    StageTiming,
     explore,
     printed_learner,
     share,
@@ -88,37 +87,31 @@ def test_a_request_pays_the_way_to_the_fpga() -> None:
     assert through_host == pytest.approx(2 * (32 + 3) / 400 + 5 + 0.05 + 7 + 0.1), "both hops"
 
 
-def test_the_first_request_leaves_after_all_levels_and_the_next_one_interval_later() -> None:
-    tree = ReplayTree(10_000, 16)
-    assert tree.depth == 4
-    for timing in (StageTiming.sampling(16), StageTiming.update(), StageTiming(3, 7)):
-        # What a pipeline does, stage by stage.
-        free = [0] * tree.depth
-        done = 0
-        for _ in range(20):
-            now = 0
-            for stage in range(tree.depth):
-                start = max(now, free[stage])
-                free[stage] = start + timing.interval_cycles
-                now = start + timing.latency_cycles
-            done = now
-        assert tree.cycles(timing, 20) == done
-    assert tree.cycles(StageTiming.update(), 0) == 0
-    assert tree.sampling_cycles_printed(20) - tree.cycles(StageTiming.sampling(16), 20) == 2 * 16, "one stage too many"
-    assert StageTiming.sampling(16, cycles_per_child=1).interval_cycles == 16
+def test_what_the_pipeline_takes_by_hand() -> None:
+    one = ReplayTree(100_000, 16)
+    assert one.depth == 5
+    # 16 words a sampling, 32 of them. Filling: 15 more words, then read, compare and choose, in each of 5 levels; the
+    # root, and the last result itself.
+    assert one.sampling_cycles(32) == 16 * 31 + 5 * (15 + 3) + 2
+    first = one.sampling_cycles(1)
+    assert one.update_cycles(32) == first + 31 + first, "the differences follow the first leaf that came back"
+    assert one.update_cycles(500) == 500 + 499 + first, "they wait for the last retrieval to be sent"
+    wide = ReplayTree(100_000, 16, lanes=16, leaf_copy=True)
+    # A word a request; 4 adder levels, and read, compare and choose, in each level; the copy, the root, the result.
+    assert wide.sampling_cycles(32) == wide.update_cycles(32) == 31 + 5 * (4 + 3) + 4
+    assert wide.update_cycles(0) == 0
 
 
-def test_siblings_that_are_read_at_once_cost_logic_and_save_time() -> None:
+def test_siblings_that_are_read_at_once_cost_logic_and_the_copy_of_the_leaves_memory() -> None:
     one, all_of_them = ReplayTree(100_000, 16), ReplayTree(100_000, 16, lanes=16)
     assert all_of_them.resources(SLR0).luts > 5 * one.resources(SLR0).luts
-    bits = sum(level.nodes * level.bits for level in all_of_them.levels)
-    assert all_of_them.resources(SLR0).sram_kb >= bits / 8000
-    # A word a request; 4 adder levels, and read, compare and choose, in each of 5 levels; in and out.
-    timing = StageTiming.pipelined(16, 16)
-    assert all_of_them.cycles(timing, 32) == 31 + 5 * (4 + 3) + 2
-    assert StageTiming.pipelined(16, 1, 2) == StageTiming(32, 33, 2), "Eq. 4's interval"
-    with pytest.raises(ConfigurationError, match="Lanes must divide the fanout, 16; found 3"):
-        ReplayTree(1000, 16, lanes=3)
+    copied = ReplayTree(100_000, 16, leaf_copy=True).resources(SLR0)
+    assert copied.sram_kb - one.resources(SLR0).sram_kb >= 100_000 * 28 / 8000
+    for lanes, expected in ((3, "power of two from 1 to 16 for a fanout of 16; found 3"), (0, "at least one sibling")):
+        with pytest.raises(ConfigurationError, match=expected):
+            ReplayTree(1000, 16, lanes=lanes)
+    assert len(ReplayTree.choices(1000, 16)) == 5 * 2, "1 to 16 lanes"
+    assert max(tree.lanes for tree in ReplayTree.choices(1000, 256)) == 32
 
 
 def test_levels_are_as_wide_as_their_largest_sum() -> None:
@@ -132,10 +125,11 @@ def test_levels_are_as_wide_as_their_largest_sum() -> None:
 
 
 def test_memory_is_counted_in_whole_blocks() -> None:
-    # 16 nodes of 36 bits: one M20K as 512 x 40, one half BRAM36 as 512 x 36.
-    small = ReplayTree(16, 16)
-    assert small.level_kb(AGILEX) == (2.56,)
-    assert small.level_kb(SLR0) == (2.304,)
+    # 16 and 64 words in LUTs; 1,008 of 28 bits: two M20K as 512 x 40, two half BRAM36 as 512 x 36.
+    small = ReplayTree(1000, 16)
+    assert small.level_kb(AGILEX) == (0, 0, 5.12)
+    assert small.level_kb(SLR0) == (0, 0, 4.608)
+    assert small.resources(SLR0).sram_kb == 4.608
     # 2**20 leaves of 28 bits: 28 columns of 16K x 1, 64 deep, in half BRAM36s.
     assert ReplayTree(2**20, 64).level_kb(SLR0)[-1] == pytest.approx(28 * 64 * 2.304)
 
@@ -148,7 +142,7 @@ def test_a_tree_holds_its_capacity_and_no_sum_overflows(capacity: int, fanout: i
     for height, level in enumerate(reversed(tree.levels)):
         assert min(fanout**height, capacity) * (2**28 - 1) < 2**level.bits
         assert level.nodes % fanout == 0
-    bits = sum(level.nodes * level.bits for level in tree.levels)
+    bits = sum(level.nodes * level.bits for level in tree.levels if level.rows > 64)
     assert tree.resources(part).sram_kb >= bits / 8000
     assert ReplayTree(capacity + 1, fanout).resources(part).sram_kb >= tree.resources(part).sram_kb
 
@@ -156,7 +150,7 @@ def test_a_tree_holds_its_capacity_and_no_sum_overflows(capacity: int, fanout: i
 def test_a_tree_that_does_not_fit_says_by_how_much_and_what_would() -> None:
     tree = ReplayTree(10_000_000, 16)
     with pytest.raises(
-        CapacityError, match=r"needs 40,847 KB.*agilex has 18,202 KB.*2\.24 times.*At most [0-9,]+ fit"
+        CapacityError, match=r"needs 40,842 KB.*agilex has 18,202 KB.*2\.24 times.*At most [0-9,]+ fit"
     ) as e:
         tree.check_fits(AGILEX)
     fits = int(str(e.value).split("At most ")[1].split(" fit")[0].replace(",", ""))
@@ -172,7 +166,8 @@ def test_a_tree_that_does_not_fit_says_by_how_much_and_what_would() -> None:
         (1000, 512, "power of two from 2 to 256; found 512"),
         (1000, 1, "found 1"),
         (0, 16, "at least 1; found 0"),
-        (2**37, 16, r"needs 65 bits for its total; at most 64.*2\*\*36"),
+        (2**37, 16, r"needs more than 64 bits for its total; with fanout 16 at most 2\*\*36 leaves"),
+        (2**36, 32, r"with fanout 32 at most 2\*\*35 leaves"),
     ],
 )
 def test_fanout_and_depth_have_limits(capacity: int, fanout: int, expected: str) -> None:
@@ -414,13 +409,11 @@ def test_on_several_dies_each_has_its_own() -> None:
 def test_a_learner_that_waits_for_samples_waits_for_each() -> None:
     tree = ReplayTree(4096, 16)
     shared = share(tree, CARTPOLE, AGILEX, 32)
-    timing = StageTiming.sampling(16)
-    assert shared.learner.item_interval_cycles < timing.interval_cycles
-    exposed = shared.exposed_sampling_cycles(timing)
-    assert timing.latency_cycles * tree.depth < exposed <= tree.cycles(timing, 32)
+    assert shared.learner.item_interval_cycles < 16
+    assert tree.sampling_cycles(1) < shared.exposed_sampling_cycles <= tree.sampling_cycles(32)
     slow = dataclasses.replace(shared.learner, multipliers=(1,) * 8, dp=1)
     hidden = dataclasses.replace(shared, learner=slow)
-    assert hidden.exposed_sampling_cycles(timing) == timing.latency_cycles * tree.depth
+    assert hidden.exposed_sampling_cycles == tree.sampling_cycles(1)
 
 
 def test_a_part_comes_from_a_row_of_the_device_csv() -> None:

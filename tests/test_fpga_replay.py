@@ -5,6 +5,7 @@ Idle stages keep the cores busy: tests that make managers of their own come firs
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -76,26 +77,59 @@ def test_two_managers_of_one_shape_are_apart_and_closing_stops_one():
     second.close()
 
 
-LEFT_OPEN = """
+AT_ONCE = """
+import sys
+import numpy as np
 from pearl.replay.fpga import FpgaReplayManager
-replay = FpgaReplayManager(50, fanout=4, seed=1)
-replay.insert(range(10))
-print(replay.sample(12).indices.tolist())
+from pearl.replay.native import NativeReplayManager
+seed = int(sys.argv[1])
+replay, native = (kind(50, fanout=4, seed=seed) for kind in (FpgaReplayManager, NativeReplayManager))
+print("made", flush=True)
+input()  # until the other process has made its own
+rng = np.random.default_rng(seed)
+for _ in range(100):
+    slots, priorities = rng.integers(0, 50, 30), rng.exponential(10.0, 30)
+    for each in (replay, native):
+        each.insert(slots, priorities)
+    sample = native.sample(40)
+    for found, wanted in zip(replay.sample(40), sample, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    priorities = rng.exponential(10.0, 40)
+    for each in (replay, native):
+        each.update(sample.indices, priorities, sample.generations)
+for name, wanted in native.state_dict().items():
+    np.testing.assert_array_equal(replay.state_dict()[name], wanted, err_msg=name)
+print("same", native.total, flush=True)
+input()  # until the other process is done; then it ends without close
 """
 
 
 @pytest.mark.fpga
-def test_processes_share_the_emulator_and_end_without_close():
-    reference = ReferenceReplayManager(50, seed=1)
-    reference.insert(np.arange(10))
-    expected = str(reference.sample(12).indices.tolist())
-    said = []
-    threads = [threading.Thread(target=lambda: said.append(run_python(LEFT_OPEN).strip())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == [expected, expected]
+def test_two_processes_use_the_emulator_at_once_and_end_without_close():
+    """Each has a pipeline of the same shape, other items and another seed."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for seed in ("1", "2"):
+            process = subprocess.Popen(
+                [sys.executable, "-c", AT_ONCE, seed],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)  # before it is waited for, where something here fails
+        totals = []
+        for expected in ("made", "same"):
+            said = [process.stdout.readline().split() for process in processes]
+            if [words[:1] for words in said] != [[expected]] * 2:
+                pytest.fail("\n".join(process.communicate()[1] for process in processes))
+            totals.append([words[1:] for words in said])
+            for process in processes:
+                process.stdin.write("\n")
+                process.stdin.flush()
+        assert totals[1][0] != totals[1][1]
+        assert [process.wait(60) for process in processes] == [0, 0]
 
 
 @pytest.mark.parametrize(

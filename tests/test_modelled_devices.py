@@ -16,8 +16,8 @@ from trainers import OwnTrainer, TinyDQN
 from benchmarks import fpga_model as comparison
 from composer import Composer
 from composer.algorithm1 import place
-from composer.fpga_model import FpgaPart, ReplayTree
-from composer.learner_pipeline import dqn_pipeline, mlp_layers, pipeline_of
+from composer.fpga_model import FpgaPart, ReplayTree, share
+from composer.learner_pipeline import actor_critic_pipeline, dqn_pipeline, mlp_layers, pipeline_of
 from composer.matrix import AssignmentMatrix, LearnerCell, MissingCell, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.platform import Platform
@@ -98,9 +98,11 @@ def test_an_fpga_gets_three_modelled_columns_and_says_what_binds() -> None:
     assert isinstance(row.pair, PairCell)
     for cell in (row.replay, row.learner, row.pair):
         assert {m.source for _, m in cell.measurements()} == {"modelled"}
-    # 16 children, 2 cycles each, 32 requests through 5 levels at 400 MHz.
-    assert row.replay.sample.value_us == pytest.approx(2 * 16 * (32 + 5 - 1) / 400)
-    assert row.replay.insert.value_us == pytest.approx(2 * (16 + 5 - 1) / 400)
+    # All 16 children in a word, 32 requests through 5 levels of 4 + 3 cycles, 4 for the copy of the leaves, the root
+    # and the result, at 400 MHz.
+    assert row.replay.sample.value_us == pytest.approx((31 + 5 * 7 + 4) / 400)
+    assert row.replay.insert.value_us == pytest.approx((15 + 5 * 7 + 4) / 400)
+    assert "Replay Manager of 5 levels, 16 lanes, a copy of the leaves, 809 KB" in found.designs
     assert row.learner.implementation == "fpga"
     assert row.pair.replay.sample.value_us < row.replay.sample.value_us, "items stream into the Learner"
     assert any("bound by" in line for line in found.designs)
@@ -145,7 +147,32 @@ def test_columns_that_are_missing_are_named() -> None:
 def test_the_fanout_is_chosen_where_it_may_be() -> None:
     choice = fpga_row(FPGA, dataclasses.replace(WORK, fanouts=(4, 8, 16, 32, 64))).row
     assert isinstance(choice.replay, ReplayCell)
-    assert choice.replay.fanout == 4, "each child of a level takes a stage two cycles"
+    best = min(
+        tree.sampling_cycles(32) + tree.update_cycles(32)
+        for fanout in (4, 8, 16, 32, 64)
+        for tree in ReplayTree.choices(WORK.capacity, fanout)
+    )
+    assert choice.replay.sample.value_us + choice.replay.update.value_us == pytest.approx(best / 400)
+    printed = fpga_row(FPGA, dataclasses.replace(WORK, fanouts=(4, 8, 16, 32, 64)), printed=True).row
+    assert isinstance(printed.replay, ReplayCell)
+    assert printed.replay.fanout == 4, "each child of a level takes a stage two cycles"
+
+
+def test_a_tree_that_leaves_the_learner_more_is_taken_where_that_pays() -> None:
+    """Beside a Learner that on-chip memory binds, the copy of the leaves is not worth its memory."""
+    car = actor_critic_pipeline(mlp_layers(8, 256, 128, 4), mlp_layers(12, 256, 128, 1))
+    found = fpga_row(FPGA, dataclasses.replace(WORK, pipeline=car))
+    alone, _, beside = found.designs
+    assert "a copy of the leaves" in alone
+    assert "a copy of the leaves" not in beside
+    assert isinstance(found.row.pair, PairCell)
+    pair = found.row.pair
+    taken = pair.replay.sample.value_us + pair.replay.update.value_us + pair.learner.step.value_us
+    part = FpgaPart.from_device(FPGA)
+    for tree in ReplayTree.choices(WORK.capacity, 16):
+        shared = share(tree, car, part, 32)
+        cycles = shared.exposed_sampling_cycles + tree.update_cycles(32) + shared.learner.cycles
+        assert taken <= part.microseconds(cycles) * (1 + 1e-12)
 
 
 def test_the_roofline_grows_with_the_work_and_pays_overheads() -> None:

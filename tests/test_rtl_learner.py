@@ -96,8 +96,6 @@ def test_stages_and_ratios_of_the_papers_network():
 
 
 def test_the_equations_as_printed():
-    assert cycles.eq4(32, 4, 16) == 1152
-    assert cycles.eq5(32, 4) == 72
     assert cycles.eq6(64, 3, 10) == 700
     assert cycles.cf22_pipeline(32, 3, 8) == 296
 

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer.tree_shape import TreeShape, eq4, eq5
 from pearl.errors import ConfigurationError
 from pearl.replay.reference import ReferenceReplayManager, mulhi64, quantise, stratified
 
 pytest.importorskip("amaranth", reason="Amaranth is not installed: `make rtl`, or `pip install amaranth`.")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # kernels/rtl is not installed
 
-from kernels.rtl import cycles
 from kernels.rtl.replay_pipeline import level_sums
 from kernels.rtl.replay_simulation import run
 from kernels.rtl.requests import Operation, Request
-from kernels.rtl.tree_shape import TreeShape
 
 PACES = ((1, True), (1, False), (2, True), (2, False))
 
@@ -162,11 +161,11 @@ def test_batches_take_the_cycles_of_the_closed_forms(depth, fanout, lanes, assig
     total = int(leaves.sum())
     rng = np.random.default_rng(0)
     samplings = [Request(Operation.SAMPLE, 0, int(target)) for target in rng.integers(total, size=batch)]
-    assert run(shape, samplings, leaves).cycles == cycles.sampling_cycles(shape, batch)
+    assert run(shape, samplings, leaves).cycles == shape.sampling_cycles(batch)
     others = [Request(Operation.RETRIEVE, int(index)) for index in rng.integers(shape.slots, size=batch)]
-    assert run(shape, others, leaves).cycles == cycles.pass_cycles(shape, batch)
+    assert run(shape, others, leaves).cycles == shape.pass_cycles(batch)
     mixed = [(samplings if rng.random() < 0.5 else others)[k] for k in range(batch)]
-    expected = cycles.mixed_cycles(shape, [request.operation is Operation.SAMPLE for request in mixed])
+    expected = shape.mixed_cycles([request.operation is Operation.SAMPLE for request in mixed])
     assert run(shape, mixed, leaves).cycles == expected
 
 
@@ -180,18 +179,23 @@ def test_without_the_leaf_copy_an_update_is_two_passes(batch, pace):
     sent = first.results[0].cycle + 1
     wait = max(sent - first.results[-1].accepted - 1, 0)
     updates = [Request(Operation.UPDATE, index % 16, 1, wait if index == 0 else 0) for index in range(batch)]
-    assert run(shape, retrievals + updates).cycles == cycles.update_cycles(shape, batch)
+    assert run(shape, retrievals + updates).cycles == shape.update_cycles(batch)
+
+
+def test_the_equations_as_printed():
+    assert eq4(32, 4, 16) == 1152
+    assert eq5(32, 4) == 72
 
 
 @pytest.mark.parametrize("batch", [1, 32, 512])
 @pytest.mark.parametrize(("depth", "fanout"), [(2, 256), (4, 16), (16, 2)])
 def test_equation_4_is_a_memory_that_reads_and_writes_by_turns(depth, fanout, batch):
     as_printed = TreeShape(depth, fanout, 1, cycles_per_access=2, assigns=False)
-    difference = cycles.eq4(batch, depth, fanout) - cycles.sampling_cycles(as_printed, batch)
+    difference = eq4(batch, depth, fanout) - as_printed.sampling_cycles(batch)
     assert difference == 2 * fanout - depth - 2  # of filling; the price of one more request is Eq. 4's
     wide = TreeShape(depth, fanout)
     spacing = max(fanout // 32, 1)
-    assert cycles.sampling_cycles(wide, batch) - cycles.sampling_cycles(wide, 1) == spacing * (batch - 1)
+    assert wide.sampling_cycles(batch) - wide.sampling_cycles(1) == spacing * (batch - 1)
 
 
 @pytest.mark.parametrize(

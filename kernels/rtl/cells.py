@@ -1,9 +1,8 @@
-"""What a synthesised design takes of an UltraScale+ device, counted from its cells."""
+"""What a synthesised design takes of an UltraScale+ device, counted from the cells that Yosys names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from composer.tree_cells import Cells
 from pearl.errors import DeviceError
 
 # The device's LUTs that one memory or shift register cell takes (AMD UG574, "CLB Resources"): a SLICEM has eight.
@@ -14,24 +13,8 @@ _LUTS_OF_CELL = {
 _NO_RESOURCE = {"CARRY4", "CARRY8", "MUXF7", "MUXF8", "MUXF9", "INV", "VCC", "GND", "BUFG", "IBUF", "OBUF"}
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What a design takes of an UltraScale+ device.
-
-    `memory_luts` of the `luts` are memories or shift registers; half a 36 Kb block RAM counts 0.5; UltraRAMs have
-    288 Kb. Yosys does not pack two small LUTs into one, as placement may: `luts` is an upper bound.
-    """
-
-    luts: int
-    memory_luts: int
-    flip_flops: int
-    dsps: int
-    block_rams: float
-    ultra_rams: int
-
-
-def count_cells(cells: dict[str, int]) -> Resources:
-    """Return the resources of UltraScale+ `cells` (name to number); raises DeviceError for one it does not know."""
+def count_cells(cells: dict[str, int]) -> Cells:
+    """Return what UltraScale+ `cells` (name to number) are in all; raises DeviceError for one it does not know."""
     luts = memory_luts = flip_flops = dsps = ultra_rams = 0
     block_rams = 0.0
     for name, number in cells.items():
@@ -51,4 +34,4 @@ def count_cells(cells: dict[str, int]) -> Resources:
             ultra_rams += number
         elif name not in _NO_RESOURCE and not name.startswith("$"):
             raise DeviceError(f"Yosys returned {number} cells of unknown type {name!r}.")
-    return Resources(luts + memory_luts, memory_luts, flip_flops, dsps, block_rams, ultra_rams)
+    return Cells(luts + memory_luts, memory_luts, flip_flops, dsps, block_rams, ultra_rams)

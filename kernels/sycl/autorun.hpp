@@ -29,22 +29,30 @@ class Autorun {
   Autorun(const Autorun&) = delete;
   Autorun& operator=(const Autorun&) = delete;
 
-  // Launches a bridge, by its place in the program, with a queue of its own.
+  // Launches a bridge, by its place in the program, with a queue of its own. Throws as wait().
   template <class... Arguments>
   void launch(std::size_t bridge, Arguments... arguments) {
     require_sound();
     Task& task = parts_->bridges[bridge];
-    task.event = task.queue->launch_task(task.kernel, arguments...);
+    try {
+      task.event = task.queue->launch_task(task.kernel, arguments...);
+    } catch (const DeviceError& error) {
+      failure_ = error.what();  // bridges that were launched before wait for this one
+      throw;
+    }
     task.launched = true;
   }
   // Until all bridges that were launched have ended. A bridge that handles many items is given more time. Throws
-  // DeviceError naming what stands still; then, and ever after, the program is stalled.
+  // DeviceError naming what stands still or has failed; then, and ever after, the program is stalled.
   void wait(std::uint64_t items);
   // Until all stages have ended, which whoever feeds them has told them to. Throws as wait().
   void join();
 
-  // Whether something did not end in time: kernels may hold on to their arguments, which then must not be freed.
+  // Whether something failed or did not end in time: kernels may hold on to their arguments, which then must not be
+  // freed.
   bool stalled() const { return !failure_.empty(); }
+  // Throws what was thrown when the program stalled.
+  void require_sound() const;
   // Kernels launched so far.
   std::uint64_t stage_launches() const;
   std::uint64_t bridge_launches() const;
@@ -61,13 +69,12 @@ class Autorun {
     std::vector<Task> stages;
     std::vector<Task> bridges;
   };
-  enum class State { waiting, running, ended };
+  enum class State { waiting, running, ended, failed };
 
   static State state(const Task& task);
   static std::string told(const std::vector<Task>& tasks);
-  void require_sound() const;
-  template <class Done>
-  void until(const std::vector<Task>& tasks, Done done, std::chrono::duration<double> limit, const char* what,
+  // Until every task that was launched is at least at `wanted`.
+  void until(const std::vector<Task>& tasks, State wanted, std::chrono::duration<double> limit, const char* what,
              const char* advice);
   [[noreturn]] void fail(const std::string& what, const char* advice);
 

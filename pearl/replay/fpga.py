@@ -31,7 +31,7 @@ class FpgaReplayManager(KernelReplayManager):
     requests until `close`. Has the mode "prioritized" with replacement, up to `SLOTS_MAX` slots in `LEVELS_MAX`
     levels; raises ConfigurationError for other options, naming the backend that has them, CapacityError for larger
     trees, and DeviceError where the device cannot be used. A pipeline that does not answer within `timeout_s` seconds
-    (and 1 ms for each item) raises DeviceError, from then on at every call.
+    (and 1 ms for each item), or a device that fails, raises DeviceError, from then on at every call.
     """
 
     _tree: _sycl.FpgaSumTree

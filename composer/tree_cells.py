@@ -1,30 +1,51 @@
-"""A model of what the replay pipeline takes of an UltraScale+ device, from its structure: no synthesis, microseconds.
+"""A model of what a sum tree's pipeline takes of an FPGA, from its structure: no synthesis, microseconds.
 
 Memories are counted block by block. LUTs and flip-flops follow the registers, adders and multiplexers of
-replay_pipeline.py, bit by bit; what Yosys then merges or adds is not modelled: docs/rtl.md says how far off.
+kernels/rtl/replay_pipeline.py on UltraScale+, bit by bit; what synthesis then merges or adds is not modelled:
+docs/rtl.md says how far off.
 """
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
-from kernels.rtl.cells import Resources
-from kernels.rtl.tree_shape import TreeShape
+from composer.tree_shape import TreeShape
 
-# Rows and bits of half a 36 Kb block RAM with a read and a write port (AMD UG573).
-_HALF_BLOCKS = ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
+# Rows and bits that a block of so many Kb can have with a read and a write port: half a 36 Kb block RAM of UltraScale+
+# (AMD UG573), an M20K of Intel's.
+_BLOCK_SHAPES = {
+    18: ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1)),
+    20: ((512, 40), (1024, 20), (2048, 10)),
+}
 _ULTRA_ROWS, _ULTRA_BITS = 4096, 72
 _OPERATION_BITS = 3
 _SHORTEST_SHIFT = 3  # a shorter delay stays in flip-flops
 
 
-def memory_blocks(bits: int, rows: int, *, ultra_ram: bool) -> tuple[int, float, int]:
-    """Return LUTs, 36 Kb block RAMs and UltraRAMs of `rows` words of `bits` bits."""
+@dataclass(frozen=True)
+class Cells:
+    """What a design takes of an UltraScale+ device.
+
+    `memory_luts` of the `luts` are memories or shift registers; half a 36 Kb block RAM counts 0.5; UltraRAMs have
+    288 Kb. Yosys does not pack two small LUTs into one, as placement may: its `luts` are an upper bound.
+    """
+
+    luts: int
+    memory_luts: int
+    flip_flops: int
+    dsps: int
+    block_rams: float
+    ultra_rams: int
+
+
+def memory_blocks(bits: int, rows: int, *, ultra_ram: bool = False, block_kbit: int = 18) -> tuple[int, float, int]:
+    """Return LUTs, pairs of blocks (36 Kb block RAMs) and UltraRAMs of `rows` words of `bits` bits."""
     if rows <= 32:
         return 8 * -(-bits // 14), 0.0, 0
     if rows <= 64:
         return 8 * -(-bits // 7), 0.0, 0
-    blocks = min(-(-bits // width) * -(-rows // depth) for depth, width in _HALF_BLOCKS) / 2
+    blocks = min(-(-bits // width) * -(-rows // depth) for depth, width in _BLOCK_SHAPES[block_kbit]) / 2
     if ultra_ram and blocks > 8:
         # Several words may share a row, each then taking whole bytes of nine bits.
         ultra = min(
@@ -35,15 +56,18 @@ def memory_blocks(bits: int, rows: int, *, ultra_ram: bool) -> tuple[int, float,
     return 0, blocks, 0
 
 
-def estimate(shape: TreeShape, *, ultra_ram: bool = False) -> Resources:
-    """Return the pipeline's resources; `ultra_ram` as of `synthesise`. It multiplies nothing, so there are no DSPs."""
+def estimate(shape: TreeShape, *, ultra_ram: bool = False, block_kbit: int = 18) -> Cells:
+    """Return the pipeline's cells; `ultra_ram` lets large memories become UltraRAM, as in `kernels.rtl.synthesis`.
+
+    It multiplies nothing, so there are no DSPs. With `block_kbit=20` a block RAM is two M20K.
+    """
     luts = flip_flops = memory_luts = ultra_rams = 0
     block_rams = 0.0
 
     def store(bits: int, rows: int) -> None:
         """Add a memory with what makes a read see the write before it: nothing where the fabric's LUTs hold it."""
         nonlocal luts, flip_flops, memory_luts, block_rams, ultra_rams
-        distributed, blocks, ultra = memory_blocks(bits, rows, ultra_ram=ultra_ram)
+        distributed, blocks, ultra = memory_blocks(bits, rows, ultra_ram=ultra_ram, block_kbit=block_kbit)
         memory_luts, block_rams, ultra_rams = memory_luts + distributed, block_rams + blocks, ultra_rams + ultra
         if distributed:
             flip_flops += bits * (shape.cycles_per_access == 2)  # else the address is registered, not the word
@@ -99,4 +123,4 @@ def estimate(shape: TreeShape, *, ultra_ram: bool = False) -> Resources:
         delay(_OPERATION_BITS + above, steps)
         delay(_OPERATION_BITS + shape.leaf_bits + 1, shape.level_latency - 2 - steps)
         flip_flops += _OPERATION_BITS + shape.digit_bits + bits
-    return Resources(luts + memory_luts, memory_luts, flip_flops, 0, block_rams, ultra_rams)
+    return Cells(luts + memory_luts, memory_luts, flip_flops, 0, block_rams, ultra_rams)

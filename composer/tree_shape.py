@@ -1,7 +1,12 @@
-"""What one replay pipeline is generated for, and the bits and words that each level of its tree needs."""
+"""A sum tree in hardware, one pipeline stage a level: its bits and words, and the cycles that its requests take.
+
+`kernels/rtl` generates this pipeline, simulates it cycle by cycle and synthesises it: docs/rtl.md says how the cycles
+and cells found there compare. PEARL's own forms are `eq4` and `eq5`, transfers left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +14,18 @@ from pearl.errors import ConfigurationError
 
 LEAF_BITS = 28  # significant bits of a quantised priority: kernels/include/pearl/quantise.hpp
 
-DEPTH_MAX = 24
+ROOT_BITS_MAX = 64
 LANES_MAX = 32  # a word of some 1,500 bits: wider ones cannot be routed well, nor simulated by Amaranth
+
+
+def eq4(batch: int, depth: int, fanout: int) -> int:
+    """Return PEARL's T_sampling (Eq. 4): 2 F (BS + D)."""
+    return 2 * fanout * (batch + depth)
+
+
+def eq5(batch: int, depth: int) -> int:
+    """Return PEARL's T_update or T_insert (Eq. 5): 2 (BS + D)."""
+    return 2 * (batch + depth)
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,6 @@ class TreeShape:
     def __post_init__(self) -> None:
         if not 2 <= self.fanout <= 256 or self.fanout & (self.fanout - 1):
             raise ConfigurationError(f"Fanout must be a power of two from 2 to 256; found {self.fanout}.")
-        if not 1 <= self.depth <= DEPTH_MAX:
-            raise ConfigurationError(f"Depth must lie in [1, {DEPTH_MAX}]; found {self.depth}.")
         if not self.lanes:
             object.__setattr__(self, "lanes", min(self.fanout, LANES_MAX))
         most = min(self.fanout, LANES_MAX)
@@ -65,6 +78,12 @@ class TreeShape:
             )
         if not 1 <= self.leaf_bits <= LEAF_BITS:
             raise ConfigurationError(f"Leaves have 1 to {LEAF_BITS} bits; found {self.leaf_bits}.")
+        deepest = (ROOT_BITS_MAX - self.leaf_bits) // self.digit_bits
+        if not 1 <= self.depth <= deepest:
+            raise ConfigurationError(
+                f"Depth must lie in [1, {deepest}] for a fanout of {self.fanout}, as a total of at most "
+                f"{ROOT_BITS_MAX} bits allows; found {self.depth}."
+            )
         if self.cycles_per_access not in (1, 2):
             raise ConfigurationError(f"An access takes 1 or 2 cycles; found {self.cycles_per_access}.")
         if not self.slots:
@@ -168,3 +187,42 @@ class TreeShape:
         """Bits of all levels, the root's register and the copy of the leaves included."""
         levels = sum(memory.total_bits for memory in self.memories)
         return self.bits(0) + levels + self.assigns * self.slots * self.leaf_bits
+
+    # --- cycles from the first request's acceptance to the last result, both counted -------------------------------
+
+    def sampling_cycles(self, batch: int) -> int:
+        """Return the cycles of a batch of samplings.
+
+        `c * F / P * (B - 1)` for the requests, `c` being `cycles_per_access` and `P` the lanes, and for filling
+        `D * (c * (F / P - 1) + log2 P + 3) + h + 1`, `h` being the cycles of the head. Eq. 4 is `c = 2`, `P = 1`, with
+        `2 F D` for filling.
+        """
+        return self._cycles(self.sample_cycles, batch)
+
+    def pass_cycles(self, batch: int) -> int:
+        """Return the cycles of a batch of retrievals, differences or assignments: `c * (B - 1)`, and the filling above.
+
+        Filling is a sampling's: all requests spend the same time in a level.
+        """
+        return self._cycles(self.other_cycles, batch)
+
+    def update_cycles(self, batch: int) -> int:
+        """Return the cycles of an update or insertion of a batch, the old leaves unknown to whom asks for it.
+
+        One pass with the copy of the leaves (`assigns`). Without, a pass that retrieves and one that adds the
+        differences (PEARL Sec. V), each difference sent as soon as its leaf has come back.
+        """
+        if self.assigns:
+            return self.pass_cycles(batch)
+        # The first difference may follow the first retrieved leaf, but not before the last retrieval was sent.
+        return max(batch * self.other_cycles, self.latency + 1) + self.pass_cycles(batch)
+
+    def mixed_cycles(self, samplings: Sequence[bool]) -> int:
+        """Return the cycles of a stream in any order, each request a sampling (True) or another (False)."""
+        spacing = sum(self.sample_cycles if sampling else self.other_cycles for sampling in samplings[:-1])
+        return spacing + self.latency + 1
+
+    def _cycles(self, spacing: int, batch: int) -> int:
+        if batch < 1:
+            raise ConfigurationError(f"A batch has at least one request; found {batch}.")
+        return spacing * (batch - 1) + self.latency + 1
