@@ -79,7 +79,7 @@ FpgaReplay::~FpgaReplay() {
 
 void FpgaReplay::require_open() const {
   if (closed_) throw ReplayError("The Replay Manager is closed.");
-  autorun_.require_sound();  // also, kernels that stand still have memory that a larger batch would replace
+  autorun_->require_sound();  // also, kernels that stand still have memory that a larger batch would replace
 }
 
 void FpgaReplay::close() {
