@@ -1,34 +1,11 @@
 #include "pearl/learner/team.hpp"
 
 #include <chrono>
-#include <limits>
 
 namespace pearl::learner {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(50);
-
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
-
-// Spins for as long as the others are likely to take, then sleeps.
-template <class Ready>
-void await(Signal& signal, Ready ready) {
-  const auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (ready()) return;
-      relax();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  while (!signal.wait(ready, std::numeric_limits<double>::infinity())) {
-  }
-}
+constexpr auto kSpin = std::chrono::microseconds(50);  // as long as the others are likely to take
 
 }  // namespace
 
@@ -58,7 +35,7 @@ void Team::start(Call call, void* object) {
 
 void Team::serve(std::size_t worker) {
   for (std::uint32_t seen = 0;; ++seen) {
-    await(started_, [&] { return job_.load(std::memory_order_acquire) != seen; });
+    started_.await([&] { return job_.load(std::memory_order_acquire) != seen; }, kSpin);
     if (stopping_.load(std::memory_order_acquire)) return;
     call_(object_, worker);
     barrier();
@@ -74,7 +51,7 @@ void Team::barrier() {
     passed_.ring();
     return;
   }
-  await(passed_, [&] { return round_.load(std::memory_order_acquire) != round; });
+  passed_.await([&] { return round_.load(std::memory_order_acquire) != round; }, kSpin);
 }
 
 }  // namespace pearl::learner
