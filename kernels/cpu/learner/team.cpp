@@ -1,11 +1,34 @@
 #include "pearl/learner/team.hpp"
 
 #include <chrono>
+#include <limits>
 
 namespace pearl::learner {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(50);  // as long as the others are likely to take
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Spins for as long as the others are likely to take, then sleeps.
+template <class Ready>
+void await(Signal& signal, Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (ready()) return;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  while (!signal.wait(ready, std::numeric_limits<double>::infinity())) {
+  }
+}
 
 }  // namespace
 
@@ -35,7 +58,7 @@ void Team::start(Call call, void* object) {
 
 void Team::serve(std::size_t worker) {
   for (std::uint32_t seen = 0;; ++seen) {
-    started_.await([&] { return job_.load(std::memory_order_acquire) != seen; }, kSpin);
+    await(started_, [&] { return job_.load(std::memory_order_acquire) != seen; });
     if (stopping_.load(std::memory_order_acquire)) return;
     call_(object_, worker);
     barrier();
@@ -51,7 +74,7 @@ void Team::barrier() {
     passed_.ring();
     return;
   }
-  passed_.await([&] { return round_.load(std::memory_order_acquire) != round; }, kSpin);
+  await(passed_, [&] { return round_.load(std::memory_order_acquire) != round; });
 }
 
 }  // namespace pearl::learner

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <limits>
 #include <thread>
 
 #if defined(__linux__)
@@ -95,20 +94,6 @@ struct Signal {
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
     return done;
-  }
-
-  // Waits until `ready()`: spins for as long as that is likely to take, then sleeps.
-  template <class Ready>
-  void await(Ready ready, std::chrono::microseconds spin) {
-    const auto end = std::chrono::steady_clock::now() + spin;
-    do {
-      for (int turn = 0; turn < 16; ++turn) {
-        if (ready()) return;
-        relax();
-      }
-    } while (std::chrono::steady_clock::now() < end);
-    while (!wait(ready, std::numeric_limits<double>::infinity())) {
-    }
   }
 
  private:

@@ -15,7 +15,8 @@
 namespace pearl {
 
 // The caller is one of the workers and never waits for another to begin: a worker that the system does not run takes no
-// chunk. Threads start with the first job; between jobs they spin for `linger`, for a job that soon follows, then sleep.
+// chunk. Threads start with the first job. Between jobs they stay awake for `linger`, in case that another soon follows,
+// and sleep then.
 class WorkerPool {
  public:
   explicit WorkerPool(unsigned workers, std::chrono::microseconds linger = {})
@@ -64,20 +65,18 @@ class WorkerPool {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr int kSpins = 2000;  // tens of microseconds: a chunk's length
 
   void serve() {
     std::uint32_t seen = 0;
     while (!stopping_.load(std::memory_order_seq_cst)) {
       take_chunks();
-      begun_.await(
-          [&] {
-            const std::uint32_t now = begun_.value.load(std::memory_order_seq_cst);
-            const bool changed = now != seen;
-            seen = now;
-            return changed;
-          },
-          linger_);
+      const auto begun = [&] { return begun_.value.load(std::memory_order_seq_cst) != seen; };
+      // Not by spinning: whoever else wants the core, not least the caller, is to have it.
+      for (const auto end = Clock::now() + linger_; !begun() && Clock::now() < end;) std::this_thread::yield();
+      begun_.wait(begun, std::numeric_limits<double>::infinity());
+      seen = begun_.value.load(std::memory_order_seq_cst);
     }
   }
 
