@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a look: a few cases, nothing written")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    repeats, repeat_s = (5, 0.02) if quick else (11, 0.03)
+    repeats, repeat_s = (5, 0.02) if quick else (11, 0.02)
     rows: list[Row] = []
     runs: list[dict[str, str]] = []
     for floats, algorithm in itertools.product((4, 376) if quick else OBSERVATIONS, ("DQN", "SAC")):
