@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import math
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 os.environ.update(ONE_THREAD)  # before torch and NumPy are loaded
@@ -182,28 +185,62 @@ def step_forever(steps: Synchronized[int]) -> None:
         steps.value += 1
 
 
-@contextmanager
-def busy_actor() -> Iterator[Synchronized[int]]:
-    """A process that steps an environment, and counts."""
-    context = multiprocessing.get_context("spawn")
-    steps = context.Value("q", 0, lock=False)
-    process = context.Process(target=step_forever, args=(steps,), daemon=True)
-    process.start()
-    while steps.value < 1000:
-        time.sleep(0.01)
-    try:
-        yield steps
-    finally:
-        process.kill()
-        process.join()
+class Actor:
+    """A process that steps an environment where it is let, and counts."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._steps = context.Value("q", 0, lock=False)
+        self._process = context.Process(target=step_forever, args=(self._steps,), daemon=True)
+        self._process.start()
+        while self._steps.value < 1000:
+            time.sleep(0.01)
+        self._signal(signal.SIGSTOP)
+
+    def end(self) -> None:
+        """As one that is stopped can be ended."""
+        self._process.kill()
+        self._process.join()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Let it work."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def pace(self, loop: Loop, seconds: float) -> float:
+        """Its steps in a second while the loop runs."""
+        iterations = max(2, round(seconds * 1e6 / loop.run(5)))
+        start, before = time.perf_counter(), self._steps.value
+        loop.run(iterations)
+        return float(self._steps.value - before) / (time.perf_counter() - start)
 
 
-def steps_beside(loop: Loop, seconds: float, steps: Synchronized[int]) -> float:
-    """Environment steps in a second while the loop runs."""
-    iterations = max(2, round(seconds * 1e6 / loop.run(5)))
-    start, before = time.perf_counter(), steps.value
-    loop.run(iterations)
-    return (steps.value - before) / (time.perf_counter() - start)
+class Others:
+    """What other processes take of the cores, from when this is made."""
+
+    def __init__(self) -> None:
+        self._busy_s, self._start = self._of_others(), time.perf_counter()
+
+    @staticmethod
+    def _of_others() -> float:
+        """Seconds of all processes but this one, on Linux; elsewhere they are not known."""
+        try:
+            user, nice, system = (int(v) for v in Path("/proc/stat").read_text(encoding="ascii").split()[1:4])
+        except OSError:
+            return math.nan
+        return (user + nice + system) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+    def cores(self) -> float:
+        """How many cores they kept busy."""
+        return (self._of_others() - self._busy_s) / (time.perf_counter() - self._start)
 
 
 def row(case: str, ours: np.ndarray, peer: str, theirs: np.ndarray) -> Row:
@@ -211,16 +248,20 @@ def row(case: str, ours: np.ndarray, peer: str, theirs: np.ndarray) -> Row:
     return Row(case, middle, "us", "lower", (low, high), len(ours), peer, float(np.median(theirs)))
 
 
-def measure(case: Case, filled: Filled, repeats: int, repeat_s: float) -> tuple[list[Row], dict[str, str]]:
+def measure(
+    case: Case, filled: Filled, actor: Actor, repeats: int, repeat_s: float
+) -> tuple[list[Row], dict[str, str]]:
     """Rows of iterations, and what the plain loop's consist of."""
     check(case)
     loops = [Loop(case, filled, arguments) for arguments in LEARNERS.values()]
+    others = Others()
     idle = alternate(loops, repeats, repeat_s)
+    taken = others.cores()
     spent = loops[0].seconds()
     whole = sum(spent.values())
-    with busy_actor() as steps:
+    with actor.busy():
         beside = alternate(loops[:2], repeats, repeat_s)
-        paces = [steps_beside(loop, repeats * repeat_s / 2, steps) for loop in loops[:2]]
+        paces = [actor.pace(loop, repeats * repeat_s) for loop in loops[:2]]
     rows = [
         row(f"{case.name}, an idle core", idle[1], "without", idle[0]),
         row(f"{case.name}, an idle core", idle[1], "2 Learner threads", idle[2]),
@@ -230,6 +271,7 @@ def measure(case: Case, filled: Filled, repeats: int, repeat_s: float) -> tuple[
         "case": case.name,
         "without, us": f"{np.median(idle[0]):.4g}",
         **{f"{name} %": f"{100 * spent[name] / whole:.1f}" for name in ("sample", "gather", "train", "update")},
+        "cores of others": f"{taken:.2f}",
         "Actor's steps/s": f"{paces[0]:,.0f}",
         "Actor's steps/s, prefetching": f"{paces[1]:,.0f}",
     }
@@ -245,15 +287,17 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     repeats, repeat_s = (5, 0.02) if quick else (11, 0.02)
+    actor = Actor()
     rows: list[Row] = []
     runs: list[dict[str, str]] = []
     for floats, algorithm in itertools.product((4, 376) if quick else OBSERVATIONS, ("DQN", "SAC")):
         cases = [Case(algorithm, *shape, floats) for shape in (SHAPES[:1] if quick else SHAPES)]
         filled = Filled.of(cases[0].trainer(), cases[0].slots)
         for case in cases:
-            found, parts = measure(case, filled, repeats, repeat_s)
+            found, parts = measure(case, filled, actor, repeats, repeat_s)
             rows += found
             runs.append(parts)
+    actor.end()
     if not quick:
         write("prefetch", "make bench-prefetch", 2, rows, kernels=_native.selected_learner_kernels(), runs=runs)
 
