@@ -41,7 +41,7 @@ backward? Iterations of setting 2's loop in C++, one thread for the Learner, rep
 of 4,096 floats), all filled, observations of so many floats. Ours is with prefetching; "without" is the same loop, "2
 Learner threads" what else a second core is good for, by turns in one process. "A busy Actor": a process steps
 CartPole-v1 as fast as it can on the same cores. Before anything is timed, both are checked to train the same weights to
-the bit. Below: what an iteration without prefetching consists of, where all but training is the most that there is to
+the bit. Below: what an iteration without prefetching consists of, where all but training is what there is to
 hide; what other processes took of the cores while one was to be idle; the Actor's steps in a second beside either.""",
     "sycl": """\
 What do SYCL devices do beside the CPU's own kernels, here on Intel's CPU device, the same silicon? Iterations of
