@@ -36,6 +36,14 @@ batches, plain targets (no double DQN), one thread each, all on one core, taking
 (Pong: 5,000), all filled. Actors, which no peer has here, are taken out of the program for the comparison; rows
 "beside its actors" are the whole program on all cores against the same without them on one. RLlib has no DDPG, and
 only its DQN with linear layers is compared.""",
+    "prefetch": """\
+What is gained where another thread draws the next batch (updates priorities, samples, gathers) while the Learner goes
+backward? Iterations of setting 2's loop in C++, one thread for the Learner, replays of 1,000,000 transitions (100,000
+of 4,096 floats), all filled, observations of so many floats. Ours is with prefetching; "without" is the same loop, "2
+Learner threads" what else a second core is good for, by turns in one process. "A busy Actor": a process steps
+CartPole-v1 as fast as it can on the same cores. Before anything is timed, both are checked to train the same weights to
+the bit. Below: what an iteration without prefetching consists of, where all but training is what there is to
+hide; what other processes took of the cores while one was to be idle; the Actor's steps in a second beside either.""",
     "sycl": """\
 What do SYCL devices do beside the CPU's own kernels, here on Intel's CPU device, the same silicon? Iterations of
 setting 2 (sample, gather, train, update; replays of 100,000 transitions, all filled), each by its loop in C++, by turns

@@ -196,6 +196,7 @@ class _Search:
                 learner.sub_batches,
                 learner.streams,
                 learner.implementation,
+                learner.prefetch,
             ),
             terms=terms,
             t_itr_us=terms.t_itr_us,

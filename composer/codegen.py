@@ -119,12 +119,18 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
             f"The {learner.implementation} Learner splits batches over its threads: sub_batches must be 1; found "
             f"{learner.sub_batches}. Correct it."
         )
+    if learner.prefetch and "prefetch" not in found.arguments:
+        raise GenerationError(
+            f"The {learner.implementation} Learner draws no batches ahead: prefetch must be False. Correct it."
+        )
     return found
 
 
 def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, device: str) -> dict[str, object]:
     values = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
-    return {name: values[name] for name in found.arguments}
+    if learner.prefetch:
+        values["prefetch"] = True
+    return {name: values[name] for name in found.arguments if name in values}
 
 
 def _replay_arguments(device: Device) -> dict[str, str]:
@@ -254,7 +260,8 @@ def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
         f"Placement for {placement.metric} (setting {setting}: {how}):",
         f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
         f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
-        f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)",
+        f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)"
+        + (", prefetching" if learner.prefetch else ""),
         f"    Data Storage    {storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",

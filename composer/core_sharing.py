@@ -47,6 +47,10 @@ class CoreSharing:
         """Whether the Actors are what such a Learner waits for: no more threads make an iteration shorter."""
         return math.isfinite(self.collect_us) and self.iteration_us(step_us, threads) <= self.collect_us
 
+    def has_idle_core(self, threads: int) -> bool:
+        """Whether a Learner of `threads` threads and the Actors leave a core."""
+        return threads + self.actors < self.cores
+
     def step_us(self, step_us: float, threads: int) -> float:
         """Microseconds that a step takes beside the Actors, of one that alone takes `step_us` on `threads` threads.
 

@@ -95,7 +95,7 @@ class ReplayCell:
 class LearnerCell:
     """T_Learner of one iteration on a device, and the implementation and parameters it was obtained with.
 
-    Of an FPGA `sub_batches` is DP, its pipelines.
+    Of an FPGA `sub_batches` is DP, its pipelines. With `prefetch` another thread draws the next batch meanwhile.
     """
 
     step: Measurement
@@ -103,6 +103,7 @@ class LearnerCell:
     sub_batches: int = 1
     streams: int = 1
     implementation: str = "torch"
+    prefetch: bool = False
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latency by name."""
@@ -111,7 +112,8 @@ class LearnerCell:
     @property
     def parameters(self) -> str:
         """The parameters in words."""
-        return f"{self.implementation}, threads {self.threads}, sub-batches {self.sub_batches}, streams {self.streams}"
+        tuning = f"threads {self.threads}, sub-batches {self.sub_batches}, streams {self.streams}"
+        return f"{self.implementation}, {tuning}{', prefetching' if self.prefetch else ''}"
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ _FILL_ROWS = 4096
 # Of the native training loop, one sample is the mean of as many iterations as take so long: many of a short one, that
 # what Python does between samples does not show; well below a scheduler's time slice, that few samples are cut by one.
 _GRANT_US = 500.0
+_WORTH_A_CORE = 1.05  # what prefetching must gain
 _TIMED_ITERATIONS = 100  # of a device's loop, waiting after each part
 
 _WITH_REPLAY_MANAGER = ("cpu", "sycl")  # backends of devices
@@ -448,17 +449,34 @@ class Profiler:
     ) -> PairCell | MissingCell:
         if isinstance(replay, MissingCell):
             return replay
-        name = learner.implementation
-        self.report(f"{device.name}: Replay Manager and {name} Learner together")
+        plain = self._measured_pair(device, replay, learner, prefetch=False)
+        if not self._may_prefetch(device, learner):
+            return plain
+        ahead = self._measured_pair(device, replay, learner, prefetch=True)
+        return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
+
+    def _measured_pair(self, device: Device, replay: ReplayCell, learner: LearnerCell, *, prefetch: bool) -> PairCell:
+        name, threads = learner.implementation, learner.threads
+        ahead = ", prefetching" if prefetch else ""
+        self.report(f"{device.name}: Replay Manager and {name} Learner together{ahead}")
         found = self._known(
-            self._key("pair", device, self._pair_parameters(replay, learner), name),
+            self._key("pair", device, {**self._pair_parameters(replay, learner), "prefetch": prefetch}, name),
             ("sample", "insert", "update", "step"),
-            functools.partial(self._measure_pair, name, device, fanout=replay.fanout, threads=learner.threads),
+            functools.partial(self._measure_pair, name, device, replay.fanout, threads, prefetch=prefetch),
         )
         return PairCell(
             ReplayCell(found["sample"], found["insert"], found["update"], replay.fanout),
-            LearnerCell(found["step"], learner.threads, implementation=name),
+            LearnerCell(found["step"], threads, implementation=name, prefetch=prefetch),
         )
+
+    def _may_prefetch(self, device: Device, learner: LearnerCell) -> bool:
+        """Whether a core is left to draw the next batch on, and the Learner is what the Actors wait for."""
+        if device.backend != "cpu" or "prefetch" not in LEARNERS[learner.implementation].arguments:
+            return False
+        sharing = self._sharing(device)
+        if self.problem.replay.share_next_obs or not sharing.has_idle_core(learner.threads):
+            return False
+        return not sharing.keeps_up(learner.step.value_us, learner.threads)
 
     @property
     def sharing(self) -> CoreSharing | None:
@@ -635,10 +653,12 @@ class Profiler:
         return {"step": measure(lambda: learner.step(columns, weights), self.budget_s)}
 
     @on_own_thread
-    def _measure_pair(self, implementation: str, device: Device, fanout: int, threads: int) -> dict[str, list[float]]:
+    def _measure_pair(
+        self, implementation: str, device: Device, fanout: int, threads: int, *, prefetch: bool = False
+    ) -> dict[str, list[float]]:
         """Whole iterations of setting 2, by the loop that a run would take."""
         replay, rng = self._full_replay(device, fanout)
-        learner = self._make_learner(implementation, device, threads)
+        learner = self._make_learner(implementation, device, threads, prefetch=prefetch)
         storage: DataStorage | SyclDataStorage = self._full_storage
         if device.backend == "sycl" and not storage_stays_on_host(self.problem.replay):
             spec, capacity = self.problem.transition, self.problem.replay.capacity
@@ -669,10 +689,12 @@ class Profiler:
 
         return self._measure_native_loop(loop.kernel, laq, ldq, insert)
 
-    def _make_learner(self, implementation: str, device: Device, threads: int, parts: int = 1) -> Learner:
+    def _make_learner(
+        self, implementation: str, device: Device, threads: int, parts: int = 1, *, prefetch: bool = False
+    ) -> Learner:
         trainer = self._trainer(torch_device(device))
         made = LEARNERS[implementation].make
-        return made(trainer, device=learner_device(device), threads=threads, sub_batches=parts)
+        return made(trainer, device=learner_device(device), threads=threads, sub_batches=parts, prefetch=prefetch)
 
     def _measure_native_loop(
         self, loop: Any, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None]
@@ -755,6 +777,11 @@ class Profiler:
         setup = ActorSetup(p.trainer_class, p.settings, p.actors, p.train, seed=0, policy=self._native_policy)
         steps = p.actors.envs_per_actor * setup.steps_per_message
         return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
+
+
+def _iteration_us(pair: PairCell) -> float:
+    """Of the loop in C++, which inserts meanwhile."""
+    return pair.replay.sample.value_us + pair.learner.step.value_us + pair.replay.update.value_us
 
 
 def _source_hash(trainer_class: type) -> str:

@@ -86,6 +86,7 @@ def _choice_table(placement: Placement) -> Table:
         table.add_column(heading)
     replay, learner = placement.replay_config, placement.learner_config
     tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}, streams {learner.streams}"
+    tuning += ", prefetching" if learner.prefetch else ""
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
     for primitive, device, parameters in (
         ("Replay Manager", replay.device, f"fanout {replay.fanout}, workers {replay.workers}"),

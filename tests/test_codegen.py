@@ -429,6 +429,7 @@ def test_wrong_timesteps_are_refused(timesteps: Any) -> None:
             r"native Learner runs on cpu devices; found gpu0, .* implementation torch",
         ),
         ("cpu0", {"implementation": "native", "sub_batches": 2}, r"sub_batches must be 1; found 2"),
+        ("cpu0", {"implementation": "torch", "prefetch": True}, r"torch Learner draws no batches ahead"),
         ("cpu0", {"implementation": "sycl"}, r"sycl Learner runs on sycl devices; found cpu0, .* torch or native"),
         ("sycl:cpu0", {"implementation": "torch"}, r"torch Learner runs on cpu and cuda .* or the implementation sycl"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -194,7 +195,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     Each further thread adds `gain` of the first one's speed.
     """
 
-    def patch(collection_us: float = 1e9, gain: float = 1.0, **steps: float) -> None:
+    def patch(collection_us: float = 1e9, gain: float = 1.0, ahead: float = 1.0, **steps: float) -> None:
         def step(implementation: str, threads: int) -> list[float]:
             return [steps[implementation] / (1.0 + gain * (threads - 1))] * 3
 
@@ -211,9 +212,10 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 return {"step": step(implementation, threads)}
 
             def _measure_pair(
-                self, implementation: str, device: Device, fanout: int, threads: int
+                self, implementation: str, device: Device, fanout: int, threads: int, *, prefetch: bool = False
             ) -> dict[str, list[float]]:
-                return {**self._measure_replay(device, fanout), "step": step(implementation, threads)}
+                parts = {**self._measure_replay(device, fanout), "step": step(implementation, threads)}
+                return {name: [s * ahead for s in samples] if prefetch else samples for name, samples in parts.items()}
 
         monkeypatch.setattr("composer.composer.Profiler", MadeUp)
 
@@ -258,6 +260,42 @@ def test_each_implementation_gets_the_fewest_threads_that_keep_up_with_the_actor
     made_up(collection_us=0.1, native=20.0, torch=1500.0)
     composer = described(devices, calibration=tmp_path / "other.json")
     assert composer.run()[1].threads == 8
+
+
+@pytest.mark.parametrize(
+    ("cores", "gain", "ratio", "ahead", "prefetch"),
+    [
+        (3, 0.0, math.inf, 0.8, True),  # a core for the Actor, one for the Learner, one to draw batches on
+        (3, 0.0, math.inf, 0.97, False),  # not worth a core
+        (3, 1.0, math.inf, 0.8, False),  # the third core is the Learner's second thread's
+        (2, 0.0, math.inf, 0.8, False),
+        (3, 0.0, 2.0, 0.8, False),  # what the Actor collects, the Learner trains in time
+    ],
+)
+def test_batches_are_drawn_ahead_where_a_core_is_idle_and_that_is_faster(
+    csv_pair: CsvPair,
+    tmp_path: Path,
+    made_up: Callable[..., None],
+    cores: int,
+    gain: float,
+    ratio: float,
+    ahead: float,
+    prefetch: bool,
+) -> None:
+    made_up(collection_us=100.0, gain=gain, ahead=ahead, native=90.0, torch=900.0)
+    composer = described(
+        csv_pair(f"cpu0,cpu,cpu,,{cores},60"),
+        calibration=tmp_path / "calibration.json",
+        training={"replay_ratio": ratio},
+    )
+    replay, learner = composer.run()
+    assert (learner.implementation, learner.prefetch) == ("native", prefetch)
+    assert ("prefetching" in str(composer.placement)) == prefetch
+    factor = ahead if prefetch else 1.0
+    assert composer.placement.t_itr_us == pytest.approx(factor * (90.0 / (1.0 + gain) + 10.0), rel=0.01)
+    assert Placement.from_json(composer.placement.to_json()) == composer.placement
+    text = composer.runtime_gen(replay, learner, tmp_path / "program.py").read_text()
+    assert ("prefetch=True" in text) == prefetch
 
 
 # A batch of 16 at 2 samples a transition is collected in 8 transitions. With an Actor that waits for the Learner most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,7 @@ class Setup:
         learner: type = NativeLearner,
         seed: int = 3,
         resumes: Any = None,
+        arguments: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         space = DISCRETE if issubclass(trainer_class, DQN) else BOX
@@ -93,7 +95,7 @@ class Setup:
             load_module_tensors(self.trainer, module_tensors(resumes.trainer))
             self.trainer.gradient_steps = resumes.trainer.gradient_steps
             self.replay.load_state_dict(resumes.replay.state_dict())
-        self.bell, made = Bell(), learner(self.trainer)
+        self.bell, made = Bell(), learner(self.trainer, **(arguments or {}))
         self.laq, self.ldq = GrantQueue(2), ProgressQueue(2, self.bell)
         self.wsq = WeightSyncQueue(made.weight_count)
         if not native:
@@ -173,6 +175,31 @@ def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Train
     assert all(seconds > 0 for seconds in spent.values())
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic, Twin, Soft, Fixed])
+def test_batches_drawn_ahead_change_nothing(trainer_class: type[Trainer], threads: int) -> None:
+    plain, ahead = (
+        Setup(trainer_class, native=True, arguments={"threads": threads, "prefetch": prefetch})
+        for prefetch in (False, True)
+    )
+    for number, iterations in enumerate((1, 2, 40, 30)):
+        batches = []
+        for setup in (plain, ahead):
+            setup.laq.grant(iterations, 0.4 + 0.1 * number)
+            assert setup.loop.run_once()
+            batches.append((setup.answer(), setup.loop.last_batch()))
+            more = {name: rows[200 + 10 * number : 210 + 10 * number] for name, rows in setup.rows.items()}
+            setup.replay.insert(setup.storage.insert(more))
+        assert batches[0][0] == batches[1][0]
+        for name, column in batches[0][1].items():
+            np.testing.assert_array_equal(column, batches[1][1][name], err_msg=name)
+    assert_same_state(ahead.trainer, plain.trainer)
+    assert ahead.trainer.gradient_steps == 73
+    states = [setup.replay.state_dict() for setup in (plain, ahead)]
+    for name in ("priorities", "leaves", "times_sampled", "call", "updates"):
+        np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=name)
+
+
 @pytest.mark.parametrize("trainer_class", [Deterministic, Twin, Soft])
 def test_a_resumed_loop_goes_on_to_the_bit(trainer_class: type[Trainer]) -> None:
     straight, saved = Setup(trainer_class, native=True), Setup(trainer_class, native=True)
@@ -215,8 +242,9 @@ def test_what_is_not_native_throughout_is_interpreted(
     assert setup.trainer.gradient_steps == 2
 
 
-def test_the_loop_needs_no_gil_and_lets_the_host_insert() -> None:
-    setup = Setup(Dueling, native=True)
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_the_loop_needs_no_gil_and_lets_the_host_insert(prefetch: bool) -> None:
+    setup = Setup(Dueling, native=True, arguments={"prefetch": prefetch})
     setup.loop.launch()
     try:
         inserted = 0
@@ -235,8 +263,9 @@ def test_the_loop_needs_no_gil_and_lets_the_host_insert() -> None:
         setup.loop.stop()
 
 
-def test_stopping_ends_a_long_grant() -> None:
-    setup = Setup(Dueling, native=True)
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_stopping_ends_a_long_grant(prefetch: bool) -> None:
+    setup = Setup(Dueling, native=True, arguments={"prefetch": prefetch})
     setup.loop.launch()
     setup.laq.grant(10**12, 0.4)
     while setup.trainer.gradient_steps < 10:
@@ -245,8 +274,9 @@ def test_stopping_ends_a_long_grant() -> None:
     assert setup.answer()[0] == setup.trainer.gradient_steps
 
 
-def test_a_step_that_diverges_is_told_to_the_host_and_leaves_the_weights() -> None:
-    setup = Setup(Dueling, native=True)
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_step_that_diverges_is_told_to_the_host_and_leaves_the_weights(prefetch: bool) -> None:
+    setup = Setup(Dueling, native=True, arguments={"prefetch": prefetch})
     before = setup.policy().copy()
     setup.storage.insert({name: np.full_like(rows[:100], np.nan) if name == "reward" else rows[:100]
                           for name, rows in setup.rows.items()})  # fmt: skip

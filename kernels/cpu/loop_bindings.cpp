@@ -16,13 +16,14 @@ using namespace bindings;
 struct HeldLoop {
   HeldLoop(pearl::SumTreeReplay& replay, std::vector<py::array> columns_held, pearl::learner::Algorithm& algorithm,
            std::size_t batch_size, OnBuffer<pearl::SlotQueue>& grants, OnBuffer<pearl::SlotQueue>& done,
-           OnBuffer<pearl::Snapshot>& snapshot, std::vector<py::array> policy_held, std::size_t interval)
+           OnBuffer<pearl::Snapshot>& snapshot, std::vector<py::array> policy_held, std::size_t interval,
+           bool prefetch)
       : columns(std::move(columns_held)),
         policy(std::move(policy_held)),
         storage(store_of(columns)),
         loop(replay, storage, algorithm, batch_size,
              {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot},
-             weights_of(policy), interval) {}
+             weights_of(policy), interval, prefetch) {}
 
   static pearl::ColumnStore store_of(const std::vector<py::array>& columns) {
     std::vector<pearl::ColumnStore::Column> raw;
@@ -57,10 +58,11 @@ void bind_loop(py::module_& m) {
   py::class_<HeldLoop>(m, "TrainingLoop")
       .def(py::init<pearl::SumTreeReplay&, std::vector<py::array>, pearl::learner::Algorithm&, std::size_t,
                     OnBuffer<pearl::SlotQueue>&, OnBuffer<pearl::SlotQueue>&, OnBuffer<pearl::Snapshot>&,
-                    std::vector<py::array>, std::size_t>(),
+                    std::vector<py::array>, std::size_t, bool>(),
            py::arg("replay"), py::arg("columns"), py::arg("algorithm"), py::arg("batch_size"), py::arg("grants"),
-           py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 4>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>())
+           py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::arg("prefetch") = false,
+           py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
+           py::keep_alive<1, 8>())
       .def(
           "run_once",
           [](HeldLoop& held, double timeout_s) {

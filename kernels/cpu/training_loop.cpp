@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@ namespace {
 
 constexpr std::size_t kField = 64;  // fields of a slot begin at multiples of this
 constexpr double kAnswerTimeout = 60.0;
+// Between two batches drawn ahead: to wake a thread takes longer than drawing a small batch.
+constexpr auto kLinger = std::chrono::microseconds(500);
 
 // Adds what passed since the last lap.
 class Stopwatch {
@@ -38,17 +41,16 @@ void InsertionWindow::enter_sampling() {
 
 TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, learner::Algorithm& algorithm,
                            std::size_t batch_size, const Queues& queues, std::vector<Weights> policy,
-                           std::size_t interval)
+                           std::size_t interval, bool prefetch)
     : replay_(replay),
       storage_(storage),
       algorithm_(algorithm),
       queues_(queues),
       policy_(std::move(policy)),
       interval_(interval),
-      indices_(batch_size),
-      weights_(batch_size),
-      generations_(batch_size),
-      priorities_(batch_size) {
+      priorities_(batch_size),
+      prefetch_(prefetch),
+      pool_(prefetch ? 2 : 1, kLinger) {
   if (batch_size < 1 || interval < 1) throw LearnerError("A training loop needs a batch and an interval of at least 1.");
   std::size_t bytes[learner::kColumns];
   algorithm.item_bytes(bytes);
@@ -58,8 +60,10 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
     if (stored != bytes[i])
       throw LearnerError("The Learner takes " + std::to_string(bytes[i]) + " bytes of column " + std::to_string(i) +
                          " of a transition; the Data Storage has " + std::to_string(stored) + ".");
-    columns_.emplace_back(batch_size * stored);
-    targets_.push_back(columns_.back().data());
+    for (Drawn& drawn : drawn_) {
+      drawn.columns.emplace_back(batch_size * stored);
+      drawn.targets.push_back(drawn.columns.back().data());
+    }
   }
   if (storage.capacity() != replay.capacity())
     throw LearnerError("Replay Manager and Data Storage differ in capacity: " + std::to_string(replay.capacity()) +
@@ -70,8 +74,13 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
     throw LearnerError("The policy has " + std::to_string(count) + " weights; the queue to the Actors takes " +
                        std::to_string(queues.snapshot->payload_bytes() / sizeof(float)) + ".");
   staging_.resize(count);
-  const auto floats = [&](std::size_t i) { return reinterpret_cast<const float*>(columns_[i].data()); };
-  batch_ = {batch_size, floats(0), columns_[1].data(), floats(2), floats(3), floats(4), weights_.data()};
+  for (Drawn& drawn : drawn_) {
+    drawn.indices.resize(batch_size);
+    drawn.weights.resize(batch_size);
+    drawn.generations.resize(batch_size);
+    const auto floats = [&](std::size_t i) { return reinterpret_cast<const float*>(drawn.columns[i].data()); };
+    drawn.batch = {batch_size, floats(0), drawn.columns[1].data(), floats(2), floats(3), floats(4), drawn.weights.data()};
+  }
   restart();
 }
 
@@ -89,6 +98,25 @@ void TrainingLoop::restart() {
   publish();
 }
 
+void TrainingLoop::draw(Drawn& drawn, double beta, Seconds& spent) {
+  Stopwatch watch;
+  window_.enter_sampling();
+  try {
+    replay_.sample(drawn.batch.rows, beta, drawn.indices.data(), drawn.weights.data(), drawn.generations.data());
+    watch.lap(spent.sample);
+    storage_.gather(drawn.indices.data(), drawn.batch.rows, storage_.capacity(), drawn.targets);
+    watch.lap(spent.gather);
+  } catch (...) {
+    window_.leave_sampling();
+    throw;
+  }
+  window_.leave_sampling();
+}
+
+void TrainingLoop::update(const Drawn& drawn) {
+  replay_.update(drawn.indices.data(), priorities_.data(), drawn.generations.data(), drawn.batch.rows);
+}
+
 bool TrainingLoop::run_once(double timeout_s) {
   const std::int64_t slot = queues_.grants->peek(timeout_s);
   if (slot < 0) return false;
@@ -98,25 +126,40 @@ bool TrainingLoop::run_once(double timeout_s) {
   std::memcpy(&iterations, grant, sizeof iterations);
   std::memcpy(&beta, grant + kField, sizeof beta);
   double td_error = 0.0;
-  const std::size_t batch_size = batch_.rows;
-  Stopwatch watch;
-  std::int64_t done = 0;
-  for (; done < iterations && !queues_.grants->closed(); ++done) {
-    window_.enter_sampling();
+  std::exception_ptr failure;
+  const auto draw_next = [&](std::size_t) {
     try {
-      replay_.sample(batch_size, beta, indices_.data(), weights_.data(), generations_.data());
-      watch.lap(seconds_.sample);
-      storage_.gather(indices_.data(), batch_size, storage_.capacity(), targets_);
-      watch.lap(seconds_.gather);
+      Seconds elsewhere;
+      update(drawn_[current_]);
+      draw(drawn_[1 - current_], beta, elsewhere);
     } catch (...) {
-      window_.leave_sampling();
+      failure = std::current_exception();
+    }
+  };
+  const learner::PrioritiesKnown prefetching = [&] { pool_.offer(1, draw_next); }, alone;
+  std::int64_t done = 0;
+  const auto more = [&](std::int64_t after) { return after < iterations && !queues_.grants->closed(); };
+  // What was drawn ahead is trained, even where the grants have been closed since: it counts among the samplings.
+  for (bool drawn = false; drawn || more(done); ++done) {
+    if (!drawn) draw(drawn_[current_], beta, seconds_);
+    drawn = prefetch_ && more(done + 1);
+    Stopwatch watch;
+    try {
+      td_error += algorithm_.step(batch(), priorities_.data(), drawn ? prefetching : alone).td_error;
+    } catch (...) {
+      pool_.finish();
       throw;
     }
-    window_.leave_sampling();
-    td_error += algorithm_.step(batch_, priorities_.data()).td_error;
     watch.lap(seconds_.train);
-    replay_.update(indices_.data(), priorities_.data(), generations_.data(), batch_size);
-    watch.lap(seconds_.update);
+    if (drawn) {
+      pool_.finish();
+      if (failure) std::rethrow_exception(failure);
+      current_ = 1 - current_;
+      watch.lap(seconds_.gather);
+    } else {
+      update(drawn_[current_]);
+      watch.lap(seconds_.update);
+    }
     if (++steps_ % interval_ == 0) {
       publish();
       watch.lap(seconds_.publish);

@@ -26,6 +26,9 @@ _FLOAT = np.dtype(np.float32)
 class NativeLearner:
     """Trains `trainer` with `threads` threads, each on a part of the batch.
 
+    With `prefetch`, in setting 2's loop in C++, one thread more draws the next batch during the backward pass of this
+    one: what is sampled and trained stays the same to the bit.
+
     One rounding of sums apart, the steps are those of the trainer's own `update_policy`; for equal threads on one
     machine they have the same bits each time. Raises TrainerError where `supports` says why not.
     """
@@ -33,7 +36,7 @@ class NativeLearner:
     backend = "native"
     device = "cpu"
 
-    def __init__(self, trainer: object, *, threads: int = 1) -> None:
+    def __init__(self, trainer: object, *, threads: int = 1, prefetch: bool = False) -> None:
         if threads < 1:
             raise ConfigurationError(f"threads must be at least 1; found {threads}.")
         try:
@@ -45,6 +48,7 @@ class NativeLearner:
             ) from error
         self.trainer = trainer
         self.threads = threads
+        self.prefetch = prefetch
         self._policy = policy_tensors(trainer)
 
     @staticmethod
@@ -97,7 +101,7 @@ class NativeLearner:
         if not isinstance(tree, _native.SumTree) or algorithm is None or any(p.dtype != _FLOAT for p in policy):
             return None
         return _native.TrainingLoop(
-            tree, list(columns.values()), algorithm, batch_size, *queues, policy, weight_sync_interval
+            tree, list(columns.values()), algorithm, batch_size, *queues, policy, weight_sync_interval, self.prefetch
         )
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:

@@ -22,8 +22,8 @@ AUTO = "auto"  # no name of an implementation: the fastest that can train the tr
 class LearnerImplementation:
     """One entry: the class `name` of `module`, made with the trainer and those of the keywords in `arguments`.
 
-    `backends` are the backends of devices that it runs on. `arguments` are some of "device", "threads" and
-    "sub_batches". `compiled` is the module of the compiled kernels that it runs, if any. The class may have a static
+    `backends` are the backends of devices that it runs on. `arguments` are some of "device", "threads", "sub_batches"
+    and "prefetch". `compiled` is the module of the compiled kernels that it runs, if any. The class may have a static
     method `supports(trainer)`; without one it trains any trainer.
     """
 
@@ -43,12 +43,14 @@ class LearnerImplementation:
         reason: str | None = None if supports is None else supports(trainer)
         return reason
 
-    def make(self, trainer: object, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1) -> Learner:
+    def make(
+        self, trainer: object, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1, prefetch: bool = False
+    ) -> Learner:
         """A Learner of `trainer` on `device`; TrainerError if it cannot train `trainer`.
 
         `device` is torch's name of it, for SYCL devices their selector.
         """
-        given = {"device": device, "threads": threads, "sub_batches": sub_batches}
+        given = {"device": device, "threads": threads, "sub_batches": sub_batches, "prefetch": prefetch}
         learner: Learner = self.load()(trainer, **{name: given[name] for name in self.arguments})
         return learner
 
@@ -65,7 +67,7 @@ LEARNERS: dict[str, LearnerImplementation] = {
         "pearl.learner.torch_learner", "TorchLearner", ("cpu", "cuda"), ("device", "threads", "sub_batches")
     ),
     "native": LearnerImplementation(
-        "pearl.learner.native_learner", "NativeLearner", ("cpu",), ("threads",), compiled="pearl._native"
+        "pearl.learner.native_learner", "NativeLearner", ("cpu",), ("threads", "prefetch"), compiled="pearl._native"
     ),
     "sycl": LearnerImplementation(
         "pearl.learner.sycl_learner", "SyclLearner", ("sycl",), ("device",), compiled="pearl._sycl"

@@ -55,7 +55,8 @@ ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_
 
 ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool moves_policy, bool moves_targets,
                                             Optimizer& critic, Optimizer& actor, Optimizer* temperature,
-                                            float* log_alpha, float* priorities) {
+                                            float* log_alpha, float* priorities,
+                                            const PrioritiesKnown& known) {
   if (batch.rows != rows_) {
     for (const auto& worker : workers_) {
       worker->actor.clear();
@@ -68,13 +69,15 @@ ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool 
   const Shares shares(batch.rows, team_.size(), panel() / 2);
   const float alpha = settings_.stochastic ? std::exp(*log_alpha) : 0.0f;
   double loss = 0.0, norm = 0.0, actor_loss = 0.0, actor_norm = 0.0;
+  writing_.store(team_.size(), std::memory_order_relaxed);
   bool critic_moved = false, actor_moved = false;
   auto work = [&](std::size_t index) {
     Worker& worker = *workers_[index];
     worker.loss = worker.td_error = worker.actor_loss = worker.entropy_gap = 0.0;
     for_groups(shares.begin(index), shares.end(index), [&](const Group& group) {
-      critic_gradients(worker, batch, group, alpha, critic_gradients_.of(index), priorities);
+      critic_gradients(worker, batch, group, alpha, critic_gradients_.of(index), priorities, known);
     });
+    if (index >= shares.used) priorities_written(known);
     team_.barrier();
     critic_gradients_.reduce(kernels_, index, shares.used);
     team_.barrier();
@@ -144,7 +147,7 @@ void ActorCriticLearner::for_groups(std::size_t begin, std::size_t end, Visit vi
   const std::size_t columns = model_.actor->columns(end - begin);
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup);
-    visit(Group{first, last, (last - first + panel() - 1) / panel(), columns, first != begin});
+    visit(Group{first, last, (last - first + panel() - 1) / panel(), columns, first != begin, last == end});
   }
 }
 
@@ -182,8 +185,16 @@ void ActorCriticLearner::act(const float* outputs, const float* noise, std::size
   kernels_.tanh(unit, unit, actions * size);
 }
 
+void ActorCriticLearner::priorities_written(const PrioritiesKnown& known) {
+  if (!known || writing_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  double loss = 0.0;
+  for (const auto& worker : workers_) loss += worker->loss;
+  if (std::isfinite(loss)) known();
+}
+
 void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group,
-                                          float temperature, float* gradients, float* priorities) {
+                                          float temperature, float* gradients, float* priorities,
+                                          const PrioritiesKnown& known) {
   const std::size_t size = panel(), obs = observation_size(), actions = action_size(), critics = model_.critics.size();
   const auto rows = static_cast<float>(batch.rows);
   const float* chooser =
@@ -236,6 +247,7 @@ void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch
       priorities[i] = largest;
     }
   }
+  if (group.last_of_worker) priorities_written(known);
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, gradients, worker.critics[k], group.panels,
                                 group.last - group.first, group.columns, group.accumulate, false);
@@ -328,7 +340,7 @@ const float* ActorCriticAlgorithm::draw(std::uint32_t number, std::size_t rows, 
   return noise.data();
 }
 
-StepMetrics ActorCriticAlgorithm::step(const Batch& batch, float* priorities) {
+StepMetrics ActorCriticAlgorithm::step(const Batch& batch, float* priorities, const PrioritiesKnown& known) {
   const bool moves = (*parts_.steps + 1) % parts_.policy_delay == 0;
   const bool noisy = parts_.noise_seed != nullptr, judged_by_noise = noisy && parts_.learner.stochastic();
   const ActorCriticBatch rows = {batch.rows,
@@ -341,7 +353,7 @@ StepMetrics ActorCriticAlgorithm::step(const Batch& batch, float* priorities) {
                                  noisy ? draw(0, batch.rows, next_noise_) : nullptr,
                                  judged_by_noise ? draw(1, batch.rows, noise_) : nullptr};
   const ActorCriticMetrics found = parts_.learner.step(rows, moves, moves, parts_.critic, parts_.actor,
-                                                       parts_.temperature, parts_.log_alpha, priorities);
+                                                       parts_.temperature, parts_.log_alpha, priorities, known);
   ++*parts_.steps;
   return {found.loss, found.td_error, found.gradient_norm};
 }

@@ -34,7 +34,8 @@ DqnLearner::DqnLearner(const Network& network, float* online, float* target, std
     workers_.push_back(std::make_unique<Worker>(network, kGroup / network.kernels().panel));
 }
 
-StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities) {
+StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
+                             const PrioritiesKnown& known) {
   const std::size_t actions = network_.output_width();
   for (std::size_t i = 0; i < batch.rows; ++i)
     if (actions_of(batch)[i] < 0 || actions_of(batch)[i] >= static_cast<std::int64_t>(actions))
@@ -50,11 +51,14 @@ StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& 
 
   const Shares shares(batch.rows, team_.size(), network_.kernels().panel / 2);
   double loss = 0.0, norm = 0.0;
+  writing_.store(team_.size(), std::memory_order_relaxed);
   auto work = [&](std::size_t index) {
     Worker& worker = *workers_[index];
     worker.loss = worker.td_error = 0.0;
     if (index < shares.used)
-      train(worker, batch, shares.begin(index), shares.end(index), gradients_.of(index), priorities);
+      train(worker, batch, shares.begin(index), shares.end(index), gradients_.of(index), priorities, known);
+    else
+      priorities_written(known);
     team_.barrier();
     gradients_.reduce(network_.kernels(), index, shares.used);
     team_.barrier();
@@ -87,8 +91,15 @@ StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& 
   return {loss / rows, td_error / rows, norm};
 }
 
+void DqnLearner::priorities_written(const PrioritiesKnown& known) {
+  if (!known || writing_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  double loss = 0.0;
+  for (const auto& worker : workers_) loss += worker->loss;
+  if (std::isfinite(loss)) known();
+}
+
 void DqnLearner::train(Worker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
-                       float* priorities) {
+                       float* priorities, const PrioritiesKnown& known) {
   const std::size_t panel = network_.kernels().panel, inputs = network_.input_width();
   const std::size_t columns = network_.columns(end - begin);
   for (std::size_t first = begin; first < end; first += kGroup) {
@@ -103,6 +114,7 @@ void DqnLearner::train(Worker& worker, const Batch& batch, std::size_t begin, st
       network_.forward(online_, worker.training, p, columns);
       differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
     }
+    if (last == end) priorities_written(known);
     network_.backward(online_, gradients, worker.training, panels, last - first, columns, first != begin, false);
   }
 }
@@ -156,8 +168,9 @@ void DqnAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
   std::copy(wanted, wanted + kColumns, bytes);
 }
 
-StepMetrics DqnAlgorithm::step(const Batch& batch, float* priorities) {
-  const StepMetrics metrics = learner_.step(batch, static_cast<std::uint64_t>(*steps_ + 1), optimizer_, priorities);
+StepMetrics DqnAlgorithm::step(const Batch& batch, float* priorities, const PrioritiesKnown& known) {
+  const auto number = static_cast<std::uint64_t>(*steps_ + 1);
+  const StepMetrics metrics = learner_.step(batch, number, optimizer_, priorities, known);
   ++*steps_;
   return metrics;
 }

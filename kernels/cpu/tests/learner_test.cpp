@@ -210,10 +210,10 @@ struct Training {
     optimizer.set_adam({1e-3, 0.9, 0.999, 1e-8, 0.0, false}, first.data(), second.data(), nullptr, &steps);
   }
 
-  StepMetrics step(std::uint64_t number) {
+  StepMetrics step(std::uint64_t number, const PrioritiesKnown& known = {}) {
     const Batch batch = {rows,           obs.data(),      actions.data(), rewards.data(),
                          next_obs.data(), discounts.data(), weights.data()};
-    return learner.step(batch, number, optimizer, priorities.data());
+    return learner.step(batch, number, optimizer, priorities.data(), known);
   }
 };
 
@@ -338,11 +338,11 @@ struct ActorCriticTraining {
                              nullptr, &steps[i]);
   }
 
-  ActorCriticMetrics step(bool moves) {
+  ActorCriticMetrics step(bool moves, const PrioritiesKnown& known = {}) {
     const ActorCriticBatch batch = {rows,           obs.data(),       actions.data(), rewards.data(),   next_obs.data(),
                                     discounts.data(), weights.data(), next_noise.data(), noise.data()};
     return learner->step(batch, moves, moves, optimizers[0], optimizers[1], stochastic ? &optimizers[2] : nullptr,
-                         &log_alpha, priorities.data());
+                         &log_alpha, priorities.data(), known);
   }
 };
 
@@ -373,6 +373,39 @@ void test_actor_critics() {
     }
 }
 
+// Whoever waits for the priorities is told once, when all are as they stay, and before the weights move.
+template <class Step>
+void check_known(Floats& priorities, const Floats& weights, Floats& rewards, Step step) {
+  Floats seen;
+  int told = 0;
+  const Floats before = weights;
+  const PrioritiesKnown known = [&] {
+    ++told;
+    seen = priorities;
+    CHECK(weights == before);
+  };
+  std::fill(priorities.begin(), priorities.end(), -1.0f);
+  step(known);
+  CHECK(told == 1 && seen == priorities);
+  CHECK(*std::min_element(seen.begin(), seen.end()) >= 0.0f);
+  rewards.back() = std::numeric_limits<float>::quiet_NaN();
+  CHECK(throws<pearl::LearnerError>([&] { step(known); }));
+  CHECK(told == 1);
+}
+
+void test_known_priorities() {
+  for (const std::size_t rows : {1u, 37u, 300u})
+    for (const std::size_t threads : {1u, 2u, 3u}) {
+      Training dqn(threads, rows);
+      check_known(dqn.priorities, dqn.online, dqn.rewards, [&](const PrioritiesKnown& known) { dqn.step(1, known); });
+      for (const bool stochastic : {false, true}) {
+        ActorCriticTraining both(stochastic, threads, rows);
+        check_known(both.priorities, both.critic, both.rewards,
+                    [&](const PrioritiesKnown& known) { both.step(true, known); });
+      }
+    }
+}
+
 // The algorithm of a loop takes the steps that its learner takes with the same noise and the same delay.
 void test_actor_critic_algorithm() {
   constexpr std::int64_t kSeed = 77, kDelay = 3;
@@ -389,7 +422,7 @@ void test_actor_critic_algorithm() {
       const Batch batch = {looped.rows,            looped.obs.data(),       looped.actions.data(), looped.rewards.data(),
                            looped.next_obs.data(), looped.discounts.data(), looped.weights.data()};
       for (std::uint64_t step = 5; step < 25; ++step) {
-        const StepMetrics found = algorithm.step(batch, looped.priorities.data());
+        const StepMetrics found = algorithm.step(batch, looped.priorities.data(), {});
         pearl::fill_normal(kSeed, step, 0, stepped.next_noise.size(), stepped.next_noise.data());
         pearl::fill_normal(kSeed, step, 1, stepped.noise.size(), stepped.noise.data());
         const ActorCriticMetrics expected = stepped.step((step + 1) % kDelay == 0);
@@ -403,7 +436,7 @@ void test_actor_critic_algorithm() {
 
       const Floats critic = looped.critic;
       looped.rewards[0] = std::numeric_limits<float>::quiet_NaN();
-      CHECK(throws<pearl::LearnerError>([&] { algorithm.step(batch, looped.priorities.data()); }));
+      CHECK(throws<pearl::LearnerError>([&] { algorithm.step(batch, looped.priorities.data(), {}); }));
       CHECK(steps == 25 && looped.critic == critic);
     }
 }
@@ -452,6 +485,7 @@ int main() {
     test_training();
     test_refused_steps_change_nothing();
     test_actor_critics();
+  test_known_priorities();
     test_actor_critic_algorithm();
   }
   CHECK(throws<pearl::LearnerError>([] { select_learner_kernels("sse9"); }));

@@ -246,6 +246,21 @@ void pools_do_each_chunk_once() {
   CHECK(total == 3 * 100 * 7);
 }
 
+void offered_chunks_are_done_by_the_end() {
+  for (const unsigned workers : {1u, 2u, 3u}) {
+    WorkerPool pool(workers, std::chrono::microseconds(50));
+    pool.finish();  // of nothing
+    for (int job = 0; job < 300; ++job) {
+      std::vector<int> times(job % 4);
+      const auto work = [&](std::size_t chunk) { ++times[chunk]; };
+      pool.offer(times.size(), work);
+      if (job % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(job));  // others may do all of it
+      pool.finish();
+      CHECK(std::all_of(times.begin(), times.end(), [](int count) { return count == 1; }));
+    }
+  }
+}
+
 void states_move_between_replays() {
   for (const Selection selection : {Selection::kPrioritized, Selection::kUniform, Selection::kFifo, Selection::kTopK}) {
     ReplayOptions options;
@@ -305,6 +320,7 @@ int main() {
   draws_in_turn_leave_the_tree_as_it_was();
   workers_change_nothing();
   pools_do_each_chunk_once();
+  offered_chunks_are_done_by_the_end();
   states_move_between_replays();
   columns_wrap_around();
 }

@@ -1,6 +1,8 @@
 #include "pearl/training_loop.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -39,8 +41,26 @@ class Recorder : public learner::Algorithm {
     const std::size_t wanted[learner::kColumns] = {4 * kInputs, 8, 4, 4 * kInputs, 4};
     std::copy(wanted, wanted + learner::kColumns, bytes);
   }
-  learner::StepMetrics step(const learner::Batch& batch, float* priorities) override {
+  learner::StepMetrics step(const learner::Batch& batch, float* priorities,
+                            const learner::PrioritiesKnown& known) override {
     CHECK(batch.rows == kBatch);
+    check(batch);
+    items.insert(items.end(), batch.rewards, batch.rewards + batch.rows);
+    weights.insert(weights.end(), batch.weights, batch.weights + batch.rows);
+    for (std::size_t i = 0; i < batch.rows; ++i) priorities[i] = 0.25f + batch.rewards[i];
+    ++steps;
+    if (fail_at == steps) throw LearnerError("diverged");
+    if (known) {
+      ++told;
+      known();
+      if (steps % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+      check(batch);  // it is still being trained
+    }
+    policy[0] = static_cast<float>(steps);
+    if (fail_late_at == steps) throw LearnerError("diverged");
+    return {1.0, 2.0, 3.0};
+  }
+  static void check(const learner::Batch& batch) {
     const auto* actions = static_cast<const std::int64_t*>(batch.actions);
     for (std::size_t i = 0; i < batch.rows; ++i) {
       const float item = batch.rewards[i];
@@ -48,15 +68,13 @@ class Recorder : public learner::Algorithm {
       for (std::size_t k = 0; k < kInputs; ++k)
         CHECK(batch.obs[i * kInputs + k] == item && batch.next_obs[i * kInputs + k] == item + 0.5f);
       CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
-      priorities[i] = 0.25f + item;
     }
-    policy[0] = static_cast<float>(++steps);
-    if (fail_at == steps) throw LearnerError("diverged");
-    return {1.0, 2.0, 3.0};
   }
   std::vector<float> policy = std::vector<float>(kPolicy);
   std::uint64_t steps = 0;
-  std::uint64_t fail_at = 0;
+  std::uint64_t fail_at = 0, fail_late_at = 0;  // before and after the priorities are known
+  std::uint64_t told = 0;
+  std::vector<float> items, weights;  // of all batches
 };
 
 std::vector<char> zeroed(std::size_t nbytes) { return std::vector<char>(nbytes + kCacheLine); }
@@ -133,9 +151,9 @@ struct Fixture {
   std::size_t inserted = 0;
 };
 
-void grants_are_run_and_answered() {
+void grants_are_run_and_answered(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 4);
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 4, prefetch);
   CHECK(f.snapshot.version() == 1);  // the first policy is out at once
   CHECK(!loop.run_once(0.0));
   f.grant(10);
@@ -159,12 +177,16 @@ void grants_are_run_and_answered() {
   CHECK(throws<QueueClosedError>([&] { loop.run_once(1.0); }));
 }
 
-void errors_leave_the_window_open() {
+void errors_leave_the_window_open(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 1);
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 1, prefetch);
   f.algorithm.fail_at = 2;
+  f.algorithm.fail_late_at = 4;
   f.grant(5);
-  CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
+  for (int failure = 0; failure < 2; ++failure) {
+    CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
+    CHECK(std::equal(loop.batch().rewards, loop.batch().rewards + kBatch, f.algorithm.items.end() - kBatch));
+  }
   loop.window().open();
   f.insert(10);
   loop.window().close();
@@ -187,9 +209,9 @@ void what_does_not_fit_is_refused() {
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy, 0); }));
 }
 
-void the_host_inserts_between_samplings() {
+void the_host_inserts_between_samplings(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8);
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8, prefetch);
   std::thread thread([&] {
     try {
       for (;;) loop.run_once(1.0);
@@ -213,9 +235,9 @@ void the_host_inserts_between_samplings() {
   CHECK(f.algorithm.steps == static_cast<std::uint64_t>(asked));
 }
 
-void closing_ends_a_grant_early() {
+void closing_ends_a_grant_early(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8);
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8, prefetch);
   f.grant(std::int64_t{1} << 40);
   std::thread thread([&] { CHECK(loop.run_once(1.0)); });
   while (f.snapshot.version() < 3) std::this_thread::yield();
@@ -224,12 +246,53 @@ void closing_ends_a_grant_early() {
   CHECK(f.answer() == static_cast<std::int64_t>(f.algorithm.steps));
 }
 
+void batches_drawn_ahead_are_the_same() {
+  Fixture plain, ahead;
+  for (Fixture* f : {&plain, &ahead}) {
+    TrainingLoop loop(f->replay, f->storage, f->algorithm, kBatch, f->queues(), {{f->algorithm.policy.data(), kPolicy}}, 4,
+                      f == &ahead);
+    for (const std::int64_t iterations : {1, 2, 60, 0, 100}) {
+      f->grant(iterations);
+      CHECK(loop.run_once(1.0) && f->answer() == iterations);
+      f->insert(70);
+    }
+  }
+  CHECK(plain.algorithm.told == 0 && ahead.algorithm.told == 1 + 59 + 99);  // none beyond the end of a grant
+  CHECK(plain.algorithm.items == ahead.algorithm.items && plain.algorithm.weights == ahead.algorithm.weights);
+  std::vector<std::int64_t> slots(kCapacity);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::vector<float> priorities(kCapacity), others(kCapacity);
+  plain.replay.retrieve(slots.data(), priorities.data(), kCapacity);
+  ahead.replay.retrieve(slots.data(), others.data(), kCapacity);
+  CHECK(priorities == others);
+  const auto counters = plain.replay.state().counters, same = ahead.replay.state().counters;
+  CHECK(counters.updates == same.updates && counters.stale == same.stale);
+}
+
+void errors_of_drawing_ahead_reach_the_loop() {
+  Fixture f;
+  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 1, true);
+  f.grant(std::int64_t{1} << 40);
+  std::thread closer([&] {
+    while (f.snapshot.version() < 10) std::this_thread::yield();
+    f.replay.close();
+  });
+  CHECK(throws<ReplayError>([&] { loop.run_once(1.0); }));
+  closer.join();
+  loop.window().open();
+  loop.window().close();
+}
+
 }  // namespace
 
 int main() {
-  grants_are_run_and_answered();
-  errors_leave_the_window_open();
+  for (const bool prefetch : {false, true}) {
+    grants_are_run_and_answered(prefetch);
+    errors_leave_the_window_open(prefetch);
+    the_host_inserts_between_samplings(prefetch);
+    closing_ends_a_grant_early(prefetch);
+  }
   what_does_not_fit_is_refused();
-  the_host_inserts_between_samplings();
-  closing_ends_a_grant_early();
+  batches_drawn_ahead_are_the_same();
+  errors_of_drawing_ahead_reach_the_loop();
 }

@@ -1,5 +1,9 @@
 // Setting 2 on the CPU: Replay Manager and Learner in one thread that loops sample -> gather -> train -> update without
 // the host, which grants iterations, inserts between samplings, and reads what was done.
+//
+// With `prefetch` another thread draws the next batch of a grant (update, sample, gather, in the same strict order) as
+// soon as the priorities of this one are known: while the Learner goes backward. Samples and weights keep their bits. If
+// that thread has not begun by the end of the step, the loop's does it.
 #pragma once
 
 #include <atomic>
@@ -15,6 +19,7 @@
 #include "pearl/slot_queue.hpp"
 #include "pearl/snapshot.hpp"
 #include "pearl/sum_tree_replay.hpp"
+#include "pearl/worker_pool.hpp"
 
 namespace pearl {
 
@@ -60,25 +65,37 @@ class TrainingLoop {
     Snapshot* snapshot;
   };
   TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, learner::Algorithm& algorithm, std::size_t batch_size,
-               const Queues& queues, std::vector<Weights> policy, std::size_t interval);
+               const Queues& queues, std::vector<Weights> policy, std::size_t interval, bool prefetch = false);
 
   // Called from the loop's thread only. Runs the next grant; false if none has come in time. Throws QueueClosedError
   // once the grants are closed and done with, QueueTimeoutError if the host takes no answer.
   bool run_once(double timeout_s);
   // Counts steps anew and publishes the policy, as after construction. While no grant runs.
   void restart();
-  // Seconds spent since construction: sampling, gathering, training, updating, publishing.
+  // Seconds that the loop's thread spent since construction: sampling, gathering, training, updating, publishing.
+  // Waiting for a batch that another thread draws counts as gathering.
   struct Seconds {
     double sample = 0.0, gather = 0.0, train = 0.0, update = 0.0, publish = 0.0;
   };
   // While no grant runs.
   Seconds seconds() const { return seconds_; }
   // The batch that was trained last, or failed, with its slots. While no grant runs.
-  const learner::Batch& batch() const { return batch_; }
-  const std::vector<std::int64_t>& indices() const { return indices_; }
+  const learner::Batch& batch() const { return drawn_[current_].batch; }
+  const std::vector<std::int64_t>& indices() const { return drawn_[current_].indices; }
   InsertionWindow& window() { return window_; }
 
  private:
+  // What was sampled, and its rows.
+  struct Drawn {
+    std::vector<std::int64_t> indices;
+    std::vector<float> weights;
+    std::vector<std::uint32_t> generations;
+    std::vector<AlignedArray<char>> columns;
+    std::vector<void*> targets;
+    learner::Batch batch;
+  };
+  void draw(Drawn& drawn, double beta, Seconds& spent);
+  void update(const Drawn& drawn);
   void publish();
 
   SumTreeReplay& replay_;
@@ -90,14 +107,12 @@ class TrainingLoop {
   std::uint64_t steps_ = 0;
   InsertionWindow window_;
   Seconds seconds_;
-  std::vector<std::int64_t> indices_;
-  std::vector<float> weights_;
-  std::vector<std::uint32_t> generations_;
+  Drawn drawn_[2];  // one is trained while the other is drawn
+  std::size_t current_ = 0;
   std::vector<float> priorities_;
-  std::vector<AlignedArray<char>> columns_;
-  std::vector<void*> targets_;
-  learner::Batch batch_;
   std::vector<float> staging_;
+  const bool prefetch_;
+  WorkerPool pool_;  // last: its thread ends before what it works on
 };
 
 }  // namespace pearl

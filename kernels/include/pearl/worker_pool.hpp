@@ -15,10 +15,12 @@
 namespace pearl {
 
 // The caller is one of the workers and never waits for another to begin: a worker that the system does not run takes no
-// chunk. Threads start with the first job and sleep between jobs.
+// chunk. Threads start with the first job. Between jobs they stay awake for `linger`, in case that another soon follows,
+// and sleep then.
 class WorkerPool {
  public:
-  explicit WorkerPool(unsigned workers) : workers_(workers < 1 ? 1 : workers) {}
+  explicit WorkerPool(unsigned workers, std::chrono::microseconds linger = {})
+      : workers_(workers < 1 ? 1 : workers), linger_(linger) {}
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
   ~WorkerPool() {
@@ -38,6 +40,14 @@ class WorkerPool {
       for (std::size_t chunk = 0; chunk < chunks; ++chunk) work(chunk);
       return;
     }
+    offer(chunks, work);
+    finish();
+  }
+
+  // The two parts of run(), for a caller that has something else to do between: what no other worker has taken until
+  // finish(), the caller does there. `work` must live until then, and no other job may come between.
+  template <class Work>
+  void offer(std::size_t chunks, const Work& work) {
     while (threads_.size() + 1 < workers_) threads_.emplace_back([this] { serve(); });
     work_.store(&work, std::memory_order_relaxed);
     call_.store([](const void* job, std::size_t chunk) { (*static_cast<const Work*>(job))(chunk); },
@@ -46,6 +56,8 @@ class WorkerPool {
     const std::uint64_t job = (claims_.load(std::memory_order_relaxed) >> 32) + 1;
     claims_.store(job << 32 | chunks, std::memory_order_seq_cst);
     begun_.ring();
+  }
+  void finish() {
     take_chunks();
     const auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
     for (int turn = 0; turn < kSpins && !done(); ++turn) relax();
@@ -53,20 +65,18 @@ class WorkerPool {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr int kSpins = 2000;  // tens of microseconds: a chunk's length
 
   void serve() {
     std::uint32_t seen = 0;
     while (!stopping_.load(std::memory_order_seq_cst)) {
       take_chunks();
-      begun_.wait(
-          [&] {
-            const std::uint32_t now = begun_.value.load(std::memory_order_seq_cst);
-            const bool changed = now != seen;
-            seen = now;
-            return changed;
-          },
-          std::numeric_limits<double>::infinity());
+      const auto begun = [&] { return begun_.value.load(std::memory_order_seq_cst) != seen; };
+      // Not by spinning: whoever else wants the core, not least the caller, is to have it.
+      for (const auto end = Clock::now() + linger_; !begun() && Clock::now() < end;) std::this_thread::yield();
+      begun_.wait(begun, std::numeric_limits<double>::infinity());
+      seen = begun_.value.load(std::memory_order_seq_cst);
     }
   }
 
@@ -85,6 +95,7 @@ class WorkerPool {
   static constexpr std::uint64_t kChunks = 0xFFFFFFFF;
 
   const unsigned workers_;
+  const std::chrono::microseconds linger_;
   std::mutex running_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_ = false;

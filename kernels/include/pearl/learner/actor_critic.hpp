@@ -4,6 +4,7 @@
 // says, squashed by tanh, is an action as the critics take it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -74,7 +75,8 @@ class ActorCriticLearner {
   // critics to priorities `(rows,)`. Throws LearnerError where the critics' loss or gradients are not finite, with
   // everything as it was, and where the actor's are not, with only the critics moved.
   ActorCriticMetrics step(const ActorCriticBatch& batch, bool moves_policy, bool moves_targets, Optimizer& critic,
-                          Optimizer& actor, Optimizer* temperature, float* log_alpha, float* priorities);
+                          Optimizer& actor, Optimizer* temperature, float* log_alpha, float* priorities,
+                          const PrioritiesKnown& known = {});
 
  private:
   struct alignas(kCacheLine) Worker {
@@ -87,13 +89,15 @@ class ActorCriticLearner {
   // A worker's part of the batch, a group of panels at a time.
   struct Group {
     std::size_t first, last, panels, columns;
-    bool accumulate;
+    bool accumulate, last_of_worker;
   };
 
   template <class Visit>
   void for_groups(std::size_t begin, std::size_t end, Visit visit) const;
   void critic_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group, float temperature,
-                        float* gradients, float* priorities);
+                        float* gradients, float* priorities, const PrioritiesKnown& known);
+  // Each worker says so once in a step.
+  void priorities_written(const PrioritiesKnown& known);
   void actor_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group, float temperature,
                        float* gradients);
   void load_observations(const float* rows, std::size_t count, float* panel) const;
@@ -108,7 +112,8 @@ class ActorCriticLearner {
   Team team_;
   TeamGradients critic_gradients_, actor_gradients_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::size_t rows_ = 0;  // of the last batch
+  std::atomic<std::size_t> writing_ = 0;  // workers whose priorities are still to come
+  std::size_t rows_ = 0;                  // of the last batch
 };
 
 // What a loop steps with; all of it is the caller's and outlives the algorithm.
@@ -129,7 +134,7 @@ class ActorCriticAlgorithm : public Algorithm {
   explicit ActorCriticAlgorithm(const ActorCriticParts& parts) : parts_(parts) {}
 
   void item_bytes(std::size_t (&bytes)[kColumns]) const override;
-  StepMetrics step(const Batch& batch, float* priorities) override;
+  StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) override;
 
  private:
   const float* draw(std::uint32_t number, std::size_t rows, std::vector<float>& noise) const;

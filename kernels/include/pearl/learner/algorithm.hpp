@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace pearl::learner {
 
@@ -25,13 +26,18 @@ struct StepMetrics {
   double gradient_norm = 0.0;
 };
 
+// Called once in a step, by any of its threads, as soon as all priorities are written and the loss is known to be
+// finite: the rest of the step goes on meanwhile. Must not throw.
+using PrioritiesKnown = std::function<void()>;
+
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
   // Bytes of one transition's observation, action, reward, next observation and discount.
   virtual void item_bytes(std::size_t (&bytes)[kColumns]) const = 0;
-  // One step; writes the new priorities `(rows,)`. Throws LearnerError, with nothing changed, where it diverges.
-  virtual StepMetrics step(const Batch& batch, float* priorities) = 0;
+  // One step; writes the new priorities `(rows,)`; `known` may be empty. Throws LearnerError, with nothing changed,
+  // where it diverges.
+  virtual StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) = 0;
 };
 
 }  // namespace pearl::learner

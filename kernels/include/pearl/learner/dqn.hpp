@@ -1,6 +1,7 @@
 // One training step of deep Q-learning, fused: targets, loss, gradients, clipping, weights, target network.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,7 +36,8 @@ class DqnLearner {
 
   // The step of number `step`, counted from 1; writes |TD error| to priorities `(rows,)`. Throws LearnerError, with
   // weights and optimizer untouched, for an action out of range and for a loss or gradient that is not finite.
-  StepMetrics step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities);
+  StepMetrics step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
+                   const PrioritiesKnown& known = {});
 
  private:
   struct alignas(kCacheLine) Worker {
@@ -46,7 +48,9 @@ class DqnLearner {
   };
 
   void train(Worker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
-             float* priorities);
+             float* priorities, const PrioritiesKnown& known);
+  // Each worker says so once in a step.
+  void priorities_written(const PrioritiesKnown& known);
   void evaluate_next(Worker& worker, const float* rows, std::size_t panel, std::size_t count, std::size_t columns);
   void differentiate(Worker& worker, const Batch& batch, std::size_t begin, std::size_t panel, std::size_t count,
                      float* priorities);
@@ -57,7 +61,8 @@ class DqnLearner {
   Team team_;
   TeamGradients gradients_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::size_t rows_ = 0;  // of the last batch
+  std::atomic<std::size_t> writing_ = 0;  // workers whose priorities are still to come
+  std::size_t rows_ = 0;                  // of the last batch
 };
 
 // Its step, for a loop. Learner, optimizer and the count of steps are the caller's and outlive it.
@@ -67,7 +72,7 @@ class DqnAlgorithm : public Algorithm {
       : learner_(learner), optimizer_(optimizer), steps_(steps) {}
 
   void item_bytes(std::size_t (&bytes)[kColumns]) const override;
-  StepMetrics step(const Batch& batch, float* priorities) override;
+  StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) override;
 
  private:
   DqnLearner& learner_;
