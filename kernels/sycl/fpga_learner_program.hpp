@@ -9,7 +9,8 @@
 
 #include "autorun_program.hpp"
 #include "fpga_program.hpp"
-#include "learner.hpp"
+#include "network_source.hpp"
+#include "pearl/tape.hpp"
 
 namespace pearl::device {
 

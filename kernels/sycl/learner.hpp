@@ -9,15 +9,11 @@
 #include <vector>
 
 #include "device_queue.hpp"
+#include "network_source.hpp"
 #include "pearl/learner/network.hpp"
 #include "pearl/tape.hpp"
 
 namespace pearl::device {
-
-struct NetworkSource {
-  std::size_t inputs = 0;
-  std::vector<learner::Op> ops;
-};
 
 // What is trained. Parameters are the caller's, in memory that host and device see (Placement::shared), and outlive it.
 struct LearnerModel {

@@ -1,19 +1,161 @@
-// Writes the Replay Manager's program for a board: generate CAPACITY FANOUT PIPE_ITEMS > replay.hpp
-#include <cstdlib>
+// Writes the program of a design for a board, and what its host check must know of it:
+//
+//   generate design=training capacity=65536 fanout=16 network=4,64,64,2 algorithm=dqn batch=64 > program.hpp
+#include <algorithm>
+#include <bit>
+#include <charconv>
 #include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
 
+#include "fpga_learner_program.hpp"
 #include "fpga_program.hpp"
 #include "pearl/errors.hpp"
 
-int main(int count, char** words) {
-  if (count != 4) {
-    std::cerr << "usage: generate CAPACITY FANOUT PIPE_ITEMS\n";
-    return 2;
+namespace {
+
+using pearl::Error;
+using pearl::device::LayerShape;
+using pearl::device::LearnerShape;
+
+constexpr int kMostWidth = 4096, kMostRows = 1 << 16, kMostCopies = 64, kMostUnroll = 1024;
+const std::vector<std::string> kAlgorithms = {"dqn", "double_dqn", "ddpg", "td3"};
+const std::vector<std::string> kOptimizers = {"adam", "amsgrad", "sgd", "momentum", "nesterov"};  // as tape::Rule
+
+using Words = std::map<std::string, std::string>;
+
+Words defaults() {
+  return {{"design", "replay"},    {"capacity", "65536"}, {"fanout", "16"}, {"network", "4,64,64,2"},
+          {"algorithm", "dqn"},    {"batch", "64"},       {"copies", "1"},  {"unroll", "16"},
+          {"activation", "relu"},  {"optimizer", "adam"}, {"pipe_items", "64"}};
+}
+
+Words read_words(int count, char** words) {
+  Words found = defaults();
+  for (int i = 1; i < count; ++i) {
+    const std::string word = words[i];
+    const std::size_t equal = word.find('=');
+    if (equal == std::string::npos || !found.contains(word.substr(0, equal))) {
+      std::string names;
+      for (const auto& [name, value] : found) names += (names.empty() ? "" : ", ") + name;
+      throw Error("Expected NAME=VALUE, of the names " + names + "; found " + word + ".");
+    }
+    found[word.substr(0, equal)] = word.substr(equal + 1);
   }
+  return found;
+}
+
+int number(const std::string& name, const std::string& text, int most) {
+  int value = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc{} || end != text.data() + text.size() || value < 1 || value > most)
+    throw Error(name + " must be a whole number from 1 to " + std::to_string(most) + "; found " + text + ".");
+  return value;
+}
+
+int choice(const std::string& name, const std::string& text, const std::vector<std::string>& choices) {
+  const auto found = std::find(choices.begin(), choices.end(), text);
+  if (found == choices.end()) {
+    std::string names;
+    for (const std::string& each : choices) names += (names.empty() ? "" : ", ") + each;
+    throw Error(name + " must be one of " + names + "; found " + text + ".");
+  }
+  return static_cast<int>(found - choices.begin());
+}
+
+std::vector<int> widths_of(const std::string& text) {
+  std::vector<int> widths;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) widths.push_back(number("A width of network", part, kMostWidth));
+  if (widths.size() < 2)
+    throw Error("network must list at least two widths, inputs and outputs, as in 4,64,64,2; found " + text + ".");
+  return widths;
+}
+
+// Linear layers between `widths`, an activation behind each but the last. Weights lie from `place` on, each matrix
+// before its biases, as torch's parameters do.
+std::vector<LayerShape> chain(const std::vector<int>& widths, pearl::tape::Activation activation, std::ptrdiff_t& place) {
+  std::vector<LayerShape> layers;
+  for (std::size_t l = 0; l + 1 < widths.size(); ++l) {
+    const std::ptrdiff_t weights = std::ptrdiff_t{widths[l]} * widths[l + 1];
+    const bool last = l + 2 == widths.size();
+    layers.push_back({widths[l], widths[l + 1], place, place + weights,
+                      last ? pearl::tape::Activation::none : activation});
+    place += weights + widths[l + 1];
+  }
+  return layers;
+}
+
+LearnerShape learner_of(const Words& words) {
+  LearnerShape shape;
+  const std::vector<int> widths = widths_of(words.at("network"));
+  const std::string& algorithm = kAlgorithms[static_cast<std::size_t>(choice("algorithm", words.at("algorithm"), kAlgorithms))];
+  const auto activation =
+      choice("activation", words.at("activation"), {"relu", "tanh"}) == 0 ? pearl::tape::Activation::relu
+                                                                          : pearl::tape::Activation::tanh;
+  shape.observations = widths.front();
+  shape.actions = widths.back();
+  shape.double_q = algorithm == "double_dqn";
+  shape.actor_critic = algorithm == "ddpg" || algorithm == "td3";
+  std::ptrdiff_t place = 0;
+  shape.networks.push_back(chain(widths, activation, place));
+  if (shape.actor_critic) {  // critics of the same hidden widths, side by side in one vector
+    std::vector<int> judging = widths;
+    judging.front() += shape.actions;
+    judging.back() = 1;
+    place = 0;
+    for (int critics = algorithm == "td3" ? 2 : 1; critics > 0; --critics)
+      shape.networks.push_back(chain(judging, activation, place));
+  }
+  shape.rows = static_cast<std::uint32_t>(number("batch", words.at("batch"), kMostRows));
+  shape.copies = number("copies", words.at("copies"), std::min(kMostCopies, static_cast<int>(shape.rows)));
+  shape.unroll = number("unroll", words.at("unroll"), kMostUnroll);
+  if (!std::has_single_bit(static_cast<unsigned>(shape.unroll)))
+    throw Error("unroll must be a power of two; found " + words.at("unroll") + ".");
+  shape.rules[0] = shape.rules[1] = choice("optimizer", words.at("optimizer"), kOptimizers);
+  return shape;
+}
+
+// For host checks: the sizes that the program was generated for.
+std::string sizes_of(const Words& words, const LearnerShape* learner) {
+  std::ostringstream text;
+  text << "\n// What the host must know of the design.\nnamespace design {\n\n"
+       << "inline constexpr std::uint32_t kCapacity = " << words.at("capacity") << ";\n";
+  if (learner != nullptr) {
+    text << "inline constexpr bool kActorCritic = " << (learner->actor_critic ? "true" : "false")
+         << ", kDouble = " << (learner->double_q ? "true" : "false") << ";\n"
+         << "inline constexpr int kCritics = " << learner->networks.size() - (learner->actor_critic ? 1 : 0) << ";\n"
+         << "inline constexpr std::uint32_t kRows = " << learner->rows << ";\n"
+         << "inline constexpr int kRule = " << learner->rules[0] << ";\n"
+         << "inline constexpr bool kTanh = " << (words.at("activation") == "tanh" ? "true" : "false") << ";\n"
+         << "inline constexpr int kWidths[] = {" << words.at("network") << "};\n";
+  }
+  text << "\n}  // namespace design\n";
+  return text.str();
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
   try {
-    const auto shape = pearl::device::TreeShape::of(std::atoll(words[1]), static_cast<unsigned>(std::atoi(words[2])));
-    std::cout << pearl::device::ahead_of_time(pearl::device::replay_program(shape, std::atoi(words[3])));
-  } catch (const pearl::Error& error) {
+    const Words words = read_words(count, arguments);
+    const int design = choice("design", words.at("design"), {"replay", "learner", "training"});
+    const int pipe_items = number("pipe_items", words.at("pipe_items"), 1 << 16);
+    const auto tree = [&] {
+      return pearl::device::TreeShape::of(number("capacity", words.at("capacity"), 1 << 20),
+                                          static_cast<unsigned>(number("fanout", words.at("fanout"), 256)));
+    };
+    if (design == 0) {
+      std::cout << ahead_of_time(pearl::device::replay_program(tree(), pipe_items)) << sizes_of(words, nullptr);
+      return 0;
+    }
+    const LearnerShape learner = learner_of(words);
+    std::cout << ahead_of_time(design == 1 ? pearl::device::learner_program(learner, pipe_items)
+                                           : pearl::device::training_program(tree(), learner, pipe_items))
+              << sizes_of(words, &learner);
+  } catch (const Error& error) {
     std::cerr << error.what() << '\n';
     return 1;
   }
