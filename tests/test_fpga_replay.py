@@ -6,18 +6,15 @@ Idle stages keep the cores busy: tests that make managers of their own come firs
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError, ConfigurationError, DeviceError, PriorityError, ReplayError
 from pearl.replay import make_replay_manager
 from pearl.replay.fpga import FpgaReplayManager
@@ -163,27 +160,6 @@ def test_limits_of_the_kernel_and_devices_that_are_no_fpga():
         FpgaReplayManager(0)
     with pytest.raises(DeviceError, match=r'needs an FPGA or its emulator; .* Choose backend="sycl"'):
         FpgaReplayManager(10, device="opencl:cpu")
-
-
-@pytest.mark.sycl
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_the_program_for_boards_is_the_emulators(tmp_path):
-    kernels = Path(__file__).parents[1] / "kernels"
-    sources = [kernels / "sycl" / "board" / "generate.cpp", kernels / "sycl" / "fpga_program.cpp"]
-    includes = [f"-I{kernels / 'sycl'}", f"-I{kernels / 'include'}"]
-    generate = tmp_path / "generate"
-    subprocess.run(["g++", "-std=c++20", *includes, *map(str, sources), "-o", str(generate)], check=True)
-    said = subprocess.run([generate, "300", "8", "64"], capture_output=True, text=True, check=True).stdout
-    program = sycl_runtime().module.fpga_replay_source(300, 8, 64)
-    assert program in said
-    assert "300 slots, fanout 8. Bits of a node, the root's first: 37 34 31 28\n" in program
-    assert "level2() { inner_stage<Shape, 2, Requests<2>, Requests<3>>(); }" in program
-    assert "level3() { leaf_stage<Shape, Requests<3>, Changes, Answers>(); }" in program
-    assert "queues[3].template single_task<pearl_replay_level3_kernel>" in said
-    assert said.index("\nclass pearl_replay_level3_kernel;\n") < said.index("void launch_stages(")
-    refused = subprocess.run([generate, "300", "3", "64"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert "Fanout must be a power of two from 2 to 256; found 3." in refused.stderr
 
 
 @pytest.mark.sycl

@@ -13,6 +13,7 @@
 #include "fpga_learner_program.hpp"
 #include "fpga_program.hpp"
 #include "pearl/errors.hpp"
+#include "pearl/fpga_learner.hpp"
 
 namespace {
 
@@ -75,15 +76,14 @@ std::vector<int> widths_of(const std::string& text) {
 }
 
 // Linear layers between `widths`, an activation behind each but the last. Weights lie from `place` on, each matrix
-// before its biases, as torch's parameters do.
+// before its biases, each at a multiple of fpga::kBlock, as the Learner's parameters do (pearl/learner/flat.py).
 std::vector<LayerShape> chain(const std::vector<int>& widths, pearl::tape::Activation activation, std::ptrdiff_t& place) {
   std::vector<LayerShape> layers;
   for (std::size_t l = 0; l + 1 < widths.size(); ++l) {
-    const std::ptrdiff_t weights = std::ptrdiff_t{widths[l]} * widths[l + 1];
+    const std::ptrdiff_t bias = place + pearl::fpga::padded(widths[l] * widths[l + 1]);
     const bool last = l + 2 == widths.size();
-    layers.push_back({widths[l], widths[l + 1], place, place + weights,
-                      last ? pearl::tape::Activation::none : activation});
-    place += weights + widths[l + 1];
+    layers.push_back({widths[l], widths[l + 1], place, bias, last ? pearl::tape::Activation::none : activation});
+    place = bias + pearl::fpga::padded(widths[l + 1]);
   }
   return layers;
 }

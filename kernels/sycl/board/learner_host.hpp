@@ -42,13 +42,13 @@ class LearnerHost {
       scales_[from] = 0.1f * uniform();
       scales_[from + width] = 1.0f + 0.5f * uniform();
     }
-    Values* vectors[] = {&plain.online, &plain.target, &plain.actor, &plain.target_actor};
+    plain.fill([&] { return 0.4f * uniform(); });
+    const Values* vectors[] = {&plain.online, &plain.target, &plain.actor, &plain.target_actor};
     for (int which = 0; which < 4; ++which) {
-      const std::size_t count = which < 2 ? plain.online_parameters() : plain.actor_parameters();
+      const std::size_t count = vectors[which]->size();
       if (count == 0) continue;
       vectors_[which] = board.memory<float>(count);
-      for (std::size_t i = 0; i < count; ++i) vectors_[which][i] = 0.4f * uniform();
-      vectors[which]->assign(vectors_[which], vectors_[which] + count);
+      for (std::size_t i = 0; i < count; ++i) vectors_[which][i] = static_cast<float>((*vectors[which])[i]);
       context->vectors[which] = vectors_[which];
       for (float*& moments : moments_[which]) moments = board.memory<float>(count);
     }

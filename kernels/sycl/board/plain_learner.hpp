@@ -10,29 +10,39 @@
 
 using Values = std::vector<double>;
 
-// Layers of `widths`, whose weights lie one behind the other, a matrix (out, in) before its biases.
+// Layers of `widths`, whose weights lie one behind the other, a matrix (out, in) before its biases, each at a multiple
+// of `kAlign`.
 class PlainNetwork {
  public:
   PlainNetwork(std::vector<int> widths, bool tanh) : widths_(std::move(widths)), tanh_(tanh) {}
 
   std::size_t parameters() const {
     std::size_t count = 0;
-    for (std::size_t l = 0; l < layers(); ++l) count += static_cast<std::size_t>((widths_[l] + 1) * widths_[l + 1]);
+    for (std::size_t l = 0; l < layers(); ++l) count += biases(l) + padded(width(l + 1));
     return count;
+  }
+  // Gives each weight the next of these numbers; what lies between stays.
+  template <class Numbers>
+  void fill(double* parameters, Numbers next) const {
+    for (std::size_t l = 0; l < layers(); ++l) {
+      for (std::size_t i = 0; i < width(l) * width(l + 1); ++i) parameters[i] = next();
+      for (std::size_t i = 0; i < width(l + 1); ++i) parameters[biases(l) + i] = next();
+      parameters += biases(l) + padded(width(l + 1));
+    }
   }
 
   // The input, and what each layer makes of it.
   std::vector<Values> forward(const double* parameters, const Values& input) const {
     std::vector<Values> values = {input};
     for (std::size_t l = 0; l < layers(); ++l) {
-      Values out(static_cast<std::size_t>(widths_[l + 1]));
+      Values out(width(l + 1));
       for (std::size_t row = 0; row < out.size(); ++row) {
-        out[row] = parameters[values[l].size() * out.size() + row];
+        out[row] = parameters[biases(l) + row];
         for (std::size_t k = 0; k < values[l].size(); ++k)
           out[row] += parameters[row * values[l].size() + k] * values[l][k];
         if (l + 1 < layers()) out[row] = tanh_ ? std::tanh(out[row]) : std::max(out[row], 0.0);
       }
-      parameters += (values[l].size() + 1) * out.size();
+      parameters += biases(l) + padded(out.size());
       values.push_back(out);
     }
     return values;
@@ -43,14 +53,14 @@ class PlainNetwork {
     std::size_t place = this->parameters();
     for (std::size_t l = layers(); l-- > 0;) {
       const Values& in = values[l];
-      place -= (in.size() + 1) * slopes.size();
+      place -= biases(l) + padded(slopes.size());
       Values below(in.size(), 0.0);
       for (std::size_t row = 0; row < slopes.size(); ++row) {
         for (std::size_t k = 0; k < in.size(); ++k) {
           below[k] += slopes[row] * parameters[place + row * in.size() + k];
           if (gradient != nullptr) gradient[place + row * in.size() + k] += slopes[row] * in[k];
         }
-        if (gradient != nullptr) gradient[place + in.size() * slopes.size() + row] += slopes[row];
+        if (gradient != nullptr) gradient[place + biases(l) + row] += slopes[row];
       }
       for (std::size_t k = 0; l > 0 && k < in.size(); ++k) below[k] *= tanh_ ? 1.0 - in[k] * in[k] : in[k] > 0.0;
       slopes = below;
@@ -59,7 +69,11 @@ class PlainNetwork {
   }
 
  private:
+  static constexpr std::size_t kAlign = 16;
+  static std::size_t padded(std::size_t count) { return (count + kAlign - 1) / kAlign * kAlign; }
   std::size_t layers() const { return widths_.size() - 1; }
+  std::size_t width(std::size_t l) const { return static_cast<std::size_t>(widths_[l]); }
+  std::size_t biases(std::size_t l) const { return padded(width(l) * width(l + 1)); }  // behind the layer's matrix
 
   std::vector<int> widths_;
   bool tanh_;
@@ -88,10 +102,20 @@ class PlainLearner {
         acting_(widths, tanh),
         judging_(judges(widths, actor_critic), tanh) {}
 
-  std::size_t online_parameters() const { return critics_ * judging_.parameters(); }
-  std::size_t actor_parameters() const { return actor_critic_ ? acting_.parameters() : 0; }
-
   Values online, target, actor, target_actor;  // parameters
+
+  template <class Numbers>
+  void fill(Numbers next) {
+    for (Values* vector : {&online, &target}) {
+      vector->assign(critics_ * judging_.parameters(), 0.0);
+      for (std::size_t k = 0; k < critics_; ++k) judging_.fill(vector->data() + k * judging_.parameters(), next);
+    }
+    if (!actor_critic_) return;
+    for (Values* vector : {&actor, &target_actor}) {
+      vector->assign(acting_.parameters(), 0.0);
+      acting_.fill(vector->data(), next);
+    }
+  }
 
   // Moves them, by a batch of rows; gives priorities. `norms` are of the gradients, critics' or DQN's first.
   Values step(const std::vector<PlainRow>& batch, const PlainSettings& settings) {
