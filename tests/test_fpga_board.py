@@ -5,6 +5,7 @@ Intel's compiler, which the recipe is for, is not needed: fixtures/fpga_threads 
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from composer.reported_learner import Algorithm, LearnerBuild
 from pearl.algorithms import DDPG, DQN, TD3, Trainer
 from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.devices.sycl import sycl_availability
@@ -104,6 +106,18 @@ def test_the_learners_program_is_the_emulators(generator: Path, algorithm: str, 
     stages = [line for line in program.splitlines() if line.startswith("PEARL_TASK") and "_stage<" in line]
     assert len(stages) > 20
     assert set(stages) <= set(joined.splitlines())
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("algorithm", ["dqn", "double_dqn", "ddpg", "td3"])
+def test_kernels_are_those_that_reports_are_read_for(generator: Path, algorithm: Algorithm, copies: int) -> None:
+    said = generate(
+        generator, "design=learner", f"algorithm={algorithm}", "network=4,20,7,2", "batch=9", f"copies={copies}"
+    )
+    build = LearnerBuild(algorithm, (4, 20, 7, 2), 9, copies)
+    names = {f"{stage}_{copy}" for stage in build.stages() for copy in range(copies)}
+    names |= {*build.weight_stages(), "submit", "resolve"}
+    assert set(re.findall(r"^class pearl_learner_(\w+)_kernel;$", said, re.MULTILINE)) == names
 
 
 @pytest.mark.parametrize(

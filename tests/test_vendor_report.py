@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 from composer.calibration import CalibrationStore
 from composer.fpga_model import FpgaPart, ReplayTree, share
-from composer.imported_replay import ReportedReplay, import_report
+from composer.imported_replay import import_report
 from composer.learner_pipeline import pipeline_of
 from composer.matrix import MissingCell, PairCell, ReplayCell
+from composer.reported_replay import ReportedReplay
 from composer.vendor_report import VendorReport, read_vendor_report
 from pearl.algorithms.trainer import make_trainer
 from pearl.cli import app
