@@ -358,8 +358,8 @@ class ReportedLearner:
         """
         if any(_REPLAY_KERNEL.search(kernel.name) for kernel in report.kernels):
             raise VendorReportError(
-                f"{report.path}: expected the kernels of a Learner alone (PEARL_DESIGN=learner); found a Replay Manager's. "
-                "Import it with import_report, or with import_training where a Learner is joined to it."
+                f"{report.path}: expected the kernels of a Learner alone (PEARL_DESIGN=learner); found a Replay "
+                "Manager's. Import it with import_report, or with import_training where a Learner is joined to it."
             )
         frequency_mhz = clock_of(report, "fewer copies or a smaller network (PEARL_COPIES, PEARL_NETWORK)")
         reader = _Reader(report, build, ("submit", "resolve"))
