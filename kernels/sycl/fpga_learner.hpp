@@ -59,13 +59,16 @@ class FpgaLearner {
 
  private:
   void prepare(std::int64_t step);
+  // What the settings and optimizers of now need.
+  LearnerShape shape_for(std::size_t rows) const;
 
   const std::shared_ptr<DeviceQueue> queue_;
   const LearnerModel model_;
   const PipelineCut cut_;
   LearnerShape shape_;
   LearnerSettings settings_;
-  OptimizerSettings optimizers_[2];
+  OptimizerSettings optimizers_[3];
+  bool trains_[3] = {};  // whether there is such an optimizer
   // What stages read and write. Not freed where they stand still.
   struct Memory {
     DeviceArray<fpga::LearnerContext> context;
