@@ -149,7 +149,8 @@ class Pipelines {
       stage(named("bp_" + name, l),
             "backward_stage<" + layer_name(network, l) + ", " +
                 activation_name(bent ? chain[l - 1].activation : tape::Activation::none) + ", " + unroll + ", " +
-                wires.to_bp[l] + ", " + wires.results[l] + ", " + weights_for(online_[network], l) + ", " + leads + ">");
+                wires.to_bp[l] + ", " + wires.results[l] + ", " + weights_for(online_[network], l) + ", " + leads +
+                ">");
     }
   }
   static Names top(const Backward& wires) { return existing({wires.to_bp.back(), wires.to_ga.back()}); }
@@ -262,8 +263,8 @@ class Pipelines {
     forward(name, critic + 1, false, in, critic == 0 ? values : Names{}, critic == 0 ? Names{} : values, &wires);
   }
 
-  // WU of the layers of networks [begin, end), which share a vector, and of the temperature with the policy's; the pipes
-  // that tell when they have moved.
+  // WU of the layers of networks [begin, end), which share a vector, and with the policy's that of the temperature; the
+  // pipes that tell when they have moved.
   std::string weights(int begin, int end, int which) {
     struct Unit {
       std::size_t network, layer;
@@ -314,7 +315,11 @@ class Pipelines {
 
 std::string described(const LearnerShape& shape) {
   std::ostringstream text;
-  text << "// " << (shape.stochastic ? "Actor of densities, then critics:" : shape.actor_critic ? "Actor, then critics:" : shape.double_q ? "Double DQN:" : "DQN:");
+  text << "// "
+       << (shape.stochastic     ? "SAC's actor, then its critics:"
+           : shape.actor_critic ? "Actor, then critics:"
+           : shape.double_q     ? "Double DQN:"
+                                : "DQN:");
   for (const auto& layers : shape.networks) {
     text << ' ' << layers.front().inputs;
     for (const LayerShape& layer : layers) text << '-' << layer.outputs;

@@ -30,10 +30,10 @@ class FpgaLearner(SyclLearner):
     """Trains `trainer` by a pipeline with a stage for each layer (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2).
 
     DQN (double too), DDPG, TD3 and SAC on chains of linear layers, each with ReLU, tanh or nothing behind it. Actors
-    learn from the critics' weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the trainer
-    does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer, which a
-    warning says, where not all stages would run at once. `unroll` is UF, the multiply-accumulates of a stage that run
-    side by side.
+    learn from the critics' weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the
+    trainer does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer,
+    which a warning says, where not all stages would run at once. `unroll` is UF, the multiply-accumulates of a stage
+    that run side by side.
 
     The stages are generated for the networks and the batch size, compiled at the first step (seconds; kept on disk),
     launched once, and run until `close`, or the end of the interpreter. Raises TrainerError where `supports` says why

@@ -508,7 +508,9 @@ template <int actions>
 struct Greedy {
   static constexpr int kSaid = actions;
 
-  static float act(const LearnerContext&, std::uint32_t, const float* said, int k, float&) { return sycl::tanh(said[k]); }
+  static float act(const LearnerContext&, std::uint32_t, const float* said, int k, float&) {
+    return sycl::tanh(said[k]);
+  }
 
   static void slopes(const LearnerContext& context, std::uint32_t, const float* said, int k, float slope, float* out) {
     const float penalty = 2.0f * context.saturation_penalty / static_cast<float>(context.batch);
@@ -636,8 +638,8 @@ void policy_loss_stage() {
   }
 }
 
-// WU of SAC's temperature, by the log densities of the batch's actions. It moves when the policy may, of which `Told` is
-// the sum of the gradient's squares.
+// WU of SAC's temperature, by the log densities of the batch's actions. It moves when the policy does: `Told` brings the
+// squares of its gradient.
 template <int rule, class Orders, class Densities, class Told, class Done>
 void temperature_stage() {
   while (true) {
@@ -645,11 +647,10 @@ void temperature_stage() {
     if (order.stops) return;
     const LearnerContext& context = *order.context;
     float excess = 0.0f;
-    if (context.moves_policy != 0)
-      for (std::uint32_t row = 0; row < context.batch; ++row) excess += Densities::read(row) + context.target_entropy;
+    const std::uint32_t rows = context.moves_policy != 0 ? context.batch : 0;
+    for (std::uint32_t row = 0; row < rows; ++row) excess += Densities::read(row) + context.target_entropy;
     const float gradient = -excess / static_cast<float>(context.batch), norm = sycl::sqrt(Told::read());
-    const bool sound = tape::finite(norm) && tape::finite(gradient);
-    if (sound && context.moves_policy != 0) {
+    if (tape::finite(norm) && tape::finite(gradient) && rows != 0) {
       const tape::WeightMover<rule, false> move{context.optimizers[kTemperature], context.log_alpha, nullptr,
                                                 context.steps[kTemperature], 1.0f};
       move(0, gradient);
