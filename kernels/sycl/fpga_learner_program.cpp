@@ -258,9 +258,11 @@ class Pipelines {
 
   // FP of the `critic`-th critic: the first brings the orders.
   void judge(const std::string& name, std::size_t critic, const std::string& in, const std::string& value,
-                     const Backward& wires) {
-    const Names values = {value};
-    forward(name, critic + 1, false, in, critic == 0 ? values : Names{}, critic == 0 ? Names{} : values, &wires);
+             const Backward& wires) {
+    if (critic == 0)
+      forward(name, 1, false, in, {value}, {}, &wires);
+    else
+      forward(name, critic + 1, false, in, {}, {value}, &wires);
   }
 
   // WU of the layers of networks [begin, end), which share a vector, and with the policy's that of the temperature; the
