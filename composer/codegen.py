@@ -75,7 +75,8 @@ def _origin(source: ProgramSource) -> str:
     return ", ".join(digests) or "the devices found on the machine that composed it"
 
 
-def _check_backends(replay: Device, learner: Device) -> None:
+def check_backends(replay: Device, learner: Device) -> None:
+    """Raise GenerationError where no program can run on one of the devices."""
     for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
         for is_so, what, remedy in (
             (device.backend == "null", "a null device, which only pretends", "null devices"),
@@ -113,10 +114,11 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
         raise GenerationError(str(error)) from error
     if not found.runs_on(device):
         others = [name for name, other in LEARNERS.items() if other.runs_on(device)]
+        only = "" if "cpu" in found.kinds else f" of the kind {' or '.join(found.kinds)}"
         raise GenerationError(
-            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices that are a "
-            f"{' or a '.join(found.kinds)}; found {device.name}, a {device.kind} with the backend {device.backend}. "
-            "Choose another device" + (f", or the implementation {' or '.join(others)}." if others else ".")
+            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices{only}; found "
+            f"{device.name}, a {device.kind} of the backend {device.backend}. Choose another device"
+            + (f", or the implementation {' or '.join(others)}." if others else ".")
         )
     if learner.sub_batches > 1 and "sub_batches" not in found.arguments:
         raise GenerationError(
@@ -174,7 +176,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
 
     problem, placement = source.problem, source.placement
     on_replay, on_learner = devices[source.replay.device], devices[source.learner.device]
-    _check_backends(on_replay, on_learner)
+    check_backends(on_replay, on_learner)
     _check_parameters(source)
     implementation = _implementation(source.learner, on_learner)
     setting = 2 if source.replay.device == source.learner.device else 1
