@@ -192,7 +192,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_path": folder,
         "imports": _imported_names(source, implementation, setting, folder, storage_class),
         "env": documented(problem.actors.env),
-        "placement_note": _placement_note(source, setting, _storage_device(source, devices)),
+        "placement_note": _placement_note(source, setting, _storage_device(source, devices), (on_replay, on_learner)),
         "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
@@ -255,7 +255,7 @@ def _replay_options(replay: ReplaySpec) -> dict[str, object]:
     return {f.name: getattr(replay, f.name) for f in fields if getattr(replay, f.name) != f.default}
 
 
-def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
+def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple[Device, Device]) -> str:
     placement, replay, learner = source.placement, source.replay, source.learner
     how = (
         "the Replay Manager and the Learner share a device and talk directly"
@@ -272,6 +272,9 @@ def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",
     )
+    emulated = sorted({device.name for device in on if device.kind == "fpga"})
+    if emulated:
+        lines += (f"{emulated[0]} is the FPGA emulator: the prediction is for the board that its row states.",)
     return "\n".join(map(documented, lines))
 
 
