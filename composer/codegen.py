@@ -262,7 +262,7 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
         if setting == 2
         else "the Replay Manager and the Learner talk through the host"
     )
-    lines = (
+    lines = [
         f"Placement for {placement.metric} (setting {setting}: {how}):",
         f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
         f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
@@ -271,10 +271,10 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
         f"    Data Storage    {storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",
-    )
+    ]
     emulated = sorted({device.name for device in on if device.kind == "fpga"})
     if emulated:
-        lines += (f"{emulated[0]} is the FPGA emulator: the prediction is for the board that its row states.",)
+        lines.append(f"{emulated[0]} is the FPGA emulator: the prediction is for the board that its row states.")
     return "\n".join(map(documented, lines))
 
 
