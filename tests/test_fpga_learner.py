@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from test_native_actor_critic import OBS as BOX_OBS
 from test_native_actor_critic import assert_gradients, exact_gradients, show_gradients
 from test_native_actor_critic import batch_of as actions_batch
 from test_native_learner import ShowsGradients, assert_close, batch_of, exact_dqn_gradients, one_torch_thread
-from test_native_loop import BATCH, CAPACITY, Deterministic, Setup, Twin, assert_same_state
+from test_native_loop import BATCH, CAPACITY, Deterministic, Setup, Twin, assert_same_state, rows_of
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
@@ -367,3 +368,20 @@ def test_a_joined_learner_takes_no_batches_of_others() -> None:
     with pytest.raises(TrainerError, match="joined to its Replay Manager"):
         setup.learner.step(*batch_of(0, 16, 3, 4))
     setup.close()
+
+
+def test_rows_may_be_stored_on_the_fpga_while_the_stages_start() -> None:
+    """A thread that waits for the emulator must not be given a stage to run."""
+    box, discrete = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(4)
+    spec = TransitionSpec.from_spaces(box, discrete)
+    storage, rows = SyclDataStorage(spec, CAPACITY, EMULATOR_SELECTOR), rows_of(spec, 20)
+    learner, inserted = FpgaLearner(Plain(box, discrete), sub_batches=2, timeout_s=TIMEOUT_S), 0
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(learner.step, rows, np.ones(20, np.float32))
+        while not step.done():
+            storage.insert(rows)
+            inserted += 1
+    assert step.result().priorities.shape == (20,)
+    assert inserted > 10
+    np.testing.assert_array_equal(storage.gather([0, 19])["obs"], rows["obs"][[0, 19]])
+    learner.close()

@@ -88,8 +88,13 @@ void FpgaLearner::set_optimizer(LearnerWhich which, const OptimizerSettings& set
   trains_[which] = true;
 }
 
+void FpgaLearner::require_sound() const {
+  if (!failure_.empty()) throw DeviceError(failure_);
+  if (autorun_ != nullptr) autorun_->require_sound();
+}
+
 DeviceBatch FpgaLearner::own_batch(std::size_t rows) {
-  if (autorun_ != nullptr) autorun_->require_sound();  // kernels that stand still have what this may replace
+  require_sound();  // kernels that stand still have what this may replace
   return memory_->own.of(*queue_, rows, model_.observation_size, action_bytes());
 }
 
@@ -155,8 +160,13 @@ void FpgaLearner::launch(std::int64_t step) {
     const std::uint32_t batch = context().batch;
     close();
     context().batch = batch;
-    autorun_ = std::make_shared<Autorun>(queue_, learner_program(wanted, kEmulatedPipeItems),
-                                         std::chrono::duration<double>(cut_.timeout_s));
+    try {
+      autorun_ = std::make_shared<Autorun>(queue_, learner_program(wanted, kEmulatedPipeItems),
+                                           std::chrono::duration<double>(cut_.timeout_s));
+    } catch (const DeviceError& error) {
+      failure_ = error.what();
+      throw;
+    }
     shape_ = wanted;
   }
   prepare(step);

@@ -58,6 +58,7 @@ class FpgaLearner {
   std::string source(std::uint32_t rows) const;
 
  private:
+  void require_sound() const;
   void prepare(std::int64_t step);
   // What the settings and optimizers of now need.
   LearnerShape shape_for(std::size_t rows) const;
@@ -81,6 +82,7 @@ class FpgaLearner {
 
   std::unique_ptr<Memory> memory_;
   std::shared_ptr<Autorun> autorun_;
+  std::string failure_;                 // why stages did not start; some may stand still for good
   std::shared_ptr<FpgaReplay> replay_;  // joined
   std::size_t rows_ = 0;
   bool moves_policy_ = false;
