@@ -75,7 +75,8 @@ def _origin(source: ProgramSource) -> str:
     return ", ".join(digests) or "the devices found on the machine that composed it"
 
 
-def _check_backends(replay: Device, learner: Device) -> None:
+def check_backends(replay: Device, learner: Device) -> None:
+    """Raise GenerationError where no program can run on one of the devices."""
     for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
         for is_so, what, remedy in (
             (device.backend == "null", "a null device, which only pretends", "null devices"),
@@ -113,10 +114,11 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
         raise GenerationError(str(error)) from error
     if not found.runs_on(device):
         others = [name for name, other in LEARNERS.items() if other.runs_on(device)]
+        only = "" if "cpu" in found.kinds else f" of the kind {' or '.join(found.kinds)}"
         raise GenerationError(
-            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices that are a "
-            f"{' or a '.join(found.kinds)}; found {device.name}, a {device.kind} with the backend {device.backend}. "
-            "Choose another device" + (f", or the implementation {' or '.join(others)}." if others else ".")
+            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices{only}; found "
+            f"{device.name}, a {device.kind} of the backend {device.backend}. Choose another device"
+            + (f", or the implementation {' or '.join(others)}." if others else ".")
         )
     if learner.sub_batches > 1 and "sub_batches" not in found.arguments:
         raise GenerationError(
@@ -174,7 +176,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
 
     problem, placement = source.problem, source.placement
     on_replay, on_learner = devices[source.replay.device], devices[source.learner.device]
-    _check_backends(on_replay, on_learner)
+    check_backends(on_replay, on_learner)
     _check_parameters(source)
     implementation = _implementation(source.learner, on_learner)
     setting = 2 if source.replay.device == source.learner.device else 1
@@ -190,7 +192,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_path": folder,
         "imports": _imported_names(source, implementation, setting, folder, storage_class),
         "env": documented(problem.actors.env),
-        "placement_note": _placement_note(source, setting, _storage_device(source, devices)),
+        "placement_note": _placement_note(source, setting, _storage_device(source, devices), (on_replay, on_learner)),
         "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
@@ -253,14 +255,14 @@ def _replay_options(replay: ReplaySpec) -> dict[str, object]:
     return {f.name: getattr(replay, f.name) for f in fields if getattr(replay, f.name) != f.default}
 
 
-def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
+def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple[Device, Device]) -> str:
     placement, replay, learner = source.placement, source.replay, source.learner
     how = (
         "the Replay Manager and the Learner share a device and talk directly"
         if setting == 2
         else "the Replay Manager and the Learner talk through the host"
     )
-    lines = (
+    lines = [
         f"Placement for {placement.metric} (setting {setting}: {how}):",
         f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
         f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
@@ -269,7 +271,10 @@ def _placement_note(source: ProgramSource, setting: int, storage: str) -> str:
         f"    Data Storage    {storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",
-    )
+    ]
+    emulated = sorted({device.name for device in on if device.kind == "fpga"})
+    if emulated:
+        lines.append(f"{emulated[0]} is the FPGA emulator: the prediction is for the board that its row states.")
     return "\n".join(map(documented, lines))
 
 

@@ -130,6 +130,7 @@ def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
     text = program.read_text()
     assert ("FpgaLearner" in text) == (learner == "fpga0")
     assert ('backend="fpga"' in text) == (replay == "fpga0")
+    assert "fpga0 is the FPGA emulator: the prediction is for the board that its row states." in text
     code, output = run(program, *SHORT, "--run-dir", str(results))
     assert code == 0, output
     first = summary(results)

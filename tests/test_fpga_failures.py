@@ -1,4 +1,4 @@
-"""The Replay Manager on an FPGA where something fails: an error that names it, again at every call, and an end."""
+"""Pipelines on an FPGA where something fails: an error that names it, again at every call, and an end."""
 
 from __future__ import annotations
 
@@ -70,6 +70,43 @@ def test_stages_that_have_no_room_are_an_error_that_names_them() -> None:
     assert f"The pipeline replay on {EMULATOR} did not start within 1.5 s: " in said
     assert "has not begun" in said
     assert "All stages must run at once. Close other pipelines, or make one of fewer stages (a larger fanout)." in said
+
+
+LEARN = """
+import numpy as np
+from gymnasium import spaces
+from pearl.algorithms import DQN
+from pearl.learner.fpga_learner import FpgaLearner
+trainer = DQN(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2), hidden_sizes=(4,))
+learner = FpgaLearner(trainer, sub_batches=1, timeout_s=1.5)
+def batch(rows):
+    obs = np.zeros((rows, 3), np.float32)
+    ones = np.ones(rows, np.float32)
+    columns = {"obs": obs, "action": np.zeros(rows, np.int64), "reward": ones, "next_obs": obs, "discount": ones}
+    return columns, ones
+before = trainer._q_flat.parameter.detach().clone()
+refused(lambda: learner.step(*batch(8)))
+refused(lambda: learner.step(*batch(8)))
+refused(lambda: learner.step(*batch(200)))
+print(trainer.gradient_steps, bool((before == trainer._q_flat.parameter).all()))
+learner.close()
+"""
+
+
+def test_a_step_that_is_not_answered_is_an_error_and_no_step() -> None:
+    """Room for the twelve stages, and for one of the two kernels that bring and take."""
+    first, *others, steps = said_by(LEARN, CL_CONFIG_CPU_TBB_NUM_WORKERS="13")
+    assert first.startswith(f"The pipeline Learner on {EMULATOR} stalled: it did not answer within 1.5")
+    assert "has not begun; fp_target1_0 runs, fp_target2_0 runs" in first
+    assert "wu_0_1 runs, wu_0_2 runs. What it held is lost." in first
+    assert others == [first] * 2
+    assert steps == "0 True"
+
+
+def test_a_learner_whose_stages_have_no_room_says_so() -> None:
+    first, *_ = said_by(LEARN, CL_CONFIG_CPU_TBB_NUM_WORKERS="7")
+    assert f"The pipeline Learner on {EMULATOR} did not start within 1.5 s: " in first
+    assert "All stages must run at once." in first
 
 
 # Stands between the runtime and the driver.

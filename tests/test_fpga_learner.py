@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from test_native_actor_critic import OBS as BOX_OBS
 from test_native_actor_critic import assert_gradients, exact_gradients, show_gradients
 from test_native_actor_critic import batch_of as actions_batch
 from test_native_learner import ShowsGradients, assert_close, batch_of, exact_dqn_gradients, one_torch_thread
-from test_native_loop import BATCH, CAPACITY, Deterministic, Setup, Twin, assert_same_state
+from test_native_loop import BATCH, CAPACITY, Deterministic, Setup, Twin, assert_same_state, rows_of
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
@@ -51,8 +54,26 @@ class SmallTwin(Twin):
     hidden_sizes, policy_delay = (12,), 2
 
 
+class SmallSoft(SAC):
+    hidden_sizes, log_std_bounds = (12,), (-1.0, 0.1)
+
+
+class EqualSoft(SmallSoft):
+    def build(self) -> None:
+        super().build()
+        self.critic.second.load_state_dict(self.critic.first.state_dict())
+
+
+class Soft(SAC):
+    hidden_sizes, temperature_learning_rate = (), 0.02
+
+
+class Fixed(SAC):
+    hidden_sizes, temperature = (), 0.3
+
+
 class BothFirst:
-    """A trainer whose actor learns from the critic of before the step: both gradients, then both steps."""
+    """A trainer whose actor learns from the critic of before the step: all gradients, then all steps."""
 
     def update_policy(self, batch: Any, weights: torch.Tensor) -> Any:
         trainer: Any = self
@@ -66,9 +87,7 @@ class BothFirst:
         if moves:
             trainer._apply_actor()
         trainer.gradient_steps += 1
-        if moves:
-            trainer._target_actor_flat.move_toward(trainer._actor_flat, trainer.tau)
-            trainer._target_critic_flat.move_toward(trainer._critic_flat, trainer.tau)
+        trainer.finish_step()
         return priorities.numpy()
 
 
@@ -97,9 +116,9 @@ def test_dqn_gradients_are_those_of_float64(
         assert_close(parameter.grad, gradient, whole, name, RELATIVE)
 
 
-@pytest.mark.parametrize(("trainer_class", "copies"), [(Small, 2), (SmallTwin, 1)])
+@pytest.mark.parametrize(("trainer_class", "copies"), [(Small, 2), (SmallTwin, 1), (SmallSoft, 1), (EqualSoft, 1)])
 def test_critic_and_actor_learn_from_the_critic_of_before(trainer_class: type[Trainer], copies: int) -> None:
-    trainer: Any = trainer_class(BOX_OBS, BOX_ACTIONS)
+    trainer: Any = trainer_class(BOX_OBS, BOX_ACTIONS, seed=4)  # either critic is the smaller for half of the items
     show_gradients(trainer)
     trainer.gradient_steps = getattr(trainer, "policy_delay", 1) - 1
     learner = FpgaLearner(trainer, sub_batches=copies, timeout_s=TIMEOUT_S)
@@ -111,13 +130,31 @@ def test_critic_and_actor_learn_from_the_critic_of_before(trainer_class: type[Tr
     assert_gradients(trainer.actor, trainer._actor_flat, trainer.actor_optimizer, actor, RELATIVE)
 
 
+def test_the_temperature_learns_from_the_policys_densities() -> None:
+    trainer = Soft(BOX_OBS, BOX_ACTIONS)
+    trainer.temperature_optimizer = torch.optim.SGD([trainer.log_alpha], lr=0.1, momentum=0.9)
+    learner = FpgaLearner(trainer, sub_batches=2, timeout_s=TIMEOUT_S)
+    expected, momentum = 0.0, 0.0
+    for seed in range(2):
+        batch, weights = actions_batch(seed, 37)
+        policy, noise = copy.deepcopy(trainer.actor).double(), trainer.draw_noise(37, 1).double()
+        with torch.no_grad():
+            _, log_density = policy.sample(torch.as_tensor(batch["obs"]).double(), noise)
+        momentum = 0.9 * momentum - float((log_density + trainer._target_entropy).mean())
+        expected -= 0.1 * momentum
+        assert learner.step(batch, weights).metrics["temperature"] == pytest.approx(math.exp(expected), rel=RELATIVE)
+    learner.close()
+    assert abs(expected) > 0.01
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 def weights_of(trainer: Trainer) -> np.ndarray:
-    """Of all networks, targets too."""
+    """Of all networks, targets too, and SAC's log temperature."""
     modules = (value for value in vars(trainer).values() if isinstance(value, nn.Module))
-    return torch.cat([p.detach().reshape(-1) for module in modules for p in module.parameters()]).numpy()
+    own = [trainer.log_alpha] if isinstance(trainer, SAC) else []
+    return torch.cat([p.detach().reshape(-1) for p in (*own, *(p for m in modules for p in m.parameters()))]).numpy()
 
 
 def test_dqn_trains_as_torch_does() -> None:
@@ -143,17 +180,30 @@ class ReferenceTwin(BothFirst, SmallTwin):
     pass
 
 
-@pytest.mark.parametrize(("trainer_class", "reference"), [(Small, ReferenceSmall), (SmallTwin, ReferenceTwin)])
+class ReferenceSoft(BothFirst, Soft):
+    pass
+
+
+class ReferenceFixed(BothFirst, Fixed):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "reference", "copies"),
+    [(Small, ReferenceSmall, 1), (SmallTwin, ReferenceTwin, 1), (Soft, ReferenceSoft, 2), (Fixed, ReferenceFixed, 1)],
+)
 def test_actor_critics_train_as_torch_does_with_a_lagged_critic(
-    trainer_class: type[Trainer], reference: type[Any]
+    trainer_class: type[Trainer], reference: type[Any], copies: int
 ) -> None:
     ours, theirs = trainer_class(BOX_OBS, BOX_ACTIONS, seed=1), reference(BOX_OBS, BOX_ACTIONS, seed=1)
     before = weights_of(ours)
-    learner = FpgaLearner(ours, sub_batches=1, timeout_s=TIMEOUT_S)
+    learner = FpgaLearner(ours, sub_batches=copies, timeout_s=TIMEOUT_S)
     for seed in range(25):
         batch, weights = actions_batch(seed, 16)
         found = learner.step(batch, weights)
         np.testing.assert_allclose(found.priorities, theirs.update_policy(batch, weights), rtol=1e-3, atol=1e-5)
+        if isinstance(ours, SAC):
+            assert found.metrics["temperature"] == pytest.approx(theirs.metrics()["temperature"], rel=1e-4)
     learner.close()
     np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=1e-3, atol=1e-5)
     assert np.abs(weights_of(ours) - before).max() > 1e-3
@@ -195,6 +245,19 @@ def test_what_diverges_moves_no_weight() -> None:
     learner.close()
 
 
+def test_what_diverges_moves_no_temperature() -> None:
+    trainer = Soft(BOX_OBS, BOX_ACTIONS)
+    learner = FpgaLearner(trainer, sub_batches=2, timeout_s=TIMEOUT_S)
+    batch, weights = actions_batch(0, 16)
+    before = weights_of(trainer)
+    with pytest.raises(TrainerError, match="diverged"):
+        learner.step({**batch, "obs": np.full_like(batch["obs"], np.nan)}, weights)
+    np.testing.assert_array_equal(weights_of(trainer), before)
+    learner.step(batch, weights)
+    learner.close()
+    assert trainer.log_alpha.item() != before[0]
+
+
 class Dueling(DQN):
     dueling = True
 
@@ -210,15 +273,12 @@ def test_no_more_stages_than_run_at_once(caplog: pytest.LogCaptureFixture) -> No
 
 def test_what_the_pipeline_cannot_train_is_named() -> None:
     box = spaces.Box(-5.0, 5.0, (4,), np.float32)
-    for trainer, named in (
-        (Dueling(box, spaces.Discrete(3)), "chains of linear layers"),
-        (SAC(BOX_OBS, BOX_ACTIONS), "SAC"),
-    ):
-        reason = FpgaLearner.supports(trainer)
-        assert named in str(reason)
-        with pytest.raises(TrainerError, match="The fpga learner cannot train"):
-            FpgaLearner(trainer)
-    assert FpgaLearner.supports(DDPG(BOX_OBS, BOX_ACTIONS)) is None
+    dueling = Dueling(box, spaces.Discrete(3))
+    assert "chains of linear layers" in str(FpgaLearner.supports(dueling))
+    with pytest.raises(TrainerError, match="The fpga learner cannot train"):
+        FpgaLearner(dueling)
+    for algorithm in (DDPG, TD3, SAC):
+        assert FpgaLearner.supports(algorithm(BOX_OBS, BOX_ACTIONS)) is None
     plain = Plain(box, spaces.Discrete(3))
     with pytest.raises(ConfigurationError, match="unroll must be a power of two; found 3"):
         FpgaLearner(plain, unroll=3)
@@ -255,7 +315,7 @@ class OnFpga(Setup):
         self.learner.close()
 
 
-@pytest.mark.parametrize("trainer_class", [Plain, Small])
+@pytest.mark.parametrize("trainer_class", [Plain, Small, Soft])
 def test_joined_by_pipes_they_do_to_the_bit_what_they_do_apart(trainer_class: type[Trainer]) -> None:
     joined = OnFpga(trainer_class, joined=True)
     states = []
@@ -308,3 +368,20 @@ def test_a_joined_learner_takes_no_batches_of_others() -> None:
     with pytest.raises(TrainerError, match="joined to its Replay Manager"):
         setup.learner.step(*batch_of(0, 16, 3, 4))
     setup.close()
+
+
+def test_rows_may_be_stored_on_the_fpga_while_the_stages_start() -> None:
+    """A thread that waits for the emulator must not be given a stage to run."""
+    box, discrete = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(4)
+    spec = TransitionSpec.from_spaces(box, discrete)
+    storage, rows = SyclDataStorage(spec, CAPACITY, EMULATOR_SELECTOR), rows_of(spec, 20)
+    learner, inserted = FpgaLearner(Plain(box, discrete), sub_batches=2, timeout_s=TIMEOUT_S), 0
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(learner.step, rows, np.ones(20, np.float32))
+        while not step.done():
+            storage.insert(rows)
+            inserted += 1
+    assert step.result().priorities.shape == (20,)
+    assert inserted > 10
+    np.testing.assert_array_equal(storage.gather([0, 19])["obs"], rows["obs"][[0, 19]])
+    learner.close()

@@ -22,12 +22,6 @@ constexpr const char* kRoom =
     "runs 31 kernels at once, or 160 after `pearl devices --setup-fpga-emulator`.";
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 
-// Stages must all be running before any thread of this process waits for the device.
-std::mutex& starting() {
-  static std::mutex mutex;
-  return mutex;
-}
-
 }  // namespace
 
 Autorun::State Autorun::state(const Task& task) {
@@ -68,7 +62,7 @@ Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgra
   };
   parts_->stages = tasks(program.stages);
   parts_->bridges = tasks(program.bridges);
-  const std::lock_guard lock(starting());
+  const std::lock_guard lock(WaitingForFpga::mutex());
   try {
     for (Task& stage : parts_->stages) {
       stage.event = stage.queue->launch_task(stage.kernel);

@@ -124,6 +124,15 @@ const sycl::kernel& Kernels::operator[](const char* name) const {
   return kernels_[static_cast<std::size_t>(at - names_.begin())];
 }
 
+WaitingForFpga::WaitingForFpga(const sycl::device& device) {
+  if (device.is_accelerator()) lock_ = std::shared_lock(mutex());
+}
+
+std::shared_mutex& WaitingForFpga::mutex() {
+  static std::shared_mutex mutex;
+  return mutex;
+}
+
 DeviceQueue::DeviceQueue(sycl::queue queue) : queue_(std::move(queue)), cpu_(queue_.get_device().is_cpu()) {
   const std::size_t most = queue_.get_device().get_info<sycl::info::device::max_work_group_size>();
   most_lanes_ = std::min(most, cpu_ ? kCpuLanes : kGroupLanes);
@@ -172,10 +181,12 @@ std::size_t DeviceQueue::lanes(std::size_t count) const {
 
 void DeviceQueue::copy(const void* from, void* to, std::size_t bytes) {
   if (bytes == 0) return;
+  const WaitingForFpga waiting(queue_.get_device());
   guard([&] { queue_.memcpy(to, from, bytes).wait_and_throw(); });
 }
 
 void DeviceQueue::wait() {
+  const WaitingForFpga waiting(queue_.get_device());
   guard([&] { queue_.wait_and_throw(); });
 }
 
@@ -203,6 +214,7 @@ RawMemory::RawMemory(DeviceQueue& queue, std::size_t bytes, Placement placement)
     if (data_ == nullptr)
       throw DeviceError(gigabytes(bytes) + where + " were asked for; it does not have them free. Lower the size of the " +
                         "replay, or place it on another device.");
+    const WaitingForFpga waiting(device);
     queue_->memset(data_, 0, wanted).wait_and_throw();
   } catch (const sycl::exception& error) {
     if (data_ != nullptr) sycl::free(data_, *queue_);
@@ -224,6 +236,7 @@ RawMemory& RawMemory::operator=(RawMemory&& other) noexcept {
 RawMemory::~RawMemory() {
   if (data_ == nullptr) return;
   try {
+    const WaitingForFpga waiting(queue_->get_device());
     queue_->wait();
     sycl::free(data_, *queue_);
   } catch (const sycl::exception&) {  // a device that is gone has taken its memory along

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,18 @@ class Kernels {
  private:
   std::vector<std::string> names_;
   std::vector<sycl::kernel> kernels_;
+};
+
+// Held shared by whoever waits for an FPGA, and alone while stages of a pipeline start there (autorun.hpp): on the
+// emulator a thread that waits may be given a stage to run, which never ends.
+class WaitingForFpga {
+ public:
+  explicit WaitingForFpga(const sycl::device& device);
+
+  static std::shared_mutex& mutex();
+
+ private:
+  std::shared_lock<std::shared_mutex> lock_;
 };
 
 class DeviceQueue {

@@ -16,8 +16,6 @@ namespace {
 constexpr std::size_t kMostStages = 100;
 constexpr int kMostRows = 1 << 16;
 
-bool uses_policy(const LearnerModel& model) { return model.actor_critic; }
-
 LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   LearnerShape shape;
   for (const NetworkSource& network : model.networks) shape.networks.push_back(chain_of(network));
@@ -29,11 +27,14 @@ LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
     throw LearnerError("A pipeline takes at least one copy and an unroll factor that is a power of two; found " +
                        std::to_string(cut.copies) + " and " + std::to_string(cut.unroll) + ".");
   shape.actor_critic = model.actor_critic;
+  shape.stochastic = model.log_alpha != nullptr;
   shape.observations = static_cast<int>(model.observation_size);
   shape.actions = static_cast<int>(model.action_size);
   shape.unroll = cut.unroll;
   shape.rows = 1;
-  shape.double_q = true;  // the most stages that it may have
+  // The most stages that it may have.
+  shape.double_q = true;
+  shape.learns_temperature = shape.stochastic;
   const auto stages = [&shape] { return learner_program(shape, 1).stages.size(); };
   for (shape.copies = cut.copies == 0 ? 2 : std::min(cut.copies, static_cast<int>(kMostStages)); shape.copies > 1; --shape.copies)
     if (stages() <= kMostStages) break;
@@ -82,12 +83,18 @@ std::size_t FpgaLearner::action_bytes() const {
 }
 
 void FpgaLearner::set_optimizer(LearnerWhich which, const OptimizerSettings& settings) {
-  if (which == kTemperature) throw LearnerError("The Learner on FPGAs has no temperature to train.");
+  if (which == kTemperature && !shape_.stochastic) throw LearnerError("This Learner has no temperature to train.");
   optimizers_[which] = settings;
+  trains_[which] = true;
+}
+
+void FpgaLearner::require_sound() const {
+  if (!failure_.empty()) throw DeviceError(failure_);
+  if (autorun_ != nullptr) autorun_->require_sound();
 }
 
 DeviceBatch FpgaLearner::own_batch(std::size_t rows) {
-  if (autorun_ != nullptr) autorun_->require_sound();  // kernels that stand still have what this may replace
+  require_sound();  // kernels that stand still have what this may replace
   return memory_->own.of(*queue_, rows, model_.observation_size, action_bytes());
 }
 
@@ -103,10 +110,17 @@ void FpgaLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
   rows_ = rows;
 }
 
-std::string FpgaLearner::source(std::uint32_t rows) const {
+LearnerShape FpgaLearner::shape_for(std::size_t rows) const {
   LearnerShape shape = shape_;
-  shape.rows = rows;
-  return learner_program(shape, kEmulatedPipeItems).text;
+  shape.rows = static_cast<std::uint32_t>(rows);
+  shape.double_q = !model_.actor_critic && settings_.double_q;
+  shape.learns_temperature = trains_[kTemperature];
+  for (int which = 0; which < 3; ++which) shape.rules[which] = rule_of(optimizers_[which]);
+  return shape;
+}
+
+std::string FpgaLearner::source(std::uint32_t rows) const {
+  return learner_program(shape_for(rows), kEmulatedPipeItems).text;
 }
 
 // The context of the `step`-th step.
@@ -114,8 +128,9 @@ void FpgaLearner::prepare(std::int64_t step) {
   fpga::LearnerContext& context = this->context();
   std::copy(model_.parameters, model_.parameters + 4, context.vectors);
   const auto [policy, target] = moves_of(settings_, step);
-  moves_policy_ = policy && uses_policy(model_);
-  for (int which = 0; which < (uses_policy(model_) ? 2 : 1); ++which) {
+  moves_policy_ = policy && model_.actor_critic;
+  for (int which = 0; which < 3; ++which) {
+    if (!trains_[which]) continue;
     context.optimizers[which] = on_device(optimizers_[which]);
     context.steps[which] = next_step(optimizers_[which], 0);
     context.steps[which].target = target;
@@ -128,6 +143,11 @@ void FpgaLearner::prepare(std::int64_t step) {
   context.saturation_penalty = settings_.saturation_penalty;
   context.target_noise = settings_.target_noise;
   context.noise_clip = settings_.noise_clip;
+  context.log_alpha = model_.log_alpha;
+  context.temperature = model_.log_alpha == nullptr ? 0.0f : std::exp(*model_.log_alpha);
+  context.target_entropy = settings_.target_entropy;
+  context.log_std_low = settings_.log_std_low;
+  context.log_std_high = settings_.log_std_high;
   context.norms[0] = context.norms[1] = context.loss = context.td_error = 0.0f;
   context.unfit = 0;
 }
@@ -135,16 +155,18 @@ void FpgaLearner::prepare(std::int64_t step) {
 void FpgaLearner::launch(std::int64_t step) {
   if (replay_ != nullptr)
     throw LearnerError("This Learner is joined to its Replay Manager: it takes what that samples.");
-  LearnerShape wanted = shape_;
-  wanted.rows = static_cast<std::uint32_t>(std::max<std::size_t>(rows_, autorun_ ? shape_.rows : 0));
-  wanted.double_q = !model_.actor_critic && settings_.double_q;
-  for (int which = 0; which < 2; ++which) wanted.rules[which] = rule_of(optimizers_[which]);
+  const LearnerShape wanted = shape_for(std::max<std::size_t>(rows_, autorun_ ? shape_.rows : 0));
   if (autorun_ == nullptr || wanted != shape_) {
     const std::uint32_t batch = context().batch;
     close();
     context().batch = batch;
-    autorun_ = std::make_shared<Autorun>(queue_, learner_program(wanted, kEmulatedPipeItems),
-                                         std::chrono::duration<double>(cut_.timeout_s));
+    try {
+      autorun_ = std::make_shared<Autorun>(queue_, learner_program(wanted, kEmulatedPipeItems),
+                                           std::chrono::duration<double>(cut_.timeout_s));
+    } catch (const DeviceError& error) {
+      failure_ = error.what();
+      throw;
+    }
     shape_ = wanted;
   }
   prepare(step);
@@ -175,7 +197,8 @@ LearnerMetrics FpgaLearner::finish() {
     }
     throw_diverged(queue_->name());
   }
-  for (int which = 0; which < (moves_policy_ ? 2 : 1); ++which) {
+  for (int which = 0; which < 3; ++which) {
+    if (!trains_[which] || (which != kMain && !moves_policy_)) continue;
     OptimizerSettings& optimizer = optimizers_[which];
     if (optimizer.adam && optimizer.steps != nullptr) *optimizer.steps += 1.0f;
     optimizer.fresh = false;
@@ -200,9 +223,7 @@ void FpgaLearner::join(const std::shared_ptr<FpgaReplay>& replay, const std::sha
   for (std::size_t i = 0; i < 5; ++i) batch.columns[i] = storage->column(i);
   batch.priorities = memory_->priorities.data();
   set_batch(rows, batch);
-  shape_.rows = static_cast<std::uint32_t>(rows);
-  shape_.double_q = !model_.actor_critic && settings_.double_q;
-  for (int which = 0; which < 2; ++which) shape_.rules[which] = rule_of(optimizers_[which]);
+  shape_ = shape_for(rows);
   autorun_ = replay->join(training_program(replay->shape(), shape_, kEmulatedPipeItems));
   memory_->storage = storage;
   replay_ = replay;
@@ -210,9 +231,8 @@ void FpgaLearner::join(const std::shared_ptr<FpgaReplay>& replay, const std::sha
 
 LearnerMetrics FpgaLearner::train(std::int64_t step, double beta) {
   if (replay_ == nullptr) throw LearnerError("This Learner is not joined to a Replay Manager.");
-  if (rule_of(optimizers_[0]) != shape_.rules[0] || rule_of(optimizers_[1]) != shape_.rules[1] ||
-      (!model_.actor_critic && settings_.double_q != shape_.double_q))
-    throw LearnerError("The optimizer's rule, or double_q, changed after the pipeline was made. Make it anew.");
+  if (shape_for(shape_.rows) != shape_)
+    throw LearnerError("An optimizer's rule, or double_q, changed after the pipeline was made. Make it anew.");
   prepare(step);
   replay_->train(rows_, beta, memory_->context.data());
   return finish();

@@ -58,14 +58,18 @@ class FpgaLearner {
   std::string source(std::uint32_t rows) const;
 
  private:
+  void require_sound() const;
   void prepare(std::int64_t step);
+  // What the settings and optimizers of now need.
+  LearnerShape shape_for(std::size_t rows) const;
 
   const std::shared_ptr<DeviceQueue> queue_;
   const LearnerModel model_;
   const PipelineCut cut_;
   LearnerShape shape_;
   LearnerSettings settings_;
-  OptimizerSettings optimizers_[2];
+  OptimizerSettings optimizers_[3];
+  bool trains_[3] = {};  // whether there is such an optimizer
   // What stages read and write. Not freed where they stand still.
   struct Memory {
     DeviceArray<fpga::LearnerContext> context;
@@ -78,6 +82,7 @@ class FpgaLearner {
 
   std::unique_ptr<Memory> memory_;
   std::shared_ptr<Autorun> autorun_;
+  std::string failure_;                 // why stages did not start; some may stand still for good
   std::shared_ptr<FpgaReplay> replay_;  // joined
   std::size_t rows_ = 0;
   bool moves_policy_ = false;

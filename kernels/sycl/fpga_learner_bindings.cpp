@@ -59,7 +59,7 @@ void bind_fpga_learner(py::module_& module) {
             self.learner->close();
           })
       .def("source", [](const Held& self, std::uint32_t rows) { return self.learner->source(rows); }, py::arg("rows"),
-           "The program that is generated for batches of `rows`.")
+           "The program that is generated for batches of `rows`, with the settings and optimizers of now.")
       .def_property_readonly("copies", [](const Held& self) { return self.learner->copies(); })
       .def_property_readonly("stage_launches", [](const Held& self) { return self.learner->stage_launches(); })
       .def_property_readonly("bridge_launches", [](const Held& self) { return self.learner->bridge_launches(); });

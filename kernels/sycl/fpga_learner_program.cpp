@@ -132,7 +132,7 @@ class Pipelines {
     }
   }
 
-  // `below` takes the slopes of the network's input, if anything does.
+  // `below`: the leads that take the slopes of the network's input, if any do.
   void backward(const std::string& name, std::size_t network, const Backward& wires, const std::string& below) {
     const auto& chain = layers(network);
     const std::string unroll = std::to_string(shape_.unroll);
@@ -144,13 +144,13 @@ class Pipelines {
                                           gradients_[network][l].back() + ">");
       }
       if (wires.to_bp[l].empty()) continue;
-      const Names leads = l > 0 ? existing({wires.to_bp[l - 1], wires.to_ga[l - 1]}) : Names{below};
+      const std::string leads = l > 0 ? list("Leads", existing({wires.to_bp[l - 1], wires.to_ga[l - 1]})) : below;
       const bool bent = wires.results[l] != "None";
       stage(named("bp_" + name, l),
             "backward_stage<" + layer_name(network, l) + ", " +
                 activation_name(bent ? chain[l - 1].activation : tape::Activation::none) + ", " + unroll + ", " +
-                wires.to_bp[l] + ", " + wires.results[l] + ", " + weights_for(online_[network], l) + ", " +
-                list("Leads", leads) + ">");
+                wires.to_bp[l] + ", " + wires.results[l] + ", " + weights_for(online_[network], l) + ", " + leads +
+                ">");
     }
   }
   static Names top(const Backward& wires) { return existing({wires.to_bp.back(), wires.to_ga.back()}); }
@@ -183,55 +183,72 @@ class Pipelines {
 
   std::pair<std::string, std::string> actor_critic() {
     const int observations = shape_.observations, actions = shape_.actions, inputs = observations + actions;
-    const std::size_t critics = shape_.networks.size() - 1;
+    const int says = layers(0).back().outputs;
+    const std::size_t critics = shape_.networks.size() - 1, judges = shape_.stochastic ? critics : 1;
     const std::string sizes = std::to_string(observations) + ", " + std::to_string(actions);
-    const std::string place = std::to_string(copy_) + ", " + std::to_string(shape_.copies);
+    const std::string place = std::to_string(copy_) + ", " + std::to_string(shape_.copies) + ">";
     const std::string details = pipe("Detail", shape_.items()), importance = pipe("float", shape_.items());
     const std::string results = pipe("Result", shape_.items()), copy = std::to_string(copy_);
+    // How the policy acts in draw `draw` of the noise.
+    const auto sampled = [&](int draw) {
+      return "Sampled<" + std::to_string(actions) + ", " + std::to_string(draw) + ", " + place;
+    };
     // The targets: what the next action is worth.
-    const std::string next = wire(observations), next_seen = wire(observations), said_next = wire(actions);
-    forward("target_actor", 0, true, next, {said_next}, {}, nullptr);
-    Names next_inputs, next_values, values, seen, seen_ga;
+    const std::string next = wire(observations), next_seen = wire(observations), said_next = wire(says);
+    const std::string next_density = shape_.stochastic ? pipe("float", shape_.items()) : "None";
+    forward(shape_.stochastic ? "next_actor" : "target_actor", 0, !shape_.stochastic, next, {said_next}, {}, nullptr);
+    Names next_inputs, next_values, values, seen, seen_ga, slopes;
     std::vector<Backward> wires;
-    for (std::size_t k = 1; k <= critics; ++k) {
+    for (std::size_t k = 0; k < critics; ++k) {
       next_inputs.push_back(wire(inputs));
       next_values.push_back(wire(1));
       values.push_back(wire(1));
       seen.push_back(wire(inputs));
       seen_ga.push_back(wire(inputs));
     }
-    stage("act_target_" + copy, "act_stage<" + sizes + ", true, " + place + ", " + said_next + ", " + next_seen + ", " +
-                                    list("Leads", next_inputs) + ">");
-    for (std::size_t k = 1; k <= critics; ++k) {
-      const std::string number = std::to_string(k) + "_";
-      forward("target_critic" + number, k, true, next_inputs[k - 1], {}, {next_values[k - 1]}, nullptr);
-      wires.push_back(prepare(k, 1, true, seen_ga[k - 1]));
-      // The first brings the orders.
-      const Names value = {values[k - 1]};
-      forward("critic" + number, k, false, seen[k - 1], k == 1 ? value : Names{}, k == 1 ? Names{} : value, &wires.back());
+    stage("act_next_" + copy,
+          "act_stage<" + sizes + ", " +
+              (shape_.stochastic ? sampled(0) : "Disturbed<" + std::to_string(actions) + ", " + place) + ", " +
+              said_next + ", " + next_seen + ", " + list("Leads", next_inputs) + ", " + next_density + ">");
+    for (std::size_t k = 0; k < critics; ++k) {
+      const std::string number = std::to_string(k + 1) + "_";
+      forward("target_critic" + number, k + 1, true, next_inputs[k], {}, {next_values[k]}, nullptr);
+      wires.push_back(prepare(k + 1, 1, true, seen_ga[k]));
+      judge("critic" + number, k, seen[k], values[k], wires.back());
+      slopes.push_back(list("Leads", top(wires.back())));
     }
-    const std::string given = details + ", " + importance + ", ";
-    if (critics == 1)
-      stage("loss_critic_" + copy, "critic_loss_stage<" + values[0] + ", " + next_values[0] + ", " + given +
-                                       list("Leads", top(wires[0])) + ", " + results + ">");
-    else
-      stage("loss_critic_" + copy, "twin_loss_stage<" + values[0] + ", " + values[1] + ", " + next_values[0] + ", " +
-                                       next_values[1] + ", " + given + list("Leads", top(wires[0])) + ", " +
-                                       list("Leads", top(wires[1])) + ", " + results + ">");
-    for (std::size_t k = 1; k <= critics; ++k) backward("critic" + std::to_string(k) + "_", k, wires[k - 1], "");
-    // The policy, against the critic's weights of before.
+    stage("loss_critic_" + copy, "critic_loss_stage<" + list("Scalars", values) + ", " + list("Scalars", next_values) +
+                                     ", " + next_density + ", " + details + ", " + importance + ", " +
+                                     list("ScalarLeads", slopes) + ", " + results + ">");
+    for (std::size_t k = 0; k < critics; ++k) backward("critic" + std::to_string(k + 1) + "_", k + 1, wires[k], "");
+    // The policy, against the critics' weights of before: SAC's against both.
     const std::string policy = wire(observations), policy_ga = wire(observations), policy_seen = wire(observations);
-    const std::string said = wire(actions), said_loss = wire(actions), judged = wire(inputs), value = wire(1);
-    const std::string slopes = wire(inputs);
-    const Backward policy_wires = prepare(0, 1, true, policy_ga), lagged = prepare(1, 0, false, "");
+    const std::string said = wire(says), said_loss = wire(says);
+    const std::string choice = shape_.stochastic ? sampled(1) : "Greedy<" + std::to_string(actions) + ">";
+    if (shape_.learns_temperature) densities_.push_back(pipe("float", shape_.items()));
+    const Backward policy_wires = prepare(0, 1, true, policy_ga);
     forward("actor", 0, false, policy, {said}, {said_loss}, &policy_wires);
-    stage("act_" + copy, "act_stage<" + sizes + ", false, " + place + ", " + said + ", " + policy_seen + ", " +
-                             list("Leads", {judged}) + ">");
-    forward("lagged", 1, false, judged, {value}, {}, &lagged);
-    stage("loss_value_" + copy, "value_loss_stage<" + value + ", " + list("Leads", top(lagged)) + ">");
-    backward("lagged", 1, lagged, slopes);
-    stage("loss_actor_" + copy, "policy_loss_stage<" + sizes + ", " + slopes + ", " + said_loss + ", " +
-                                    list("Leads", top(policy_wires)) + ">");
+    Names judged, judged_values, judged_slopes, input_slopes;
+    std::vector<Backward> lagged;
+    for (std::size_t k = 0; k < judges; ++k) {
+      judged.push_back(wire(inputs));
+      judged_values.push_back(wire(1));
+      input_slopes.push_back(wire(inputs));
+      lagged.push_back(prepare(k + 1, 0, false, ""));
+      judged_slopes.push_back(list("Leads", top(lagged.back())));
+    }
+    stage("act_" + copy, "act_stage<" + sizes + ", " + choice + ", " + said + ", " + policy_seen + ", " +
+                             list("Leads", judged) + ", " +
+                             (shape_.learns_temperature ? densities_.back() : "None") + ">");
+    for (std::size_t k = 0; k < judges; ++k)
+      judge("lagged" + std::to_string(k + 1) + "_", k, judged[k], judged_values[k], lagged[k]);
+    stage("loss_value_" + copy,
+          "value_loss_stage<" + list("Scalars", judged_values) + ", " + list("ScalarLeads", judged_slopes) + ">");
+    for (std::size_t k = 0; k < judges; ++k)
+      backward("lagged" + std::to_string(k + 1) + "_", k + 1, lagged[k],
+               list(k == 0 ? "Leads" : "Sides", {input_slopes[k]}));
+    stage("loss_actor_" + copy, "policy_loss_stage<" + sizes + ", " + choice + ", " + list("Sum", input_slopes) + ", " +
+                                    said_loss + ", " + list("Leads", top(policy_wires)) + ">");
     backward("actor", 0, policy_wires, "");
     return {"ActorCriticItems<" + sizes + ", " + list("Leads", seen) + ", " + list("Sides", seen_ga) + ", " +
                 list("Leads", {policy}) + ", " + list("Sides", {policy_ga, policy_seen}) + ", " +
@@ -239,7 +256,17 @@ class Pipelines {
             results};
   }
 
-  // WU of the layers of networks [begin, end), which share a vector; the pipes that tell when they have moved.
+  // FP of the `critic`-th critic: the first brings the orders.
+  void judge(const std::string& name, std::size_t critic, const std::string& in, const std::string& value,
+             const Backward& wires) {
+    if (critic == 0)
+      forward(name, 1, false, in, {value}, {}, &wires);
+    else
+      forward(name, critic + 1, false, in, {}, {value}, &wires);
+  }
+
+  // WU of the layers of networks [begin, end), which share a vector, and with the policy's that of the temperature; the
+  // pipes that tell when they have moved.
   std::string weights(int begin, int end, int which) {
     struct Unit {
       std::size_t network, layer;
@@ -249,7 +276,8 @@ class Pipelines {
       for (std::size_t l = 0; l < layers(static_cast<std::size_t>(n)).size(); ++l)
         units.push_back({static_cast<std::size_t>(n), l});
     Names told, done;
-    for (std::size_t i = 0; i + 1 < units.size(); ++i) told.push_back(pipe("float", 4));
+    const bool tempers = which == fpga::kPolicy && shape_.learns_temperature;
+    for (std::size_t i = 0; i + (tempers ? 0 : 1) < units.size(); ++i) told.push_back(pipe("float", 4));
     std::string before = "None";
     for (std::size_t i = 0; i < units.size(); ++i) {
       const auto [network, layer] = units[i];
@@ -267,6 +295,13 @@ class Pipelines {
                 (last ? "None" : told[i]) + ", " + (last ? list("Everyone", told) : "None") + ", " + done.back() + ">");
       before = after;
     }
+    if (tempers) {
+      weight_orders_.push_back(pipe("Order", 4));
+      done.push_back(pipe("float", 4));
+      stage("wu_temperature", "temperature_stage<" + std::to_string(shape_.rules[fpga::kTemperature]) + ", " +
+                                  weight_orders_.back() + ", " + list("Results", densities_) + ", " + told.back() +
+                                  ", " + done.back() + ">");
+    }
     return list("Layers", done);
   }
 
@@ -274,6 +309,7 @@ class Pipelines {
   const int pipe_items_;
   int wires_ = 0, pipes_ = 0, copy_ = 0;
   std::vector<std::vector<Names>> online_, targets_, gradients_;  // of each network and layer: pipes
+  Names densities_;  // of each copy: of the policy's actions
   Names weight_orders_, stages_;
   std::ostringstream declarations_, tasks_;
   std::string finish_;
@@ -281,7 +317,11 @@ class Pipelines {
 
 std::string described(const LearnerShape& shape) {
   std::ostringstream text;
-  text << "// " << (shape.actor_critic ? "Actor, then critics:" : shape.double_q ? "Double DQN:" : "DQN:");
+  text << "// "
+       << (shape.stochastic     ? "SAC's actor, then its critics:"
+           : shape.actor_critic ? "Actor, then critics:"
+           : shape.double_q     ? "Double DQN:"
+                                : "DQN:");
   for (const auto& layers : shape.networks) {
     text << ' ' << layers.front().inputs;
     for (const LayerShape& layer : layers) text << '-' << layer.outputs;

@@ -25,11 +25,12 @@ struct LayerShape {
 struct LearnerShape {
   std::vector<std::vector<LayerShape>> networks;  // DQN: one; else the actor, then one or two critics
   bool actor_critic = false, double_q = false;
+  bool stochastic = false, learns_temperature = false;  // SAC
   int observations = 0, actions = 0;
   int copies = 1;          // DP of PEARL Sec. V-B
   int unroll = 16;         // UF: multiply-accumulates of a stage that run side by side, a power of two
   std::uint32_t rows = 0;  // the largest batch
-  int rules[2] = {};       // tape::Rule of the critics, or DQN's network, and of the policy
+  int rules[3] = {};       // tape::Rule of the critics, or DQN's network, of the policy and of the temperature
 
   int items() const { return (static_cast<int>(rows) + copies - 1) / copies; }  // PI: of one copy, at most
   bool operator==(const LearnerShape&) const = default;

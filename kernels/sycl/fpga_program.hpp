@@ -40,8 +40,8 @@ struct BesideReplay {
 
 AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const BesideReplay& beside = {});
 
-// The program's text for a compiler that makes one file of host and device code (kernels/sycl/board/): kernels are functions,
-// and `launch_stages(queues)` launches the stages, each on a queue of its own.
+// The program's text for a compiler that makes one file of host and device code (kernels/sycl/board/): kernels are
+// functions, and `launch_stages(queues)` launches the stages, each on a queue of its own.
 std::string ahead_of_time(const AutorunProgram& program);
 
 }  // namespace pearl::device

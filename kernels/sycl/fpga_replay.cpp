@@ -110,7 +110,12 @@ std::shared_ptr<Autorun> FpgaReplay::join(const AutorunProgram& program) {
   require_open();
   const std::vector<Held> slots = held(end_);
   stop_stages();
-  autorun_ = std::make_shared<Autorun>(queue_, program, patience_);
+  try {
+    autorun_ = std::make_shared<Autorun>(queue_, program, patience_);
+  } catch (...) {
+    closed_ = true;  // its own stages have ended
+    throw;
+  }
   load_tree(slots);
   return autorun_;
 }

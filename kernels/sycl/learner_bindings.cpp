@@ -53,7 +53,8 @@ py::tuple last_batch(const HeldLoop& held) {
 }  // namespace
 
 void bind_learner(py::module_& module) {
-  py::class_<HeldDeviceLearner> learner(module, "Learner", "Networks of linear layers and their update rule on a device.");
+  py::class_<HeldDeviceLearner> learner(module, "Learner",
+                                        "Networks of linear layers and their update rule on a device.");
   learner.def(py::init([](std::shared_ptr<DeviceQueue> queue, bool actor_critic, const Networks& networks,
                           const std::array<OptionalFloats, 4>& parameters, const Floats& scales,
                           std::size_t observation_size, std::size_t action_size, const OptionalFloats& log_alpha,

@@ -22,7 +22,8 @@ using bindings::Released;
 using Floats = Array<float>;
 using OptionalFloats = std::optional<Floats>;
 // kind, first input, second input, outputs, weight, bias, eps: learner::Op.
-using OpTuple = std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
+using OpTuple =
+    std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
 
 inline NetworkSource network_of(const std::pair<std::size_t, std::vector<OpTuple>>& source) {
   NetworkSource made{source.first, {}};
@@ -36,7 +37,8 @@ inline float* shared_memory(DeviceQueue& queue, const OptionalFloats& array, con
   if (!array) return nullptr;
   auto* data = const_cast<float*>(array->data());
   if (sycl::get_pointer_type(data, queue.sycl().get_context()) == sycl::usm::alloc::unknown)
-    throw LearnerError(std::string(name) + " must lie in memory that the device shares: make it by Queue.shared_floats.");
+    throw LearnerError(std::string(name) +
+                       " must lie in memory that the device shares: make it by Queue.shared_floats.");
   return data;
 }
 
@@ -54,7 +56,8 @@ struct HeldLearner {
         alpha(log_alpha),
         learner(make(queue, model_of(actor_critic, networks, scales, observation_size, action_size))) {}
 
-  LearnerModel model_of(bool actor_critic, const Networks& networks, const Floats& scales, std::size_t observation_size, std::size_t action_size) {
+  LearnerModel model_of(bool actor_critic, const Networks& networks, const Floats& scales,
+                        std::size_t observation_size, std::size_t action_size) {
     LearnerModel model;
     model.actor_critic = actor_critic;
     for (const auto& network : networks) model.networks.push_back(network_of(network));
@@ -121,19 +124,21 @@ inline py::dict as_dict(const LearnerMetrics& metrics) {
 
 // One step on columns of the host.
 template <class Kernel>
-std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py::array>& columns, const Floats& weights,
-                                 std::int64_t number) {
+std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py::array>& columns,
+                                 const Floats& weights, std::int64_t number) {
   const auto rows = static_cast<std::size_t>(weights.size());
   const DeviceBatch batch = self.learner->own_batch(rows);
   const std::size_t observation = self.learner->observation_size() * sizeof(float);
   const std::size_t bytes[5] = {observation, self.learner->action_bytes(), sizeof(float), observation, sizeof(float)};
   static constexpr const char* names[5] = {"obs", "action", "reward", "next_obs", "discount"};
-  if (columns.size() != 5) throw LearnerError("A batch has five columns; found " + std::to_string(columns.size()) + ".");
+  if (columns.size() != 5)
+    throw LearnerError("A batch has five columns; found " + std::to_string(columns.size()) + ".");
   for (std::size_t c = 0; c < 5; ++c) {
     const bool contiguous = (columns[c].flags() & py::array::c_style) != 0;
     if (!contiguous || static_cast<std::size_t>(columns[c].nbytes()) != rows * bytes[c])
       throw LearnerError(std::string("Column \"") + names[c] + "\" must hold " + std::to_string(rows) + " rows of " +
-                         std::to_string(bytes[c]) + " bytes; found " + std::to_string(columns[c].nbytes()) + " in all.");
+                         std::to_string(bytes[c]) + " bytes; found " + std::to_string(columns[c].nbytes()) +
+                         " in all.");
     std::memcpy(const_cast<void*>(batch.columns[c]), columns[c].data(), rows * bytes[c]);
   }
   std::memcpy(const_cast<float*>(batch.weights), weights.data(), rows * sizeof(float));

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.sac import SAC
 from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import ConfigurationError, DeviceError
@@ -30,11 +29,11 @@ logger = logging.getLogger("pearl.learner")
 class FpgaLearner(SyclLearner):
     """Trains `trainer` by a pipeline with a stage for each layer (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2).
 
-    DQN (double too), DDPG and TD3 on chains of linear layers, each with ReLU, tanh or nothing behind it. Actors learn
-    from the critic's weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the trainer
-    does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer, which a
-    warning says, where not all stages would run at once. `unroll` is UF, the multiply-accumulates of a stage that run
-    side by side.
+    DQN (double too), DDPG, TD3 and SAC on chains of linear layers, each with ReLU, tanh or nothing behind it. Actors
+    learn from the critics' weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the
+    trainer does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer,
+    which a warning says, where not all stages would run at once. `unroll` is UF, the multiply-accumulates of a stage
+    that run side by side.
 
     The stages are generated for the networks and the batch size, compiled at the first step (seconds; kept on disk),
     launched once, and run until `close`, or the end of the interpreter. Raises TrainerError where `supports` says why
@@ -81,8 +80,6 @@ class FpgaLearner(SyclLearner):
         reason = SyclLearner.supports(trainer)
         if reason is not None:
             return reason
-        if isinstance(trainer, SAC):
-            return "SAC: the pipeline has no stages for a policy of densities; it trains DQN, DDPG and TD3"
         for size, operations in networks_of(trainer):  # type: ignore[arg-type]
             reason = _no_chain(size, operations)
             if reason is not None:

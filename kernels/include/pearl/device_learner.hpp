@@ -19,7 +19,9 @@ inline bool finite(float x) { return sycl::fabs(x) <= 3.4028234e38f; }
 inline float softplus(float x) { return sycl::fmax(x, 0.0f) + sycl::log1p(sycl::exp(-sycl::fabs(x))); }
 
 inline float activated(float x, Activation activation) {
-  return activation == Activation::relu ? (x > 0.0f || x != x ? x : 0.0f) : activation == Activation::tanh ? sycl::tanh(x) : x;
+  return activation == Activation::relu   ? (x > 0.0f || x != x ? x : 0.0f)
+         : activation == Activation::tanh ? sycl::tanh(x)
+                                          : x;
 }
 
 // Number `index` of the normal numbers of a draw; see pearl/normal.hpp.

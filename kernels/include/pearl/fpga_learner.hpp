@@ -46,7 +46,7 @@ struct Result {
   std::uint32_t slot, generation;
 };
 
-enum Trained : int { kCritic = 0, kPolicy = 1 };  // DQN's network counts as a critic
+enum Trained : int { kCritic = 0, kPolicy = 1, kTemperature = 2 };  // DQN's network counts as a critic
 
 // What a batch is trained with; in device memory, which the host fills.
 struct LearnerContext {
@@ -54,13 +54,15 @@ struct LearnerContext {
   const float* importance;
   float* priorities;
   float* vectors[4];  // tape::Vector
-  tape::Optimizer optimizers[2];
-  tape::StepArguments steps[2];
+  float* log_alpha;   // SAC's, which one stage moves; the others take `temperature`, that of before this batch
+  tape::Optimizer optimizers[3];
+  tape::StepArguments steps[3];
   const float* scales;  // centers and half ranges: of observations, then of actions
   std::uint64_t step, noise_seed;
   std::uint32_t batch;
   std::uint32_t moves_policy;
   float max_grad_norm, saturation_penalty, target_noise, noise_clip;
+  float temperature, target_entropy, log_std_low, log_std_high;
   // What comes back.
   float norms[2];
   float loss, td_error;  // sums
@@ -115,6 +117,7 @@ struct Leads {
 };
 template <class... Wires>
 struct Sides {
+  static void order(const Order&) {}
   static void write(const float* values) { (Wires::write(values), ...); }
 };
 
@@ -403,29 +406,6 @@ void dqn_loss_stage() {
   }
 }
 
-// The critics' slope and result for one item: squared errors against the smaller of the targets.
-struct CriticErrors {
-  float slopes[2], largest, loss;
-
-  template <int critics>
-  static CriticErrors of(const float (&values)[2], const float (&next)[2], const Detail& detail, float weight,
-                         float batch) {
-    CriticErrors found{};
-    float next_value = next[0];
-    if constexpr (critics == 2)
-      if (next[1] < next_value || next[1] != next[1]) next_value = next[1];
-    const float target = detail.reward + detail.discount * next_value;
-#pragma unroll
-    for (int k = 0; k < critics; ++k) {
-      const float error = values[k] - target, distance = sycl::fabs(error);
-      found.slopes[k] = 2.0f * error * (weight / batch);
-      found.loss += weight * error * error;
-      found.largest = distance > found.largest || distance != distance ? distance : found.largest;
-    }
-    return found;
-  }
-};
-
 // The first value of an item.
 template <class From>
 float read_scalar() {
@@ -440,113 +420,242 @@ void write_scalar(float value) {
   To::write(values);
 }
 
-// DDPG's critic.
-template <class In, class Target, class Details, class Importance, class Lead, class Out>
+// Wires that a stage reads side by side, of which the first brings the orders: a scalar of each, ...
+template <class First, class... Others>
+struct Scalars {
+  static constexpr int kCount = 1 + sizeof...(Others);
+  using Orders = typename First::Orders;
+
+  static void read(float* to) {
+    *to = read_scalar<First>();
+    ((*++to = read_scalar<Others>()), ...);
+  }
+};
+
+// ... or the sum of their vectors.
+template <class First, class... Others>
+struct Sum {
+  using Orders = typename First::Orders;
+
+  static void read(float* to) {
+    First::read(to);
+    (add<Others>(to), ...);
+  }
+
+ private:
+  template <class Other>
+  static void add(float* to) {
+    float values[Other::kPadded];
+    Other::read(values);
+#pragma unroll kBlock
+    for (int k = 0; k < Other::kPadded; ++k) to[k] += values[k];
+  }
+};
+
+// A scalar to each of these leads.
+template <class... To>
+struct ScalarLeads {
+  static void order(const Order& order) { (To::order(order), ...); }
+  static void write(const float* values) { (write_scalar<To>(*values++), ...); }
+};
+
+// NaN if one of them is.
+template <int count>
+float smallest(const float* values) {
+  float found = values[0];
+#pragma unroll
+  for (int k = 1; k < count; ++k)
+    if (values[k] < found || values[k] != values[k]) found = values[k];
+  return found;
+}
+
+// The critics': squared errors against the smaller of the targets, from which SAC's takes what the action's density
+// costs.
+template <class In, class Target, class Densities, class Details, class Importance, class Lead, class Out>
 void critic_loss_stage() {
+  constexpr int kCritics = In::kCount;
   while (true) {
     const Order order = In::Orders::read();
     Lead::order(order);
     if (order.stops) return;
     const auto batch = static_cast<float>(order.context->batch);
+    const float temperature = order.context->temperature;
     for (std::uint32_t item = 0; item < order.items; ++item) {
-      const float values[2] = {read_scalar<In>(), 0.0f}, next[2] = {read_scalar<Target>(), 0.0f};
+      float values[kCritics], next[kCritics], slopes[kCritics];
+      In::read(values);
+      Target::read(next);
+      float next_value = smallest<kCritics>(next);
+      if constexpr (!std::is_same_v<Densities, None>) next_value -= temperature * Densities::read();
       const Detail detail = Details::read();
-      const auto errors = CriticErrors::of<1>(values, next, detail, Importance::read(), batch);
-      write_scalar<Lead>(errors.slopes[0]);
-      Out::write(Result{errors.largest, errors.loss, detail.slot, detail.generation});
+      const float target = detail.reward + detail.discount * next_value, weight = Importance::read();
+      float largest = 0.0f, loss = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kCritics; ++k) {
+        const float error = values[k] - target, distance = sycl::fabs(error);
+        slopes[k] = 2.0f * error * (weight / batch);
+        loss += weight * error * error;
+        largest = distance > largest || distance != distance ? distance : largest;
+      }
+      Lead::write(slopes);
+      Out::write(Result{largest, loss, detail.slot, detail.generation});
     }
   }
 }
 
-// TD3's twin critics: `In` brings the first's values and the orders.
-template <class In, class Second, class Target, class SecondTarget, class Details, class Importance, class Lead,
-          class SecondLead, class Out>
-void twin_loss_stage() {
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    SecondLead::order(order);
-    if (order.stops) return;
-    const auto batch = static_cast<float>(order.context->batch);
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      const float values[2] = {read_scalar<In>(), read_scalar<Second>()};
-      const float next[2] = {read_scalar<Target>(), read_scalar<SecondTarget>()};
-      const Detail detail = Details::read();
-      const auto errors = CriticErrors::of<2>(values, next, detail, Importance::read(), batch);
-      write_scalar<Lead>(errors.slopes[0]);
-      write_scalar<SecondLead>(errors.slopes[1]);
-      Out::write(Result{errors.largest, errors.loss, detail.slot, detail.generation});
-    }
+// How what a policy says of one item becomes actions of unit scale, one by one (`act`), and how slopes of these become
+// slopes of what was said (`slopes`). DDPG's: tanh, with a penalty where it saturates.
+template <int actions>
+struct Greedy {
+  static constexpr int kSaid = actions;
+
+  static float act(const LearnerContext&, std::uint32_t, const float* said, int k, float&) {
+    return sycl::tanh(said[k]);
   }
+
+  static void slopes(const LearnerContext& context, std::uint32_t, const float* said, int k, float slope, float* out) {
+    const float penalty = 2.0f * context.saturation_penalty / static_cast<float>(context.batch);
+    const float unit = sycl::tanh(said[k]);
+    const float above = sycl::fmax(sycl::fabs(said[k]) - tape::kLinearRange, 0.0f);
+    out[k] = slope * (1.0f - unit * unit) + penalty * (said[k] > 0.0f ? above : -above);
+  }
+};
+
+// Draw `draw` of the batch's noise, which follows from the item's row: copies take the rows in turn.
+template <int actions, int draw, int copy, int copies>
+float noise_at(const LearnerContext& context, std::uint32_t item, int k) {
+  const std::uint64_t row = copy + std::uint64_t{item} * copies;
+  return tape::normal_at(context.noise_seed, context.step, draw, row * actions + k);
 }
 
-// What the critic is given: an observation and the action that a policy takes there, both of unit scale. A target
-// policy's (`disturbed`) has TD3's noise, which follows from the item's row: copies take the rows in turn.
-template <int observations, int actions, bool disturbed, int copy, int copies, class In, class Observations, class Lead>
+// TD3's target policy.
+template <int actions, int copy, int copies>
+struct Disturbed {
+  static constexpr int kSaid = actions;
+
+  static float act(const LearnerContext& context, std::uint32_t item, const float* said, int k, float&) {
+    const float unit = sycl::tanh(said[k]);
+    if (!(context.target_noise > 0.0f)) return unit;
+    const float noise = context.target_noise * noise_at<actions, 0, copy, copies>(context, item, k);
+    return sycl::clamp(unit + sycl::clamp(noise, -context.noise_clip, context.noise_clip), -1.0f, 1.0f);
+  }
+};
+
+// SAC's: tanh of normal numbers, of which it says means and then log deviations.
+template <int actions, int draw, int copy, int copies>
+struct Sampled {
+  static constexpr int kSaid = 2 * actions;
+
+  struct Number {
+    float noise, log_std, deviation, unsquashed;
+    bool clamped;
+  };
+  static Number number(const LearnerContext& context, std::uint32_t item, const float* said, int k) {
+    const float raw = said[actions + k];
+    const bool low = raw < context.log_std_low, high = raw > context.log_std_high;
+    const float log_std = low ? context.log_std_low : high ? context.log_std_high : raw;  // a NaN stays one
+    const float noise = noise_at<actions, draw, copy, copies>(context, item, k), deviation = sycl::exp(log_std) * noise;
+    return {noise, log_std, deviation, said[k] + deviation, low || high};
+  }
+
+  static float act(const LearnerContext& context, std::uint32_t item, const float* said, int k, float& log_density) {
+    const Number drawn = number(context, item, said, k);
+    const float x = drawn.unsquashed;
+    log_density -= 0.5f * drawn.noise * drawn.noise + drawn.log_std + tape::kHalfLog2Pi +
+                   2.0f * (tape::kLog2 - x - tape::softplus(-2.0f * x));
+    return sycl::tanh(x);
+  }
+
+  static void slopes(const LearnerContext& context, std::uint32_t item, const float* said, int k, float slope,
+                     float* out) {
+    const Number drawn = number(context, item, said, k);
+    const float unit = sycl::tanh(drawn.unsquashed);
+    // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
+    const float density = context.temperature / static_cast<float>(context.batch);
+    out[k] = slope * (1.0f - unit * unit) + 2.0f * density * unit;
+    out[actions + k] = drawn.clamped ? 0.0f : out[k] * drawn.deviation - density;
+  }
+};
+
+// What the critics are given: an observation and the action that a policy takes there, both of unit scale. `Densities`
+// take the action's log density.
+template <int observations, int actions, class Choice, class In, class Observations, class Lead, class Densities>
 void act_stage() {
   while (true) {
     const Order order = In::Orders::read();
     Lead::order(order);
     if (order.stops) return;
-    const LearnerContext& context = *order.context;
     for (std::uint32_t item = 0; item < order.items; ++item) {
-      float said[padded(actions)], seen[padded(observations)], out[padded(observations + actions)] = {};
+      float said[padded(Choice::kSaid)], seen[padded(observations)], out[padded(observations + actions)] = {};
+      float log_density = 0.0f;
       In::read(said);
       Observations::read(seen);
       for (int k = 0; k < observations; ++k) out[k] = seen[k];
-      for (int k = 0; k < actions; ++k) {
-        float unit = sycl::tanh(said[k]);
-        if constexpr (disturbed) {
-          if (context.target_noise > 0.0f) {
-            const std::uint64_t row = copy + std::uint64_t{item} * copies;
-            const float noise = tape::normal_at(context.noise_seed, context.step, 0, row * actions + k);
-            unit += sycl::clamp(context.target_noise * noise, -context.noise_clip, context.noise_clip);
-            unit = sycl::clamp(unit, -1.0f, 1.0f);
-          }
-        }
-        out[observations + k] = unit;
-      }
+      for (int k = 0; k < actions; ++k)
+        out[observations + k] = Choice::act(*order.context, item, said, k, log_density);
       Lead::write(out);
+      if constexpr (!std::is_same_v<Densities, None>) Densities::write(log_density);
     }
   }
 }
 
-// LOSS of the policy, first half: its action's value is to rise.
+// LOSS of the policy, first half: its action's value is to rise, which is the smaller critic's; equal ones share.
 template <class In, class Lead>
 void value_loss_stage() {
+  constexpr int kCritics = In::kCount;
   while (true) {
     const Order order = In::Orders::read();
     Lead::order(order);
     if (order.stops) return;
     const auto batch = static_cast<float>(order.context->batch);
     for (std::uint32_t item = 0; item < order.items; ++item) {
-      const float value = read_scalar<In>();
-      write_scalar<Lead>(value == value ? -1.0f / batch : value);
+      float values[kCritics], slopes[kCritics], sharing = 0.0f;
+      In::read(values);
+      const float value = smallest<kCritics>(values), wrong = value == value ? 0.0f : value;
+#pragma unroll
+      for (int k = 0; k < kCritics; ++k) sharing += values[k] == value ? 1.0f : 0.0f;
+#pragma unroll
+      for (int k = 0; k < kCritics; ++k) slopes[k] = values[k] == value ? -1.0f / (batch * sharing) : wrong;
+      Lead::write(slopes);
     }
   }
 }
 
-// LOSS of the policy, second half: slopes of the critic's input to slopes of what the policy said, and DDPG's penalty.
-template <int observations, int actions, class In, class Said, class Lead>
+// LOSS of the policy, second half: slopes of the critics' input to slopes of what the policy said.
+template <int observations, int actions, class Choice, class In, class Said, class Lead>
 void policy_loss_stage() {
   while (true) {
     const Order order = In::Orders::read();
     Lead::order(order);
     if (order.stops) return;
-    const LearnerContext& context = *order.context;
-    const float penalty = 2.0f * context.saturation_penalty / static_cast<float>(context.batch);
     for (std::uint32_t item = 0; item < order.items; ++item) {
-      float slopes[padded(observations + actions)], said[padded(actions)], out[padded(actions)] = {};
+      float slopes[padded(observations + actions)], said[padded(Choice::kSaid)], out[padded(Choice::kSaid)] = {};
       In::read(slopes);
       Said::read(said);
-      for (int k = 0; k < actions; ++k) {
-        const float unit = sycl::tanh(said[k]);
-        const float above = sycl::fmax(sycl::fabs(said[k]) - tape::kLinearRange, 0.0f);
-        out[k] = slopes[observations + k] * (1.0f - unit * unit) +
-                 penalty * (said[k] > 0.0f ? above : -above);
-      }
+      for (int k = 0; k < actions; ++k)
+        Choice::slopes(*order.context, item, said, k, slopes[observations + k], out);
       Lead::write(out);
     }
+  }
+}
+
+// WU of SAC's temperature, by the log densities of the batch's actions. It moves when the policy does: `Told` brings the
+// squares of its gradient.
+template <int rule, class Orders, class Densities, class Told, class Done>
+void temperature_stage() {
+  while (true) {
+    const Order order = Orders::read();
+    if (order.stops) return;
+    const LearnerContext& context = *order.context;
+    float excess = 0.0f;
+    const std::uint32_t rows = context.moves_policy != 0 ? context.batch : 0;
+    for (std::uint32_t row = 0; row < rows; ++row) excess += Densities::read(row) + context.target_entropy;
+    const float gradient = -excess / static_cast<float>(context.batch), norm = sycl::sqrt(Told::read());
+    if (tape::finite(norm) && tape::finite(gradient) && rows != 0) {
+      const tape::WeightMover<rule, false> move{context.optimizers[kTemperature], context.log_alpha, nullptr,
+                                                context.steps[kTemperature], 1.0f};
+      move(0, gradient);
+    }
+    Done::write(tape::finite(gradient) ? norm : gradient);
   }
 }
 
@@ -654,13 +763,15 @@ struct Learners {
   }
 };
 
-// Results in the order of the batch's rows.
-template <class... Pipes>
+// What the copies' pipes bring, in the order of the batch's rows.
+template <class First, class... Others>
 struct Results {
-  static Result read(std::uint64_t row) {
-    Result result{};
+  static auto read(std::uint64_t row) {
+    const std::uint64_t from = row % (1 + sizeof...(Others));
+    decltype(First::read()) result{};
     std::uint32_t copy = 0;
-    ((row % sizeof...(Pipes) == copy++ ? void(result = Pipes::read()) : void()), ...);
+    if (from == copy++) result = First::read();
+    ((from == copy++ ? void(result = Others::read()) : void()), ...);
     return result;
   }
 };

@@ -284,7 +284,8 @@ void leaf_stage() {
 template <class Out, class Learner>
 void feed(const Command& command, const Item* items, LearnerContext* context) {
   if constexpr (!std::is_same_v<Learner, None>)
-    if (command.trains && command.operation == Operation::update) return Learner::template update<Out>(command, context);
+    if (command.trains && command.operation == Operation::update)
+      return Learner::template update<Out>(command, context);
   const std::uint64_t count = command.count;
   const std::uint64_t width = command.stratified && count > 1 ? stratum_width(count) : 0;
   for (std::uint64_t i = 0; i < count; ++i) {
