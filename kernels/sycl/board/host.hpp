@@ -24,6 +24,8 @@ class Board {
   sycl::queue queue() const { return {context_, device_, sycl::property::queue::in_order{}}; }
 
   // Host memory, zeroed. Kernels reach it without copies, on boards whose support package has USM host allocations.
+  // Kernels take pointers as they come, also those in orders and contexts, so that their units for loads and stores
+  // are connected to host and device memory alike; in device memory they would work too, with copies to and fro.
   template <class T>
   T* memory(std::size_t count) {
     T* found = sycl::malloc_host<T>(count, stages_.front());
