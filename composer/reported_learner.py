@@ -175,19 +175,19 @@ def _actor_critic(build: LearnerBuild) -> _Edges:
     layers = len(build.network) - 1
     numbers = range(1, build.critics + 1)
     yield from _forward("target_actor", layers, "")
-    yield "act_target", (f"fp_target_actor{layers}", "")
+    yield "act_next", (f"fp_target_actor{layers}", "")
     for k in numbers:
-        yield from _forward(f"target_critic{k}_", layers, "act_target")
+        yield from _forward(f"target_critic{k}_", layers, "act_next")
         yield from _forward(f"critic{k}_", layers, "")
     yield "loss_critic", tuple(f"fp_{name}{k}_{layers}" for k in numbers for name in ("critic", "target_critic"))
     for k in numbers:
         yield from _backward(f"critic{k}_", layers, "loss_critic")
     yield from _forward("actor", layers, "")
     yield "act", (f"fp_actor{layers}", "")
-    yield from _forward("lagged", layers, "act")
-    yield "loss_value", (f"fp_lagged{layers}",)
-    yield from _backward("lagged", layers, "loss_value", last=1, train=False)
-    yield "loss_actor", ("bp_lagged1", f"fp_actor{layers}")
+    yield from _forward("lagged1_", layers, "act")
+    yield "loss_value", (f"fp_lagged1_{layers}",)
+    yield from _backward("lagged1_", layers, "loss_value", last=1, train=False)
+    yield "loss_actor", ("bp_lagged1_1", f"fp_actor{layers}")
     yield from _backward("actor", layers, "loss_actor")
 
 
