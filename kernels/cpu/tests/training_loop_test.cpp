@@ -77,6 +77,9 @@ class Recorder : public learner::Algorithm {
       CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
     }
   }
+  bool trained_last(const learner::Batch& batch) const {
+    return std::equal(batch.rewards, batch.rewards + batch.rows, items.end() - kBatch);
+  }
   std::vector<float> policy = std::vector<float>(kPolicy);
   std::uint64_t steps = 0;
   std::uint64_t fail_at = 0, fail_late_at = 0;  // before and after the priorities are known
@@ -196,7 +199,7 @@ void errors_leave_the_window_open(bool prefetch) {
   f.grant(5);
   for (int failure = 0; failure < 2; ++failure) {
     CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
-    CHECK(std::equal(loop.batch().rewards, loop.batch().rewards + kBatch, f.algorithm.items.end() - kBatch));
+    CHECK(f.algorithm.trained_last(loop.batch()));
   }
   loop.window().open();
   f.insert(10);
@@ -295,6 +298,7 @@ void errors_come_at_the_same_step(bool prefetch) {
     const auto run = [&] { return loop.run_once(1.0); };
     CHECK(runs_out ? throws<ReplayError>(run) : throws<PriorityError>(run));
     CHECK(f.algorithm.steps == 12);  // 200 items twice are 12 batches of 32
+    CHECK(f.algorithm.trained_last(loop.batch()));
     const std::uint64_t refused = runs_out ? 0 : 1;
     CHECK(f.replay.state().counters.updates == (12 - refused) * kBatch);
     CHECK(!runs_out || f.snapshot.version() == 13);
@@ -323,9 +327,11 @@ void failures_get_past_a_busy_host(bool prefetch) {
   for (int failure = 0; failure < 40; ++failure) {
     TrainingLoop loop = f.loop(1, prefetch);
     shown = &loop;
-    f.algorithm.fail_late_at = f.algorithm.steps + 1 + static_cast<std::uint64_t>(failure % 6);
+    const std::uint64_t steps = 1 + static_cast<std::uint64_t>(failure % 6), before = f.replay.state().call;
+    f.algorithm.fail_late_at = f.algorithm.steps + steps;
     CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
-    CHECK(std::equal(loop.batch().rewards, loop.batch().rewards + kBatch, f.algorithm.items.end() - kBatch));
+    CHECK(f.replay.state().call == before + steps + prefetch);  // nothing is pending
+    CHECK(f.algorithm.trained_last(loop.batch()));
     const std::lock_guard lock(living);
     shown = nullptr;
   }
