@@ -19,7 +19,7 @@ SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-learner bench-prefetch bench-replay bench-rtl bench-sycl clean
+.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-prefetch bench-replay bench-rtl bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -127,6 +127,9 @@ bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread;
 
 bench-sycl: setup sycl  ## SYCL devices beside the CPU's own kernels, and predictions; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.sycl $(BENCH_ARGS)
+
+bench-fpga: setup sycl  ## FPGA pipelines on the emulator: what working there costs; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.fpga $(BENCH_ARGS)
 
 bench-curves: setup  ## Learning curves of the native learner and of torch's; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.curves $(BENCH_ARGS)

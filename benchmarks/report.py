@@ -50,6 +50,11 @@ setting 2 (sample, gather, train, update; replays of 100,000 transitions, all fi
 in one process that sees one core, and in one that sees all. "As many empty launches": what its launches alone would
 take. Then the four placements of Replay Manager and Learner of a DQN on CartPole-v1, one Actor of 8 environments on the
 same cores, run with `--bench`; "predicted" is the composer's, so that 1 is right and less is too hopeful.""",
+    "fpga": """\
+What does working with FPGA pipelines on Intel's emulator cost? Every stage is a kernel, a thread of the host's, so that
+this says nothing of a board; the SYCL kernels on the CPU device stand beside it. Requests to the Replay Manager, steps
+of the Learner, and iterations of both as one program, through pipes. Below: how many stages run at once, and how long
+the first step takes, which generates, compiles (unless the kernels are in the cache) and launches them.""",
     "curves": """\
 Does the native learner learn as torch's does? Five seeds of the same program with either, evaluated on 10 greedy
 episodes on the way; each seed's mean over its evaluations, and over their last third.""",

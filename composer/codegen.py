@@ -19,7 +19,7 @@ from composer.profiling import Problem, learner_device, replay_backend, storage_
 from composer.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.trainer_source import trainer_import
 from pearl import algorithms
-from pearl.devices.description import Device
+from pearl.devices.description import EMULATOR_SELECTOR, Device
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implementation
 from pearl.replay.schedules import SCHEDULES
@@ -75,18 +75,23 @@ def _origin(source: ProgramSource) -> str:
     return ", ".join(digests) or "the devices found on the machine that composed it"
 
 
-def _check_backends(replay: Device, learner: Device) -> None:
+def check_backends(replay: Device, learner: Device) -> None:
+    """Raise GenerationError where no program can run on one of the devices."""
     for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
         for is_so, what, remedy in (
             (device.backend == "null", "a null device, which only pretends", "null devices"),
             (device.backend == "model", "a device that is not here: its times are modelled", "modelled devices"),
-            (device.kind == "fpga", "an FPGA, whose times are modelled: this version has no kernels for it", "FPGAs"),
+            (_is_board(device), "an FPGA board: this version runs programs on the FPGA emulator alone", "FPGA boards"),
         ):
             if is_so:
                 raise GenerationError(
                     f"The {primitive} is placed on {device.name}, {what}. No program can run there. Take {remedy} out "
                     "of the device CSV, or choose another pair of the placement."
                 )
+
+
+def _is_board(device: Device) -> bool:
+    return device.kind == "fpga" and learner_device(device) != EMULATOR_SELECTOR
 
 
 def _check_parameters(source: ProgramSource) -> None:
@@ -107,11 +112,12 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
         found = LEARNERS[check_implementation(learner.implementation)]
     except ConfigurationError as error:
         raise GenerationError(str(error)) from error
-    if device.backend not in found.backends:
-        others = [name for name, other in LEARNERS.items() if device.backend in other.backends]
+    if not found.runs_on(device):
+        others = [name for name, other in LEARNERS.items() if other.runs_on(device)]
+        only = "" if "cpu" in found.kinds else f" of the kind {' or '.join(found.kinds)}"
         raise GenerationError(
-            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices; found "
-            f"{device.name}, a {device.backend} device. Choose another device"
+            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices{only}; found "
+            f"{device.name}, a {device.kind} of the backend {device.backend}. Choose another device"
             + (f", or the implementation {' or '.join(others)}." if others else ".")
         )
     if learner.sub_batches > 1 and "sub_batches" not in found.arguments:
@@ -170,7 +176,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
 
     problem, placement = source.problem, source.placement
     on_replay, on_learner = devices[source.replay.device], devices[source.learner.device]
-    _check_backends(on_replay, on_learner)
+    check_backends(on_replay, on_learner)
     _check_parameters(source)
     implementation = _implementation(source.learner, on_learner)
     setting = 2 if source.replay.device == source.learner.device else 1

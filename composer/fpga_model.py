@@ -555,8 +555,12 @@ class SharedDesign:
         The first item's way through the tree, and for each further one what it comes later than the Learner could have
         taken it.
         """
-        slower = max(0.0, self.tree.shape.sample_cycles - self.learner.item_interval_cycles)
-        return self.tree.sampling_cycles(1) + math.ceil(slower * (self.learner.batch_size - 1))
+        return self.exposed_cycles(self.tree.sampling_cycles(1), self.tree.shape.sample_cycles)
+
+    def exposed_cycles(self, first_cycles: int, interval_cycles: int) -> int:
+        """The same where the first item is under way for `first_cycles`, and each further one comes so much later."""
+        slower = max(0.0, interval_cycles - self.learner.item_interval_cycles)
+        return first_cycles + math.ceil(slower * (self.learner.batch_size - 1))
 
 
 def share(

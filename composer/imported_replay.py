@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from composer.calibration import CalibrationKey, CalibrationStore
-from composer.fpga_model import FANOUTS, FpgaPart, ReplayTree, StageTiming, share
+from composer.fpga_model import FANOUTS, FpgaPart, ReplayTree, share
 from composer.learner_pipeline import pipeline_of
 from composer.matrix import AssignmentMatrix, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell
 from composer.platform import Platform
@@ -35,6 +35,24 @@ _NAMES = (
     *(f"{operation}_{part}" for operation in ("sample", "update") for part in ("interval", "level", "head")),
 )
 _RAM_BLOCK_KB = FpgaParameters().block_kbit * 1024 / 8000
+
+
+@dataclass(frozen=True)
+class StageTiming:
+    """One level of the tree: a request leaves it after `latency_cycles`, the next may enter after `interval_cycles`.
+
+    `head_cycles` pass before the first level and after the last.
+    """
+
+    interval_cycles: int
+    latency_cycles: int
+    head_cycles: int = 0
+
+    def cycles(self, depth: int, requests: int) -> int:
+        """Cycles of `requests` that follow one another through `depth` levels below the root."""
+        if not requests:
+            return 0
+        return self.interval_cycles * (requests - 1) + self.latency_cycles * depth + self.head_cycles
 
 
 @dataclass(frozen=True)
@@ -83,9 +101,9 @@ class ReportedReplay:
     def cell(self, batch_size: int, insertions: int) -> ReplayCell:
         """T_RM of one iteration (PEARL Eq. 4 and 5 with the report's cycles), without T_comm."""
         cycles = (
-            self.tree.cycles(self.sampling, batch_size),
-            self.tree.cycles(self.update, insertions),
-            self.tree.cycles(self.update, batch_size),
+            self.sampling.cycles(self.tree.depth, batch_size),
+            self.update.cycles(self.tree.depth, insertions),
+            self.update.cycles(self.tree.depth, batch_size),
         )
         sample, insert, update = (_imported(self.microseconds(count)) for count in cycles)
         return ReplayCell(sample, insert, update, self.tree.fanout, workers=self.tree.depth)
@@ -276,6 +294,8 @@ def _with_times(row: MatrixRow, device: Device, problem: Problem, found: Reporte
     except CapacityError as error:  # the model chose another fanout
         pair = MissingCell(f"both do not fit one FPGA: {error}")
     else:
-        exposed = _imported(found.microseconds(shared.exposed_sampling_cycles(found.sampling)))
+        sampling = found.sampling
+        first = sampling.latency_cycles * found.tree.depth
+        exposed = _imported(found.microseconds(shared.exposed_cycles(first, sampling.interval_cycles)))
         pair = dataclasses.replace(row.pair, replay=dataclasses.replace(cell, sample=exposed))
     return dataclasses.replace(row, replay=cell, pair=pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -47,12 +48,13 @@ from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import NOT_HERE, Device, sycl_filter
 from pearl.devices.modelled import ProcessorParameters, model_parameters
 from pearl.devices.null import NullTimes
-from pearl.errors import CapacityError, DeviceError, TrainerError
+from pearl.errors import CapacityError, ConfigurationError, DeviceError, TrainerError
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
 from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
 from pearl.replay import DataStorage, make_replay_manager
+from pearl.replay.fpga import check_options
 from pearl.replay.protocol import ReplayManager, Sample
 from pearl.replay.sycl import unsupported_options
 from pearl.replay.sycl_storage import SyclDataStorage
@@ -183,13 +185,13 @@ class Profiler:
         forced = self.problem.implementation
         if forced != AUTO:
             return (forced,)
-        backends = {device.backend for device in usable(self.platform)[0]}
-        return tuple(name for name, found in LEARNERS.items() if backends & set(found.backends))
+        devices = usable(self.platform)[0]
+        return tuple(name for name, found in LEARNERS.items() if any(found.runs_on(device) for device in devices))
 
     def _implementations(self, device: Device) -> list[str]:
         """The implementations of the Learner that run on the device and can train the trainer."""
         unsupported = {learner.implementation for learner in self._unsupported}
-        return [n for n in self._wanted if n not in unsupported and device.backend in LEARNERS[n].backends]
+        return [name for name in self._wanted if name not in unsupported and LEARNERS[name].runs_on(device)]
 
     @functools.cached_property
     def collection_us(self) -> Measurement:
@@ -344,7 +346,7 @@ class Profiler:
             return MissingCell(str(error).partition("\n")[0])
 
     def _why_no_learner(self, device: Device) -> str:
-        here = [u for u in self._unsupported if device.backend in LEARNERS[u.implementation].backends]
+        here = [u for u in self._unsupported if LEARNERS[u.implementation].runs_on(device)]
         if here:
             return "; ".join(left_out_line(learner) for learner in here)
         forced = self.problem.implementation
@@ -368,6 +370,8 @@ class Profiler:
         found: ModelledRow
         if device.kind == "fpga":
             found = fpga_row(device, self._work)
+            if device.backend == "sycl":  # programs are to run there
+                found = dataclasses.replace(found, row=self._what_runs(device, found.row))
             if self.problem.implementation not in (AUTO, FPGA_LEARNER):
                 missing = MissingCell(f"no {self.problem.implementation} Learner for FPGAs")
                 return MatrixRow(device.name, found.row.replay, missing, missing)
@@ -394,6 +398,20 @@ class Profiler:
             self._fanouts(),
             pipeline,
         )
+
+    def _what_runs(self, device: Device, row: MatrixRow) -> MatrixRow:
+        """The modelled row without what FPGAs have no kernels for."""
+        replay = self.problem.replay
+        options = replay.mode, replay.replacement, replay.max_times_sampled, replay.initial_priority
+        try:
+            check_options(replay.capacity, max(self._fanouts()), *options)
+        except (CapacityError, ConfigurationError) as error:
+            missing = MissingCell(str(error))
+            row = dataclasses.replace(row, replay=missing, pair=missing)
+        if FPGA_LEARNER not in self._implementations(device):
+            missing = MissingCell(self._why_no_learner(device))
+            row = dataclasses.replace(row, learner=missing, pair=missing)
+        return row
 
     def _fanouts(self) -> tuple[int, ...]:
         fanout = self.problem.replay.fanout
@@ -822,8 +840,10 @@ def learner_device(device: Device) -> str:
 
 
 def replay_backend(device: Device) -> tuple[str, str | None]:
-    """The backend of a Replay Manager on the device, and a SYCL device's selector."""
-    return ("sycl", learner_device(device)) if device.backend == "sycl" else ("native", None)
+    """The backend of a Replay Manager on the device, and the selector of a SYCL device, FPGAs among them."""
+    if device.backend != "sycl":
+        return "native", None
+    return "fpga" if device.kind == "fpga" else "sycl", learner_device(device)
 
 
 def storage_stays_on_host(replay: ReplaySpec) -> bool:

@@ -421,7 +421,7 @@ def test_wrong_timesteps_are_refused(timesteps: Any) -> None:
         (
             "cpu0",
             {"implementation": "nativ"},
-            r"must be one of 'torch', 'native', 'sycl'; found 'nativ'\. Did you mean 'native'",
+            r"must be one of 'torch', 'native', 'sycl', 'fpga'; found 'nativ'\. Did you mean 'native'",
         ),
         (
             "gpu0",

@@ -391,7 +391,9 @@ def test_forcing_what_cannot_train_the_trainer_says_why_before_anything_is_measu
 def test_an_unknown_implementation_is_refused_at_once() -> None:
     from pearl import Composer
 
-    with pytest.raises(ConfigurationError, match=r"'auto', 'torch', 'native', 'sycl'; found 'Native'.*mean 'native'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'auto', 'torch', 'native', 'sycl', 'fpga'; found 'Native'.*mean 'native'"
+    ):
         Composer(progress=False).set_train_function(learner=TinyDQN, implementation="Native")
 
 
@@ -512,7 +514,7 @@ def test_a_composition_file_may_name_the_implementation(tmp_path: Path) -> None:
     assert implementation('implementation = "native"') == "native"
     assert implementation('implementation = "native"', implementation="torch") == "torch"
     with pytest.raises(
-        ConfigurationError, match=r"\[trainer\] implementation: .*'auto', 'torch', 'native', 'sycl'; found 'c'"
+        ConfigurationError, match=r"\[trainer\] implementation: .*'auto', 'torch', 'native', 'sycl', 'fpga'; found 'c'"
     ):
         implementation('implementation = "c"')
     with pytest.raises(ConfigurationError, match=r"\[trainer\] implementation: expected one of auto, torch, native"):

@@ -16,6 +16,7 @@ from trainers import OwnTrainer, TinyDQN
 from benchmarks import fpga_model as comparison
 from composer import Composer
 from composer.algorithm1 import place
+from composer.codegen import check_backends
 from composer.fpga_model import FpgaPart, ReplayTree, share
 from composer.learner_pipeline import actor_critic_pipeline, dqn_pipeline, mlp_layers, pipeline_of
 from composer.matrix import AssignmentMatrix, LearnerCell, MissingCell, PairCell, ReplayCell
@@ -283,8 +284,11 @@ def test_the_emulator_is_modelled_as_the_board_its_row_states(tmp_path: Path) ->
     composer.run()
     assert isinstance(composer.matrix["emu"].pair, PairCell)
     other = composer.placement.with_choice(replay_manager="emu", learner="emu")
-    with pytest.raises(GenerationError, match=r"emu, an FPGA, whose times are modelled.*no kernels"):
-        composer.runtime_gen(other.replay_config, other.learner_config, tmp_path / "program.py")
+    written = composer.runtime_gen(other.replay_config, other.learner_config, tmp_path / "program.py").read_text()
+    assert 'device="fpga_emu"' in written
+    board = Device("board", "fpga", "sycl", "opencl:accelerator:0")
+    with pytest.raises(GenerationError, match="placed on board, an FPGA board: this version runs programs on the FPGA"):
+        check_backends(board, board)
 
 
 def test_a_learner_whose_update_rule_is_not_known_is_not_modelled(tmp_path: Path) -> None:

@@ -376,7 +376,8 @@ def test_imported_times_stand_in_the_matrix_and_decide(
     problem = composer._problem
     trainer = make_trainer(problem.trainer_class, problem.observation_space, problem.action_space)
     shared = share(TREE, pipeline_of(trainer), FpgaPart.from_device(device), batch)
-    exposed_us = found.microseconds(shared.exposed_sampling_cycles(found.sampling))
+    timing = found.sampling
+    exposed_us = found.microseconds(shared.exposed_cycles(timing.latency_cycles * TREE.depth, timing.interval_cycles))
     assert row.pair.replay.sample.value_us == pytest.approx(exposed_us)
     assert "imported" in str(composer.matrix)
     assert "imported" in composer.matrix.to_json()

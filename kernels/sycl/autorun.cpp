@@ -19,7 +19,7 @@ constexpr const char* kGone =
     "used.";
 constexpr const char* kRoom =
     "All stages must run at once. Close other pipelines, or make one of fewer stages (a larger fanout). The emulator "
-    "runs 31 kernels at once, or 64 after `pearl devices --setup-fpga-emulator`.";
+    "runs 31 kernels at once, or 160 after `pearl devices --setup-fpga-emulator`.";
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 
 // Stages must all be running before any thread of this process waits for the device.

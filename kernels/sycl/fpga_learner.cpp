@@ -34,16 +34,12 @@ LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   shape.unroll = cut.unroll;
   shape.rows = 1;
   shape.double_q = true;  // the most stages that it may have
-  for (shape.copies = std::max(cut.copies, 1); cut.copies == 0 && shape.copies < 2; ++shape.copies) {
-    LearnerShape more = shape;
-    ++more.copies;
-    if (learner_program(more, 1).stages.size() > kMostStages) break;
-  }
-  const std::size_t stages = learner_program(shape, 1).stages.size();
-  if (stages > kMostStages)
-    throw LearnerError("A pipeline of these networks in " + std::to_string(shape.copies) + " copies has " +
-                       std::to_string(stages) + " stages, of which at most " + std::to_string(kMostStages) +
-                       " run at once. Take fewer copies, or networks of fewer layers.");
+  const auto stages = [&shape] { return learner_program(shape, 1).stages.size(); };
+  for (shape.copies = cut.copies == 0 ? 2 : std::min(cut.copies, static_cast<int>(kMostStages)); shape.copies > 1; --shape.copies)
+    if (stages() <= kMostStages) break;
+  if (stages() > kMostStages)
+    throw LearnerError("A pipeline of these networks has " + std::to_string(stages()) + " stages, of which at most " +
+                       std::to_string(kMostStages) + " run at once. Take networks of fewer layers.");
   return shape;
 }
 
@@ -54,10 +50,11 @@ FpgaLearner::FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel
       model_(std::move(model)),
       cut_(cut),
       shape_(shape_of(model_, cut)),
-      context_(std::make_unique<DeviceArray<fpga::LearnerContext>>(*queue, 1, Placement::pinned)),
-      scales_(*queue, std::max<std::size_t>(model_.scales.size(), 1), Placement::pinned) {
+      memory_(std::make_unique<Memory>()) {
   shape_.rows = 0;
-  std::copy(model_.scales.begin(), model_.scales.end(), scales_.data());
+  memory_->context = {*queue, 1, Placement::pinned};
+  memory_->scales = {*queue, std::max<std::size_t>(model_.scales.size(), 1), Placement::pinned};
+  std::copy(model_.scales.begin(), model_.scales.end(), memory_->scales.data());
 }
 
 FpgaLearner::~FpgaLearner() {
@@ -65,20 +62,19 @@ FpgaLearner::~FpgaLearner() {
     close();
   } catch (const Error&) {  // it has stalled: whoever used it was told
   }
+  if (autorun_ != nullptr) static_cast<void>(memory_.release());  // kernels that stand still have it
 }
 
 void FpgaLearner::close() {
-  const std::shared_ptr<Autorun> mine = std::exchange(autorun_, nullptr);
-  if (mine == nullptr || replay_ != nullptr) return;
-  if (mine->stalled()) {  // kernels that stand still have it
-    static_cast<void>(context_.release());
-    return;
+  const std::shared_ptr<Autorun> mine = autorun_;
+  if (mine == nullptr || mine->stalled()) return;
+  if (replay_ == nullptr) {
+    context().batch = 0;
+    mine->launch(kSubmit, static_cast<const fpga::LearnerContext*>(&context()));
+    mine->wait(0);
+    mine->join();
   }
-  fpga::LearnerContext& context = (*context_)[0];
-  context.batch = 0;
-  mine->launch(kSubmit, static_cast<const fpga::LearnerContext*>(&context));
-  mine->wait(0);
-  mine->join();
+  autorun_ = nullptr;
 }
 
 std::size_t FpgaLearner::action_bytes() const {
@@ -91,14 +87,15 @@ void FpgaLearner::set_optimizer(LearnerWhich which, const OptimizerSettings& set
 }
 
 DeviceBatch FpgaLearner::own_batch(std::size_t rows) {
-  return own_.of(*queue_, rows, model_.observation_size, action_bytes());
+  if (autorun_ != nullptr) autorun_->require_sound();  // kernels that stand still have what this may replace
+  return memory_->own.of(*queue_, rows, model_.observation_size, action_bytes());
 }
 
 void FpgaLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
   if (rows < 1 || rows > kMostRows)
     throw LearnerError("A batch on an FPGA has 1 to " + std::to_string(kMostRows) + " transitions; found " +
                        std::to_string(rows) + ".");
-  fpga::LearnerContext& context = (*context_)[0];
+  fpga::LearnerContext& context = this->context();
   std::copy(batch.columns, batch.columns + 5, context.columns);
   context.importance = batch.weights;
   context.priorities = batch.priorities;
@@ -114,7 +111,7 @@ std::string FpgaLearner::source(std::uint32_t rows) const {
 
 // The context of the `step`-th step.
 void FpgaLearner::prepare(std::int64_t step) {
-  fpga::LearnerContext& context = (*context_)[0];
+  fpga::LearnerContext& context = this->context();
   std::copy(model_.parameters, model_.parameters + 4, context.vectors);
   const auto [policy, target] = moves_of(settings_, step);
   moves_policy_ = policy && uses_policy(model_);
@@ -124,7 +121,7 @@ void FpgaLearner::prepare(std::int64_t step) {
     context.steps[which].target = target;
   }
   context.moves_policy = moves_policy_;
-  context.scales = scales_.data();
+  context.scales = memory_->scales.data();
   context.step = static_cast<std::uint64_t>(step);
   context.noise_seed = settings_.noise_seed;
   context.max_grad_norm = settings_.max_grad_norm;
@@ -143,21 +140,21 @@ void FpgaLearner::launch(std::int64_t step) {
   wanted.double_q = !model_.actor_critic && settings_.double_q;
   for (int which = 0; which < 2; ++which) wanted.rules[which] = rule_of(optimizers_[which]);
   if (autorun_ == nullptr || wanted != shape_) {
-    const std::uint32_t batch = (*context_)[0].batch;
+    const std::uint32_t batch = context().batch;
     close();
-    (*context_)[0].batch = batch;
+    context().batch = batch;
     autorun_ = std::make_shared<Autorun>(queue_, learner_program(wanted, kEmulatedPipeItems),
                                          std::chrono::duration<double>(cut_.timeout_s));
     shape_ = wanted;
   }
   prepare(step);
-  autorun_->launch(kResolve, context_->data());
-  autorun_->launch(kSubmit, static_cast<const fpga::LearnerContext*>(context_->data()));
+  autorun_->launch(kResolve, memory_->context.data());
+  autorun_->launch(kSubmit, static_cast<const fpga::LearnerContext*>(memory_->context.data()));
 }
 
 LearnerMetrics FpgaLearner::finish() {
   if (replay_ == nullptr) autorun_->wait(rows_);
-  const fpga::LearnerContext& context = (*context_)[0];
+  const fpga::LearnerContext& context = this->context();
   LearnerMetrics metrics;
   const double rows = static_cast<double>(rows_);
   metrics.loss = context.loss / rows;
@@ -198,16 +195,16 @@ void FpgaLearner::join(const std::shared_ptr<FpgaReplay>& replay, const std::sha
     throw LearnerError("Replay Manager and Data Storage differ in capacity: " + std::to_string(replay->capacity()) +
                        " and " + std::to_string(storage->capacity()) + ".");
   close();
-  priorities_ = {*queue_, rows, Placement::pinned};
+  memory_->priorities = {*queue_, rows, Placement::pinned};
   DeviceBatch batch;
   for (std::size_t i = 0; i < 5; ++i) batch.columns[i] = storage->column(i);
-  batch.priorities = priorities_.data();
+  batch.priorities = memory_->priorities.data();
   set_batch(rows, batch);
   shape_.rows = static_cast<std::uint32_t>(rows);
   shape_.double_q = !model_.actor_critic && settings_.double_q;
   for (int which = 0; which < 2; ++which) shape_.rules[which] = rule_of(optimizers_[which]);
   autorun_ = replay->join(training_program(replay->shape(), shape_, kEmulatedPipeItems));
-  storage_ = storage;
+  memory_->storage = storage;
   replay_ = replay;
 }
 
@@ -217,7 +214,7 @@ LearnerMetrics FpgaLearner::train(std::int64_t step, double beta) {
       (!model_.actor_critic && settings_.double_q != shape_.double_q))
     throw LearnerError("The optimizer's rule, or double_q, changed after the pipeline was made. Make it anew.");
   prepare(step);
-  replay_->train(rows_, beta, context_->data());
+  replay_->train(rows_, beta, memory_->context.data());
   return finish();
 }
 

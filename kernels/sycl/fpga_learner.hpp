@@ -17,7 +17,8 @@
 
 namespace pearl::device {
 
-// How a pipeline is cut: DP copies (0: as many as run side by side, up to 2), multiply-accumulates of a stage at once.
+// How a pipeline is cut: DP copies (0: 2; in any case no more than run side by side), multiply-accumulates of a stage at
+// once.
 struct PipelineCut {
   int copies = 0, unroll = 16;
   double timeout_s = 120.0;
@@ -28,7 +29,7 @@ struct PipelineCut {
 // rule changes. One thread.
 class FpgaLearner {
  public:
-  // Throws LearnerError for networks that are no chains, or more stages than run at once.
+  // Throws LearnerError for networks that are no chains, or of more layers than run at once.
   FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel model, PipelineCut cut);
   // Stops the stages.
   ~FpgaLearner();
@@ -65,13 +66,19 @@ class FpgaLearner {
   LearnerShape shape_;
   LearnerSettings settings_;
   OptimizerSettings optimizers_[2];
-  std::unique_ptr<DeviceArray<fpga::LearnerContext>> context_;
-  DeviceArray<float> scales_;
-  OwnBatch own_;
+  // What stages read and write. Not freed where they stand still.
+  struct Memory {
+    DeviceArray<fpga::LearnerContext> context;
+    DeviceArray<float> scales;
+    OwnBatch own;
+    DeviceArray<float> priorities;  // joined
+    std::shared_ptr<ColumnStore> storage;
+  };
+  fpga::LearnerContext& context() const { return memory_->context[0]; }
+
+  std::unique_ptr<Memory> memory_;
   std::shared_ptr<Autorun> autorun_;
   std::shared_ptr<FpgaReplay> replay_;  // joined
-  std::shared_ptr<ColumnStore> storage_;
-  DeviceArray<float> priorities_;
   std::size_t rows_ = 0;
   bool moves_policy_ = false;
 };

@@ -37,9 +37,10 @@ _LOAD_TIMEOUT_S = 120.0
 # Tells the driver to be the emulator; the wheel comes without it.
 _CONFIGURATION = "cl.fpga_emu.cfg"
 _BE_THE_EMULATOR = "CL_CONFIG_DEVICES = fpga-emu\n"
-# How many kernels run at once: by default 31, fewer than the stages of two deep pipelines.
-_WORKERS = "CL_CONFIG_CPU_TBB_NUM_WORKERS"
-_MORE_WORKERS = f"{_WORKERS} = 64\n"
+# How many kernels run at once: by default 31, fewer than a Learner of two copies has stages.
+_FEWEST_WORKERS = 160
+_MORE_WORKERS = f"CL_CONFIG_CPU_TBB_NUM_WORKERS = {_FEWEST_WORKERS}\n"
+_WORKERS = re.compile(r"^\s*CL_CONFIG_CPU_TBB_NUM_WORKERS\s*=\s*([0-9]*).*\n?", re.MULTILINE)
 
 
 def emulator_folder() -> Path:
@@ -101,8 +102,9 @@ def _add_workers(configuration: Path) -> None:
     """An emulator that was set up before, or by others, may lack the line."""
     try:
         said = configuration.read_text(encoding="utf-8")
-        if _WORKERS not in said:
-            configuration.write_text(f"{said.rstrip()}\n{_MORE_WORKERS}", encoding="utf-8")
+        found = _WORKERS.search(said)
+        if found is None or int(found[1] or 0) < _FEWEST_WORKERS:
+            configuration.write_text(f"{_WORKERS.sub('', said).rstrip()}\n{_MORE_WORKERS}", encoding="utf-8")
     except OSError as error:
         raise DeviceError(
             f"{configuration} should say {_MORE_WORKERS.strip()!r}, for pipelines of many kernels, and cannot be "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 120.0
 
+logger = logging.getLogger("pearl.learner")
+
 
 class FpgaLearner(SyclLearner):
     """Trains `trainer` by a pipeline with a stage for each layer (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2).
 
     DQN (double too), DDPG and TD3 on chains of linear layers, each with ReLU, tanh or nothing behind it. Actors learn
     from the critic's weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the trainer
-    does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2, or 1 where not all stages
-    of 2 would run at once); `unroll` is UF, the multiply-accumulates of a stage that run side by side.
+    does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer, which a
+    warning says, where not all stages would run at once. `unroll` is UF, the multiply-accumulates of a stage that run
+    side by side.
 
     The stages are generated for the networks and the batch size, compiled at the first step (seconds; kept on disk),
     launched once, and run until `close`, or the end of the interpreter. Raises TrainerError where `supports` says why
@@ -61,6 +65,13 @@ class FpgaLearner(SyclLearner):
         check_fpga(device, "Learner")
         self._cut = {"copies": sub_batches, "unroll": unroll, "timeout_s": timeout_s}
         super().__init__(trainer, device=device)
+        if self.sub_batches < sub_batches:
+            logger.warning(
+                "The pipeline has %d copies, not %d: of more, not all stages would run at once on %s.",
+                self.sub_batches,
+                sub_batches,
+                device,
+            )
         # At the exit of the interpreter too: stages that nobody stops would run until the process is gone.
         self._stop = weakref.finalize(self, _stop, self._kernel)
 

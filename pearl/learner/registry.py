@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pearl.devices.description import Device, DeviceKind
 from pearl.errors import ConfigurationError
 from pearl.learner.protocol import Learner
 
@@ -22,9 +23,9 @@ AUTO = "auto"  # no name of an implementation: the fastest that can train the tr
 class LearnerImplementation:
     """One entry: the class `name` of `module`, made with the trainer and those of the keywords in `arguments`.
 
-    `backends` are the backends of devices that it runs on. `arguments` are some of "device", "threads", "sub_batches"
-    and "prefetch". `compiled` is the module of the compiled kernels that it runs, if any. The class may have a static
-    method `supports(trainer)`; without one it trains any trainer.
+    `backends` and `kinds` are those of the devices that it runs on. `arguments` are some of "device", "threads",
+    "sub_batches" and "prefetch". `compiled` is the module of the compiled kernels that it runs, if any. The class may
+    have a static method `supports(trainer)`; without one it trains any trainer.
     """
 
     module: str
@@ -32,6 +33,11 @@ class LearnerImplementation:
     backends: tuple[str, ...]
     arguments: tuple[str, ...]
     compiled: str = ""
+    kinds: tuple[DeviceKind, ...] = ("cpu", "gpu")
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether devices like this one are among those that it runs on."""
+        return device.backend in self.backends and device.kind in self.kinds
 
     def load(self) -> Any:
         """The class."""
@@ -71,6 +77,14 @@ LEARNERS: dict[str, LearnerImplementation] = {
     ),
     "sycl": LearnerImplementation(
         "pearl.learner.sycl_learner", "SyclLearner", ("sycl",), ("device",), compiled="pearl._sycl"
+    ),
+    "fpga": LearnerImplementation(
+        "pearl.learner.fpga_learner",
+        "FpgaLearner",
+        ("sycl",),
+        ("device", "sub_batches"),
+        compiled="pearl._sycl",
+        kinds=("fpga",),
     ),
 }
 

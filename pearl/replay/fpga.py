@@ -52,8 +52,7 @@ class FpgaReplayManager(KernelReplayManager):
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         check_selection(mode, max_times_sampled, initial_priority)
-        _check_supported(mode, replacement, max_times_sampled, initial_priority)
-        _check_capacity(capacity, fanout)
+        check_options(capacity, fanout, mode, replacement, max_times_sampled, initial_priority)
         if not 0 < timeout_s < float("inf"):
             raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
         check_fpga(device, "Replay Manager")
@@ -96,7 +95,15 @@ def tree_levels(capacity: int, fanout: int) -> int:
     return levels
 
 
-def _check_supported(mode: ReplayMode, replacement: bool, limit: int, initial_priority: InitialPriority) -> None:
+def check_options(
+    capacity: int,
+    fanout: int,
+    mode: ReplayMode,
+    replacement: bool,
+    limit: int,
+    initial_priority: InitialPriority,
+) -> None:
+    """Raise what FpgaReplayManager raises for options that it does not have; `limit` is max_times_sampled."""
     unsupported = unsupported_options(mode, replacement, limit, initial_priority)
     if mode == "uniform":
         unsupported.insert(0, "mode='uniform'")
@@ -105,6 +112,7 @@ def _check_supported(mode: ReplayMode, replacement: bool, limit: int, initial_pr
             f"The Replay Manager on FPGAs does not have {', '.join(unsupported)}. The CPU's has: "
             'backend="native", on a device of the backend "cpu".'
         )
+    _check_capacity(capacity, fanout)
 
 
 def _check_capacity(capacity: int, fanout: int) -> None:

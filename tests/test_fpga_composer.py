@@ -1,0 +1,202 @@
+"""Composing and running with an FPGA: a modelled row, nine pairs of devices, programs for each on the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import Running, described, run, running
+from trainers import OwnTrainer, TinyDDPG, TinyDQN
+
+from composer import Composer, Placement
+from composer.matrix import LearnerCell, MissingCell, PairCell, ReplayCell
+from pearl.actors.exploration import EpsilonGreedy
+from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.devices.sycl import sycl_availability
+from pearl.errors import GenerationError, TrainerError
+
+EMULATOR = sycl_availability(EMULATOR_SELECTOR)
+pytestmark = [
+    pytest.mark.fpga,
+    pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}"),
+    pytest.mark.usefixtures("quick_profiles"),
+]
+
+HEADER = "name,kind,backend,selector,cores,clock_mhz,dsp,sram_kb,luts,active_watts,shares_with"
+CPU, SYCL = "cpu0,cpu,cpu,,2,,,,,60,", "sycl:cpu0,cpu,sycl,opencl:cpu:0,2,,,,,60,cpu0"
+FPGA = "fpga0,fpga,sycl,fpga_emu,,300,4510,18202,974400,45,"
+LINKS = ["cpu0,sycl:cpu0,1,20", "cpu0,fpga0,5,16", "sycl:cpu0,fpga0,5,16"]
+DEVICES = ("cpu0", "sycl:cpu0", "fpga0")
+WITH_FPGA = [(replay, learner) for replay in DEVICES for learner in DEVICES if "fpga0" in (replay, learner)]
+
+
+def machine(folder: Path, fpga: str = FPGA) -> tuple[Path, Path]:
+    pair = folder / "devices.csv", folder / "connections.csv"
+    pair[0].write_text("\n".join([HEADER, CPU, SYCL, fpga]) + "\n")
+    pair[1].write_text("\n".join(["source,target,latency_us,bandwidth_gbps", *LINKS]) + "\n")
+    return pair
+
+
+class SmallDQN(TinyDQN):
+    hidden_sizes = (16,)
+
+
+class SmallDDPG(TinyDDPG):
+    hidden_sizes = (16,)
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Callable[..., Composer]:
+    def compose(*, fpga: str = FPGA, replay: dict[str, Any] | None = None, **problem: Any) -> Composer:
+        composer = described(machine(tmp_path, fpga), **{"trainer": SmallDQN, **problem})
+        if replay is not None:
+            composer.set_replay(2000, **replay)
+        composer.run()
+        return composer
+
+    return compose
+
+
+def program_of(composer: Composer, folder: Path, replay: str, learner: str) -> Path:
+    placement = composer.placement.with_choice(replay_manager=replay, learner=learner)
+    name = f"{replay}-{learner}".replace(":", "_")
+    return composer.runtime_gen(placement=placement, path=folder / f"{name}.py", timesteps=2000)
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found
+
+
+# --- the matrix and the placement -----------------------------------------------------------------------------------
+
+
+def test_an_fpga_has_a_modelled_row_and_all_nine_pairs_are_placed(composed: Callable[..., Composer]) -> None:
+    composer = composed()
+    row = composer.matrix["fpga0"]
+    assert isinstance(row.replay, ReplayCell)
+    assert isinstance(row.learner, LearnerCell)
+    assert isinstance(row.pair, PairCell)
+    assert row.learner.implementation == "fpga"
+    for cell in (row.replay, row.learner, row.pair):
+        assert {m.source for _, m in cell.measurements()} == {"modelled"}
+    pairs = {candidate.pair for candidate in composer.placement.candidates}
+    assert pairs == {(replay, learner) for replay in DEVICES for learner in DEVICES}
+    assert Placement.from_json(composer.placement.to_json()) == composer.placement
+
+
+def test_what_fpgas_have_no_kernels_for_is_left_out_with_the_reason(composed: Callable[..., Composer]) -> None:
+    row = composed(trainer=OwnTrainer).matrix["fpga0"]
+    assert isinstance(row.replay, ReplayCell)
+    assert isinstance(row.learner, MissingCell)
+    assert "the fpga Learner is left out: unsupported is " in row.learner.reason
+    row = composed(replay={"max_times_sampled": 8}, training={"replay_ratio": 1.0}).matrix["fpga0"]
+    assert isinstance(row.replay, MissingCell)
+    assert "The Replay Manager on FPGAs does not have max_times_sampled=8" in row.replay.reason
+    assert isinstance(row.learner, LearnerCell)
+
+
+def test_the_fpga_learner_can_be_forced(composed: Callable[..., Composer], tmp_path: Path) -> None:
+    composer = composed(settings={"implementation": "fpga"})
+    assert composer.matrix["cpu0"].learner == MissingCell("no fpga Learner for cpu in this version")
+    text = composer.runtime_gen(path=tmp_path / "forced.py").read_text()
+    assert re.search(r'= FpgaLearner\(\s+trainer,\s+device="fpga_emu",\s+sub_batches=\d+,', text)
+    with pytest.raises(TrainerError, match="The fpga Learner cannot train OwnTrainer"):
+        composed(trainer=OwnTrainer, settings={"implementation": "fpga"})
+
+
+def test_a_board_that_is_not_here_gets_no_program(composed: Callable[..., Composer], tmp_path: Path) -> None:
+    composer = composed(fpga=FPGA.replace(",sycl,fpga_emu,", ",model,,"))
+    with pytest.raises(GenerationError, match="placed on fpga0, a device that is not here"):
+        program_of(composer, tmp_path, "fpga0", "cpu0")
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+SHORT = ("--timesteps", "1500", "--checkpoint-interval", "800", "--eval-episodes", "2")
+
+
+@pytest.mark.parametrize(("replay", "learner"), WITH_FPGA)
+def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
+    composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
+) -> None:
+    composer = composed(training={"replay_ratio": 0.5})
+    program, results = program_of(composer, tmp_path, replay, learner), tmp_path / "run"
+    text = program.read_text()
+    assert ("FpgaLearner" in text) == (learner == "fpga0")
+    assert ('backend="fpga"' in text) == (replay == "fpga0")
+    code, output = run(program, *SHORT, "--run-dir", str(results))
+    assert code == 0, output
+    first = summary(results)
+    assert first["env_steps"] >= 1500
+    assert first["stale_updates"] == 0
+    code, output = run(program, *SHORT, "--timesteps", "2200", "--resume", "--run-dir", str(results))
+    assert code == 0, output
+    assert f"at step {first['env_steps']:,}" in output
+    assert summary(results)["gradient_steps"] > first["gradient_steps"] > 10
+
+
+@pytest.mark.parametrize(
+    "trainer", [pytest.param(SmallDQN, id="dqn"), pytest.param(SmallDDPG, id="ddpg", marks=pytest.mark.slow)]
+)
+def test_serial_runs_on_the_fpga_repeat_and_resume_to_the_bit(
+    composed: Callable[..., Composer], tmp_path: Path, trainer: type
+) -> None:
+    composer = composed(trainer=trainer, env="CartPole-v1" if trainer is SmallDQN else "Pendulum-v1")
+    program = program_of(composer, tmp_path, "fpga0", "fpga0")
+    common = ("--serial", "--timesteps", "1500", "--checkpoint-interval", "512", "--eval-episodes", "0", "--seed", "7")
+
+    def started(name: str, *more: str) -> contextlib.AbstractContextManager[Running]:
+        return running(program, *common, "--run-dir", str(tmp_path / name), *more)
+
+    def weights(name: str, process: Running) -> bytes:
+        assert process.wait() == 0, process.output
+        return (tmp_path / name / "weights.safetensors").read_bytes()
+
+    with started("whole") as one:
+        whole = weights("whole", one)
+    kept = sorted((tmp_path / "whole" / "checkpoints").glob("checkpoint-*"))
+    (tmp_path / "half").mkdir()
+    kept[0].rename(tmp_path / "half" / kept[0].name)
+    with started("resumed", "--resume", "--checkpoint-dir", str(tmp_path / "half")) as resumed:
+        assert weights("resumed", resumed) == whole
+    assert summary(tmp_path / "whole")["gradient_steps"] > 20
+
+
+class LearnsCartPole(TinyDQN):
+    hidden_sizes = (64, 64)
+    learning_rate = 2.3e-3
+    batch_size = 64
+    replay_ratio = 32.0
+    learning_starts = 1000
+    target_update_interval = 100
+    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replay", "learner"), WITH_FPGA)
+def test_cartpole_is_learnt_by_each_pair_with_the_fpga(
+    composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
+) -> None:
+    composer = composed(trainer=LearnsCartPole, capacity=20_000)
+    program, results = program_of(composer, tmp_path, replay, learner), tmp_path / "run"
+    arguments = ("--timesteps", "20000", "--eval-interval", "2000", "--until-return", "195", "--eval-episodes", "20")
+    code, output = run(program, *arguments, "--run-dir", str(results))
+    assert code == 0, output
+    assert summary(results)["evaluation"]["mean"] > 120  # chance has 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replay", "learner"), WITH_FPGA)
+def test_ddpg_trains_in_each_pair_with_the_fpga(
+    composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
+) -> None:
+    composer = composed(trainer=SmallDDPG, env="Pendulum-v1")
+    code, output = run(program_of(composer, tmp_path, replay, learner), *SHORT, "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert summary(tmp_path / "run")["gradient_steps"] > 50
