@@ -286,7 +286,7 @@ void batches_drawn_ahead_are_the_same() {
   CHECK(counters.updates == same.updates && counters.stale == same.stale);
 }
 
-// Priorities that are refused, and a replay that has nothing left to sample, after as many steps as without prefetching.
+// Priorities that are refused, and a replay with nothing left to sample, after as many steps as without prefetching.
 void errors_come_at_the_same_step(bool prefetch) {
   for (const bool runs_out : {false, true}) {
     ReplayOptions options;
