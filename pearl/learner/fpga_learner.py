@@ -39,8 +39,8 @@ class FpgaLearner(SyclLearner):
 
     The stages are generated for the networks and the batch size, compiled at the first step (seconds; kept on disk),
     launched once, and run until `close`, or the end of the interpreter. Raises TrainerError where `supports` says why
-    not and for factors of other networks, ConfigurationError for what is no factor, and DeviceError where the device cannot be used or the pipeline does not
-    answer within `timeout_s` seconds.
+    not and for factors of other networks, ConfigurationError for what is no factor, and DeviceError where the device
+    cannot be used or the pipeline does not answer within `timeout_s` seconds.
     """
 
     backend = "fpga"
