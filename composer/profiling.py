@@ -50,6 +50,7 @@ from pearl.devices.modelled import ProcessorParameters, model_parameters
 from pearl.devices.null import NullTimes
 from pearl.errors import CapacityError, ConfigurationError, DeviceError, TrainerError
 from pearl.learner.extract import extract_networks
+from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
 from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
@@ -494,7 +495,11 @@ class Profiler:
         sharing = self._sharing(device)
         if self.problem.replay.share_next_obs or not sharing.has_idle_core(learner.threads):
             return False
-        return not sharing.keeps_up(learner.step.value_us, learner.threads)
+        if sharing.keeps_up(learner.step.value_us, learner.threads):
+            return False
+        # In a loop in Python nothing would be drawn ahead, and a difference would be noise.
+        made = self._make_learner(learner.implementation, device, learner.threads)
+        return isinstance(made, NativeLearner) and made.loops_natively
 
     @property
     def sharing(self) -> CoreSharing | None:

@@ -197,7 +197,7 @@ class FpgaLearner(_AnyLearner):
         log_alpha: np.ndarray | None,
         *,
         copies: int = 0,
-        unroll: int = 16,
+        unroll: Sequence[Sequence[int]] = ((16,),),
         timeout_s: float = 120.0,
     ) -> None: ...
     def join(self, replay: FpgaSumTree, storage: ColumnStore, batch_size: int) -> None: ...

@@ -96,10 +96,10 @@ class BothFirst:
 
 @pytest.mark.parametrize(
     ("obs", "hidden", "actions", "rows", "copies", "double", "unroll"),
-    [(4, (20,), 2, 9, 2, True, 16), (33, (7, 40), 5, 33, 1, False, 4), (1, (1,), 1, 1, 3, True, 32)],
+    [(4, (20,), 2, 9, 2, True, 16), (33, (7, 40), 5, 33, 1, False, [[4, 64, 1]]), (1, (1,), 1, 1, 3, True, 32)],
 )
 def test_dqn_gradients_are_those_of_float64(
-    obs: int, hidden: tuple[int, ...], actions: int, rows: int, copies: int, double: bool, unroll: int
+    obs: int, hidden: tuple[int, ...], actions: int, rows: int, copies: int, double: bool, unroll: Any
 ) -> None:
     trainer: Any = ShowsGradients(
         spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions), hidden_sizes=hidden, double=double
@@ -282,6 +282,8 @@ def test_what_the_pipeline_cannot_train_is_named() -> None:
     plain = Plain(box, spaces.Discrete(3))
     with pytest.raises(ConfigurationError, match="unroll must be a power of two; found 3"):
         FpgaLearner(plain, unroll=3)
+    with pytest.raises(TrainerError, match="takes an unroll factor for each of its 3 layers; found 2"):
+        FpgaLearner(plain, unroll=[[16, 4]])
     with pytest.raises(ConfigurationError, match="sub_batches"):
         FpgaLearner(plain, sub_batches=-1)
     with pytest.raises(DeviceError, match="needs an FPGA or its emulator"):

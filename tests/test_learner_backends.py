@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from programs import ONE_CPU, TWO_CPUS, CsvPair, described, make_program, run
-from trainers import OwnTrainer, TinyDQN
+from trainers import OwnTrainer, TinyDQN, TinyTD3
 from typer.testing import CliRunner
 
 from composer import profiling
@@ -44,6 +45,14 @@ from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implem
 from pearl.learner.torch_learner import TorchLearner
 
 EACH = pytest.mark.parametrize("name", ["torch", "native"])
+
+
+class OwnNoise(TinyTD3):
+    """Its steps need Python."""
+
+    def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
+        return torch.zeros(rows, self.action_size)
+
 
 # --- the registry ---------------------------------------------------------------------------------------------------
 
@@ -296,6 +305,22 @@ def test_batches_are_drawn_ahead_where_a_core_is_idle_and_that_is_faster(
     assert Placement.from_json(composer.placement.to_json()) == composer.placement
     text = composer.runtime_gen(replay, learner, tmp_path / "program.py").read_text()
     assert ("prefetch=True" in text) == prefetch
+
+
+def test_nothing_is_drawn_ahead_for_a_loop_in_python(
+    csv_pair: CsvPair, tmp_path: Path, made_up: Callable[..., None]
+) -> None:
+    made_up(collection_us=100.0, gain=0.0, ahead=0.8, native=90.0, torch=900.0)
+    for trainer, prefetch in ((TinyTD3, True), (OwnNoise, False)):
+        composer = described(
+            csv_pair("cpu0,cpu,cpu,,3,60"),
+            calibration=tmp_path / f"{trainer.__name__}.json",
+            trainer=trainer,
+            env="Pendulum-v1",
+            training={"replay_ratio": math.inf},
+        )
+        _, learner = composer.run()
+        assert (learner.implementation, learner.prefetch) == ("native", prefetch)
 
 
 # A batch of 16 at 2 samples a transition is collected in 8 transitions. With an Actor that waits for the Learner most

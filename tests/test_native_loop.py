@@ -15,7 +15,7 @@ from gymnasium import spaces
 from pearl import _native
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.algorithms.trainer import Trainer, policy_tensors
-from pearl.errors import TrainerError
+from pearl.errors import ReplayError, TrainerError
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
@@ -200,16 +200,19 @@ def test_batches_drawn_ahead_change_nothing(trainer_class: type[Trainer], thread
         np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=name)
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("trainer_class", [Deterministic, Twin, Soft])
-def test_a_resumed_loop_goes_on_to_the_bit(trainer_class: type[Trainer]) -> None:
-    straight, saved = Setup(trainer_class, native=True), Setup(trainer_class, native=True)
+def test_a_resumed_loop_goes_on_to_the_bit(trainer_class: type[Trainer], prefetch: bool) -> None:
+    arguments = {"prefetch": prefetch}
+    straight, saved = (Setup(trainer_class, native=True, arguments=arguments) for _ in range(2))
     straight.run(12)
     saved.run(5)
-    resumed = Setup(trainer_class, native=True, seed=4, resumes=saved)
+    resumed = Setup(trainer_class, native=True, seed=4, resumes=saved, arguments=arguments)
     resumed.run(7)
     assert_same_state(resumed.trainer, straight.trainer)
     states = [setup.replay.state_dict() for setup in (resumed, straight)]
-    np.testing.assert_array_equal(states[0]["priorities"], states[1]["priorities"])
+    for name in ("priorities", "leaves", "times_sampled", "call"):
+        np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=name)
 
 
 def test_the_first_policy_is_out_at_once_and_again_after_a_restart() -> None:
@@ -272,6 +275,9 @@ def test_stopping_ends_a_long_grant(prefetch: bool) -> None:
         time.sleep(1e-3)
     setup.loop.stop(timeout_s=30.0)
     assert setup.answer()[0] == setup.trainer.gradient_steps
+    state = setup.replay.state_dict()  # as a checkpoint holds it: all that was sampled is trained
+    assert state["call"] == setup.trainer.gradient_steps
+    assert state["updates"] == setup.trainer.gradient_steps * BATCH
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
@@ -291,6 +297,50 @@ def test_a_step_that_diverges_is_told_to_the_host_and_leaves_the_weights(prefetc
         assert np.isfinite(setup.policy()).all()
         np.testing.assert_array_equal(setup.policy(), before)
         with setup.loop.insertion_window():  # the host is not shut out
+            pass
+    finally:
+        setup.loop.stop()
+
+
+# Observations that squares of gradients overflow from, and the loss (Huber, squared) does not.
+@pytest.mark.parametrize(("trainer_class", "huge"), [(Dueling, 1e25), (Deterministic, 1e17)])
+def test_gradients_that_are_not_finite_leave_the_batch_that_failed(trainer_class: type[Trainer], huge: float) -> None:
+    setups, batches = [], []
+    for prefetch in (False, True):
+        setup = Setup(trainer_class, native=True, arguments={"prefetch": prefetch})
+        rows = {name: np.full_like(rows[:1], huge) if name == "obs" else rows[:1] for name, rows in setup.rows.items()}
+        setup.replay.insert(setup.storage.insert(rows))
+        setup.laq.grant(1000, 0.4)
+        with pytest.raises(TrainerError, match=r"loss is -?\d[\d.]*, the gradients' norm (inf|-?nan)"):
+            setup.loop.run_once()
+        setups.append(setup)
+        batches.append(setup.loop.last_batch())
+    assert (batches[0]["obs"] == np.float32(huge)).any()
+    for name, column in batches[0].items():
+        np.testing.assert_array_equal(column, batches[1][name], err_msg=name)
+    assert_same_state(setups[1].trainer, setups[0].trainer)
+    # The next batch had been drawn before the gradients were there.
+    states = [setup.replay.state_dict() for setup in setups]
+    assert [state["call"] - states[0]["call"] for state in states] == [0, 1]
+    assert [state["updates"] - states[0]["updates"] for state in states] == [0, BATCH]
+
+
+class Scarce(Setup):
+    def make_replay(self) -> Any:
+        return make_replay_manager(ReplaySpec(CAPACITY, max_times_sampled=2), seed=5)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_replay_that_has_nothing_left_to_sample_is_told_to_the_host(prefetch: bool) -> None:
+    setup = Scarce(Dueling, native=True, arguments={"prefetch": prefetch})
+    setup.loop.launch()
+    try:
+        setup.laq.grant(1000, 0.4)
+        setup.bell.wait(0, 60.0)
+        with pytest.raises(ReplayError, match="sampled 2 times"):
+            setup.loop.check()
+        assert setup.trainer.gradient_steps == 2 * 200 // BATCH
+        with setup.loop.insertion_window():
             pass
     finally:
         setup.loop.stop()

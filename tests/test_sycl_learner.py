@@ -207,6 +207,19 @@ def test_settings_are_those_of_the_trainer(algorithm: type[Trainer], changed: di
     assert_alike(ours, theirs, 1e-3)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_temperature_moves_by_any_optimizer(momentum: float) -> None:
+    trainers = [small_actor_critic(SAC) for _ in range(2)]
+    for trainer in trainers:
+        trainer.temperature_optimizer = torch.optim.SGD([trainer.log_alpha], lr=0.1, momentum=momentum)
+    learners = SyclLearner(trainers[0]), TorchLearner(trainers[1])
+    for seed in range(10):
+        for learner in learners:
+            learner.step(*actions_batch(seed, rows=75))
+    assert abs(float(trainers[1].log_alpha)) > 0.01
+    assert float(trainers[0].log_alpha) == pytest.approx(float(trainers[1].log_alpha), rel=1e-3)
+
+
 def test_torch_and_the_device_may_take_turns() -> None:
     ours, theirs = (Small(OBS, ACTIONS) for _ in range(2))
     learners = SyclLearner(ours), TorchLearner(ours)

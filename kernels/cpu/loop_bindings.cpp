@@ -95,8 +95,8 @@ void bind_loop(py::module_& m) {
                shape[0] = rows;
                columns.append(py::array(column.dtype(), shape, data[i]));
              }
-             return py::make_tuple(Array<std::int64_t>(rows, held.loop.indices().data()), Array<float>(rows, batch.weights),
-                                   columns);
+             const Array<std::int64_t> indices(rows, held.loop.indices().data());
+             return py::make_tuple(indices, Array<float>(rows, batch.weights), columns);
            })
       .def("seconds", [](const HeldLoop& held) { return seconds_dict(held.loop.seconds()); });
 }

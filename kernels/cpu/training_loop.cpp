@@ -17,8 +17,10 @@ constexpr double kAnswerTimeout = 60.0;
 // Between two batches drawn ahead: to wake a thread takes longer than drawing a small batch.
 constexpr auto kLinger = std::chrono::microseconds(500);
 
+}  // namespace
+
 // Adds what passed since the last lap.
-class Stopwatch {
+class TrainingLoop::Stopwatch {
  public:
   void lap(double& seconds) {
     const auto now = Clock::now();
@@ -30,8 +32,6 @@ class Stopwatch {
   using Clock = std::chrono::steady_clock;
   Clock::time_point last_ = Clock::now();
 };
-
-}  // namespace
 
 void InsertionWindow::enter_sampling() {
   const auto free = [&] { return !wanted_.load(std::memory_order_seq_cst); };
@@ -48,13 +48,16 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
       queues_(queues),
       policy_(std::move(policy)),
       interval_(interval),
+      drawn_(prefetch ? 2 : 1),
       priorities_(batch_size),
       prefetch_(prefetch),
       pool_(prefetch ? 2 : 1, kLinger) {
-  if (batch_size < 1 || interval < 1) throw LearnerError("A training loop needs a batch and an interval of at least 1.");
+  if (batch_size < 1 || interval < 1)
+    throw LearnerError("A training loop needs a batch and an interval of at least 1.");
   std::size_t bytes[learner::kColumns];
   algorithm.item_bytes(bytes);
-  if (storage.columns().size() != learner::kColumns) throw LearnerError("A training loop needs the five columns of transitions.");
+  if (storage.columns().size() != learner::kColumns)
+    throw LearnerError("A training loop needs the five columns of transitions.");
   for (std::size_t i = 0; i < learner::kColumns; ++i) {
     const std::size_t stored = storage.columns()[i].item_bytes;
     if (stored != bytes[i])
@@ -79,8 +82,10 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
     drawn.weights.resize(batch_size);
     drawn.generations.resize(batch_size);
     const auto floats = [&](std::size_t i) { return reinterpret_cast<const float*>(drawn.columns[i].data()); };
-    drawn.batch = {batch_size, floats(0), drawn.columns[1].data(), floats(2), floats(3), floats(4), drawn.weights.data()};
+    const void* actions = drawn.columns[1].data();
+    drawn.batch = {batch_size, floats(0), actions, floats(2), floats(3), floats(4), drawn.weights.data()};
   }
+  pool_.start();  // here, where it may throw: the Learner's threads, which offer batches, must not
   restart();
 }
 
@@ -98,8 +103,7 @@ void TrainingLoop::restart() {
   publish();
 }
 
-void TrainingLoop::draw(Drawn& drawn, double beta, Seconds& spent) {
-  Stopwatch watch;
+void TrainingLoop::draw(Drawn& drawn, double beta, Stopwatch& watch, Seconds& spent) {
   window_.enter_sampling();
   try {
     replay_.sample(drawn.batch.rows, beta, drawn.indices.data(), drawn.weights.data(), drawn.generations.data());
@@ -129,9 +133,10 @@ bool TrainingLoop::run_once(double timeout_s) {
   std::exception_ptr failure;
   const auto draw_next = [&](std::size_t) {
     try {
+      Stopwatch watch;
       Seconds elsewhere;
       update(drawn_[current_]);
-      draw(drawn_[1 - current_], beta, elsewhere);
+      draw(drawn_[1 - current_], beta, watch, elsewhere);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -139,11 +144,11 @@ bool TrainingLoop::run_once(double timeout_s) {
   const learner::PrioritiesKnown prefetching = [&] { pool_.offer(1, draw_next); }, alone;
   std::int64_t done = 0;
   const auto more = [&](std::int64_t after) { return after < iterations && !queues_.grants->closed(); };
+  Stopwatch watch;
   // What was drawn ahead is trained, even where the grants have been closed since: it counts among the samplings.
   for (bool drawn = false; drawn || more(done); ++done) {
-    if (!drawn) draw(drawn_[current_], beta, seconds_);
+    if (!drawn) draw(drawn_[current_], beta, watch, seconds_);
     drawn = prefetch_ && more(done + 1);
-    Stopwatch watch;
     try {
       td_error += algorithm_.step(batch(), priorities_.data(), drawn ? prefetching : alone).td_error;
     } catch (...) {
@@ -153,8 +158,7 @@ bool TrainingLoop::run_once(double timeout_s) {
     watch.lap(seconds_.train);
     if (drawn) {
       pool_.finish();
-      if (failure) std::rethrow_exception(failure);
-      current_ = 1 - current_;
+      if (!failure) current_ = 1 - current_;
       watch.lap(seconds_.gather);
     } else {
       update(drawn_[current_]);
@@ -164,6 +168,7 @@ bool TrainingLoop::run_once(double timeout_s) {
       publish();
       watch.lap(seconds_.publish);
     }
+    if (failure) std::rethrow_exception(failure);  // where the loop alone would have drawn
   }
   const std::int64_t place = queues_.done->reserve(kAnswerTimeout);
   if (place < 0) throw QueueTimeoutError("The host did not read the training loop's progress for 60 s.");

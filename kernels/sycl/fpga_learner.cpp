@@ -16,6 +16,26 @@ namespace {
 constexpr std::size_t kMostStages = 100;
 constexpr int kMostRows = 1 << 16;
 
+// UF of each layer.
+void set_unroll(LearnerShape& shape, const std::vector<std::vector<int>>& unroll) {
+  if (unroll.size() != 1 && unroll.size() != shape.networks.size())
+    throw LearnerError("Unroll factors are wanted of " + std::to_string(shape.networks.size()) +
+                       " networks, the actor first; found those of " + std::to_string(unroll.size()) + ".");
+  for (std::size_t n = 0; n < shape.networks.size(); ++n) {
+    const std::vector<int>& factors = unroll[unroll.size() == 1 ? 0 : n];
+    auto& layers = shape.networks[n];
+    if (factors.size() != 1 && factors.size() != layers.size())
+      throw LearnerError("Network " + std::to_string(n) + " takes an unroll factor for each of its " +
+                         std::to_string(layers.size()) + " layers; found " + std::to_string(factors.size()) + ".");
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      const int factor = factors[factors.size() == 1 ? 0 : l];
+      if (factor < 1 || !std::has_single_bit(static_cast<unsigned>(factor)))
+        throw LearnerError("An unroll factor must be a power of two; found " + std::to_string(factor) + ".");
+      layers[l].unroll = factor;
+    }
+  }
+}
+
 LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   LearnerShape shape;
   for (const NetworkSource& network : model.networks) shape.networks.push_back(chain_of(network));
@@ -23,14 +43,13 @@ LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   if (model.actor_critic ? networks < 2 || networks > 3 : networks != 1)
     throw LearnerError("A learner takes one network, or an actor and one or two critics; found " +
                        std::to_string(networks) + ".");
-  if (cut.copies < 0 || cut.unroll < 1 || !std::has_single_bit(static_cast<unsigned>(cut.unroll)))
-    throw LearnerError("A pipeline takes at least one copy and an unroll factor that is a power of two; found " +
-                       std::to_string(cut.copies) + " and " + std::to_string(cut.unroll) + ".");
+  if (cut.copies < 0)
+    throw LearnerError("A pipeline takes at least one copy; found " + std::to_string(cut.copies) + ".");
+  set_unroll(shape, cut.unroll);
   shape.actor_critic = model.actor_critic;
   shape.stochastic = model.log_alpha != nullptr;
   shape.observations = static_cast<int>(model.observation_size);
   shape.actions = static_cast<int>(model.action_size);
-  shape.unroll = cut.unroll;
   shape.rows = 1;
   // The most stages that it may have.
   shape.double_q = true;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "autorun.hpp"
 #include "column_store.hpp"
@@ -20,7 +21,8 @@ namespace pearl::device {
 // How a pipeline is cut: DP copies (0: 2; in any case no more than run side by side), multiply-accumulates of a stage at
 // once.
 struct PipelineCut {
-  int copies = 0, unroll = 16;
+  int copies = 0;
+  std::vector<std::vector<int>> unroll = {{16}};  // of each network and layer; one for all where there is one
   double timeout_s = 120.0;
 };
 

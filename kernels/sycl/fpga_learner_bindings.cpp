@@ -22,16 +22,16 @@ void bind_fpga_learner(py::module_& module) {
       .def(py::init([](std::shared_ptr<DeviceQueue> queue, bool actor_critic, const Networks& networks,
                        const std::array<OptionalFloats, 4>& parameters, const Floats& scales,
                        std::size_t observation_size, std::size_t action_size, const OptionalFloats& log_alpha,
-                       int copies, int unroll, double timeout_s) {
+                       int copies, std::vector<std::vector<int>> unroll, double timeout_s) {
              const auto make = [&](const std::shared_ptr<DeviceQueue>& on, LearnerModel model) {
-               return std::make_unique<FpgaLearner>(on, std::move(model), PipelineCut{copies, unroll, timeout_s});
+               return std::make_unique<FpgaLearner>(on, std::move(model), PipelineCut{copies, std::move(unroll), timeout_s});
              };
              return std::make_unique<Held>(std::move(queue), actor_critic, networks, parameters, scales,
                                            observation_size, action_size, log_alpha, make);
            }),
            py::arg("queue"), py::arg("actor_critic"), py::arg("networks"), py::arg("parameters"), py::arg("scales"),
            py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert(), py::kw_only(),
-           py::arg("copies") = 0, py::arg("unroll") = 16, py::arg("timeout_s") = 120.0)
+           py::arg("copies") = 0, py::arg("unroll") = std::vector<std::vector<int>>{{16}}, py::arg("timeout_s") = 120.0)
       .def(
           "join",
           [](Held& self, const std::shared_ptr<FpgaReplay>& replay, const std::shared_ptr<ColumnStore>& storage,

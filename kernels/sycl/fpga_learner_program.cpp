@@ -125,7 +125,7 @@ class Pipelines {
         to = {wire(chain[l].outputs)};
         beside = backward == nullptr ? Names{} : existing({backward->inputs[l + 1], backward->results[l + 1]});
       }
-      stage(named("fp_" + name, l), "forward_stage<" + layer_name(network, l) + ", " + std::to_string(shape_.unroll) +
+      stage(named("fp_" + name, l), "forward_stage<" + layer_name(network, l) + ", " + std::to_string(chain[l].unroll) +
                                         ", " + in + ", " + weights_for(readers, l) + ", " + list("Leads", to) + ", " +
                                         list("Sides", beside) + ">");
       if (!last) in = to.front();
@@ -135,8 +135,8 @@ class Pipelines {
   // `below`: the leads that take the slopes of the network's input, if any do.
   void backward(const std::string& name, std::size_t network, const Backward& wires, const std::string& below) {
     const auto& chain = layers(network);
-    const std::string unroll = std::to_string(shape_.unroll);
     for (std::size_t l = chain.size(); l-- > 0;) {
+      const std::string unroll = std::to_string(chain[l].unroll);
       if (!wires.to_ga[l].empty()) {
         gradients_[network][l].push_back(pipe("Block", pipe_items_));
         stage(named("ga_" + name, l), "gradient_stage<" + layer_name(network, l) + ", " + unroll + ", " +
@@ -326,7 +326,10 @@ std::string described(const LearnerShape& shape) {
     text << ' ' << layers.front().inputs;
     for (const LayerShape& layer : layers) text << '-' << layer.outputs;
   }
-  text << "; batches of up to " << shape.rows << ", DP " << shape.copies << ", UF " << shape.unroll << ".\n"
+  text << "; batches of up to " << shape.rows << ", DP " << shape.copies << ", UF";
+  for (const auto& layers : shape.networks)
+    for (std::size_t l = 0; l < layers.size(); ++l) text << (l == 0 ? " " : "-") << layers[l].unroll;
+  text << ".\n"
        << "struct Learner;\nstruct LearnerPipes;\nusing pearl::tape::Activation;\n";
   return text.str();
 }
@@ -335,7 +338,7 @@ std::string described(const LearnerShape& shape) {
 
 bool operator==(const LayerShape& a, const LayerShape& b) {
   return a.inputs == b.inputs && a.outputs == b.outputs && a.weight == b.weight && a.bias == b.bias &&
-         a.activation == b.activation;
+         a.activation == b.activation && a.unroll == b.unroll;
 }
 
 std::vector<LayerShape> chain_of(const NetworkSource& network) {

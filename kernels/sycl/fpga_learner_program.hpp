@@ -19,6 +19,7 @@ struct LayerShape {
   int inputs = 0, outputs = 0;
   std::ptrdiff_t weight = 0, bias = learner::kNone;  // places in its network's vector
   tape::Activation activation = tape::Activation::none;
+  int unroll = 16;  // UF: multiply-accumulates of its FP, BP and GA that run side by side, a power of two
 };
 
 // What a program is generated for.
@@ -28,7 +29,6 @@ struct LearnerShape {
   bool stochastic = false, learns_temperature = false;  // SAC
   int observations = 0, actions = 0;
   int copies = 1;          // DP of PEARL Sec. V-B
-  int unroll = 16;         // UF: multiply-accumulates of a stage that run side by side, a power of two
   std::uint32_t rows = 0;  // the largest batch
   int rules[3] = {};       // tape::Rule of the critics, or DQN's network, of the policy and of the temperature
 

@@ -631,7 +631,7 @@ void DeviceLearner::launch(std::int64_t step) {
   run(phases_[0], false, kMain, step, target);
   if (!model_.actor_critic || !moves) return;
   run(phases_[1], true, kActor, step, target);
-  if (model_.log_alpha == nullptr || optimizers_[kTemperature].steps == nullptr) return;
+  if (model_.log_alpha == nullptr || movers_[kTemperature] == nullptr) return;
   const tape::StepArguments arguments = advance(kTemperature);
   queue_.launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, context_.data(),
                 static_cast<const tape::Optimizer*>(&device_optimizers_[kTemperature]), arguments.step_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,13 +33,14 @@ class FpgaLearner(SyclLearner):
     DQN (double too), DDPG, TD3 and SAC on chains of linear layers, each with ReLU, tanh or nothing behind it. Actors
     learn from the critics' weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the
     trainer does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer,
-    which a warning says, where not all stages would run at once. `unroll` is UF, the multiply-accumulates of a stage
-    that run side by side.
+    which a warning says, where not all stages would run at once. `unroll` is UF, how many multiply-accumulates of a
+    layer's FP, BP and GA run side by side: one power of two, or those of each network (DQN's; the actor's, then the
+    critics') for each of its layers.
 
     The stages are generated for the networks and the batch size, compiled at the first step (seconds; kept on disk),
     launched once, and run until `close`, or the end of the interpreter. Raises TrainerError where `supports` says why
-    not, ConfigurationError for other factors, and DeviceError where the device cannot be used or the pipeline does not
-    answer within `timeout_s` seconds.
+    not and for factors of other networks, ConfigurationError for what is no factor, and DeviceError where the device
+    cannot be used or the pipeline does not answer within `timeout_s` seconds.
     """
 
     backend = "fpga"
@@ -50,19 +52,17 @@ class FpgaLearner(SyclLearner):
         *,
         device: str = EMULATOR_SELECTOR,
         sub_batches: int = 0,
-        unroll: int = 16,
+        unroll: int | Sequence[Sequence[int]] = 16,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         if type(sub_batches) is not int or sub_batches < 0:
             raise ConfigurationError(
                 f"sub_batches, the copies of the pipeline, must be at least 1, or 0; found {sub_batches!r}."
             )
-        if type(unroll) is not int or unroll < 1 or unroll & (unroll - 1):
-            raise ConfigurationError(f"unroll must be a power of two; found {unroll!r}.")
         if not 0 < timeout_s < float("inf"):
             raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
         check_fpga(device, "Learner")
-        self._cut = {"copies": sub_batches, "unroll": unroll, "timeout_s": timeout_s}
+        self._cut = {"copies": sub_batches, "unroll": _factors(unroll), "timeout_s": timeout_s}
         super().__init__(trainer, device=device)
         if self.sub_batches < sub_batches:
             logger.warning(
@@ -155,6 +155,15 @@ class JoinedTraining:
 def _stop(kernel: _sycl.FpgaLearner) -> None:
     with contextlib.suppress(DeviceError):  # it stands still, and whoever used it was told
         kernel.close()
+
+
+def _factors(unroll: int | Sequence[Sequence[int]]) -> list[list[int]]:
+    """One list for each network, or one of one factor for all."""
+    networks = [[unroll]] if isinstance(unroll, int) else [list(layers) for layers in unroll]
+    for factor in (factor for layers in networks for factor in layers):
+        if type(factor) is not int or factor < 1 or factor & (factor - 1):
+            raise ConfigurationError(f"unroll must be a power of two; found {factor!r}.")
+    return networks
 
 
 def _no_chain(size: int, operations: list[Op]) -> str | None:

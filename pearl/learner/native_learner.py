@@ -79,6 +79,11 @@ class NativeLearner:
         columns["weights"] = self._array("weights", weights)
         return StepResult(*self._rule.step(columns))
 
+    @property
+    def loops_natively(self) -> bool:
+        """Whether `start_loop` makes a loop where Replay Manager and Data Storage are native."""
+        return self._rule.algorithm() is not None and all(t.dtype == torch.float32 for t in self._policy)
+
     def start_loop(
         self,
         replay: object,

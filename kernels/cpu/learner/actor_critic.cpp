@@ -55,8 +55,7 @@ ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_
 
 ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool moves_policy, bool moves_targets,
                                             Optimizer& critic, Optimizer& actor, Optimizer* temperature,
-                                            float* log_alpha, float* priorities,
-                                            const PrioritiesKnown& known) {
+                                            float* log_alpha, float* priorities, const PrioritiesKnown& known) {
   if (batch.rows != rows_) {
     for (const auto& worker : workers_) {
       worker->actor.clear();
@@ -185,6 +184,8 @@ void ActorCriticLearner::act(const float* outputs, const float* noise, std::size
   kernels_.tanh(unit, unit, actions * size);
 }
 
+// Not inlined: the loops beside it ran 2% slower then, without prefetching too.
+[[gnu::noinline, gnu::cold]]
 void ActorCriticLearner::priorities_written(const PrioritiesKnown& known) {
   if (!known || writing_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   double loss = 0.0;
@@ -289,8 +290,9 @@ void ActorCriticLearner::actor_gradients(Worker& worker, const ActorCriticBatch&
         value = first_share > 0.0f ? value : values[1][c];
       }
       slopes[0][c] = -share * first_share;
-      worker.actor_loss += static_cast<double>((settings_.stochastic ? temperature * worker.log_prob[c] : 0.0f) - value);
-      if (settings_.stochastic) worker.entropy_gap += static_cast<double>(worker.log_prob[c]) + settings_.target_entropy;
+      const float log_prob = settings_.stochastic ? worker.log_prob[c] : 0.0f;
+      worker.actor_loss += static_cast<double>((settings_.stochastic ? temperature * log_prob : 0.0f) - value);
+      if (settings_.stochastic) worker.entropy_gap += static_cast<double>(log_prob) + settings_.target_entropy;
     }
   }
   for (std::size_t k = 0; k < critics; ++k)

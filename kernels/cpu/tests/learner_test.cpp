@@ -419,8 +419,9 @@ void test_actor_critic_algorithm() {
       std::size_t bytes[kColumns];
       algorithm.item_bytes(bytes);
       CHECK(bytes[0] == 4 * ActorCriticTraining::kObs && bytes[1] == 4 * ActorCriticTraining::kActions);
-      const Batch batch = {looped.rows,            looped.obs.data(),       looped.actions.data(), looped.rewards.data(),
-                           looped.next_obs.data(), looped.discounts.data(), looped.weights.data()};
+      const Batch batch = {looped.rows,          looped.obs.data(),      looped.actions.data(),
+                           looped.rewards.data(), looped.next_obs.data(), looped.discounts.data(),
+                           looped.weights.data()};
       for (std::uint64_t step = 5; step < 25; ++step) {
         const StepMetrics found = algorithm.step(batch, looped.priorities.data(), {});
         pearl::fill_normal(kSeed, step, 0, stepped.next_noise.size(), stepped.next_noise.data());

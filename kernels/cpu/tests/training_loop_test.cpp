@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -19,10 +20,12 @@ constexpr std::size_t kCapacity = 500;
 constexpr std::size_t kBatch = 32;
 constexpr std::size_t kInputs = 3;
 constexpr std::size_t kPolicy = 10;
+const std::size_t kSnapshotBytes = Snapshot::nbytes(4 * kPolicy);
 
 // Every number of a row tells which item it is of: a row that is half old and half new shows.
 struct Rows {
-  explicit Rows(std::size_t count) : obs(count * kInputs), next(count * kInputs), reward(count), discount(count), action(count) {}
+  explicit Rows(std::size_t count)
+      : obs(count * kInputs), next(count * kInputs), reward(count), discount(count), action(count) {}
   void set(std::size_t row, float item) {
     for (std::size_t k = 0; k < kInputs; ++k) {
       obs[row * kInputs + k] = item;
@@ -50,9 +53,13 @@ class Recorder : public learner::Algorithm {
     for (std::size_t i = 0; i < batch.rows; ++i) priorities[i] = 0.25f + batch.rewards[i];
     ++steps;
     if (fail_at == steps) throw LearnerError("diverged");
+    if (wrong_at == steps) priorities[5] = -1.0f;
     if (known) {
       ++told;
-      known();
+      if (steps % 5 == 0)
+        std::thread(known).join();  // any thread of the Learner may be the one that knows
+      else
+        known();
       if (steps % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
       check(batch);  // it is still being trained
     }
@@ -70,9 +77,13 @@ class Recorder : public learner::Algorithm {
       CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
     }
   }
+  bool trained_last(const learner::Batch& batch) const {
+    return std::equal(batch.rewards, batch.rewards + batch.rows, items.end() - kBatch);
+  }
   std::vector<float> policy = std::vector<float>(kPolicy);
   std::uint64_t steps = 0;
   std::uint64_t fail_at = 0, fail_late_at = 0;  // before and after the priorities are known
+  std::uint64_t wrong_at = 0;                   // a step with a priority that the Replay Manager refuses
   std::uint64_t told = 0;
   std::vector<float> items, weights;  // of all batches
 };
@@ -80,11 +91,11 @@ class Recorder : public learner::Algorithm {
 std::vector<char> zeroed(std::size_t nbytes) { return std::vector<char>(nbytes + kCacheLine); }
 
 struct Fixture {
-  Fixture()
+  explicit Fixture(const ReplayOptions& options = {})
       : grants(memory(grants_memory, SlotQueue::nbytes(2, 128)), grants_size(2), 2, 128, true),
         done(memory(done_memory, SlotQueue::nbytes(2, 128)), grants_size(2), 2, 128, true),
-        snapshot(memory(snapshot_memory, Snapshot::nbytes(4 * kPolicy)), Snapshot::nbytes(4 * kPolicy), 4 * kPolicy, true),
-        replay(kCapacity, 16, true, 0.6, 3),
+        snapshot(memory(snapshot_memory, kSnapshotBytes), kSnapshotBytes, 4 * kPolicy, true),
+        replay(kCapacity, 16, 0.6, 3, options),
         storage(kCapacity, {{reinterpret_cast<char*>(columns.obs.data()), 4 * kInputs},
                             {reinterpret_cast<char*>(columns.action.data()), 8},
                             {reinterpret_cast<char*>(columns.reward.data()), 4},
@@ -105,6 +116,9 @@ struct Fixture {
   }
   TrainingLoop::Queues queues() {
     return {&grants, aligned(grants_memory), &done, aligned(done_memory), &snapshot};
+  }
+  TrainingLoop loop(std::size_t interval, bool prefetch) {
+    return {replay, storage, algorithm, kBatch, queues(), {{algorithm.policy.data(), kPolicy}}, interval, prefetch};
   }
   void insert(std::size_t count) {
     Rows rows(count);
@@ -153,7 +167,7 @@ struct Fixture {
 
 void grants_are_run_and_answered(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 4, prefetch);
+  TrainingLoop loop = f.loop(4, prefetch);
   CHECK(f.snapshot.version() == 1);  // the first policy is out at once
   CHECK(!loop.run_once(0.0));
   f.grant(10);
@@ -179,13 +193,13 @@ void grants_are_run_and_answered(bool prefetch) {
 
 void errors_leave_the_window_open(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 1, prefetch);
+  TrainingLoop loop = f.loop(1, prefetch);
   f.algorithm.fail_at = 2;
   f.algorithm.fail_late_at = 4;
   f.grant(5);
   for (int failure = 0; failure < 2; ++failure) {
     CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
-    CHECK(std::equal(loop.batch().rewards, loop.batch().rewards + kBatch, f.algorithm.items.end() - kBatch));
+    CHECK(f.algorithm.trained_last(loop.batch()));
   }
   loop.window().open();
   f.insert(10);
@@ -199,7 +213,8 @@ void errors_leave_the_window_open(bool prefetch) {
 void what_does_not_fit_is_refused() {
   Fixture f;
   const auto make = [&](SumTreeReplay& replay, std::size_t batch, std::size_t policy, std::size_t interval) {
-    TrainingLoop loop(replay, f.storage, f.algorithm, batch, f.queues(), {{f.algorithm.policy.data(), policy}}, interval);
+    const std::vector<Weights> weights = {{f.algorithm.policy.data(), policy}};
+    TrainingLoop loop(replay, f.storage, f.algorithm, batch, f.queues(), weights, interval);
   };
   make(f.replay, kBatch, kPolicy, 1);
   SumTreeReplay other(kCapacity + 1, 16, true, 0.6, 3);
@@ -211,7 +226,7 @@ void what_does_not_fit_is_refused() {
 
 void the_host_inserts_between_samplings(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8, prefetch);
+  TrainingLoop loop = f.loop(8, prefetch);
   std::thread thread([&] {
     try {
       for (;;) loop.run_once(1.0);
@@ -237,20 +252,22 @@ void the_host_inserts_between_samplings(bool prefetch) {
 
 void closing_ends_a_grant_early(bool prefetch) {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 8, prefetch);
+  TrainingLoop loop = f.loop(8, prefetch);
   f.grant(std::int64_t{1} << 40);
   std::thread thread([&] { CHECK(loop.run_once(1.0)); });
   while (f.snapshot.version() < 3) std::this_thread::yield();
   f.grants.close();
   thread.join();
   CHECK(f.answer() == static_cast<std::int64_t>(f.algorithm.steps));
+  // What a checkpoint would hold: all that was sampled is trained, and its priorities are those of the Learner.
+  CHECK(f.replay.state().counters.updates == f.algorithm.steps * kBatch);
+  CHECK(f.replay.state().call == f.algorithm.steps);
 }
 
 void batches_drawn_ahead_are_the_same() {
   Fixture plain, ahead;
   for (Fixture* f : {&plain, &ahead}) {
-    TrainingLoop loop(f->replay, f->storage, f->algorithm, kBatch, f->queues(), {{f->algorithm.policy.data(), kPolicy}}, 4,
-                      f == &ahead);
+    TrainingLoop loop = f->loop(4, f == &ahead);
     for (const std::int64_t iterations : {1, 2, 60, 0, 100}) {
       f->grant(iterations);
       CHECK(loop.run_once(1.0) && f->answer() == iterations);
@@ -269,9 +286,62 @@ void batches_drawn_ahead_are_the_same() {
   CHECK(counters.updates == same.updates && counters.stale == same.stale);
 }
 
+// Priorities that are refused, and a replay with nothing left to sample, after as many steps as without prefetching.
+void errors_come_at_the_same_step(bool prefetch) {
+  for (const bool runs_out : {false, true}) {
+    ReplayOptions options;
+    options.max_times_sampled = runs_out ? 2 : 0;
+    Fixture f(options);
+    f.algorithm.wrong_at = runs_out ? 0 : 12;
+    TrainingLoop loop = f.loop(1, prefetch);
+    f.grant(13);
+    const auto run = [&] { return loop.run_once(1.0); };
+    CHECK(runs_out ? throws<ReplayError>(run) : throws<PriorityError>(run));
+    CHECK(f.algorithm.steps == 12);  // 200 items twice are 12 batches of 32
+    CHECK(f.algorithm.trained_last(loop.batch()));
+    const std::uint64_t refused = runs_out ? 0 : 1;
+    CHECK(f.replay.state().counters.updates == (12 - refused) * kBatch);
+    CHECK(!runs_out || f.snapshot.version() == 13);
+    f.insert(200);
+    CHECK(run() && f.answer() == 13);  // the grant was still there
+  }
+}
+
+// However the host holds sampling off, a failure gets through, and the loop can be ended at once.
+void failures_get_past_a_busy_host(bool prefetch) {
+  Fixture f;
+  std::atomic<TrainingLoop*> shown = nullptr;
+  std::atomic<bool> over = false;
+  std::mutex living;
+  std::thread host([&] {
+    while (!over) {
+      const std::lock_guard lock(living);
+      if (shown == nullptr) continue;
+      shown.load()->window().open();
+      f.insert(3);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      shown.load()->window().close();
+    }
+  });
+  f.grant(std::int64_t{1} << 40);
+  for (int failure = 0; failure < 40; ++failure) {
+    TrainingLoop loop = f.loop(1, prefetch);
+    shown = &loop;
+    const std::uint64_t steps = 1 + static_cast<std::uint64_t>(failure % 6), before = f.replay.state().call;
+    f.algorithm.fail_late_at = f.algorithm.steps + steps;
+    CHECK(throws<LearnerError>([&] { loop.run_once(1.0); }));
+    CHECK(f.replay.state().call == before + steps + prefetch);  // nothing is pending
+    CHECK(f.algorithm.trained_last(loop.batch()));
+    const std::lock_guard lock(living);
+    shown = nullptr;
+  }
+  over = true;
+  host.join();
+}
+
 void errors_of_drawing_ahead_reach_the_loop() {
   Fixture f;
-  TrainingLoop loop(f.replay, f.storage, f.algorithm, kBatch, f.queues(), {{f.algorithm.policy.data(), kPolicy}}, 1, true);
+  TrainingLoop loop = f.loop(1, true);
   f.grant(std::int64_t{1} << 40);
   std::thread closer([&] {
     while (f.snapshot.version() < 10) std::this_thread::yield();
@@ -291,6 +361,8 @@ int main() {
     errors_leave_the_window_open(prefetch);
     the_host_inserts_between_samplings(prefetch);
     closing_ends_a_grant_early(prefetch);
+    errors_come_at_the_same_step(prefetch);
+    failures_get_past_a_busy_host(prefetch);
   }
   what_does_not_fit_is_refused();
   batches_drawn_ahead_are_the_same();

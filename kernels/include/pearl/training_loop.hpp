@@ -2,8 +2,8 @@
 // the host, which grants iterations, inserts between samplings, and reads what was done.
 //
 // With `prefetch` another thread draws the next batch of a grant (update, sample, gather, in the same strict order) as
-// soon as the priorities of this one are known: while the Learner goes backward. Samples and weights keep their bits. If
-// that thread has not begun by the end of the step, the loop's does it.
+// soon as the priorities of this one are known: while the Learner goes backward. Samples and weights keep their bits.
+// If that thread has not begun by the end of the step, the loop's does it. Nothing is pending between grants.
 #pragma once
 
 #include <atomic>
@@ -68,7 +68,8 @@ class TrainingLoop {
                const Queues& queues, std::vector<Weights> policy, std::size_t interval, bool prefetch = false);
 
   // Called from the loop's thread only. Runs the next grant; false if none has come in time. Throws QueueClosedError
-  // once the grants are closed and done with, QueueTimeoutError if the host takes no answer.
+  // once the grants are closed and done with, QueueTimeoutError if the host takes no answer, and what goes wrong in the
+  // Replay Manager, the Data Storage and the Learner, on whichever thread.
   bool run_once(double timeout_s);
   // Counts steps anew and publishes the policy, as after construction. While no grant runs.
   void restart();
@@ -94,7 +95,8 @@ class TrainingLoop {
     std::vector<void*> targets;
     learner::Batch batch;
   };
-  void draw(Drawn& drawn, double beta, Seconds& spent);
+  class Stopwatch;
+  void draw(Drawn& drawn, double beta, Stopwatch& watch, Seconds& spent);
   void update(const Drawn& drawn);
   void publish();
 
@@ -107,7 +109,7 @@ class TrainingLoop {
   std::uint64_t steps_ = 0;
   InsertionWindow window_;
   Seconds seconds_;
-  Drawn drawn_[2];  // one is trained while the other is drawn
+  std::vector<Drawn> drawn_;  // one, or with `prefetch` two: one is trained while the other is drawn
   std::size_t current_ = 0;
   std::vector<float> priorities_;
   std::vector<float> staging_;

@@ -15,8 +15,8 @@
 namespace pearl {
 
 // The caller is one of the workers and never waits for another to begin: a worker that the system does not run takes no
-// chunk. Threads start with the first job. Between jobs they stay awake for `linger`, in case that another soon follows,
-// and sleep then.
+// chunk. Threads start with the first job, unless start() was called before. Between jobs they stay awake for `linger`,
+// in case that another soon follows, and sleep then.
 class WorkerPool {
  public:
   explicit WorkerPool(unsigned workers, std::chrono::microseconds linger = {})
@@ -30,6 +30,11 @@ class WorkerPool {
   }
 
   unsigned workers() const { return workers_; }
+
+  // Throws std::system_error where the system has no thread left; afterwards no job does.
+  void start() {
+    while (threads_.size() + 1 < workers_) threads_.emplace_back([this] { serve(); });
+  }
 
   // Calls work(chunk) once for each of `chunks` (below 2^32), in any order and on any worker, and returns when all are
   // done. `work` must not throw. From any thread; while one job runs, the caller of another does it alone.
@@ -48,7 +53,7 @@ class WorkerPool {
   // finish(), the caller does there. `work` must live until then, and no other job may come between.
   template <class Work>
   void offer(std::size_t chunks, const Work& work) {
-    while (threads_.size() + 1 < workers_) threads_.emplace_back([this] { serve(); });
+    start();
     work_.store(&work, std::memory_order_relaxed);
     call_.store([](const void* job, std::size_t chunk) { (*static_cast<const Work*>(job))(chunk); },
                 std::memory_order_relaxed);

@@ -127,8 +127,8 @@ struct ActorCriticParts {
   std::int64_t* steps;             // trained so far
 };
 
-// Its step, for a loop. Noise is that of `fill_normal` for the seed and the count of steps: draw 0 for the next actions,
-// draw 1 for those that a stochastic policy is judged by.
+// Its step, for a loop. Noise is that of `fill_normal` for the seed and the count of steps: draw 0 for the next
+// actions, draw 1 for those that a stochastic policy is judged by.
 class ActorCriticAlgorithm : public Algorithm {
  public:
   explicit ActorCriticAlgorithm(const ActorCriticParts& parts) : parts_(parts) {}

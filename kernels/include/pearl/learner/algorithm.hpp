@@ -26,8 +26,8 @@ struct StepMetrics {
   double gradient_norm = 0.0;
 };
 
-// Called once in a step, by any of its threads, as soon as all priorities are written and the loss is known to be
-// finite: the rest of the step goes on meanwhile. Must not throw.
+// Called once in every step that returns, by any of its threads, as soon as all priorities are written and the loss is
+// known to be finite: the rest of the step goes on meanwhile, and may still throw. Must not throw.
 using PrioritiesKnown = std::function<void()>;
 
 class Algorithm {
