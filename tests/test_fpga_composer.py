@@ -121,7 +121,10 @@ def test_a_board_that_is_not_here_gets_no_program(composed: Callable[..., Compos
 SHORT = ("--timesteps", "1500", "--checkpoint-interval", "800", "--eval-episodes", "2")
 
 
-@pytest.mark.parametrize(("replay", "learner"), WITH_FPGA)
+@pytest.mark.parametrize(
+    ("replay", "learner"),
+    [pytest.param(*pair, marks=pytest.mark.slow if "sycl:cpu0" in pair else ()) for pair in WITH_FPGA],
+)
 def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:
