@@ -78,7 +78,7 @@ def test_the_replay_managers_program_is_the_emulators(generator: Path) -> None:
 
 
 class SmallDQN(DQN):
-    hidden_sizes = (20, 7)
+    hidden_sizes, double = (20, 7), False
 
 
 class SmallDDPG(DDPG):
@@ -91,13 +91,11 @@ class SmallTD3(TD3):
 
 @pytest.mark.fpga
 @pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}")
-@pytest.mark.parametrize(
-    ("algorithm", "trainer_class"), [("double_dqn", SmallDQN), ("ddpg", SmallDDPG), ("td3", SmallTD3)]
-)
+@pytest.mark.parametrize(("algorithm", "trainer_class"), [("dqn", SmallDQN), ("ddpg", SmallDDPG), ("td3", SmallTD3)])
 def test_the_learners_program_is_the_emulators(generator: Path, algorithm: str, trainer_class: type[Trainer]) -> None:
     """The recipe is told widths; the Learner reads layers and the places of their weights from a trainer."""
     box = spaces.Box(-1.0, 1.0, (4,), np.float32)
-    actions = spaces.Discrete(2) if algorithm == "double_dqn" else spaces.Box(-1.0, 1.0, (2,), np.float32)
+    actions = spaces.Discrete(2) if algorithm == "dqn" else spaces.Box(-1.0, 1.0, (2,), np.float32)
     program = FpgaLearner(trainer_class(box, actions), sub_batches=2).kernel.source(9)
     words = ("network=4,20,7,2", "batch=9", "copies=2", "pipe_items=1024")
     said = generate(generator, "design=learner", f"algorithm={algorithm}", *words)
@@ -131,7 +129,8 @@ def test_kernels_are_those_that_reports_are_read_for(generator: Path, algorithm:
         (("design=learner", "network=4"), "at least two widths, inputs and outputs, as in 4,64,64,2; found 4."),
         (("design=learner", "network=4,x,2"), "A width of network must be a whole number from 1 to 4096; found x."),
         (("design=training", "batch=2", "copies=3"), "copies must be a whole number from 1 to 2; found 3."),
-        (("design=learner", "unroll=12"), "unroll must be a power of two; found 12."),
+        (("design=learner", "unroll=16,12,2"), "unroll must be a power of two; found 12."),
+        (("design=learner", "unroll=8,8"), "unroll must be one number, or one for each of 3 layers; found 8,8."),
     ],
 )
 def test_what_no_program_is_generated_for_is_said(generator: Path, words: tuple[str, ...], expected: str) -> None:
@@ -166,7 +165,7 @@ def test_the_recipe_generates_what_its_options_say(generator: Path, tmp_path: Pa
         ("learner", (*TINY, "algorithm=double_dqn", "activation=tanh", "optimizer=momentum")),
         pytest.param("learner", (*TINY, "algorithm=ddpg", "optimizer=sgd"), marks=pytest.mark.slow),
         ("learner", ("network=3,17,2", "batch=33", "algorithm=td3", "optimizer=nesterov", "pipe_items=2")),
-        pytest.param("learner", ("network=5,33,16,3", "batch=20", "copies=3", "unroll=4"), marks=pytest.mark.slow),
+        pytest.param("learner", ("network=5,33,16,3", "batch=20", "copies=3", "unroll=4,32,1"), marks=pytest.mark.slow),
         ("training", (*TINY, *TREE, "pipe_items=1")),
         pytest.param("training", (*TINY, *TREE, "algorithm=td3", "optimizer=amsgrad"), marks=pytest.mark.slow),
     ],

@@ -66,23 +66,43 @@ int choice(const std::string& name, const std::string& text, const std::vector<s
   return static_cast<int>(found - choices.begin());
 }
 
-std::vector<int> widths_of(const std::string& text) {
-  std::vector<int> widths;
+std::vector<int> numbers(const std::string& name, const std::string& text, int most) {
+  std::vector<int> found;
   std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) widths.push_back(number("A width of network", part, kMostWidth));
+  for (std::string part; std::getline(parts, part, ',');) found.push_back(number(name, part, most));
+  return found;
+}
+
+std::vector<int> widths_of(const std::string& text) {
+  const std::vector<int> widths = numbers("A width of network", text, kMostWidth);
   if (widths.size() < 2)
     throw Error("network must list at least two widths, inputs and outputs, as in 4,64,64,2; found " + text + ".");
   return widths;
 }
 
+// UF of each layer, which networks of as many layers have alike.
+std::vector<int> unroll_of(const std::string& text, std::size_t layers) {
+  std::vector<int> factors = numbers("unroll", text, kMostUnroll);
+  if (factors.size() == 1) factors.resize(layers, factors.front());
+  if (factors.size() != layers)
+    throw Error("unroll must be one number, or one for each of " + std::to_string(layers) + " layers; found " + text +
+                ".");
+  for (const int factor : factors)
+    if (!std::has_single_bit(static_cast<unsigned>(factor)))
+      throw Error("unroll must be a power of two; found " + std::to_string(factor) + ".");
+  return factors;
+}
+
 // Linear layers between `widths`, an activation behind each but the last. Weights lie from `place` on, each matrix
 // before its biases, each at a multiple of fpga::kBlock, as the Learner's parameters do (pearl/learner/flat.py).
-std::vector<LayerShape> chain(const std::vector<int>& widths, pearl::tape::Activation activation, std::ptrdiff_t& place) {
+std::vector<LayerShape> chain(const std::vector<int>& widths, const std::vector<int>& unroll,
+                              pearl::tape::Activation activation, std::ptrdiff_t& place) {
   std::vector<LayerShape> layers;
   for (std::size_t l = 0; l + 1 < widths.size(); ++l) {
     const std::ptrdiff_t bias = place + pearl::fpga::padded(widths[l] * widths[l + 1]);
     const bool last = l + 2 == widths.size();
-    layers.push_back({widths[l], widths[l + 1], place, bias, last ? pearl::tape::Activation::none : activation});
+    layers.push_back({widths[l], widths[l + 1], place, bias, last ? pearl::tape::Activation::none : activation,
+                      unroll[l]});
     place = bias + pearl::fpga::padded(widths[l + 1]);
   }
   return layers;
@@ -91,7 +111,8 @@ std::vector<LayerShape> chain(const std::vector<int>& widths, pearl::tape::Activ
 LearnerShape learner_of(const Words& words) {
   LearnerShape shape;
   const std::vector<int> widths = widths_of(words.at("network"));
-  const std::string& algorithm = kAlgorithms[static_cast<std::size_t>(choice("algorithm", words.at("algorithm"), kAlgorithms))];
+  const int which = choice("algorithm", words.at("algorithm"), kAlgorithms);
+  const std::string& algorithm = kAlgorithms[static_cast<std::size_t>(which)];
   const auto activation =
       choice("activation", words.at("activation"), {"relu", "tanh"}) == 0 ? pearl::tape::Activation::relu
                                                                           : pearl::tape::Activation::tanh;
@@ -99,21 +120,19 @@ LearnerShape learner_of(const Words& words) {
   shape.actions = widths.back();
   shape.double_q = algorithm == "double_dqn";
   shape.actor_critic = algorithm == "ddpg" || algorithm == "td3";
+  const std::vector<int> unroll = unroll_of(words.at("unroll"), widths.size() - 1);
   std::ptrdiff_t place = 0;
-  shape.networks.push_back(chain(widths, activation, place));
+  shape.networks.push_back(chain(widths, unroll, activation, place));
   if (shape.actor_critic) {  // critics of the same hidden widths, side by side in one vector
     std::vector<int> judging = widths;
     judging.front() += shape.actions;
     judging.back() = 1;
     place = 0;
     for (int critics = algorithm == "td3" ? 2 : 1; critics > 0; --critics)
-      shape.networks.push_back(chain(judging, activation, place));
+      shape.networks.push_back(chain(judging, unroll, activation, place));
   }
   shape.rows = static_cast<std::uint32_t>(number("batch", words.at("batch"), kMostRows));
   shape.copies = number("copies", words.at("copies"), std::min(kMostCopies, static_cast<int>(shape.rows)));
-  shape.unroll = number("unroll", words.at("unroll"), kMostUnroll);
-  if (!std::has_single_bit(static_cast<unsigned>(shape.unroll)))
-    throw Error("unroll must be a power of two; found " + words.at("unroll") + ".");
   shape.rules[0] = shape.rules[1] = choice("optimizer", words.at("optimizer"), kOptimizers);
   return shape;
 }
