@@ -35,10 +35,12 @@ DEVICES = ("cpu0", "sycl:cpu0", "fpga0")
 WITH_FPGA = [(replay, learner) for replay in DEVICES for learner in DEVICES if "fpga0" in (replay, learner)]
 
 
-def machine(folder: Path, fpga: str = FPGA) -> tuple[Path, Path]:
+def machine(folder: Path, fpga: str = FPGA, *, sycl: bool = False) -> tuple[Path, Path]:
+    """Both CSV files of a machine with a CPU and an FPGA, and with SYCL's CPU device on request."""
     pair = folder / "devices.csv", folder / "connections.csv"
-    pair[0].write_text("\n".join([HEADER, CPU, SYCL, fpga]) + "\n")
-    pair[1].write_text("\n".join(["source,target,latency_us,bandwidth_gbps", *LINKS]) + "\n")
+    pair[0].write_text("\n".join([HEADER, CPU, *([SYCL] if sycl else []), fpga]) + "\n")
+    links = [link for link in LINKS if sycl or "sycl" not in link]
+    pair[1].write_text("\n".join(["source,target,latency_us,bandwidth_gbps", *links]) + "\n")
     return pair
 
 
@@ -52,8 +54,10 @@ class SmallDDPG(TinyDDPG):
 
 @pytest.fixture
 def composed(tmp_path: Path) -> Callable[..., Composer]:
-    def compose(*, fpga: str = FPGA, replay: dict[str, Any] | None = None, **problem: Any) -> Composer:
-        composer = described(machine(tmp_path, fpga), **{"trainer": SmallDQN, **problem})
+    def compose(
+        *, fpga: str = FPGA, sycl: bool = False, replay: dict[str, Any] | None = None, **problem: Any
+    ) -> Composer:
+        composer = described(machine(tmp_path, fpga, sycl=sycl), **{"trainer": SmallDQN, **problem})
         if replay is not None:
             composer.set_replay(2000, **replay)
         composer.run()
@@ -77,7 +81,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def test_an_fpga_has_a_modelled_row_and_all_nine_pairs_are_placed(composed: Callable[..., Composer]) -> None:
-    composer = composed()
+    composer = composed(sycl=True)
     row = composer.matrix["fpga0"]
     assert isinstance(row.replay, ReplayCell)
     assert isinstance(row.learner, LearnerCell)
@@ -128,7 +132,7 @@ SHORT = ("--timesteps", "1500", "--checkpoint-interval", "800", "--eval-episodes
 def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:
-    composer = composed(training={"replay_ratio": 0.5})
+    composer = composed(sycl="sycl:cpu0" in (replay, learner), training={"replay_ratio": 0.5})
     program, results = program_of(composer, tmp_path, replay, learner), tmp_path / "run"
     text = program.read_text()
     assert ("FpgaLearner" in text) == (learner == "fpga0")
@@ -187,7 +191,7 @@ class LearnsCartPole(TinyDQN):
 def test_cartpole_is_learnt_by_each_pair_with_the_fpga(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:
-    composer = composed(trainer=LearnsCartPole, capacity=20_000)
+    composer = composed(trainer=LearnsCartPole, capacity=20_000, sycl="sycl:cpu0" in (replay, learner))
     program, results = program_of(composer, tmp_path, replay, learner), tmp_path / "run"
     arguments = ("--timesteps", "20000", "--eval-interval", "2000", "--until-return", "195", "--eval-episodes", "20")
     code, output = run(program, *arguments, "--run-dir", str(results))
@@ -200,7 +204,7 @@ def test_cartpole_is_learnt_by_each_pair_with_the_fpga(
 def test_ddpg_trains_in_each_pair_with_the_fpga(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:
-    composer = composed(trainer=SmallDDPG, env="Pendulum-v1")
+    composer = composed(trainer=SmallDDPG, env="Pendulum-v1", sycl="sycl:cpu0" in (replay, learner))
     code, output = run(program_of(composer, tmp_path, replay, learner), *SHORT, "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
     assert summary(tmp_path / "run")["gradient_steps"] > 50

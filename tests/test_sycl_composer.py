@@ -174,7 +174,10 @@ def pictures() -> Iterator[str]:
     del gym.registry["Pictures-v0"]
 
 
-@pytest.mark.parametrize("trainer", [OwnTrainer, TinyDQN], ids=["own update rule", "images"])
+@pytest.mark.parametrize(
+    "trainer",
+    [pytest.param(OwnTrainer, id="own update rule"), pytest.param(TinyDQN, id="images", marks=pytest.mark.slow)],
+)
 def test_what_the_device_cannot_train_is_told_in_one_line_and_left_to_the_cpu(
     composed: Callable[..., Composer], capsys: pytest.CaptureFixture[str], trainer: type, pictures: str
 ) -> None:

@@ -367,6 +367,7 @@ def test_what_is_unsupported_is_named() -> None:
 # --- the same kernels on the emulator ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.fpga
 @pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}")
 def test_the_same_kernels_run_on_the_emulator() -> None:

@@ -55,8 +55,8 @@ LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   shape.double_q = true;
   shape.learns_temperature = shape.stochastic;
   const auto stages = [&shape] { return learner_program(shape, 1).stages.size(); };
-  for (shape.copies = cut.copies == 0 ? 2 : std::min(cut.copies, static_cast<int>(kMostStages)); shape.copies > 1; --shape.copies)
-    if (stages() <= kMostStages) break;
+  shape.copies = cut.copies == 0 ? 2 : std::min(cut.copies, static_cast<int>(kMostStages));
+  while (shape.copies > 1 && stages() > kMostStages) --shape.copies;
   if (stages() > kMostStages)
     throw LearnerError("A pipeline of these networks has " + std::to_string(stages()) + " stages, of which at most " +
                        std::to_string(kMostStages) + " run at once. Take networks of fewer layers.");

@@ -18,16 +18,16 @@
 
 namespace pearl::device {
 
-// How a pipeline is cut: DP copies (0: 2; in any case no more than run side by side), multiply-accumulates of a stage at
-// once.
+// How a pipeline is cut: DP copies (0: 2; in any case no more than run side by side), and multiply-accumulates of a
+// stage at once.
 struct PipelineCut {
   int copies = 0;
   std::vector<std::vector<int>> unroll = {{16}};  // of each network and layer; one for all where there is one
   double timeout_s = 120.0;
 };
 
-// Trains as DeviceLearner does, with the lagged critic of CF'22 Sec. 3.2.4: an actor learns from the critic's weights of
-// before the step. Its program is generated when the size of a batch is known, and anew where that or the optimizer's
+// Trains as DeviceLearner does, with the lagged critic of CF'22 Sec. 3.2.4: an actor learns from the critic's weights
+// of before the step. Its program is generated when the size of a batch is known, and anew where that or the optimizer's
 // rule changes. One thread.
 class FpgaLearner {
  public:

@@ -24,7 +24,8 @@ void bind_fpga_learner(py::module_& module) {
                        std::size_t observation_size, std::size_t action_size, const OptionalFloats& log_alpha,
                        int copies, std::vector<std::vector<int>> unroll, double timeout_s) {
              const auto make = [&](const std::shared_ptr<DeviceQueue>& on, LearnerModel model) {
-               return std::make_unique<FpgaLearner>(on, std::move(model), PipelineCut{copies, std::move(unroll), timeout_s});
+               const PipelineCut cut{copies, std::move(unroll), timeout_s};
+               return std::make_unique<FpgaLearner>(on, std::move(model), cut);
              };
              return std::make_unique<Held>(std::move(queue), actor_critic, networks, parameters, scales,
                                            observation_size, action_size, log_alpha, make);

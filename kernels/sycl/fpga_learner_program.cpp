@@ -48,7 +48,8 @@ class Pipelines {
       results.push_back(result);
     }
     const auto networks = static_cast<int>(shape.networks.size());
-    const std::string critic_done = shape.actor_critic ? weights(1, networks, fpga::kCritic) : weights(0, 1, fpga::kCritic);
+    const int first = shape.actor_critic ? 1 : 0;
+    const std::string critic_done = weights(first, networks, fpga::kCritic);
     const std::string policy_done = shape.actor_critic ? weights(0, 1, fpga::kPolicy) : "None";
     copies.insert(copies.begin(), list("WeightOrders", weight_orders_));
     declarations_ << "using AllCopies = " << list("Learners", copies) << ";\n"
@@ -369,7 +370,8 @@ AutorunProgram learner_program(const LearnerShape& shape, int pipe_items) {
   const Pipelines pipelines(shape, pipe_items);
   const std::string prefix = "pearl_learner_";
   AutorunProgram program{"Learner", prefix, {}, pipelines.stages(), {prefix + "submit", prefix + "resolve"}};
-  program.text = std::string(kAutorunPreamble) + "#include \"pearl/fpga_learner.hpp\"\n\nusing namespace pearl::fpga;\n\n" +
+  program.text = std::string(kAutorunPreamble) +
+                 "#include \"pearl/fpga_learner.hpp\"\n\nusing namespace pearl::fpga;\n\n" +
                  described(shape) + pipelines.text() + "\nPEARL_TASK " + program.bridges[kSubmit] +
                  "(const LearnerContext* context) { submit<AllCopies>(context); }\nPEARL_TASK " +
                  program.bridges[kResolve] + "(LearnerContext* context) {\n  resolve<AllResults>(context);\n  " +
@@ -389,7 +391,8 @@ AutorunProgram training_program(const TreeShape& tree, const LearnerShape& shape
   program.prefix = "pearl_";
   program.stages.insert(program.stages.end(), pipelines.stages().begin(), pipelines.stages().end());
   program.bridges.push_back("pearl_learner_finish");
-  program.text += "PEARL_TASK " + program.bridges[kFinish] + "(LearnerContext* context) { " + pipelines.finish() + " }\n";
+  program.text += "PEARL_TASK " + program.bridges[kFinish] + "(LearnerContext* context) { " + pipelines.finish() +
+                  " }\n";
   return program;
 }
 

@@ -353,7 +353,8 @@ inline void slope_act(const Lane& lane, const Instruction& i, std::uint64_t step
       // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
       slope += 2.0f * temperature * share * unit;
       const float raw = lane.at(i.other + actions + a)[0];
-      const float n = real ? normal_at(c.noise_seed, step, 1, static_cast<std::uint64_t>(lane.row) * actions + a) : 0.0f;
+      const std::uint64_t index = static_cast<std::uint64_t>(lane.row) * actions + a;
+      const float n = real ? normal_at(c.noise_seed, step, 1, index) : 0.0f;
       if (raw >= c.log_std_low && raw <= c.log_std_high) deviation_slope = slope * sycl::exp(raw) * n - temperature * share;
     }
     lane.at(i.out + a)[0] = real ? slope : 0.0f;

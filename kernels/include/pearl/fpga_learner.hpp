@@ -5,10 +5,11 @@
 //               \       \              \-> GA L   \-> ... -> GA 1
 //                \-> GA 2, BP 2 (activations)          GA l of every copy -> WU l -> FP l, BP l of every copy
 //
-// A batch is split over DP copies of the pipeline, item by item; WU l adds up their gradients, moves the weights and the
-// target's, which lie in device memory, and streams them to the copies before the next batch: no stage reads weights
-// that are being written (CF'22 Sec. 3.2.2). Activations wait in pipes with room for a whole sub-batch. Actor and critic
-// train side by side, the actor against the critic's weights from before this batch: the lagged critic (Sec. 3.2.4).
+// A batch is split over DP copies of the pipeline, item by item; WU l adds up their gradients, moves the weights and
+// the target's, which lie in device memory, and streams them to the copies before the next batch: no stage reads
+// weights that are being written (CF'22 Sec. 3.2.2). Activations wait in pipes with room for a whole sub-batch. Actor
+// and critic train side by side, the actor against the critic's weights from before this batch: the lagged critic
+// (Sec. 3.2.4).
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,9 @@ struct Block {
 
 // Goes ahead of every batch, through all stages.
 struct Order {
-  const LearnerContext* context;
+  // Volatile: the host changes it between batches, and a stage that reads it never ends, so that nothing else would
+  // tell a compiler to read it anew.
+  const volatile LearnerContext* context;
   std::uint32_t items;  // of this copy of the pipeline
   std::uint32_t stops;
 };
@@ -304,6 +307,18 @@ void stream_weights(const float* vector) {
   }
 }
 
+// Orders stores before what tells of them through a pipe, which by itself orders nothing in memory.
+inline void publish_stores() {
+#if defined(PEARL_AHEAD_OF_TIME)
+  sycl::atomic_fence(sycl::memory_order::release, sycl::memory_scope::system);
+#else  // the emulator knows no wider scope; its device is the host
+  sycl::atomic_fence(sycl::memory_order::release, sycl::memory_scope::device);
+#endif
+}
+
+// For stages that store to device memory: they may not keep what they have read of it.
+inline const LearnerContext& whole(const Order& order) { return *const_cast<const LearnerContext*>(order.context); }
+
 // WU of one layer, its target's synchronisation (CF'22 Sec. 3.2.4), and what gives all copies their weights. `Online`
 // and `Target` take them, `Gradients` come from the copies. WU of a network's layers add up the squares of the
 // gradient one after the other, `Before` to `After`; the last tells the others the sum (`Told`) so that all clip alike.
@@ -318,7 +333,7 @@ void weight_stage() {
   while (true) {
     const Order order = Orders::read();
     if (order.stops) return;
-    const LearnerContext& context = *order.context;
+    const LearnerContext& context = whole(order);
     float* online = context.vectors[kVector];
     float* targets = context.vectors[kTargets];
     stream_weights<Shape, Online>(online);
@@ -351,6 +366,7 @@ void weight_stage() {
       if constexpr (Shape::kBias >= 0)
         for (int at = 0; at < Shape::kOut; ++at) move(Shape::kBias + at, gradient[kMatrix + at]);
     }
+    publish_stores();
     Done::write(norm);
   }
 }
@@ -508,11 +524,12 @@ template <int actions>
 struct Greedy {
   static constexpr int kSaid = actions;
 
-  static float act(const LearnerContext&, std::uint32_t, const float* said, int k, float&) {
+  static float act(const volatile LearnerContext&, std::uint32_t, const float* said, int k, float&) {
     return sycl::tanh(said[k]);
   }
 
-  static void slopes(const LearnerContext& context, std::uint32_t, const float* said, int k, float slope, float* out) {
+  static void slopes(const volatile LearnerContext& context, std::uint32_t, const float* said, int k, float slope,
+                     float* out) {
     const float penalty = 2.0f * context.saturation_penalty / static_cast<float>(context.batch);
     const float unit = sycl::tanh(said[k]);
     const float above = sycl::fmax(sycl::fabs(said[k]) - tape::kLinearRange, 0.0f);
@@ -522,7 +539,7 @@ struct Greedy {
 
 // Draw `draw` of the batch's noise, which follows from the item's row: copies take the rows in turn.
 template <int actions, int draw, int copy, int copies>
-float noise_at(const LearnerContext& context, std::uint32_t item, int k) {
+float noise_at(const volatile LearnerContext& context, std::uint32_t item, int k) {
   const std::uint64_t row = copy + std::uint64_t{item} * copies;
   return tape::normal_at(context.noise_seed, context.step, draw, row * actions + k);
 }
@@ -532,11 +549,12 @@ template <int actions, int copy, int copies>
 struct Disturbed {
   static constexpr int kSaid = actions;
 
-  static float act(const LearnerContext& context, std::uint32_t item, const float* said, int k, float&) {
+  static float act(const volatile LearnerContext& context, std::uint32_t item, const float* said, int k, float&) {
     const float unit = sycl::tanh(said[k]);
     if (!(context.target_noise > 0.0f)) return unit;
     const float noise = context.target_noise * noise_at<actions, 0, copy, copies>(context, item, k);
-    return sycl::clamp(unit + sycl::clamp(noise, -context.noise_clip, context.noise_clip), -1.0f, 1.0f);
+    const float clip = context.noise_clip;
+    return sycl::clamp(unit + sycl::clamp(noise, -clip, clip), -1.0f, 1.0f);
   }
 };
 
@@ -549,7 +567,7 @@ struct Sampled {
     float noise, log_std, deviation, unsquashed;
     bool clamped;
   };
-  static Number number(const LearnerContext& context, std::uint32_t item, const float* said, int k) {
+  static Number number(const volatile LearnerContext& context, std::uint32_t item, const float* said, int k) {
     const float raw = said[actions + k];
     const bool low = raw < context.log_std_low, high = raw > context.log_std_high;
     const float log_std = low ? context.log_std_low : high ? context.log_std_high : raw;  // a NaN stays one
@@ -557,7 +575,8 @@ struct Sampled {
     return {noise, log_std, deviation, said[k] + deviation, low || high};
   }
 
-  static float act(const LearnerContext& context, std::uint32_t item, const float* said, int k, float& log_density) {
+  static float act(const volatile LearnerContext& context, std::uint32_t item, const float* said, int k,
+                   float& log_density) {
     const Number drawn = number(context, item, said, k);
     const float x = drawn.unsquashed;
     log_density -= 0.5f * drawn.noise * drawn.noise + drawn.log_std + tape::kHalfLog2Pi +
@@ -565,7 +584,7 @@ struct Sampled {
     return sycl::tanh(x);
   }
 
-  static void slopes(const LearnerContext& context, std::uint32_t item, const float* said, int k, float slope,
+  static void slopes(const volatile LearnerContext& context, std::uint32_t item, const float* said, int k, float slope,
                      float* out) {
     const Number drawn = number(context, item, said, k);
     const float unit = sycl::tanh(drawn.unsquashed);
@@ -638,14 +657,14 @@ void policy_loss_stage() {
   }
 }
 
-// WU of SAC's temperature, by the log densities of the batch's actions. It moves when the policy does: `Told` brings the
-// squares of its gradient.
+// WU of SAC's temperature, by the log densities of the batch's actions. It moves when the policy does: `Told` brings
+// the squares of its gradient.
 template <int rule, class Orders, class Densities, class Told, class Done>
 void temperature_stage() {
   while (true) {
     const Order order = Orders::read();
     if (order.stops) return;
-    const LearnerContext& context = *order.context;
+    const LearnerContext& context = whole(order);
     float excess = 0.0f;
     const std::uint32_t rows = context.moves_policy != 0 ? context.batch : 0;
     for (std::uint32_t row = 0; row < rows; ++row) excess += Densities::read(row) + context.target_entropy;
@@ -655,6 +674,7 @@ void temperature_stage() {
                                                 context.steps[kTemperature], 1.0f};
       move(0, gradient);
     }
+    publish_stores();
     Done::write(tape::finite(gradient) ? norm : gradient);
   }
 }
