@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from programs import Running, described, run, running
-from trainers import OwnTrainer, TinyDDPG, TinyDQN
+from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN
 
 from composer import Composer, Placement
 from composer.matrix import LearnerCell, MissingCell, PairCell, ReplayCell
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.devices.sycl import sycl_availability
 from pearl.errors import GenerationError, TrainerError
@@ -44,20 +43,12 @@ def machine(folder: Path, fpga: str = FPGA, *, sycl: bool = False) -> tuple[Path
     return pair
 
 
-class SmallDQN(TinyDQN):
-    hidden_sizes = (16,)
-
-
-class SmallDDPG(TinyDDPG):
-    hidden_sizes = (16,)
-
-
 @pytest.fixture
 def composed(tmp_path: Path) -> Callable[..., Composer]:
     def compose(
         *, fpga: str = FPGA, sycl: bool = False, replay: dict[str, Any] | None = None, **problem: Any
     ) -> Composer:
-        composer = described(machine(tmp_path, fpga, sycl=sycl), **{"trainer": SmallDQN, **problem})
+        composer = described(machine(tmp_path, fpga, sycl=sycl), **{"trainer": TinyDQN, **problem})
         if replay is not None:
             composer.set_replay(2000, **replay)
         composer.run()
@@ -150,12 +141,12 @@ def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize(
-    "trainer", [pytest.param(SmallDQN, id="dqn"), pytest.param(SmallDDPG, id="ddpg", marks=pytest.mark.slow)]
+    "trainer", [pytest.param(TinyDQN, id="dqn"), pytest.param(TinyDDPG, id="ddpg", marks=pytest.mark.slow)]
 )
 def test_serial_runs_on_the_fpga_repeat_and_resume_to_the_bit(
     composed: Callable[..., Composer], tmp_path: Path, trainer: type
 ) -> None:
-    composer = composed(trainer=trainer, env="CartPole-v1" if trainer is SmallDQN else "Pendulum-v1")
+    composer = composed(trainer=trainer, env="CartPole-v1" if trainer is TinyDQN else "Pendulum-v1")
     program = program_of(composer, tmp_path, "fpga0", "fpga0")
     common = ("--serial", "--timesteps", "1500", "--checkpoint-interval", "512", "--eval-episodes", "0", "--seed", "7")
 
@@ -176,16 +167,6 @@ def test_serial_runs_on_the_fpga_repeat_and_resume_to_the_bit(
     assert summary(tmp_path / "whole")["gradient_steps"] > 20
 
 
-class LearnsCartPole(TinyDQN):
-    hidden_sizes = (64, 64)
-    learning_rate = 2.3e-3
-    batch_size = 64
-    replay_ratio = 32.0
-    learning_starts = 1000
-    target_update_interval = 100
-    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("replay", "learner"), WITH_FPGA)
 def test_cartpole_is_learnt_by_each_pair_with_the_fpga(
@@ -204,7 +185,7 @@ def test_cartpole_is_learnt_by_each_pair_with_the_fpga(
 def test_ddpg_trains_in_each_pair_with_the_fpga(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:
-    composer = composed(trainer=SmallDDPG, env="Pendulum-v1", sycl="sycl:cpu0" in (replay, learner))
+    composer = composed(trainer=TinyDDPG, env="Pendulum-v1", sycl="sycl:cpu0" in (replay, learner))
     code, output = run(program_of(composer, tmp_path, replay, learner), *SHORT, "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
     assert summary(tmp_path / "run")["gradient_steps"] > 50

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from programs import Running, described, run, running
-from trainers import OwnTrainer, TinyDDPG, TinyDQN, TinySAC
+from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN, TinySAC
 
 from composer import Composer, Placement
 from composer.matrix import MissingCell, ReplayCell
 from composer.message_profiling import measure_messages
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.errors import CapacityError, DeviceError, TrainerError
 
 pytestmark = [pytest.mark.sycl, pytest.mark.usefixtures("quick_profiles")]
@@ -315,16 +314,6 @@ def test_ddpg_trains_in_each_placement(
     code, output = run(program_of(composer, tmp_path, replay, learner), *SHORT, "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
     assert summary(tmp_path / "run")["gradient_steps"] > 100
-
-
-class LearnsCartPole(TinyDQN):
-    hidden_sizes = (64, 64)
-    learning_rate = 2.3e-3
-    batch_size = 64
-    replay_ratio = 32.0
-    learning_starts = 1000
-    target_update_interval = 100
-    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)
 
 
 @pytest.mark.slow

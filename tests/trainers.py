@@ -169,3 +169,15 @@ class Telling(Counting):
 
 for _kind in (Counting, Breaking, BreakingInHost, Telling):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
+
+
+class LearnsCartPole(TinyDQN):
+    """Learns CartPole within 20,000 steps."""
+
+    hidden_sizes = (64, 64)
+    learning_rate = 2.3e-3
+    batch_size = 64
+    replay_ratio = 32.0
+    learning_starts = 1000
+    target_update_interval = 100
+    exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)

@@ -88,6 +88,18 @@ struct Layer {
 
 namespace pearl::fpga {
 
+inline Block block_of(const float* values) {
+  Block block;
+#pragma unroll
+  for (int k = 0; k < kBlock; ++k) block.values[k] = values[k];
+  return block;
+}
+
+inline void unpack(const Block& block, float* values) {
+#pragma unroll
+  for (int k = 0; k < kBlock; ++k) values[k] = block.values[k];
+}
+
 // Vectors of `width` values, `items` of which fit, and the orders that may go ahead of them.
 template <class Program, int at, int width, int items>
 struct Wire {
@@ -96,19 +108,10 @@ struct Wire {
   using Orders = Pipe<Program, 2 * at + 1, Order, 4>;
 
   static void read(float* values) {
-    for (int first = 0; first < kPadded; first += kBlock) {
-      const Block block = Values::read();
-#pragma unroll
-      for (int k = 0; k < kBlock; ++k) values[first + k] = block.values[k];
-    }
+    for (int first = 0; first < kPadded; first += kBlock) unpack(Values::read(), values + first);
   }
   static void write(const float* values) {
-    for (int first = 0; first < kPadded; first += kBlock) {
-      Block block;
-#pragma unroll
-      for (int k = 0; k < kBlock; ++k) block.values[k] = values[first + k];
-      Values::write(block);
-    }
+    for (int first = 0; first < kPadded; first += kBlock) Values::write(block_of(values + first));
   }
 };
 
@@ -149,16 +152,8 @@ struct Weights {
 
   template <class From>
   void read() {
-    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) {
-      const Block block = From::read();
-#pragma unroll
-      for (int k = 0; k < kBlock; ++k) matrix[first + k] = block.values[k];
-    }
-    for (int first = 0; first < kBiases; first += kBlock) {
-      const Block block = From::read();
-#pragma unroll
-      for (int k = 0; k < kBlock; ++k) biases[first + k] = block.values[k];
-    }
+    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) unpack(From::read(), matrix + first);
+    for (int first = 0; first < kBiases; first += kBlock) unpack(From::read(), biases + first);
   }
 };
 
@@ -266,18 +261,8 @@ void gradient_stage() {
         biases[row] += slopes[row];
       }
     }
-    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) {
-      Block block;
-#pragma unroll
-      for (int k = 0; k < kBlock; ++k) block.values[k] = matrix[first + k];
-      Out::write(block);
-    }
-    for (int first = 0; first < kBiases; first += kBlock) {
-      Block block;
-#pragma unroll
-      for (int k = 0; k < kBlock; ++k) block.values[k] = biases[first + k];
-      Out::write(block);
-    }
+    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) Out::write(block_of(matrix + first));
+    for (int first = 0; first < kBiases; first += kBlock) Out::write(block_of(biases + first));
   }
 }
 
