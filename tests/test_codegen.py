@@ -242,6 +242,7 @@ def test_programs_are_formatted_and_linted(written_programs: list[Path]) -> None
     assert formatted.returncode == 0, formatted.stdout
 
 
+@pytest.mark.slow
 def test_programs_are_typed(written_programs: list[Path], tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     flags = ("--strict", "--follow-imports=silent", "--config-file", os.devnull, "--cache-dir", tmp_path)

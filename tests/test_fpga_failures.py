@@ -103,6 +103,7 @@ def test_a_step_that_is_not_answered_is_an_error_and_no_step() -> None:
     assert steps == "0 True"
 
 
+@pytest.mark.slow
 def test_a_learner_whose_stages_have_no_room_says_so() -> None:
     first, *_ = said_by(LEARN, CL_CONFIG_CPU_TBB_NUM_WORKERS="7")
     assert f"The pipeline Learner on {EMULATOR} did not start within 1.5 s: " in first

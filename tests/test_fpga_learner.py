@@ -123,7 +123,8 @@ def test_dqn_gradients_are_those_of_float64(
 @pytest.mark.parametrize(
     ("trainer_class", "copies"),
     [
-        (Small, 2),
+        (Small, 1),
+        pytest.param(Small, 2, marks=pytest.mark.slow),
         pytest.param(SmallTwin, 1, marks=pytest.mark.slow),
         (SmallSoft, 1),
         pytest.param(EqualSoft, 1, marks=pytest.mark.slow),
@@ -142,6 +143,7 @@ def test_critic_and_actor_learn_from_the_critic_of_before(trainer_class: type[Tr
     assert_gradients(trainer.actor, trainer._actor_flat, trainer.actor_optimizer, actor, RELATIVE)
 
 
+@pytest.mark.slow
 def test_the_temperature_learns_from_the_policys_densities() -> None:
     trainer = Soft(BOX_OBS, BOX_ACTIONS)
     trainer.temperature_optimizer = torch.optim.SGD([trainer.log_alpha], lr=0.1, momentum=0.9)
@@ -226,17 +228,27 @@ def test_actor_critics_train_as_torch_does_with_a_lagged_critic(
     assert np.abs(weights_of(ours) - before).max() > 1e-3
 
 
-def test_the_loss_falls_and_batches_may_grow() -> None:
+def trained_on_one_batch(**settings: Any) -> tuple[FpgaLearner, list[float]]:
+    """Losses of 60 steps on one batch, against a target that stays."""
     trainer = Plain(spaces.Box(-5.0, 5.0, (4,), np.float32), spaces.Discrete(3), seed=1, learning_rate=1e-2)
     trainer.target_update_interval = 1000
-    learner = FpgaLearner(trainer, sub_batches=1, timeout_s=TIMEOUT_S)
-    batch, weights = batch_of(0, 16, 4, 3)
-    losses = [learner.step(batch, weights).metrics["loss"] for _ in range(60)]
+    learner = FpgaLearner(trainer, timeout_s=TIMEOUT_S, **settings)
+    return learner, [learner.step(*batch_of(0, 16, 4, 3)).metrics["loss"] for _ in range(60)]
+
+
+def test_the_loss_falls() -> None:
+    learner, losses = trained_on_one_batch()
     assert losses[-1] < 0.5 * losses[0]
-    assert learner.step(*batch_of(1, 40, 4, 3)).priorities.shape == (40,)  # another program
-    assert learner.step(batch, weights).priorities.shape == (16,)
     learner.close()
-    assert learner.step(batch, weights).metrics["loss"] < losses[0]  # starts anew
+
+
+@pytest.mark.slow
+def test_batches_may_grow_and_stages_start_anew() -> None:
+    learner, losses = trained_on_one_batch(sub_batches=1)
+    assert learner.step(*batch_of(1, 40, 4, 3)).priorities.shape == (40,)  # another program
+    assert learner.step(*batch_of(0, 16, 4, 3)).priorities.shape == (16,)
+    learner.close()
+    assert learner.step(*batch_of(0, 16, 4, 3)).metrics["loss"] < losses[0]
     learner.close()
 
 
@@ -245,7 +257,7 @@ def test_the_loss_falls_and_batches_may_grow() -> None:
 
 def test_what_diverges_moves_no_weight() -> None:
     trainer = Plain(spaces.Box(-5.0, 5.0, (4,), np.float32), spaces.Discrete(3))
-    learner = FpgaLearner(trainer, sub_batches=1, timeout_s=TIMEOUT_S)
+    learner = FpgaLearner(trainer, timeout_s=TIMEOUT_S)
     batch, weights = batch_of(0, 16, 4, 3)
     before = weights_of(trainer)
     bad = {**batch, "reward": np.full(16, np.nan, np.float32)}
@@ -262,6 +274,7 @@ def test_what_diverges_moves_no_weight() -> None:
     learner.close()
 
 
+@pytest.mark.slow
 def test_what_diverges_moves_no_temperature() -> None:
     trainer = Soft(BOX_OBS, BOX_ACTIONS)
     learner = FpgaLearner(trainer, sub_batches=2, timeout_s=TIMEOUT_S)

@@ -95,6 +95,7 @@ def test_modes_that_take_in_order_train(
         assert float(last["replay/age_max"]) == 15
 
 
+@pytest.mark.slow
 def test_every_option_at_once_resumes_to_the_bit_and_storage_changes_nothing(
     tmp_path: Path, quick_profiles: None
 ) -> None:

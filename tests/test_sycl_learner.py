@@ -109,6 +109,7 @@ def cut_as_on_a_gpu() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     obs=st.integers(1, 200), hidden=st.lists(st.integers(1, 140), min_size=1, max_size=2), rows=st.integers(1, 100),

@@ -426,6 +426,7 @@ def test_memory_beyond_the_limit_is_refused_with_both_numbers() -> None:
     assert len(queue.shared_floats(10)) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.sycl
 def test_what_is_compiled_is_kept_apart_by_version_and_source(tmp_path: Path) -> None:
     another_version = "sycl_runtime.installed_wheels = lambda: dict(dpctl='0.21.9')"
