@@ -273,8 +273,7 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
         f"Predicted: {placement.eps:,.0f} experiences trained per second.",
     ]
     emulated = sorted({device.name for device in on if device.kind == "fpga"})
-    if emulated:
-        lines.append(f"{emulated[0]} is the FPGA emulator: the prediction is for the board that its row states.")
+    lines += [f"{name} is the FPGA emulator: the prediction is for the board that its row states." for name in emulated]
     return "\n".join(map(documented, lines))
 
 

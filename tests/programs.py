@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -155,3 +156,16 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def program_of(composer: Composer, folder: Path, replay: str, learner: str, **changed: Any) -> Path:
+    """The program for a pair of devices of the placement."""
+    placement = composer.placement.with_choice(replay_manager=replay, learner=learner, **changed)
+    name = f"{replay}-{learner}".replace(":", "_")
+    return composer.runtime_gen(placement=placement, path=folder / f"{name}.py", timesteps=2000)
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    """What a run left of itself."""
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found

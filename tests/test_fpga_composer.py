@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Running, described, run, running
+from programs import Running, described, program_of, run, running, summary
 from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN
 
 from composer import Composer, Placement
@@ -58,17 +57,6 @@ def composed(tmp_path: Path) -> Callable[..., Composer]:
         return composer
 
     return compose
-
-
-def program_of(composer: Composer, folder: Path, replay: str, learner: str) -> Path:
-    placement = composer.placement.with_choice(replay_manager=replay, learner=learner)
-    name = f"{replay}-{learner}".replace(":", "_")
-    return composer.runtime_gen(placement=placement, path=folder / f"{name}.py", timesteps=2000)
-
-
-def summary(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return found
 
 
 # --- the matrix and the placement -----------------------------------------------------------------------------------

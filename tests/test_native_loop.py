@@ -369,3 +369,14 @@ def test_threads_do_not_outlive_the_loop() -> None:
     assert setup.answer()[0] == 5
     setup.loop.stop()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_last_batch_is_what_was_trained_whatever_was_inserted_since(native: bool) -> None:
+    setup = Setup(Gradual, native=native)
+    setup.run(1)
+    before = {name: column.copy() for name, column in setup.loop.last_batch().items()}
+    with setup.loop.insertion_window():
+        setup.replay.insert(setup.storage.insert(rows_of(setup.storage.spec, CAPACITY, seed=1)))
+    for name, column in setup.loop.last_batch().items():
+        np.testing.assert_array_equal(column, before[name], err_msg=name)

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from programs import Running, described, run, running
+from programs import Running, described, program_of, run, running, summary
 from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN, TinySAC
 
 from composer import Composer, Placement
@@ -56,17 +56,6 @@ def composed(tmp_path: Path) -> Callable[..., Composer]:
         return composer
 
     return compose
-
-
-def program_of(composer: Composer, folder: Path, replay: str, learner: str, **changed: Any) -> Path:
-    placement = composer.placement.with_choice(replay_manager=replay, learner=learner, **changed)
-    name = f"{replay}-{learner}".replace(":", "_")
-    return composer.runtime_gen(placement=placement, path=folder / f"{name}.py", timesteps=2000)
-
-
-def summary(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    return found
 
 
 # --- the matrix and the placement -----------------------------------------------------------------------------------

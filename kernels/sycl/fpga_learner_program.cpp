@@ -1,6 +1,5 @@
 #include "fpga_learner_program.hpp"
 
-#include <bit>
 #include <sstream>
 #include <utility>
 

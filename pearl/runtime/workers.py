@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -269,6 +269,9 @@ class Iteration(Protocol):
         """Slots and importance weights of the batch trained last, or of the one that failed."""
 
 
+_Trained: TypeAlias = tuple[np.ndarray, np.ndarray, list[np.ndarray]]  # slots, weights and columns of a batch
+
+
 class _AnyIteration:
     """For any Replay Manager, Data Storage and Learner; they sample while `sampling` is held."""
 
@@ -293,20 +296,25 @@ class _AnyIteration:
         self._replay.update(sample.indices, result.priorities, sample.generations)
         return result.metrics["td_error"]
 
-    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._sample.indices, self._sample.weights
+    def last_batch(self) -> _Trained:
+        return self._sample.indices, self._sample.weights, list(self._batch.values())
 
 
 class _JoinedIteration:
-    """A Learner's own iteration, all of which samples."""
+    """A Learner's own iteration, all of which samples. Its rows never leave `storage`, and are read there."""
 
-    def __init__(self, joined: Iteration, sampling: threading.Lock) -> None:
-        self._joined, self._sampling = joined, sampling
-        self.last_batch = joined.last_batch
+    def __init__(
+        self, joined: Iteration, storage: Storage, batch: dict[str, np.ndarray], sampling: threading.Lock
+    ) -> None:
+        self._joined, self._storage, self._batch, self._sampling = joined, storage, batch, sampling
 
     def train(self, beta: float) -> float:
         with self._sampling:
             return self._joined.train(beta)
+
+    def last_batch(self) -> _Trained:
+        indices, weights = self._joined.last_batch()
+        return indices, weights, list(self._storage.gather(indices, self._batch).values())
 
 
 class _InterpretedLoop:
@@ -323,15 +331,15 @@ class _InterpretedLoop:
         publisher: _WeightPublisher,
     ) -> None:
         self._laq, self._ldq = laq, ldq
-        self._storage, self._batch, self._publisher = storage, batch, publisher
+        self._publisher = publisher
         self._sampling = threading.Lock()
         joined: Iteration | None = None
         if hasattr(learner, "join"):
             joined = learner.join(replay, storage, len(next(iter(batch.values()))))
-        self._iteration: Iteration = (
+        self._iteration: _AnyIteration | _JoinedIteration = (
             _AnyIteration(replay, storage, learner, batch, self._sampling)
             if joined is None
-            else _JoinedIteration(joined, self._sampling)
+            else _JoinedIteration(joined, storage, batch, self._sampling)
         )
         publisher.publish()
 
@@ -362,8 +370,7 @@ class _InterpretedLoop:
         self._sampling.release()
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        indices, weights = self._iteration.last_batch()
-        return indices, weights, list(self._storage.gather(indices, self._batch).values())
+        return self._iteration.last_batch()
 
 
 class TrainingLoop(Worker):
