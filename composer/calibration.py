@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from composer.documents import decode, parse_document
 from composer.matrix import Measurement
+from pearl.atomic_file import write_text
 from pearl.cache_folder import cache_folder
 from pearl.errors import ConfigurationError
 
@@ -149,7 +150,7 @@ class CalibrationStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock():
                 self._entries = self._entries | self._load() | new
-                _replace_file(self.path, _encode_entries(self._entries))
+                write_text(self.path, _encode_entries(self._entries))
         except OSError as error:
             self._warn_once(f"cannot be written ({error.strerror or error}); measurements stay in memory")
 
@@ -194,15 +195,3 @@ def _decode_entries(text: str) -> _Entries:
     document = parse_document(text, FORMAT, VERSION)
     entries: tuple[_Entry, ...] = decode(tuple[_Entry, ...], document.get("entries"), "entries")
     return {entry.key.digest: entry for entry in entries}
-
-
-def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ import builtins
 import dataclasses
 import hashlib
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from composer.profiling import Problem, learner_device, replay_backend, storage_
 from composer.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.trainer_source import trainer_import
 from pearl import algorithms
+from pearl.atomic_file import write_text
 from pearl.devices.description import EMULATOR_SELECTOR, Device
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implementation
@@ -318,10 +318,7 @@ def generate(path: Path, source: ProgramSource, devices: Mapping[str, Device]) -
         if _edited(path):
             logger.warning("%s was edited since it was composed; it is kept as %s.", path, put_aside(path).name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(0o755)
-        temporary.replace(path)
+        write_text(path, text, executable=True)
     except (OSError, UnicodeDecodeError) as error:
         raise GenerationError(f"The program cannot be written to {path}: {error}. Choose another path.") from error
     return path

@@ -23,6 +23,7 @@ from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.algorithms.trainer import check_trainer_class, make_trainer
+from pearl.atomic_file import write_text
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.learner.extract import extract_networks
@@ -261,8 +262,8 @@ class Composer:
             write_csv(
                 self.platform.devices, self.platform.connections, folder / "devices.csv", folder / "connections.csv"
             )
-            (folder / "matrix.json").write_text(self.matrix.to_json() + "\n", encoding="utf-8")
-            (folder / "placement.json").write_text(self.placement.to_json() + "\n", encoding="utf-8")
+            write_text(folder / "matrix.json", self.matrix.to_json() + "\n")
+            write_text(folder / "placement.json", self.placement.to_json() + "\n")
         except OSError as error:
             raise GenerationError(f"The composition cannot be written to {folder}: {error}.") from error
         return folder

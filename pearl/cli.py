@@ -18,6 +18,8 @@ import typer
 from typer.core import TyperGroup
 
 from pearl import __version__
+from pearl.atomic_file import write_text
+from pearl.byte_size import readable_size
 from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
 from pearl.runtime.launch import run_generated
 
@@ -170,7 +172,7 @@ def _cpu_table(info: CpuInfo) -> Table:
             "cores": f"{info.logical_cores} logical, {info.physical_cores} physical{quota}",
             "caches": known or "not known",
             "ISA": " ".join(info.isa) or "not known",
-            "memory": f"{info.memory_total / 1e9:,.1f} GB, {info.memory_available / 1e9:,.1f} GB free",
+            "memory": f"{readable_size(info.memory_total)}, {readable_size(info.memory_available)} free",
             "NUMA nodes": str(info.numa_nodes),
         },
     )
@@ -299,7 +301,7 @@ def _read_text(path: Path) -> str:
 def _write_text(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise GenerationError(f"{path} cannot be written: {error.strerror or error}. Choose another path.") from error
 
@@ -493,7 +495,7 @@ def _print_files(run_dir: Path, checkpoints: Sequence[Path]) -> None:
 
 def _folder_size(folder: Path) -> str:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{size / 1e6:,.1f} MB"
+    return readable_size(size)
 
 
 def _last_row(path: Path) -> dict[str, str] | None:

@@ -156,7 +156,7 @@ def test_paths_and_kinds_are_checked(tmp_path, monkeypatch):
     with pytest.raises(ReplayError, match='make it with backing="shared"'):
         pickle.dumps(DataStorage(SPEC, 10))
     monkeypatch.setattr(backings.os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255)))
-    with pytest.raises(CapacityError, match=r"does not fit the disk of .*: 4,096 bytes are free"):
+    with pytest.raises(CapacityError, match=r"does not fit the disk of .*: 4\.1 KB are free"):
         DataStorage(SPEC, 10, "memmap", tmp_path / "replay")
     assert list(tmp_path.iterdir()) == []
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pearl.atomic_file import write_text
 from pearl.devices import cuda, sycl
 from pearl.devices.cpu import cpu_device, describe_cpu, measure_memory_bandwidth, measure_memory_latency_us
 from pearl.devices.description import CONNECTION_COLUMNS, DEVICE_COLUMNS, Connection, Device
@@ -179,11 +181,12 @@ def write_csv(
         (connection_path, CONNECTION_COLUMNS, connections),
     )
     for path, columns, rows in tables:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(getattr(row, column)) for column in columns] for row in rows)
         try:
-            with Path(path).open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(columns)
-                writer.writerows([_cell(getattr(row, column)) for column in columns] for row in rows)
+            write_text(path, text.getvalue())
         except OSError as error:
             raise ConfigurationError(
                 f"{path} cannot be written: {error.strerror or error}. Name a file in an existing, writable folder."

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pearl.byte_size import readable_size
 from pearl.cache_folder import cache_folder
 from pearl.errors import DeviceError
 
@@ -78,8 +79,8 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
         free = shutil.disk_usage(folder.parent).free
         if free < _NEEDED_BYTES:
             raise DeviceError(
-                f"The FPGA emulator needs {_NEEDED_BYTES / 1e9:.1f} GB in {folder.parent} while it is set up; "
-                f"{free / 1e9:.1f} GB are free. Free some, or set PEARL_CACHE_DIR to a folder elsewhere."
+                f"The FPGA emulator needs {readable_size(_NEEDED_BYTES)} in {folder.parent} while it is set up; "
+                f"{readable_size(free)} are free. Free some, or set PEARL_CACHE_DIR to a folder elsewhere."
             )
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
             wheels, made = Path(scratch) / "wheels", Path(scratch) / "emulator"

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from pearl import _native
+from pearl.byte_size import readable_size
 from pearl.errors import CapacityError, ConfigurationError, PearlError, ReplayError
 from pearl.runtime.shared_buffer import SharedBuffer
 
@@ -196,8 +197,8 @@ def _create_file(path: Path, specs: Sequence[ArraySpec]) -> MappedBacking:
     free = status.f_bavail * status.f_frsize
     if total > free:
         raise CapacityError(
-            f"A Data Storage of {total:,} bytes does not fit the disk of {path}: {free:,} bytes are free. Lower "
-            "`capacity`, or choose a path on another disk."
+            f"A Data Storage of {readable_size(total)} does not fit the disk of {path}: {readable_size(free)} are "
+            "free. Lower `capacity`, or choose a path on another disk."
         )
     text = json.dumps(_document(specs)).encode()
     if len(text) > _HEADER_NBYTES - 16:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pearl.byte_size import readable_size
 from pearl.errors import CapacityError
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_UNITS = ("KB", "MB", "GB", "TB")
 
 
 def free_memory() -> int:
@@ -24,19 +24,10 @@ def check_fits(rows: int, row_nbytes: int, free: int) -> None:
     needed = rows * row_nbytes
     if needed > free:
         raise CapacityError(
-            f"Replay of {rows:,} transitions of {_readable(row_nbytes)} each needs {_readable(needed)}; "
-            f"{_readable(free)} of memory are free. Lower `size`, or make observations smaller "
+            f"Replay of {rows:,} transitions of {readable_size(row_nbytes)} each needs {readable_size(needed)}; "
+            f"{readable_size(free)} of memory are free. Lower `size`, or make observations smaller "
             "(uint8 images rather than floats)."
         )
-
-
-def _readable(nbytes: int) -> str:
-    if nbytes < 1000:
-        return f"{nbytes} B"
-    value, unit = nbytes / 1e3, 0
-    while value >= 999.95 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:,.1f} {_UNITS[unit]}"
 
 
 def _machine_free() -> int:

@@ -7,6 +7,7 @@ import operator
 import numpy as np
 
 from pearl import _native
+from pearl.byte_size import readable_size
 from pearl.errors import CapacityError, ReplayError
 from pearl.replay.arguments import PRIORITY_MODES, TIME_MODES, check_selection
 from pearl.replay.kernel import KernelReplayManager
@@ -90,6 +91,6 @@ def _check_memory(capacity: int, fanout: int, mode: ReplayMode, *, drawn_in_turn
     needed, free = capacity * slot, free_memory()
     if needed > free:
         raise CapacityError(
-            f"A Replay Manager of {capacity:,} slots needs {needed / 1e9:,.1f} GB; {free / 1e9:,.1f} GB of memory are "
-            "free. Lower `size`."
+            f"A Replay Manager of {capacity:,} slots needs {readable_size(needed)}; {readable_size(free)} of memory "
+            "are free. Lower `size`."
         )

@@ -6,6 +6,7 @@ import functools
 import operator
 from typing import TYPE_CHECKING
 
+from pearl.byte_size import readable_size
 from pearl.devices.sycl import find_sycl_device, sycl_queue
 from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError, ConfigurationError
@@ -113,6 +114,6 @@ def _check_memory(capacity: int, fanout: int, mode: ReplayMode, device: str) -> 
     needed, free = capacity * slot, device_memory(device)
     if needed > free:
         raise CapacityError(
-            f"A Replay Manager of {capacity:,} slots needs {needed / 1e9:,.1f} GB; {free / 1e9:,.1f} GB of memory are "
-            f"free on {device}. Lower `size`."
+            f"A Replay Manager of {capacity:,} slots needs {readable_size(needed)}; {readable_size(free)} of memory "
+            f"are free on {device}. Lower `size`."
         )

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pearl.byte_size import readable_size
 from pearl.errors import CheckpointError
 from pearl.runtime.checkpoint_files import (
     MANIFEST,
@@ -168,7 +169,7 @@ def _check_free_space(directory: Path, state: CheckpointState) -> None:
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise CheckpointError(
-            f"The checkpoint of step {state.step} needs {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free in "
+            f"The checkpoint of step {state.step} needs {readable_size(needed)}; {readable_size(free)} are free in "
             f"{directory}. Free space, keep fewer checkpoints, or leave the replay out."
         )
 

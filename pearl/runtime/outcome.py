@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike
+from pearl.atomic_file import write_bytes, write_text
 from pearl.runtime.evaluation import Evaluation, evaluate
 from pearl.runtime.options import Options
 from pearl.runtime.run_state import Best
@@ -83,7 +84,7 @@ class Judge:
 
 def save_weights(trainer: TrainerLike, path: Path) -> None:
     """The trainer's modules as `attribute.parameter` in one safetensors file; optimizers are left to checkpoints."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     from pearl.algorithms.trainer import modules_of
 
@@ -94,13 +95,12 @@ def save_weights(trainer: TrainerLike, path: Path) -> None:
         if group in modules
         for name, tensor in tensors.items()
     }
-    save_file(flat, path)
-    path.chmod(0o644)  # safetensors leaves it to its owner alone
+    write_bytes(path, save(flat))
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:
     """JSON for people and programs."""
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(summary, indent=2) + "\n")
 
 
 def evaluation_summary(found: Evaluation) -> dict[str, float | int]:

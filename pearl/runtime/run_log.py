@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import math
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from pearl.atomic_file import replace_file
 from pearl.errors import ConfigurationError
 from pearl.runtime.earlier import move_aside
 
@@ -212,12 +214,12 @@ class _Table:
         return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        temporary = self._path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
+        with replace_file(self._path) as file:
+            stream = io.TextIOWrapper(file, encoding="utf-8", newline="")
             writer = csv.DictWriter(stream, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        temporary.replace(self._path)
+            stream.detach()
 
 
 def _is_finite(value: object) -> bool:
@@ -278,9 +280,8 @@ def plot_learning_curve(directory: Path, title: str = "Learning curve") -> Path:
         if handle is not None:
             handle.set_alpha(1.0)
     path = directory / "learning_curve.png"
-    temporary = directory / ".learning_curve.png.tmp"
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    with replace_file(path) as stream:
+        figure.savefig(stream, format="png")
     return path
 
 
