@@ -43,9 +43,9 @@ class LayerShape:
             )
 
     @classmethod
-    def linear(cls, inputs: int, outputs: int) -> LayerShape:
-        """A fully connected layer with biases."""
-        return cls(inputs, outputs, inputs * outputs + outputs, inputs * outputs)
+    def linear(cls, inputs: int, outputs: int, *, biases: bool = True) -> LayerShape:
+        """A fully connected layer."""
+        return cls(inputs, outputs, inputs * outputs + outputs * biases, inputs * outputs)
 
 
 def mlp_layers(*widths: int) -> tuple[LayerShape, ...]:
@@ -274,4 +274,8 @@ def _linear_layers(trainer: str, name: str, module: nn.Module) -> tuple[LayerSha
     others = {type(part).__name__ for part in parts if not isinstance(part, nn.Linear)}
     if others or not parts:
         raise TrainerError(f"{trainer}'s {name} has {', '.join(sorted(others)) or 'no layers'}, not only nn.Linear")
-    return tuple(LayerShape.linear(p.in_features, p.out_features) for p in parts if isinstance(p, nn.Linear))
+    return tuple(
+        LayerShape.linear(part.in_features, part.out_features, biases=part.bias is not None)
+        for part in parts
+        if isinstance(part, nn.Linear)
+    )

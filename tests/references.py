@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,24 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA G
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])])
 
 State = dict[str, torch.Tensor]
+
+
+def without_biases(algorithm: type[Any], layers: Sequence[int]) -> type[Any]:
+    """`algorithm` on the networks that it builds, whose linear layers at the places `layers` have no biases."""
+
+    def bare(build: Callable[[Any], nn.Module]) -> Callable[[Any], nn.Module]:
+        def built(trainer: Any) -> nn.Module:
+            network = build(trainer)
+            linear = [part for part in network.modules() if isinstance(part, nn.Linear)]
+            for place in layers:
+                linear[place].register_parameter("bias", None)
+            return network
+
+        return built
+
+    names = ("build_q_network", "build_actor", "build_critic")
+    built = {name: bare(getattr(algorithm, name)) for name in names if hasattr(algorithm, name)}
+    return type(f"{algorithm.__name__}WithoutBiases", (algorithm,), built)
 
 
 def batch_of(actions: spaces.Space[Any], seed: int = 0, rows: int = ROWS) -> tuple[Batch, torch.Tensor]:

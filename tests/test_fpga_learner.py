@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from references import without_biases
 from test_native_actor_critic import ACTIONS as BOX_ACTIONS
 from test_native_actor_critic import OBS as BOX_OBS
 from test_native_actor_critic import assert_gradients, exact_gradients, show_gradients
@@ -202,6 +203,10 @@ class ReferenceFixed(BothFirst, Fixed):
     pass
 
 
+class ReferenceSmallSoft(BothFirst, SmallSoft):
+    pass
+
+
 @pytest.mark.parametrize(
     ("trainer_class", "reference", "copies"),
     [
@@ -226,6 +231,39 @@ def test_actor_critics_train_as_torch_does_with_a_lagged_critic(
     learner.close()
     np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=1e-3, atol=1e-5)
     assert np.abs(weights_of(ours) - before).max() > 1e-3
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("trainer_class", "reference", "bare"),
+    [
+        (Plain, Plain, (0, 1)),
+        pytest.param(Plain, Plain, (1,), marks=pytest.mark.slow),
+        pytest.param(Small, ReferenceSmall, (0,), marks=pytest.mark.slow),
+        pytest.param(SmallTwin, ReferenceTwin, (0, 1), marks=pytest.mark.slow),
+        pytest.param(SmallSoft, ReferenceSmallSoft, (1,), marks=pytest.mark.slow),
+    ],
+)
+def test_layers_without_biases_train_as_torch_does(
+    trainer_class: type[Trainer], reference: type[Any], bare: tuple[int, ...], max_grad_norm: float
+) -> None:
+    spaces_ = BOX_OBS, spaces.Discrete(3) if issubclass(trainer_class, DQN) else BOX_ACTIONS
+    ours, theirs = (
+        without_biases(kind, bare)(*spaces_, seed=1, max_grad_norm=max_grad_norm) for kind in (trainer_class, reference)
+    )
+    for trainer in (ours, theirs):
+        for name, value in vars(trainer).items():
+            if name.endswith("optimizer"):
+                setattr(trainer, name, torch.optim.SGD(value.param_groups[0]["params"], lr=0.1))
+    before = weights_of(ours)
+    learner = FpgaLearner(ours, sub_batches=1, timeout_s=TIMEOUT_S)
+    for seed in range(4):
+        batch, weights = batch_of(seed, 16, 6, 3) if isinstance(ours, DQN) else actions_batch(seed, 16)
+        learner.step(batch, weights)
+        TorchLearner(theirs).step(batch, weights) if isinstance(ours, DQN) else theirs.update_policy(batch, weights)
+    learner.close()
+    found, expected = weights_of(ours) - before, weights_of(theirs) - before
+    assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
 
 
 def trained_on_one_batch(**settings: Any) -> tuple[FpgaLearner, list[float]]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import described
+from references import without_biases
 from trainers import OwnTrainer, TinyDQN
 
 from benchmarks import fpga_model as comparison
@@ -200,7 +201,7 @@ def test_trainers_are_read_as_the_pipelines_they_are() -> None:
 
     env = gym.make("Pendulum-v1")
     depth = {}
-    for trainer_class, critics in ((DDPG, 1), (TD3, 2), (SAC, 2)):
+    for trainer_class, critics in ((DDPG, 1), (TD3, 2), (SAC, 2), (without_biases(TD3, (0, 2)), 2)):
         trainer = make_trainer(
             trainer_class, env.observation_space, env.action_space, settings={"hidden_sizes": (8, 8)}
         )

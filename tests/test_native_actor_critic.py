@@ -13,10 +13,11 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import without_biases
 from torch import nn
 
 from pearl import _native
-from pearl.algorithms import DDPG, SAC, TD3, Trainer
+from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.algorithms.trainer import modules_of
 from pearl.errors import TrainerError
 from pearl.learner.native_learner import NativeLearner
@@ -218,6 +219,35 @@ def test_settings_are_those_of_the_trainer(algorithm: type[Trainer], changed: di
         for name, value in expected.metrics.items():
             assert found.metrics[name] == pytest.approx(value, rel=1e-3)
     assert_alike(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
+@pytest.mark.parametrize("bare", [(0, 1), (1,)])
+@pytest.mark.parametrize("algorithm", [DQN, DDPG, TD3, SAC])
+def test_layers_without_biases_train_as_in_torch(
+    algorithm: type[Trainer], bare: tuple[int, ...], max_grad_norm: float
+) -> None:
+    settings = {"hidden_sizes": (9,), "max_grad_norm": max_grad_norm}
+    assert_layers_without_biases_train_as_in_torch(NativeLearner, without_biases(algorithm, bare), settings)
+
+
+def assert_layers_without_biases_train_as_in_torch(
+    learner: type[Any], algorithm: type[Trainer], settings: dict[str, Any]
+) -> None:
+    actions = spaces.Discrete(3) if issubclass(algorithm, DQN) else ACTIONS
+    ours, theirs = algorithm(OBS, actions, **settings), algorithm(OBS, actions, **settings)
+    for trainer in (ours, theirs):
+        for name, value in vars(trainer).items():
+            if name.endswith("optimizer"):
+                setattr(trainer, name, torch.optim.SGD(value.param_groups[0]["params"], lr=0.1))
+    device, reference = learner(ours), TorchLearner(theirs)
+    for seed in range(6):
+        batch, weights = batch_of(seed)
+        if issubclass(algorithm, DQN):
+            batch["action"] = np.arange(len(weights)) % 3
+        device.step(batch, weights)
+        reference.step(batch, weights)
+    assert_alike(ours, theirs, 2e-5)
 
 
 @each_algorithm

@@ -13,7 +13,15 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native_actor_critic import assert_alike, assert_gradients, each_algorithm, exact_gradients, show_gradients
+from references import without_biases
+from test_native_actor_critic import (
+    assert_alike,
+    assert_gradients,
+    assert_layers_without_biases_train_as_in_torch,
+    each_algorithm,
+    exact_gradients,
+    show_gradients,
+)
 from test_native_actor_critic import batch_of as actions_batch
 from test_native_actor_critic import small as small_actor_critic
 from test_native_learner import (
@@ -206,6 +214,13 @@ def test_settings_are_those_of_the_trainer(algorithm: type[Trainer], changed: di
         expected = reference.step(*actions_batch(seed, rows=75))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
     assert_alike(ours, theirs, 1e-3)
+
+
+@pytest.mark.parametrize("max_grad_norm", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
+@pytest.mark.parametrize("algorithm", [DQN, DDPG, *(pytest.param(a, marks=pytest.mark.slow) for a in (TD3, SAC))])
+def test_layers_without_biases_train_as_in_torch(algorithm: type[Trainer], max_grad_norm: float) -> None:
+    settings = {"hidden_sizes": (9,), "max_grad_norm": max_grad_norm}
+    assert_layers_without_biases_train_as_in_torch(SyclLearner, without_biases(algorithm, (1,)), settings)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -238,7 +238,8 @@ void backward_stage() {
   }
 }
 
-// GA of one layer: adds up the sub-batch's gradients in its scratchpad, then gives them to WU.
+// GA of one layer: adds up the sub-batch's gradients in its scratchpad, then gives them to WU. A layer without biases
+// sends zeros in their place: WU adds up the squares of all that it gets.
 template <class Shape, int unroll, class In, class Inputs, class Out>
 void gradient_stage() {
   constexpr int kRow = padded(Shape::kIn), kLanes = lanes_of(unroll), kBiases = padded(Shape::kOut);
@@ -258,7 +259,7 @@ void gradient_stage() {
 #pragma unroll
           for (int k = 0; k < kLanes; ++k) matrix[row * kRow + first + k] += slopes[row] * x[first + k];
         }
-        biases[row] += slopes[row];
+        if constexpr (Shape::kBias >= 0) biases[row] += slopes[row];
       }
     }
     for (int first = 0; first < Shape::kOut * kRow; first += kBlock) Out::write(block_of(matrix + first));
