@@ -40,7 +40,7 @@ _TAKEN_NAMES = {
     *(kind.__name__ for kind in EXPLORATIONS),
     *(implementation.name for implementation in LEARNERS.values()),
     *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchDataStorage", "SyclDataStorage", "Constant", "Linear"),
-    *("ReplayRequestQueue", "make_replay_manager", "import_class"),
+    *("ReplayRequestQueue", "begin_program", "make_replay_manager", "import_class"),
     *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
     *dir(builtins),
 }

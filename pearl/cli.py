@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -21,7 +22,9 @@ from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.byte_size import readable_size
 from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
+from pearl.runtime.entry import DEBUG_VARIABLE
 from pearl.runtime.launch import run_generated
+from pearl.standard_streams import keep_standard_streams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +70,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the command."""
+    keep_standard_streams()
     app(prog_name="pearl")
 
 
@@ -81,13 +85,17 @@ def _pearl(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error too.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error too, also of a program's.")
+    ] = False,
 ) -> None:
     """Compose deep reinforcement learning for the heterogeneous machine at hand.
 
     Describe the machine (devices), have every primitive profiled and placed and a training program written
     (compose), run that program (run), measure its speed (bench), and read what it left (report).
     """
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
 
 
 # --- pearl devices --------------------------------------------------------------------------------------------------

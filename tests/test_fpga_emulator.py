@@ -156,7 +156,7 @@ def test_what_stands_in_the_way_is_named(index: Path, tmp_path: Path, monkeypatc
             fpga_emulator.setup_emulator(print)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 10**8))  # type: ignore[attr-defined]
-        with pytest.raises(DeviceError, match=r"needs 0\.8 GB .*; 0\.1 GB are free"):
+        with pytest.raises(DeviceError, match=r"needs 800\.0 MB .*; 100\.0 MB are free"):
             fpga_emulator.setup_emulator(print)
     with monkeypatch.context() as patch:
         (tmp_path / "file").touch()

@@ -6,6 +6,7 @@ Generated programs and their actor processes import this module, and with it the
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import time
 from typing import Any
 
@@ -158,6 +159,17 @@ class BreakingInHost(Breaking):
             super()._break_down()
 
 
+class Chatty(Counting):
+    """Prints at the end of every episode, as environments do that somebody debugs."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        print("reset", flush=True)
+        print("reset", file=sys.stderr, flush=True)
+        return super().reset(seed=seed, options=options)
+
+
 class Telling(Counting):
     """Its observations are no array."""
 
@@ -167,7 +179,7 @@ class Telling(Counting):
         self.observation_space: gym.Space[Any] = spaces.Dict(parts)
 
 
-for _kind in (Counting, Breaking, BreakingInHost, Telling):
+for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.standalone import program_hidden, standalone
 from pearl.errors import ActorError, QueueClosedError
+from pearl.standard_streams import keep_standard_streams
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -37,6 +38,7 @@ logger = logging.getLogger("pearl.actors")
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _CHECK_INTERVAL_S = 0.1
+_HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # that a terminal sends to every process
 
 
 def run_actor(
@@ -50,7 +52,9 @@ def run_actor(
 
     `environment` is registered first: an actor that starts without the program may not know it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle; environments may unblock it
+    for number in _HOSTS_SIGNALS:  # environments may unblock them
+        signal.signal(number, signal.SIG_IGN)
+    keep_standard_streams()
     host = multiprocessing.parent_process()
     parent = host.pid if host is not None else os.getppid()  # it may be gone by now
     torch_settled = setup.policy is None and settle_torch(setup)
@@ -87,16 +91,16 @@ def settle_torch(setup: ActorSetup) -> bool:
 def start_process(
     target: Callable[..., None], args: tuple[object, ...], name: str, *, without_program: bool
 ) -> BaseProcess:
-    """Start `target(*args)` in a spawned process that ends with this one; it begins with SIGINT blocked.
+    """Start `target(*args)` in a spawned process that ends with this one; it begins with SIGINT and SIGHUP blocked.
 
     `without_program`: it does not import the program, of which it needs nothing.
     """
     process = _CONTEXT.Process(target=target, args=args, name=name, daemon=True)
-    # Ctrl-C reaches every process of the terminal. The process inherits that it is blocked: it would end before
-    # it could say that it is the host's to handle.
+    # Ctrl-C reaches every process of the terminal, and so does its closing. The process inherits that both are
+    # blocked: it would end before it could say that they are the host's to handle.
     # (The resource tracker would unblock it when it starts.)
     multiprocessing.resource_tracker.ensure_running()
-    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, _HOSTS_SIGNALS)
     try:
         with program_hidden() if without_program else contextlib.nullcontext():
             process.start()

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pearl.runtime.collection import CollectionBuffer
+    from pearl.runtime.entry import begin_program, import_class, run_program
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
-    from pearl.runtime.session import Program, Session, import_class, run_program
+    from pearl.runtime.session import Program, Session
     from pearl.runtime.workers import (
         AssignmentQueue,
         DoneQueue,
@@ -39,6 +40,7 @@ __all__ = [
     "Session",
     "TrainingLoop",
     "WeightSyncQueue",
+    "begin_program",
     "import_class",
     "parse_options",
     "run_generated",
@@ -47,10 +49,11 @@ __all__ = [
 
 _MODULES = {
     "collection": ("CollectionBuffer",),
+    "entry": ("begin_program", "import_class", "run_program"),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
     "queues": ("Bell", "ColumnQueue", "DataCollectionQueue", "WeightSyncQueue"),
-    "session": ("Program", "Session", "import_class", "run_program"),
+    "session": ("Program", "Session"),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from pearl.errors import ConfigurationError
+from pearl.runtime.interruption import stop_signals
 
 
 def run_generated(program: str | Path, options: Sequence[str] = ()) -> int:
@@ -26,7 +27,7 @@ def run_generated(program: str | Path, options: Sequence[str] = ()) -> int:
             child.send_signal(number)
 
     # A terminal sends Ctrl-C to the child too, which takes two in one second for one; others may send it here only.
-    earlier = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         child = subprocess.Popen([sys.executable, str(program), *options])
         code = child.wait()

@@ -389,15 +389,18 @@ def configure_logging(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger("pearl")
     for handler in list(logger.handlers):
-        if isinstance(handler, _TerminalHandler | _RunFileHandler):
+        if isinstance(handler, _TerminalHandler | RunFileHandler):
             logger.removeHandler(handler)
             handler.close()
     logger.setLevel(logging.DEBUG)
     logger.addHandler(_TerminalHandler())
-    logger.addHandler(_RunFileHandler(directory / "run.log"))
+    logger.addHandler(RunFileHandler(directory / "run.log"))
 
 
-class _RunFileHandler(logging.FileHandler):
+class RunFileHandler(logging.FileHandler):
+    """All records of the `pearl` logger, in the file `path`."""
+
     def __init__(self, path: Path) -> None:
+        self.path = path
         super().__init__(path, encoding="utf-8", delay=True)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))

@@ -10,18 +10,15 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import importlib
 import logging
 import math
-import signal
-import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -33,7 +30,7 @@ from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
-from pearl.errors import ActorError, ConfigurationError, EnvError, PearlError, TrainerError
+from pearl.errors import ActorError, EnvError, PearlError, TrainerError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
@@ -43,13 +40,16 @@ from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.collection import CollectionBuffer, collides, insertion_rows
 from pearl.runtime.data_storage import make_storage
 from pearl.runtime.earlier import move_aside
+from pearl.runtime.entry import run_log_file
 from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.interruption import Interruption
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import Judge, evaluation_summary, save_weights, write_summary
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last
+from pearl.runtime.run_lock import RunLock
 from pearl.runtime.run_log import RunLog, configure_logging, plot_learning_curve
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.serial import InlineActor
@@ -74,7 +74,6 @@ _REPLAY_STATISTICS = (
     "saturated",
 )
 _WAIT_S = 0.05
-_SAME_INTERRUPT_S = 1.0
 _SILENCE_S = 60.0
 _LISTEN_INTERVAL_S = 0.5
 
@@ -112,18 +111,16 @@ class Session:
         self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
         probe.close()
         self.transition = TransitionSpec.from_spaces(self.observation_space, self.action_space)
-        _make_writable(options.run_dir, options.checkpoint_dir)
         self.bell = Bell()
         check_messages_fit(replay, actors, train)
         self.message_rows = message_rows(actors, train)
         self.insertion_rows = insertion_rows(replay, self.message_rows)
         check_samples_last(replay, train, self.insertion_rows + self.message_rows)
         self.counters = Counters()
-        self.exit_code = 0
+        self._interruption = Interruption()
         self._draining = False
         self._stop_reason = ""
         self._failure: PearlError | None = None
-        self._interrupted_at: float | None = None
         self._interruption_told = False
         self._heard_at: float | None = None  # when the actors last sent something, or were not asked to
         self._workers: list[Worker] = []
@@ -144,6 +141,7 @@ class Session:
         self._warming_up = options.bench
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
+        self._locks = _lock_folders(options)
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Session:
         torch.set_num_threads(1)
         torch.manual_seed(self.options.seed)
         self._started = time.monotonic()
-        self._handlers = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._interruption.__enter__()
         return self
 
     def __exit__(
@@ -166,8 +164,9 @@ class Session:
                 self._display.__exit__(kind, error, traceback)
             if self._log is not None:
                 self._log.close()
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
+            for lock in self._locks:
+                lock.release()
+            self._interruption.__exit__(kind, error, traceback)
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
         steps, policy = self.counters.env_steps, self._policy
@@ -293,21 +292,12 @@ class Session:
                 stack.callback(self._rrq.close)
         self._workers, self._inline, self._group, self._rrq = [], [], None, None
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # A terminal and a parent process may both deliver one and the same Ctrl-C.
-        now = time.monotonic()
-        if self._interrupted_at is not None and now - self._interrupted_at > _SAME_INTERRUPT_S:
-            raise KeyboardInterrupt
-        self._interrupted_at = self._interrupted_at or now
-        # Nothing is printed here: the signal may have come in the middle of printing.
-        self.exit_code = 128 + number
-
     def _interrupted(self) -> bool:
         """Tell whether a signal asked the run to stop, and say so to the user, once."""
         self._show()  # evaluations ask at every step: the display goes on meanwhile
-        if self._interrupted_at is None:
+        if self._interruption.signal is None:
             return False
-        name = signal.Signals(self.exit_code - 128).name
+        name = self._interruption.signal.name
         if not self._stop_reason:
             self._stop(f"{name} received")
         elif not self._interruption_told:
@@ -352,10 +342,12 @@ class Session:
             path = self.options.run_dir / "failed_batch.npz"
             np.savez(path, **worker.last_batch())  # type: ignore[arg-type]
             raise TrainerError(f"{error} The batch was saved as {path}: numpy.load() shows it.") from error
+        except PearlError as error:
+            raise type(error)(f"{error} The full traceback is in {run_log_file()}.") from error
 
     def _check_actors(self) -> None:
         # Once the run stops, actors may end as they like: whoever stopped it may have stopped them too.
-        if self._group is None or self._stop_reason or self._interrupted_at is not None:
+        if self._group is None or self._stop_reason or self._interruption.signal is not None:
             return
         try:
             self._group.check(self.counters.env_steps)
@@ -632,7 +624,7 @@ class Session:
                 raise self._failure
             rates = self._report_rates()
             write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **rates})
-            return self.exit_code
+            return self._interruption.exit_code
         rates = self._report_rates()
         self._log_scalars()
         *saved, checkpoint = self._saved
@@ -657,7 +649,7 @@ class Session:
         self._say(f"Weights:        {directory / 'weights.safetensors'}")
         self._say(f"Learning curve: {self._plot()}")
         self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
-        return self.exit_code
+        return self._interruption.exit_code
 
     def _leave(self, summary: Mapping[str, object]) -> None:
         save_weights(self.trainer, self.options.run_dir / "weights.safetensors")
@@ -701,42 +693,14 @@ class Session:
         return {"measured_eps": busy, "predicted_eps": predicted, "overall_eps": overall, "gps": self._rate.overall}
 
 
-def _make_writable(*directories: Path) -> None:
-    for directory in directories:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigurationError(
-                f"The folder {directory} cannot be written: {error}. Choose another with --run-dir or --checkpoint-dir."
-            ) from error
-
-
-def import_class(module: str, name: str, folder: str) -> type:
-    """The class `name` of `module`, found in `folder`; actor processes find it there too."""
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"The trainer class {name} cannot be imported from {module} in {folder}: {error}. "
-            "Mend the path in the program if the file has moved."
-        ) from error
-    assert isinstance(found, type)
-    return found
-
-
-def run_program(main: Callable[[], int]) -> None:
-    """Run a program's `main`; errors made for people are printed as such, with exit code 1."""
-    try:
-        sys.exit(main())
-    except PearlError as error:
-        logger.debug("stopped", exc_info=True)
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        sys.exit(130)
+def _lock_folders(options: Options) -> list[RunLock]:
+    """Hold the run's folders; ConfigurationError if another run does, or if they cannot be written."""
+    folders = {options.run_dir.resolve(): "--run-dir"}
+    folders.setdefault(options.checkpoint_dir.resolve(), "--checkpoint-dir")
+    with contextlib.ExitStack() as stack:
+        locks = []
+        for folder, option in folders.items():
+            locks.append(RunLock(folder, option))
+            stack.callback(locks[-1].release)
+        stack.pop_all()
+    return locks

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from pearl.error_place import described
 from pearl.errors import PearlError, QueueClosedError
 from pearl.learner.protocol import Learner
 from pearl.replay.protocol import ReplayManager, Sample
@@ -72,13 +73,12 @@ class Worker:
         return self.take(timeout_s)
 
     def run_inline(self) -> bool:
-        """Serial mode's `run_once`: what goes wrong is raised as `check` raises it."""
+        """Serial mode's `run_once`: what goes wrong is kept for `check`."""
         try:
             return self.run_once()
         except Exception as error:
             self._error = error
-            self.check()
-            raise
+            return True
 
     def _loop(self) -> None:
         try:
@@ -95,7 +95,7 @@ class Worker:
         if self._error is not None:
             if isinstance(self._error, PearlError):
                 raise self._error
-            raise PearlError(f"The {self._name} stopped: {type(self._error).__name__}: {self._error}") from self._error
+            raise PearlError(f"The {self._name} stopped: {described(self._error)}.") from self._error
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Close the input queue and wait for the loop to end."""

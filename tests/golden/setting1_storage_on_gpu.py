@@ -20,6 +20,11 @@ The Host Runtime below moves messages between the queues of the paper's Figure 4
 
 from __future__ import annotations
 
+from pearl.runtime import begin_program
+
+if __name__ == "__main__":
+    begin_program()  # before the imports that take seconds
+
 from pearl.algorithms import DQN
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import ReplayRequestQueue, make_replay_manager

@@ -24,6 +24,11 @@ import os
 # The Learner's threads use cores of the Actors: those that wait for each other must not spin. Read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from pearl.runtime import begin_program
+
+if __name__ == "__main__":
+    begin_program()  # before the imports that take seconds
+
 from pearl.algorithms import DQN
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import make_replay_manager

@@ -1,0 +1,94 @@
+"""How a program begins and ends: its streams, Ctrl-C while it imports, and its errors, in words for people.
+
+Nothing here loads torch, so that a generated program can begin before its own imports, which take seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from pearl.error_place import described
+from pearl.errors import ConfigurationError, PearlError
+from pearl.standard_streams import keep_standard_streams
+
+DEBUG_VARIABLE = "PEARL_DEBUG"  # set and not empty: errors come with their traceback
+
+_INTERRUPTED = 128 + signal.SIGINT
+
+logger = logging.getLogger("pearl.runtime")
+
+
+def begin_program() -> None:
+    """Call first, before what takes long to import: until `run_program`, Ctrl-C ends the process with one line."""
+    keep_standard_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_at_once)
+
+
+def run_program(main: Callable[[], int]) -> None:
+    """Run a program's `main` and exit with its code; an error becomes one message, and exit code 1.
+
+    The traceback goes to the run's log, and with PEARL_DEBUG=1 to standard error.
+    """
+    keep_standard_streams()
+    if signal.getsignal(signal.SIGINT) is _end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        code = _INTERRUPTED
+    except PearlError as error:
+        code = _failed(str(error))
+    except Exception as error:
+        log = run_log_file()
+        if log is None:
+            raise
+        code = _failed(f"{described(error)}. The full traceback is in {log}.")
+    # What is left is Python's own end: a Ctrl-C there has nothing to interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_at_once)
+    sys.exit(code)
+
+
+def run_log_file() -> str | None:
+    """The file that the `pearl` logger writes to; None where the run has not begun."""
+    from pearl.runtime.run_log import RunFileHandler
+
+    handlers = logging.getLogger("pearl").handlers
+    return next((str(handler.path) for handler in handlers if isinstance(handler, RunFileHandler)), None)
+
+
+def import_class(module: str, name: str, folder: str) -> type:
+    """The class `name` of `module`, found in `folder`; actor processes find it there too."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The trainer class {name} cannot be imported from {module} in {folder}: {error}. "
+            "Mend the path in the program if the file has moved."
+        ) from error
+    assert isinstance(found, type)
+    return found
+
+
+def _failed(message: str) -> int:
+    logger.debug("stopped", exc_info=True)
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    print(f"Error: {message}", file=sys.stderr)
+    return 1
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"Interrupted.\n")
+    os._exit(_INTERRUPTED)

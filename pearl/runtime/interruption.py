@@ -1,0 +1,60 @@
+"""Signals that ask a run to stop: noted when they come, acted upon when the run asks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_SAME_INTERRUPT_S = 1.0
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those to react to: `nohup` starts a program with SIGHUP ignored, and so it stays."""
+    return tuple(s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN)
+
+
+class Interruption:
+    """Handles the stop signals inside its `with` block, in the main thread.
+
+    The first is noted. A second one, unless it comes at once, raises KeyboardInterrupt; a terminal that closes
+    (SIGHUP) is no second one.
+    """
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+        self._at = 0.0
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        self._handlers = {s: signal.signal(s, self._note) for s in stop_signals()}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The first that came."""
+        return self._signal
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number; 0 without one."""
+        return 0 if self._signal is None else 128 + self._signal
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # Nothing is printed here: the signal may have come in the middle of printing.
+        now = time.monotonic()
+        if self._signal is None:
+            self._signal, self._at = signal.Signals(number), now
+        # A terminal and a parent process may both deliver one and the same Ctrl-C.
+        elif number != signal.SIGHUP and now - self._at > _SAME_INTERRUPT_S:
+            raise KeyboardInterrupt

@@ -1,0 +1,87 @@
+"""Standard output and error that may be lost: a program whose reader is gone works on, silently."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import select
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_PATIENCE_S = 1.0  # for a reader that is slow, where the stream does not block
+
+_log = logging.getLogger("pearl.runtime")
+
+
+def keep_standard_streams() -> None:
+    """From now on, writing to `sys.stdout` and `sys.stderr` never fails; may be called again.
+
+    What cannot be written (a reader that is gone, a full disk, a terminal that was closed) is dropped. Descriptors 0 to
+    2 that are closed are opened on /dev/null, so that no file of the program gets their numbers. Streams that somebody
+    else has put in place are left alone.
+    """
+    for descriptor in range(3):
+        _fill(descriptor)
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 (for good)
+    sys.stdout = _kept(sys.stdout, sys.__stdout__, 1)
+    sys.stderr = _kept(sys.stderr, sys.__stderr__, 2)
+
+
+class _Forgiving(io.FileIO):
+    """A descriptor whose writer never sees an error; after the first, it leads to /dev/null."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        size = memoryview(data).nbytes
+        try:
+            written = super().write(data)
+            if written is None:  # a stream that does not block is full
+                select.select([], [self.fileno()], [], _PATIENCE_S)
+                written = super().write(data)
+        except OSError as error:
+            _lead_to_null(self.fileno())
+            _log.info("File descriptor %d cannot be written any more (%s): the run goes on.", self.fileno(), error)
+            return size
+        return size if written is None else written
+
+
+def _kept(stream: TextIO | None, original: TextIO | None, descriptor: int) -> TextIO:
+    if stream is None:
+        return Path(os.devnull).open("w", encoding="utf-8")
+    if stream is not original or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    try:
+        stream.flush()
+    except OSError:
+        _lead_to_null(descriptor)
+        with contextlib.suppress(OSError):
+            stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Forgiving(descriptor, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _fill(descriptor: int) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        _lead_to_null(descriptor)
+
+
+def _lead_to_null(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null == descriptor:
+        os.set_inheritable(null, True)
+    else:
+        os.dup2(null, descriptor)
+        os.close(null)

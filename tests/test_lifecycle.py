@@ -1,0 +1,164 @@
+"""How a run begins, is disturbed and ends: its folder, signals, its output, errors of the user's code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import Running, make_program, run, running, summary
+from trainers import Sluggish
+
+from pearl.runtime.interruption import Interruption, stop_signals
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
+    """Its environment prints on both standard streams, in the host and in the actors."""
+    return make_program(tmp_path_factory.mktemp("program"), env="Chatty-v0")
+
+
+@pytest.fixture(scope="module")
+def own_trainer(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
+    """A program whose trainer runs in Python."""
+    return make_program(tmp_path_factory.mktemp("own"), env="Counting-v0", trainer=Sluggish, settings={"pause_s": 0.0})
+
+
+def edited(program: Path, folder: Path, old: str, new: str) -> Path:
+    """A copy of the program with `new` in the place of `old`."""
+    text = program.read_text()
+    assert text.count(old) == 1
+    copy = Path(shutil.copy(program, folder))
+    copy.write_text(text.replace(old, new))
+    return copy
+
+
+def under_way(started: Running, run_dir: Path) -> None:
+    """Wait until data arrive."""
+    episodes = run_dir / "episodes.csv"
+    started.until(lambda: episodes.exists() and episodes.read_text().count("\n") > 5)
+
+
+# --- one run per folder, and signals --------------------------------------------------------------------------------
+
+
+def test_a_second_run_leaves_the_first_alone_and_a_closed_terminal_saves_it(program: Path, tmp_path: Path) -> None:
+    arguments = ("--timesteps", "500000", "--eval-episodes", "0", "--run-dir", str(tmp_path))
+    with running(program, *arguments) as first:
+        under_way(first, tmp_path)
+        code, output = run(program, *arguments)
+        assert code == 1
+        assert f"process {first.process.pid} on " in output
+        assert "--run-dir" in output
+        assert "Traceback" not in output
+        assert not list(tmp_path.rglob("earlier-*")), "the first run's files were moved away"
+        code, output = run(program, "--run-dir", str(tmp_path / "b"), "--checkpoint-dir", str(tmp_path / "checkpoints"))
+        assert code == 1
+        assert "--checkpoint-dir" in output
+        os.killpg(first.process.pid, signal.SIGHUP)  # to every process of the terminal, the actors too
+        assert first.wait(60) == 129, first.output
+        assert "SIGHUP received" in first.output
+        for wrong in ("died", "Error", "Traceback"):
+            assert wrong not in first.output
+    assert summary(tmp_path)["actor_restarts"] == 0
+    assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
+
+
+@pytest.fixture
+def hangup() -> Iterator[Any]:
+    """Restores what SIGHUP does."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_nohup_stays(hangup: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert signal.SIGHUP not in stop_signals()
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGHUP)
+        assert interruption.signal is None
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.exit_code == 143
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_only_a_second_request_of_a_person_stops_at_once(hangup: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # from the terminal and from a parent process
+        now[0] += 2
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert interruption.exit_code == 130
+
+
+def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> None:
+    first = "    begin_program()  # before the imports that take seconds\n"
+    slow = edited(
+        program, tmp_path, first, f"{first}    print('importing', flush=True)\n    __import__('time').sleep(60)\n"
+    )
+    with running(slow) as started:
+        started.until(lambda: "importing" in started.output)
+        started.interrupt()
+        assert started.wait(30) == 130
+        assert started.output == "importing\nInterrupted.\n"
+
+
+# --- output that nobody reads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        pytest.param("{} 2>&1 | head -1", id="a reader that leaves"),
+        pytest.param("{} >/dev/full 2>&1", id="a full disk"),
+        pytest.param("{} 0<&- 1>&- 2>&-", id="closed"),
+    ],
+)
+def test_a_run_without_readers_trains_to_its_end(program: Path, tmp_path: Path, shell: str) -> None:
+    arguments = ("--timesteps", "1000", "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    command = shlex.join([sys.executable, str(program), *arguments])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", shell.format(command)], capture_output=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, (tmp_path / "run" / "run.log").read_text()
+    found = summary(tmp_path / "run")
+    assert found["env_steps"] >= 1000
+    assert found["actor_restarts"] == 0
+    assert found["evaluation"]["episodes"] == 2
+    assert "Weights:" in (tmp_path / "run" / "run.log").read_text()
+
+
+# --- errors of the user's code --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "debug"), [((), False), (("--serial",), True)], ids=["parallel", "serial and debug"])
+def test_a_trainer_that_raises_is_told_with_file_line_and_log(
+    own_trainer: Path, tmp_path: Path, mode: tuple[str, ...], debug: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = edited(own_trainer, tmp_path, '"pause_s": 0.0', '"pause_s": "oops"')
+    if debug:
+        monkeypatch.setenv("PEARL_DEBUG", "1")
+    code, output = run(program, "--run-dir", str(tmp_path / "run"), *mode)
+    assert code == 1
+    message = next(line for line in output.splitlines() if line.startswith("Error:"))
+    assert "TypeError" in message
+    assert "trainers.py, line " in message
+    assert ", in update_policy)" in message
+    log = tmp_path / "run" / "run.log"
+    assert str(log) in message
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert "time.sleep(self.pause_s)" in log.read_text()
+    assert ("time.sleep(self.pause_s)" in output) == debug
