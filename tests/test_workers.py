@@ -250,8 +250,9 @@ def test_an_error_in_serial_mode_reads_like_one_of_a_thread() -> None:
         assert s.worker.run_inline()
         s.ldq.release()
     s.laq.assign(batches(1)[0], storage)
+    assert s.worker.run_inline()
     with pytest.raises(PearlError, match="The Learner stopped: ZeroDivisionError: the third step") as error:
-        s.worker.run_inline()
+        s.worker.check()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
