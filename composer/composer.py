@@ -22,7 +22,7 @@ from composer.report import microseconds
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
-from pearl.algorithms.trainer import check_trainer_class, make_trainer
+from pearl.algorithms.trainer import Trainer, check_trainer_class, make_trainer
 from pearl.atomic_file import write_text
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
@@ -332,6 +332,8 @@ class Composer:
         envs.close()
         transition = TransitionSpec.from_spaces(observation_space, action_space)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
+        if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
+            self._say(inputs)
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **self._training})
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))

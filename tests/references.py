@@ -102,7 +102,9 @@ def assert_close(module: nn.Module, expected: State, tolerance: float = 1e-5) ->
 
 
 def estranged(trainer_class: type[Trainer], actions: spaces.Space[Any], **settings: Any) -> Any:
-    """A trainer whose targets differ from its networks, as in the middle of a run."""
+    """A trainer whose targets differ from its networks, as in the middle of a run; actor-critics scale observations."""
+    if issubclass(trainer_class, ActorCritic):
+        settings = {"scale_observations": True, **settings}
     trainer = trainer_class(OBS, actions, hidden_sizes=(32, 16), **settings)
     gain, generator = 1.5 if issubclass(trainer_class, ActorCritic) else 0.6, torch.Generator().manual_seed(0)
     with torch.no_grad():

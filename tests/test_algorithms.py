@@ -421,6 +421,70 @@ def test_bytes_and_floats_of_the_same_image_have_the_same_values() -> None:
         torch.testing.assert_close(trainer.q(pixels), trainer.q(pixels.float() / 255))
 
 
+# --- observations' bounds -----------------------------------------------------------------------------------------------
+
+each_actor_critic = pytest.mark.parametrize("algorithm", [DDPG, TD3, SAC])
+
+
+def box_of(*bounds: float, dtype: Any = np.float32) -> spaces.Box:
+    return spaces.Box(-np.array(bounds, dtype), np.array(bounds, dtype), dtype=dtype)
+
+
+def steps_of(algorithm: type[Trainer], observations: spaces.Box, **settings: Any) -> torch.Tensor:
+    """Priorities of three steps on the same batches, `(3, ROWS)`."""
+    trainer = algorithm(observations, BOX, hidden_sizes=(16,), **settings)
+    return torch.stack([trainer.update_policy(*batch_of(BOX, seed)) for seed in range(3)])
+
+
+@each_actor_critic
+def test_bounds_that_an_environment_declares_do_not_change_what_is_learned(algorithm: type[Trainer]) -> None:
+    narrow, wide, open_ended = (steps_of(algorithm, box_of(*[bound] * 6)) for bound in (5.0, 1000.0, np.inf))
+    assert torch.equal(narrow, wide)
+    assert torch.equal(narrow, open_ended)
+
+
+@each_actor_critic
+def test_observations_are_scaled_by_their_bounds_where_the_trainer_asks(algorithm: type[Trainer]) -> None:
+    asked, plain = (
+        algorithm(OBS, BOX, hidden_sizes=(16,), **settings) for settings in ({"scale_observations": True}, {})
+    )
+    for (batch, weights), (scaled, _) in ((batch_of(BOX, seed), batch_of(BOX, seed)) for seed in range(3)):
+        scaled = scaled._replace(obs=batch.obs / 5, next_obs=batch.next_obs / 5)
+        torch.testing.assert_close(asked.update_policy(batch, weights), plain.update_policy(scaled, weights))
+    with torch.no_grad():
+        torch.testing.assert_close(asked.get_action(batch.obs), plain.get_action(batch.obs / 5))
+
+
+def test_bytes_are_scaled_always() -> None:
+    pixels = spaces.Box(0, 255, (6,), np.uint8)
+    trainer = DDPG(pixels, BOX, hidden_sizes=(16,))
+    twin = DDPG(OBS, BOX, hidden_sizes=(16,))
+    seen = torch.randint(0, 256, (9, 6), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.get_action(seen), twin.get_action(seen / 127.5 - 1))
+
+
+@pytest.mark.parametrize(
+    ("observations", "asked", "said"),
+    [
+        (OBS, False, "taken as the environment gives them (scale_observations=True scales"),
+        (box_of(np.inf, 2000.0), False, "taken as the environment gives them."),
+        (OBS, True, "scaled to [-1, 1] by their bounds."),
+        (box_of(np.inf, 2.0, 1.0), True, "2 of 3 elements are scaled to [-1, 1] by their bounds"),
+        (spaces.Box(0, 255, (6,), np.uint8), False, "scaled to [-1, 1] from unsigned bytes."),
+    ],
+)
+def test_a_trainer_says_what_is_done_to_observations(observations: spaces.Box, asked: bool, said: str) -> None:
+    assert said in SAC(observations, BOX, hidden_sizes=(4,), scale_observations=asked).describe_inputs()
+
+
+def test_scaling_by_bounds_that_are_none_is_refused() -> None:
+    with pytest.raises(TrainerError, match=r"DDPG\.scale_observations needs observations with bounds of at most 1000"):
+        DDPG(box_of(np.inf, 2000.0), BOX, scale_observations=True)
+    with pytest.raises(TrainerError, match=r"scale_observations must be True or False; found 1\.0"):
+        DDPG(OBS, BOX, scale_observations=1.0)
+
+
 # --- classes that users write -----------------------------------------------------------------------------------------
 
 

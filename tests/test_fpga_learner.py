@@ -48,7 +48,7 @@ class Plain(DQN):
 
 
 class Small(Deterministic):
-    hidden_sizes = (24,)
+    hidden_sizes, scale_observations = (24,), True
 
 
 class SmallTwin(Twin):
@@ -56,7 +56,7 @@ class SmallTwin(Twin):
 
 
 class SmallSoft(SAC):
-    hidden_sizes, log_std_bounds = (12,), (-1.0, 0.1)
+    hidden_sizes, log_std_bounds, scale_observations = (12,), (-1.0, 0.1), True
 
 
 class EqualSoft(SmallSoft):

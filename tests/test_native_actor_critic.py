@@ -61,7 +61,7 @@ def batch_of(seed: int, rows: int = 40, obs: int = 6, actions: int = 2) -> tuple
 
 
 def small(algorithm: type[Trainer], **settings: Any) -> Any:
-    trainer: Any = algorithm(OBS, ACTIONS, hidden_sizes=(24, 17), **settings)
+    trainer: Any = algorithm(OBS, ACTIONS, hidden_sizes=(24, 17), scale_observations=True, **settings)
     with torch.no_grad():
         trainer._actor_flat.parameter.mul_(1.5)  # some actions saturate
     return trainer
@@ -161,9 +161,9 @@ def assert_gradients(
 def test_gradients_are_those_of_float64(
     algorithm: type[Trainer], variant: str, obs: int, size: int, hidden: list[int], rows: int, threads: int
 ) -> None:
-    boxes = spaces.Box(-4.0, 4.0, (obs,), np.float32), spaces.Box(-1.0, 3.0, (size,), np.float32)
+    boxes = spaces.Box(-4.0, 5.0, (obs,), np.float32), spaces.Box(-1.0, 3.0, (size,), np.float32)
     narrow: dict[str, Any] = {"log_std_bounds": (-1.0, 0.1)} if algorithm is SAC else {}
-    trainer: Any = algorithm(*boxes, hidden_sizes=tuple(hidden), **narrow)
+    trainer: Any = algorithm(*boxes, hidden_sizes=tuple(hidden), scale_observations=True, **narrow)
     trainer.gradient_steps = 1  # TD3 moves its policy in the second step
     show_gradients(trainer)
     batch, weights = batch_of(rows, rows, obs, size)

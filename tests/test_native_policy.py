@@ -69,11 +69,11 @@ POLICIES: dict[str, tuple[type[Trainer], spaces.Box, spaces.Space[Any], dict[str
     "DQN on a table": (DQN, GRID, CHOICE, {"hidden_sizes": (17,)}),
     "DQN with a layer norm": (Normed, OBS, CHOICE, {}),
     "DQN of one layer": (OneLayer, OBS, CHOICE, {}),
-    "DDPG": (DDPG, OBS, BOX, {}),
+    "DDPG": (DDPG, OBS, BOX, {"scale_observations": True}),
     "DDPG of tables": (DDPG, GRID, TABLE, {"hidden_sizes": (12,)}),
     "TD3": (TD3, OBS, BOX, {}),
     "TD3 with a layer norm": (NormedActor, OBS, BOX, {}),
-    "SAC": (SAC, OBS, BOX, {}),
+    "SAC": (SAC, OBS, BOX, {"scale_observations": True}),
     "SAC of tables, narrow": (SAC, GRID, TABLE, {"log_std_bounds": (-0.5, 0.1), "hidden_sizes": (16,)}),
 }
 

@@ -139,7 +139,7 @@ def test_the_log_density_is_right_where_tanh_is_1_to_the_last_bit(mean: float) -
     with torch.no_grad():
         network.weight.zero_()
         network.bias.copy_(torch.tensor([mean, mean, 0.0, 0.0]))
-    actor = GaussianPolicy(network, OBS, BOX)
+    actor = GaussianPolicy(network, OBS, BOX, scale_observations=True)
     unit, log_prob = actor.sample(torch.randn(1, 6), torch.zeros(1, 2))
     assert float(unit.detach().abs().min()) == 1.0
     # 1 - tanh(x)^2 is 4 exp(-2|x|) there.

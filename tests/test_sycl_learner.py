@@ -93,9 +93,9 @@ def test_dqn_gradients_are_those_of_float64(
 def test_actor_critic_gradients_are_those_of_float64(
     algorithm: type[Trainer], obs: int, size: int, hidden: list[int], rows: int
 ) -> None:
-    boxes = spaces.Box(-4.0, 4.0, (obs,), np.float32), spaces.Box(-1.0, 3.0, (size,), np.float32)
+    boxes = spaces.Box(-4.0, 5.0, (obs,), np.float32), spaces.Box(-1.0, 3.0, (size,), np.float32)
     narrow: dict[str, Any] = {"log_std_bounds": (-1.0, 0.1)} if algorithm is SAC else {}
-    trainer: Any = algorithm(*boxes, hidden_sizes=tuple(hidden), **narrow)
+    trainer: Any = algorithm(*boxes, hidden_sizes=tuple(hidden), scale_observations=True, **narrow)
     trainer.gradient_steps = 1  # TD3 moves its policy in the second step
     show_gradients(trainer)
     batch, weights = actions_batch(rows, rows, obs, size)
@@ -137,7 +137,7 @@ def test_dqn_gradients_are_the_same_as_a_gpu_would_share_the_work(
 @each_algorithm
 def test_training_is_the_same_as_a_gpu_would_share_the_work(algorithm: type[Trainer]) -> None:
     boxes = spaces.Box(-4.0, 4.0, (100,), np.float32), spaces.Box(-1.0, 3.0, (3,), np.float32)
-    ours, theirs = (algorithm(*boxes, hidden_sizes=(90, 20), max_grad_norm=5.0) for _ in range(2))
+    ours, theirs = (algorithm(*boxes, hidden_sizes=(90, 20), max_grad_norm=5.0, scale_observations=True) for _ in range(2))
     with cut_as_on_a_gpu():
         shared = SyclLearner(ours)
     alone = SyclLearner(theirs)

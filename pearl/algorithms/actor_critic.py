@@ -12,7 +12,7 @@ from torch import nn
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import TwinCritic, mlp
+from pearl.algorithms.networks import TwinCritic, mlp, scaled_observations
 from pearl.algorithms.trainer import Phase, Trainer, observation_size
 from pearl.errors import EnvError, TrainerError
 from pearl.learner.flat import FlatParameters
@@ -21,8 +21,10 @@ from pearl.learner.flat import FlatParameters
 class ActorCritic(Trainer):
     """A policy and its critic for a bounded `Box` of actions.
 
-    Inside the networks, observations and actions are scaled to [-1, 1] by their spaces' bounds. Override `build_actor`
-    or `build_critic` to bring networks of your own.
+    The networks take and give actions scaled to [-1, 1] by their bounds. They take observations as the environment
+    gives them; with `scale_observations`, those whose bounds are at most 1000 are scaled to [-1, 1] too, which helps
+    where the bounds are about as wide as what is seen. Unsigned bytes are always scaled. Override `build_actor` or
+    `build_critic` to bring networks of your own.
     """
 
     _algorithm: ClassVar[str]
@@ -31,6 +33,7 @@ class ActorCritic(Trainer):
     actor_learning_rate: float = 1e-3
     tau: float = 0.005
     max_grad_norm: float = 0.0
+    scale_observations: bool = False
 
     actor: nn.Module
     critic: nn.Module
@@ -53,6 +56,29 @@ class ActorCritic(Trainer):
                 f"{type(self).__name__} needs Box observations; the environment has {self.observation_space}. "
                 "Wrap it, for example with gymnasium.wrappers.FlattenObservation."
             )
+        self._require(isinstance(self.scale_observations, bool), "scale_observations", "True or False")
+        if self.scale_observations and not scaled_observations(self.observation_space, asked=True).any():
+            raise TrainerError(
+                f"{type(self).__name__}.scale_observations needs observations with bounds of at most 1000; the "
+                f"environment has {self.observation_space}. Set it to False, or wrap the environment, for example with "
+                "gymnasium.wrappers.TransformObservation and a scale of your own."
+            )
+
+    def describe_inputs(self) -> str:
+        """How observations enter the networks."""
+        box = self._boxes[0]
+        scaled = scaled_observations(box, self.scale_observations)
+        if scaled.all():
+            why = "by their bounds" if self.scale_observations else "from unsigned bytes"
+            return f"Observations: scaled to [-1, 1] {why}."
+        if scaled.any():
+            return (
+                f"Observations: {scaled.sum()} of {scaled.size} elements are scaled to [-1, 1] by their bounds; the "
+                "bounds of the others are equal or beyond 1000."
+            )
+        could = scaled_observations(box, asked=True).any()
+        hint = " (scale_observations=True scales those with bounds of at most 1000 to [-1, 1])" if could else ""
+        return f"Observations: taken as the environment gives them{hint}."
 
     @property
     def action_size(self) -> int:
@@ -163,7 +189,8 @@ class TwinCriticTrainer(ActorCritic):
         self._undealt = torch.empty(0, self.action_size)
 
     def _twin_critic(self) -> TwinCritic:
-        return TwinCritic(self.build_critic(), self.build_critic(), *self._boxes).to(self.device)
+        networks = self.build_critic(), self.build_critic()
+        return TwinCritic(*networks, *self._boxes, self.scale_observations).to(self.device)
 
     def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
         """Standard normal numbers `(rows, action size)` float32 on the trainer's device, for the step to come.

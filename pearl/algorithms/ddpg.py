@@ -51,7 +51,8 @@ class DDPG(ActorCritic):
             actor, critic = self.build_actor(), self.build_critic()
             _shrink_last_layer(actor)
             _shrink_last_layer(critic)
-            return Policy(actor, *self._boxes).to(self.device), Critic(critic, *self._boxes).to(self.device)
+            policy = Policy(actor, *self._boxes, self.scale_observations)
+            return policy.to(self.device), Critic(critic, *self._boxes, self.scale_observations).to(self.device)
 
         self.actor, self.critic = networks()
         self.target_actor, self.target_critic = networks()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
-_WIDEST = 1e3  # observation bounds beyond this are no scale to go by (CartPole's velocities: 3e38)
+_WIDEST = 1e3  # wider observation bounds are no scale to go by
 
 
 def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential:
@@ -101,19 +102,32 @@ def q_network(obs_shape: tuple[int, ...], actions: int, hidden_sizes: Sequence[i
     return nn.Sequential(*trunk, head)
 
 
+def scaled_observations(box: spaces.Box, asked: bool) -> np.ndarray:
+    """Which elements of an observation the networks of an actor-critic scale by their bounds, `(size,)` bool.
+
+    Unsigned bytes always, others where the user `asked` for it; of both, those with bounds of at most 1000.
+    """
+    low, high = box.low.astype(np.float64).ravel(), box.high.astype(np.float64).ravel()
+    fit: np.ndarray = (low >= -_WIDEST) & (high <= _WIDEST) & (high > low)
+    return fit & (asked or box.dtype == np.uint8)
+
+
 class ToUnit(nn.Module):
-    """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; where bounds exceed `widest`, identity."""
+    """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; identity where `scaled` is False.
+
+    `scaled` is `(size,)` bool; by default, all elements are scaled whose bounds differ.
+    """
 
     center: torch.Tensor
     half_range: torch.Tensor
 
-    def __init__(self, box: spaces.Box, widest: float = math.inf) -> None:
+    def __init__(self, box: spaces.Box, scaled: np.ndarray | None = None) -> None:
         super().__init__()
         low, high = torch.as_tensor(box.low).double().flatten(), torch.as_tensor(box.high).double().flatten()
-        scaled = (low >= -widest) & (high <= widest) & (high > low)
+        chosen = high > low if scaled is None else torch.from_numpy(scaled)
         one = torch.ones_like(low)
-        self.register_buffer("center", torch.where(scaled, (high + low) / 2, 0 * one).float())
-        self.register_buffer("half_range", torch.where(scaled, (high - low) / 2, one).float())
+        self.register_buffer("center", torch.where(chosen, (high + low) / 2, 0 * one).float())
+        self.register_buffer("half_range", torch.where(chosen, (high - low) / 2, one).float())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale `(batch, size)`."""
@@ -129,11 +143,17 @@ class FromUnit(ToUnit):
 
 
 class Policy(nn.Module):
-    """Actions `(batch, *action)` in their bounds for observations `(batch, *obs)`: `tanh(network)`, rescaled."""
+    """Actions `(batch, *action)` in their bounds for observations `(batch, *obs)`: `tanh(network)`, rescaled.
 
-    def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+    With `scale_observations`, the network takes observations scaled as `scaled_observations` says.
+    """
+
+    def __init__(
+        self, network: nn.Module, observations: spaces.Box, actions: spaces.Box, scale_observations: bool = False
+    ) -> None:
         super().__init__()
-        self.observation_scale, self.network = ToUnit(observations, _WIDEST), network
+        self.observation_scale = ToUnit(observations, scaled_observations(observations, scale_observations))
+        self.network = network
         self.squash, self.action_scale = nn.Tanh(), FromUnit(actions)
         self._shape = actions.shape
 
@@ -158,11 +178,17 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """Action values `(batch,)` of observations and actions, through `network` in unit scale."""
+    """Action values `(batch,)` of observations and actions, through `network`, which takes actions in unit scale.
 
-    def __init__(self, network: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+    With `scale_observations`, it takes observations scaled as `scaled_observations` says.
+    """
+
+    def __init__(
+        self, network: nn.Module, observations: spaces.Box, actions: spaces.Box, scale_observations: bool = False
+    ) -> None:
         super().__init__()
-        self.observation_scale, self.action_scale = ToUnit(observations, _WIDEST), ToUnit(actions)
+        self.observation_scale = ToUnit(observations, scaled_observations(observations, scale_observations))
+        self.action_scale = ToUnit(actions)
         self.network = network
 
     def forward(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
@@ -175,12 +201,21 @@ class Critic(nn.Module):
 class TwinCritic(nn.Module):
     """Two critics of the same pairs (Fujimoto et al. 2018), whose smaller value is less prone to overestimate.
 
-    `first` and `second` are networks from `(batch, observation size + action size)` to `(batch, 1)`, in unit scale.
+    `first` and `second` are networks from `(batch, observation size + action size)` to `(batch, 1)`, which take actions
+    in unit scale. With `scale_observations`, they take observations scaled as `scaled_observations` says.
     """
 
-    def __init__(self, first: nn.Module, second: nn.Module, observations: spaces.Box, actions: spaces.Box) -> None:
+    def __init__(
+        self,
+        first: nn.Module,
+        second: nn.Module,
+        observations: spaces.Box,
+        actions: spaces.Box,
+        scale_observations: bool = False,
+    ) -> None:
         super().__init__()
-        self.observation_scale, self.action_scale = ToUnit(observations, _WIDEST), ToUnit(actions)
+        self.observation_scale = ToUnit(observations, scaled_observations(observations, scale_observations))
+        self.action_scale = ToUnit(actions)
         self.first, self.second = first, second
 
     def inputs(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:

@@ -34,9 +34,10 @@ class GaussianPolicy(Policy):
         network: nn.Module,
         observations: spaces.Box,
         actions: spaces.Box,
+        scale_observations: bool = False,
         log_std_bounds: tuple[float, float] = (-20.0, 2.0),
     ) -> None:
-        super().__init__(network, observations, actions)
+        super().__init__(network, observations, actions, scale_observations)
         self._log_std_bounds = log_std_bounds
         self._size = math.prod(actions.shape)
 
@@ -114,7 +115,7 @@ class SAC(TwinCriticTrainer):
                 f"{type(self).__name__}.build_actor() must make a network of {2 * self.action_size} outputs, a mean "
                 f"and a log standard deviation for each of the {self.action_size} actions; found {found}."
             )
-        return GaussianPolicy(network, *self._boxes, self.log_std_bounds)
+        return GaussianPolicy(network, *self._boxes, self.scale_observations, self.log_std_bounds)
 
     @property
     def phases(self) -> tuple[Phase, ...]:

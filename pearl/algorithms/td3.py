@@ -44,7 +44,7 @@ class TD3(TwinCriticTrainer):
 
     def _wrap_actor(self, network: nn.Module) -> Policy:
         """`tanh` of the network, rescaled to the action's bounds."""
-        return Policy(network, *self._boxes)
+        return Policy(network, *self._boxes, self.scale_observations)
 
     @property
     def phases(self) -> tuple[Phase, ...]:

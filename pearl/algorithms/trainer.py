@@ -128,6 +128,10 @@ class Trainer(abc.ABC):
         """Numbers of the algorithm's own to be logged, by name; called between steps."""
         return {}
 
+    def describe_inputs(self) -> str:
+        """One line for the log on what is done to observations before they enter the networks; "" for none."""
+        return ""
+
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """One step on the whole batch; returns new priorities `(batch,)`, the absolute TD errors."""
         priorities: torch.Tensor | None = None

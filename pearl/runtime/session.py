@@ -29,6 +29,7 @@ from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
+from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.errors import ActorError, EnvError, PearlError, TrainerError
 from pearl.learner.native_plan import UnsupportedError
@@ -203,6 +204,8 @@ class Session:
             device=device,
             settings=self._settings,
         )
+        if isinstance(self.trainer, Trainer) and (inputs := self.trainer.describe_inputs()):
+            logger.info(inputs)
         return self.trainer
 
     def make_storage(self) -> DataStorage:
@@ -219,6 +222,8 @@ class Session:
         }
         if self.replay_spec.share_next_obs:
             identity["next observations"] = "stored once"
+        if isinstance(self.trainer, ActorCritic):
+            identity["scale_observations"] = str(self.trainer.scale_observations)
         self._storage = storage
         self._exponents = self._make_exponents(replay)
         self._state = RunState(identity, self.trainer, replay, storage)
