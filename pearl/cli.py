@@ -24,6 +24,7 @@ from pearl.byte_size import readable_size
 from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
 from pearl.runtime.entry import DEBUG_VARIABLE
 from pearl.runtime.launch import run_generated
+from pearl.runtime.scores import best_text, last_text, number
 from pearl.standard_streams import keep_standard_streams
 
 if TYPE_CHECKING:
@@ -417,7 +418,7 @@ def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
 
 
 def _rates_table(rates: Mapping[str, Any]) -> Table:
-    predicted, measured, overall = (_number(rates, key) for key in ("predicted_eps", "measured_eps", "overall_eps"))
+    predicted, measured, overall = (number(rates, key) for key in ("predicted_eps", "measured_eps", "overall_eps"))
     share = f"{measured / predicted:.2f} of the prediction" if predicted else "no prediction"
     return _facts(
         f"Experiences trained per second (EPS) of {rates.get('program', 'the program')}",
@@ -425,7 +426,7 @@ def _rates_table(rates: Mapping[str, Any]) -> Table:
             "predicted by the composer": f"{predicted:,.0f}",
             "measured, while a batch was under way": f"{measured:,.0f} ({share})",
             "measured, waiting for data included": f"{overall:,.0f}",
-            "gradient steps per second (GPS)": f"{_number(rates, 'gps'):,.1f}",
+            "gradient steps per second (GPS), waiting included": f"{number(rates, 'overall_gps'):,.1f}",
         },
     )
 
@@ -455,7 +456,10 @@ def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")
             print("progress.csv is newer than this summary: a later run goes on, or was stopped before its end.")
     else:
         print(f"{run_dir} has no summary.json: the run goes on, or was stopped before its end.")
-    for title, name in (("Last progress", "progress.csv"), ("Last evaluation", "evaluations.csv")):
+    for title, name in (
+        ("Newest progress (training_return: last 100 training episodes, exploration included)", "progress.csv"),
+        ("Newest evaluation (greedy)", "evaluations.csv"),
+    ):
         if row := _last_row(run_dir / name):
             console.print(_facts(title, {key: _rounded(value) for key, value in row.items() if value}))
     if bench_path.is_file():
@@ -466,23 +470,21 @@ def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")
 def _summary_table(summary: Mapping[str, Any]) -> Table:
     facts = {"environment": str(summary.get("environment", "-")), "seed": str(summary.get("seed", "-"))}
     facts["stopped"] = str(summary.get("stopped", "-"))
-    for key in ("env_steps", "gradient_steps", "episodes", "actor_restarts"):
-        facts[key.replace("_", " ")] = f"{_number(summary, key):,.0f}"
-    facts["replay ratio"] = f"{_number(summary, 'replay_ratio'):.2f}"
-    facts["wall-clock time"] = f"{_number(summary, 'wall_s'):,.1f} s"
+    for name, key in (
+        ("environment steps", "env_steps"),
+        ("gradient steps", "gradient_steps"),
+        ("training episodes", "episodes"),
+        ("actor restarts", "actor_restarts"),
+    ):
+        facts[name] = f"{number(summary, key):,.0f}"
+    facts["replay ratio"] = f"{number(summary, 'replay_ratio'):.2f}"
+    facts["wall-clock time"] = f"{number(summary, 'wall_s'):,.1f} s, to the end of training"
+    measured, predicted, overall = (number(summary, f"{key}_eps") for key in ("measured", "predicted", "overall"))
     facts["EPS"] = (
-        f"{_number(summary, 'measured_eps'):,.0f} while training, {_number(summary, 'overall_eps'):,.0f} overall; "
-        f"predicted {_number(summary, 'predicted_eps'):,.0f}"
+        f"{measured:,.0f} while a batch was under way (predicted {predicted:,.0f}), "
+        f"{overall:,.0f} since the first batch, waiting included"
     )
-    found = summary.get("evaluation")
-    if isinstance(found, dict):
-        facts["evaluation"] = (
-            f"mean return {_number(found, 'mean'):.1f} +- {_number(found, 'std'):.1f} over "
-            f"{_number(found, 'episodes'):.0f} greedy episodes, {_number(found, 'min'):.1f} to "
-            f"{_number(found, 'max'):.1f}"
-        )
-    else:
-        facts["evaluation"] = "none"
+    facts["last weights"], facts["best weights"] = last_text(summary), best_text(summary)
     return _facts(f"Run of {summary.get('program', 'a program')}", facts)
 
 
@@ -490,7 +492,8 @@ def _print_files(run_dir: Path, checkpoints: Sequence[Path]) -> None:
     """Lines, not a table: a path must not be broken."""
     for what, name in (
         ("Learning curve:", "learning_curve.png"),
-        ("Weights:", "weights.safetensors"),
+        ("Last weights:", "weights.safetensors"),
+        ("Best weights:", "best_weights.safetensors"),
         ("Log:", "run.log"),
         ("TensorBoard:", "tensorboard"),
     ):
@@ -533,11 +536,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f"{path} must hold an object, as written at the end of a run; found {found!r:.60}.")
     return found
-
-
-def _number(values: Mapping[str, Any], key: str) -> float:
-    value = values.get(key, float("nan"))
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------

@@ -421,7 +421,7 @@ def test_bytes_and_floats_of_the_same_image_have_the_same_values() -> None:
         torch.testing.assert_close(trainer.q(pixels), trainer.q(pixels.float() / 255))
 
 
-# --- observations' bounds -----------------------------------------------------------------------------------------------
+# --- observations' bounds ---------------------------------------------------------------------------------------------
 
 each_actor_critic = pytest.mark.parametrize("algorithm", [DDPG, TD3, SAC])
 

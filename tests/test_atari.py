@@ -140,7 +140,7 @@ def test_a_program_trains_on_an_environment_registered_with_its_wrappers(tmp_pat
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["env_steps"] >= 200
     assert summary["gradient_steps"] > 0
-    assert 0 <= summary["evaluation"]["mean"] <= 8
+    assert 0 <= summary["last"]["mean"] <= 8
 
 
 # --- the example ----------------------------------------------------------------------------------------------------

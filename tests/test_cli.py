@@ -52,7 +52,8 @@ if "--wait" in sys.argv:
     time.sleep(60)
 if "--bench" in sys.argv:
     run_dir = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
-    rates = {"program": "stub", "predicted_eps": 1000.0, "measured_eps": 900.0, "overall_eps": 800.0, "gps": 12.5}
+    rates = {"program": "stub", "predicted_eps": 1000.0, "measured_eps": 900.0}
+    rates |= {"overall_eps": 800.0, "overall_gps": 12.5}
     (run_dir / "bench.json").write_text(json.dumps(rates))
 sys.exit(7 if "--fail" in sys.argv else 0)
 """
@@ -387,7 +388,14 @@ def test_compose_run_report(composed, tmp_path):
     assert invoke("run", folder / "runs" / "small" / "program.py", *options).exit_code == 0
     result = invoke("report", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    for text in ("CartPole-v1", "all steps done", "2 greedy episodes", "learning_curve.png", "checkpoint-0000004"):
+    for text in (
+        "CartPole-v1",
+        "all steps done",
+        "2 greedy episodes",
+        "learning_curve.png",
+        "best weights",
+        "checkpoint-0000004",
+    ):
         assert text in result.stdout
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "summary.json").unlink()
@@ -414,7 +422,9 @@ def test_report_of_a_damaged_summary(tmp_path, text):
 
 
 def test_report_of_an_incomplete_summary_shows_what_is_there(tmp_path):
-    (tmp_path / "summary.json").write_text('{"environment": "CartPole-v1", "env_steps": "many", "evaluation": {}}')
+    (tmp_path / "summary.json").write_text(
+        '{"environment": "CartPole-v1", "env_steps": "many", "last": {}, "best": {"mean": null}}'
+    )
     result = invoke("report", tmp_path)
     assert result.exit_code == 0
     assert "CartPole-v1" in result.stdout

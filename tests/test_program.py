@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from programs import Running, is_alive, make_program, run, running
-from trainers import Guessing, OwnTrainer, Sluggish, TinyDDPG
+from safetensors.torch import load_file
+from trainers import Collapsing, Guessing, OwnTrainer, Sluggish, TinyDDPG
+from typer.testing import CliRunner
 
 from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
+from pearl.cli import app
+from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
 from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
@@ -79,12 +83,13 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
     assert found["env_steps"] >= 2000
     assert found["gradient_steps"] > 100
     assert found["measured_eps"] > 0
-    assert found["evaluation"]["episodes"] == 3
+    assert found["last"]["episodes"] == found["best"]["episodes"] == 3
+    assert found["last"]["step"] == found["env_steps"]
     # 2 samples are trained per transition collected, give or take what may be under way.
     assert found["replay_ratio"] == pytest.approx(2.0, rel=0.25)
     with (results / "progress.csv").open() as file:
         assert {"env_steps", "eps", "gps", "replay_ratio"} <= set(next(csv.reader(file)))
-    for named in ("weights.safetensors", "learning_curve.png", "tensorboard", "Evaluation:"):
+    for named in ("weights.safetensors", "learning_curve.png", "tensorboard", "Last weights:", "Best weights:"):
         assert named in output
 
 
@@ -132,8 +137,54 @@ def test_goal_reached_stops_the_run(programs: dict[int, Path], tmp_path: Path) -
     arguments = ("--timesteps", "50000", "--eval-interval", "300", "--eval-episodes", "5", "--until-return", "5")
     code, output = run(programs[2], "--serial", *arguments, "--run-dir", str(tmp_path))
     assert code == 0, output
-    assert summary(tmp_path)["env_steps"] < 5000
+    found = summary(tmp_path)
+    assert found["env_steps"] < 5000
+    # The weights that solved it are the last and the best: played once.
+    assert found["best"]["step"] == found["last"]["step"] == found["env_steps"]
+    assert found["best"]["mean"] == found["last"]["mean"]
+    with (tmp_path / "evaluations.csv").open() as file:
+        assert [row["kind"] for row in csv.DictReader(file)][-3:] == ["progress", "solved check", "last and best"]
     assert "solved" in str(summary(tmp_path)["stopped"])
+
+
+def test_a_run_that_collapses_reports_its_last_and_its_best_weights_apart(tmp_path: Path, quick_profiles: None) -> None:
+    training = {"batch_size": 16, "learning_starts": 100, "replay_ratio": 8.0}
+    program = make_program(tmp_path, trainer=Collapsing, env="Counting-v0", training=training)
+    results = tmp_path / "results"
+    arguments = ("--serial", "--eval-interval", "100", "--eval-episodes", "3", "--run-dir", str(results))
+    code, output = run(program, *arguments, "--timesteps", "1250")  # no evaluation is due at the end
+    assert code == 0, output
+    found = summary(results)
+    last, best = found["last"], found["best"]
+    assert last["mean"] == 0.0
+    assert last["step"] == found["env_steps"]
+    assert best["mean"] == best["selected_mean"] > 8.0
+    assert 300 < best["step"] < 900
+    assert f"step {last['step']:,}, mean return 0.0" in output
+    assert f"step {best['step']:,}, mean return {best['mean']:.1f}" in output
+    skills = [load_file(results / name)["skill.weight"].item() for name in (LAST_WEIGHTS, BEST_WEIGHTS)]
+    assert skills[0] == 0.0
+    assert skills[1] > 8.0
+    with (results / "evaluations.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["kind"] for row in rows] == ["progress"] * (len(rows) - 2) + ["last", "best"]
+    assert [int(row["weights_step"]) for row in rows[-3:]] == [last["step"], last["step"], best["step"]]
+    assert [float(row["mean_return"]) for row in rows[-3:]] == [0.0, 0.0, best["mean"]]
+
+    # What was best stays best where the run goes on.
+    code, output = run(program, *arguments, "--timesteps", "1500", "--resume")
+    assert code == 0, output
+    resumed = summary(results)
+    assert resumed["best"] == best
+    assert resumed["last"]["step"] >= 1500
+    assert load_file(results / BEST_WEIGHTS)["skill.weight"].item() == skills[1]
+    report = CliRunner().invoke(app, ["report", str(results)]).stdout
+    for text in (
+        f"step {resumed['last']['step']:,}, mean return 0.0",
+        f"step {best['step']:,}, mean return",
+        "selected by",
+    ):
+        assert text in report
 
 
 @pytest.mark.parametrize(
@@ -187,7 +238,7 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
         assert weights("other", other) != whole
     assert checkpoints(tmp_path / "half")[-1].name == end.name
     first, last = summary(tmp_path / "whole"), summary(tmp_path / "resumed")
-    for same in ("env_steps", "gradient_steps", "episodes", "replay_ratio", "evaluation"):
+    for same in ("env_steps", "gradient_steps", "episodes", "replay_ratio", "last", "best"):
         assert last[same] == first[same]
 
 
@@ -282,7 +333,8 @@ def test_ctrl_c_in_the_final_evaluation_keeps_what_was_trained(tmp_path: Path, q
         assert "Traceback" not in started.output
         assert "learning_curve.png" in started.output
     assert summary(results)["stopped"] == "all steps done"
-    assert "evaluation" not in summary(results)
+    assert summary(results)["last"] == {"step": summary(results)["env_steps"]}
+    assert summary(results)["best"] is None
     assert (results / "weights.safetensors").stat().st_size > 0
     assert (results / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 

@@ -20,8 +20,9 @@ import pytest
 from rich.console import Console
 
 from pearl.errors import ConfigurationError
+from pearl.runtime.learning_curve import draw_learning_curve, plot_learning_curve
 from pearl.runtime.progress import ProgressDisplay, stage
-from pearl.runtime.run_log import RunLog, configure_logging, plot_learning_curve
+from pearl.runtime.run_log import RunLog, configure_logging
 
 
 def record(directory: Path, steps: range, **options: object) -> None:
@@ -68,11 +69,23 @@ def test_a_new_scalar_becomes_a_column(tmp_path: Path) -> None:
 
 def test_evaluations_are_recorded(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
-        log.evaluation(100, 1.5, [1.0, 3.0])
+        log.evaluation(100, 1.5, "progress", 100, [1.0, 3.0])
+        log.evaluation(200, 2.5, "best", 100, [2.5])
+        log.evaluation(300, 3.5, "last and best", 300, [4.0])
         with pytest.raises(ConfigurationError, match="at least one episode"):
-            log.evaluation(200, 2.5, [])
-    row = pd.read_csv(tmp_path / "evaluations.csv").iloc[0]
-    assert row.tolist() == [100, 1.5, 2.0, 1.0, 2]
+            log.evaluation(400, 4.5, "last", 400, [])
+    rows = pd.read_csv(tmp_path / "evaluations.csv")
+    assert list(rows.columns) == [
+        "env_steps", "wall_s", "kind", "weights_step", "mean_return", "std_return", "episodes"
+    ]  # fmt: skip
+    assert rows.to_numpy().tolist() == [
+        [100, 1.5, "progress", 100, 2.0, 1.0, 2],
+        [200, 2.5, "best", 100, 2.5, 0.0, 1],
+        [300, 3.5, "last and best", 300, 4.0, 0.0, 1],
+    ]
+    assert events(tmp_path, "evaluation/progress") == [(100, 2.0)]
+    assert events(tmp_path, "evaluation/best") == [(100, 2.5), (300, 4.0)]
+    assert events(tmp_path, "evaluation/last") == [(300, 4.0)]
 
 
 def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
@@ -128,7 +141,7 @@ def test_a_table_of_another_kind_is_not_resumed(tmp_path: Path) -> None:
 def test_evaluations_after_the_checkpoint_are_taken_out_too(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
         for step in (5, 10):
-            log.evaluation(step, float(step), [1.0])
+            log.evaluation(step, float(step), "progress", step, [1.0])
     RunLog(tmp_path, resume=True, resume_step=5).close()
     assert pd.read_csv(tmp_path / "evaluations.csv")["env_steps"].tolist() == [5]
 
@@ -172,10 +185,31 @@ def test_the_learning_curve_is_drawn_for_any_number_of_episodes(tmp_path: Path, 
     with RunLog(tmp_path) as log:
         for i in range(count):
             log.episode(i * 10, i * 0.5, 0, math.sin(i / 1000), 10)
-        log.evaluation(5, 1.0, [1.0])
+        log.evaluation(5, 1.0, "progress", 5, [1.0])
     path = plot_learning_curve(tmp_path, "DQN on CartPole-v1")
     assert path == tmp_path / "learning_curve.png"
     assert png_size(path)[0] >= 1000
+
+
+def test_the_learning_curve_marks_the_kinds_of_evaluations_apart_where_their_weights_were(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        log.episode(50, 5.0, 0, 1.0, 10)
+        for step, mean in ((100, 3.0), (200, 9.0), (300, 2.0)):
+            log.evaluation(step, step / 10, "progress", step, [mean])
+        log.evaluation(300, 31.0, "last", 300, [1.0])
+        log.evaluation(300, 32.0, "best", 200, [8.0])
+        # Resumed and trained on: what was the last then is no longer.
+        log.evaluation(400, 41.0, "last", 400, [0.5])
+        log.evaluation(400, 42.0, "best", 200, [8.5])
+    by_steps, by_time = draw_learning_curve(tmp_path).axes
+    marked = {line.get_label(): line.get_xydata().tolist() for line in by_steps.lines}  # type: ignore[union-attr]
+    assert marked["greedy evaluation on the way"] == [[100, 3.0], [200, 9.0], [300, 2.0]]
+    assert marked["last weights, new episodes"] == [[400, 0.5]]
+    assert marked["best weights, new episodes"] == [[200, 8.5]]
+    assert {text.get_text() for text in by_steps.get_legend().get_texts()} >= set(marked)  # type: ignore[union-attr]
+    times = {line.get_label(): line.get_xydata().tolist() for line in by_time.lines}  # type: ignore[union-attr]
+    assert times["best weights, new episodes"] == [[20.0, 8.5]]
+    assert times["last weights, new episodes"] == [[41.0, 0.5]]
 
 
 def test_the_learning_curve_of_a_running_run_leaves_out_the_line_being_written(tmp_path: Path) -> None:
@@ -202,7 +236,7 @@ def test_drawing_leaves_the_users_matplotlib_alone(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         import pearl.runtime.progress
-        from pearl.runtime.run_log import plot_learning_curve
+        from pearl.runtime.learning_curve import plot_learning_curve
         assert not {"torch", "matplotlib", "pandas", "tensorboard", "rich"} & set(sys.modules)
         plot_learning_curve(Path(sys.argv[1]))
         assert "matplotlib.pyplot" not in sys.modules

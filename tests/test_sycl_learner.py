@@ -137,7 +137,9 @@ def test_dqn_gradients_are_the_same_as_a_gpu_would_share_the_work(
 @each_algorithm
 def test_training_is_the_same_as_a_gpu_would_share_the_work(algorithm: type[Trainer]) -> None:
     boxes = spaces.Box(-4.0, 4.0, (100,), np.float32), spaces.Box(-1.0, 3.0, (3,), np.float32)
-    ours, theirs = (algorithm(*boxes, hidden_sizes=(90, 20), max_grad_norm=5.0, scale_observations=True) for _ in range(2))
+    ours, theirs = (
+        algorithm(*boxes, hidden_sizes=(90, 20), max_grad_norm=5.0, scale_observations=True) for _ in range(2)
+    )
     with cut_as_on_a_gpu():
         shared = SyclLearner(ours)
     alone = SyclLearner(theirs)

@@ -246,7 +246,7 @@ def test_a_program_trains_with_actor_processes(tmp_path: Path, quick_profiles: N
     assert code == 0, output
     found = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert found["gradient_steps"] > 20
-    assert found["evaluation"]["episodes"] == 2
+    assert found["last"]["episodes"] == 2
 
 
 def test_a_serial_run_resumes_to_the_bit(tmp_path: Path, quick_profiles: None) -> None:
@@ -274,4 +274,4 @@ def test_it_learns_pendulum(tmp_path: Path, quick_profiles: None) -> None:
     code, output = run(program, *arguments)
     assert code == 0, output
     # Chance returns about -1200; a pendulum that is swung up and held, about -150.
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]["mean"] > -400
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["mean"] > -400

@@ -82,6 +82,30 @@ class Guessing(OwnTrainer):
         return torch.randint(2, (len(obs),))
 
 
+class Collapsing(OwnTrainer):
+    """In Counting-v0 its return is its skill, which rises to 10 with its updates and falls to 0 again."""
+
+    updates_per_skill = 25
+
+    def __init__(self, observation_space: spaces.Box, action_space: spaces.Discrete) -> None:
+        super().__init__(observation_space, action_space)
+        self.skill = nn.Linear(1, 1, bias=False)
+        self.updates = nn.Buffer(torch.zeros(()))
+        self.set_skill(0.0)
+
+    def set_skill(self, skill: float) -> None:
+        with torch.no_grad():
+            self.skill.weight.fill_(skill)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return (10 * obs[:, 0] < self.skill.weight.reshape(()) - 1e-3).long()
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        self.updates += 1
+        self.set_skill(max(0.0, 10.0 - abs(10.0 - float(self.updates) / self.updates_per_skill)))
+        return super().update_policy(batch, weights)
+
+
 class Sluggish(TinyDQN):
     """`pause_s` slows every update."""
 

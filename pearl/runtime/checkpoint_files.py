@@ -32,7 +32,7 @@ Scalar: TypeAlias = "bool | int | float | str"
 Tensors: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 _MANIFEST_LIMIT = 64 * 2**20

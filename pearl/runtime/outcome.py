@@ -1,101 +1,151 @@
-"""What a finished run leaves: evaluation, weights, learning curve, summary."""
+"""What a run finds out about its policy and leaves: evaluations, weights, summary."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from pearl.actors.native_policy import NativePolicy
-from pearl.algorithms.trainer import TrainerLike
+from pearl.algorithms.trainer import TrainerLike, modules_of
 from pearl.atomic_file import write_bytes, write_text
 from pearl.runtime.evaluation import Evaluation, evaluate
 from pearl.runtime.options import Options
-from pearl.runtime.run_state import Best
+from pearl.runtime.run_log import EvaluationKind
+from pearl.runtime.run_state import Best, Counters
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import ActorSpec
 
+LAST_WEIGHTS = "weights.safetensors"
+BEST_WEIGHTS = "best_weights.safetensors"
+
 _QUICK_EPISODES = 20
+# First seeds of the episodes: none decides more than one thing.
+_PROGRESS_SEED = 10_000
+_SOLVED_SEED = 20_000
+_FINAL_SEED = 30_000
+
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 @dataclass
-class Judge:
-    """Evaluates the policy on the way and at the end, and remembers the best weights.
+class Evaluator:
+    """Evaluates the policy while it trains and at the end, and remembers the best weights.
 
-    `record` is told every evaluation; `should_stop` is asked at every step, and ends an evaluation without a result.
-    With a `policy` that one acts, by the trainer's weights.
+    Short evaluations select the best weights. At the end, `finish` plays the last and the best weights on the same new
+    episodes, which selected neither: `last` and `best_again` hold the results.
+
+    `record` is told every evaluation, what it is for and the environment step of the weights that played. `should_stop`
+    is asked at every step, and ends an evaluation without a result. With a `policy` that one acts, by the trainer's
+    weights.
     """
 
     trainer: TrainerLike
     actors: ActorSpec
     options: Options
-    record: Callable[[Evaluation], None]
+    counters: Counters
+    record: Callable[[EvaluationKind, int, Evaluation], None]
     should_stop: Callable[[], bool] = lambda: False
     policy: NativePolicy | None = None
     best: Best | None = field(default=None, repr=False)
-    solved: Evaluation | None = None
+    last: Evaluation | None = None
+    best_again: Evaluation | None = None
 
-    def _play(self, episodes: int, seed: int) -> Evaluation | None:
+    def _play(self, kind: EvaluationKind, step: int, episodes: int, seed: int) -> Evaluation | None:
         seed += self.options.seed
         found = evaluate(self.trainer, self.actors, episodes, seed, self.should_stop, self.policy)
         if found is not None:
-            self.record(found)
+            self.record(kind, step, found)
         return found
 
-    def look(self) -> Evaluation | None:
+    def check_progress(self) -> Evaluation | None:
         """A short evaluation; the full one if it reaches the goal, which it returns if that reaches it too."""
+        step = self.counters.env_steps
         episodes = min(_QUICK_EPISODES, self.options.eval_episodes)
         if not episodes:
             return None
-        found = self._play(episodes, seed=10_000)
+        found = self._play("progress", step, episodes, _PROGRESS_SEED)
         if found is None:
             return None
-        if self.best is None or found.mean > self.best.mean:
-            self.best = Best(found.mean, module_tensors(self.trainer))
+        if self.best is None or _is_better(found.mean, self.best.mean):
+            self._select(found)
         goal = self.options.until_return
         if goal is None or found.mean < goal:
             return None
-        full = self._play(self.options.eval_episodes, seed=20_000)
+        full = self._play("solved check", step, self.options.eval_episodes, _SOLVED_SEED)
         if full is None or full.mean < goal:
             return None
-        self.solved = full
+        self._select(found)  # the goal was reached twice: that counts for more than a lucky mean before
         return full
 
-    def final(self) -> Evaluation | None:
-        """The full evaluation, on episodes that decided nothing: neither when to stop nor which weights to keep."""
-        if self.solved is None:
-            self._keep_the_better_weights()
-        return self._play(self.options.eval_episodes, seed=30_000)
+    def _select(self, found: Evaluation) -> None:
+        now = self.counters
+        self.best = Best(
+            found.mean, len(found.returns), now.env_steps, now.gradient_steps, module_tensors(self.trainer)
+        )
 
-    def _keep_the_better_weights(self) -> None:
-        """Put the best weights on the way into the trainer, where they beat the last ones on the same episodes."""
-        if self.best is None:
+    @property
+    def last_is_best(self) -> bool:
+        """Whether the weights of now are the best."""
+        return self.best is not None and self.best.gradient_steps == self.counters.gradient_steps
+
+    @property
+    def last_may_be_best(self) -> bool:
+        """Whether weights were selected, and those of now have not competed."""
+        return self.best is not None and not self.last_is_best
+
+    def finish(self) -> None:
+        """Evaluate the last and the best weights; the trainer keeps the last."""
+        episodes, step = self.options.eval_episodes, self.counters.env_steps
+        if self.last_is_best:
+            self.last = self.best_again = self._play("last and best", step, episodes, _FINAL_SEED)
             return
-        last = self._play(self.options.eval_episodes, seed=20_000)
-        if last is None or self.best.mean <= last.mean:
+        self.last = self._play("last", step, episodes, _FINAL_SEED)
+        if self.last is None or self.best is None:
             return
         weights = module_tensors(self.trainer)
         load_module_tensors(self.trainer, self.best.tensors)
-        again = self._play(self.options.eval_episodes, seed=20_000)
-        if again is None or again.mean <= last.mean:
+        try:
+            self.best_again = self._play("best", self.best.env_steps, episodes, _FINAL_SEED)
+        finally:
             load_module_tensors(self.trainer, weights)
 
+    def summary(self) -> dict[str, object]:
+        """`last` and `best` for summary.json: the step of the weights, and numbers where they were evaluated."""
+        last = {"step": self.counters.env_steps, **_numbers(self.last)}
+        if self.best is None:
+            return {"last": last, "best": None}
+        selected = {"selected_mean": self.best.mean, "selected_episodes": self.best.episodes}
+        return {"last": last, "best": {"step": self.best.env_steps, **_numbers(self.best_again), **selected}}
 
-def save_weights(trainer: TrainerLike, path: Path) -> None:
-    """The trainer's modules as `attribute.parameter` in one safetensors file; optimizers are left to checkpoints."""
+    def save(self, directory: Path) -> None:
+        """Write the weights of now, and the best where an evaluation selected some, into `directory`."""
+        write_bytes(directory / LAST_WEIGHTS, _weights_file(self.trainer, module_tensors(self.trainer)))
+        if self.best is not None:
+            write_bytes(directory / BEST_WEIGHTS, _weights_file(self.trainer, self.best.tensors))
+
+
+def _is_better(mean: float, other: float) -> bool:
+    return mean > other or (math.isnan(other) and not math.isnan(mean))
+
+
+def _weights_file(trainer: TrainerLike, tensors: Tensors) -> bytes:
+    """The modules among `tensors` as `attribute.parameter` of a safetensors file, without the optimizers."""
     from safetensors.torch import save
 
-    from pearl.algorithms.trainer import modules_of
-
     modules = modules_of(trainer)
-    flat = {
-        f"{group}.{name}": tensor.contiguous()
-        for group, tensors in module_tensors(trainer).items()
-        if group in modules
-        for name, tensor in tensors.items()
-    }
-    write_bytes(path, save(flat))
+    return save(
+        {
+            f"{group}.{name}": tensor.contiguous()
+            for group, content in tensors.items()
+            if group in modules
+            for name, tensor in content.items()
+        }
+    )
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:
@@ -103,8 +153,10 @@ def write_summary(path: Path, summary: Mapping[str, object]) -> None:
     write_text(path, json.dumps(summary, indent=2) + "\n")
 
 
-def evaluation_summary(found: Evaluation) -> dict[str, float | int]:
-    """An evaluation in numbers."""
+def _numbers(found: Evaluation | None) -> dict[str, float | int]:
+    """An evaluation in numbers; none without one."""
+    if found is None:
+        return {}
     return {
         "episodes": len(found.returns),
         "mean": found.mean,

@@ -11,32 +11,31 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 from pearl.atomic_file import replace_file
 from pearl.errors import ConfigurationError
 from pearl.runtime.earlier import move_aside
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
 
 PROGRESS_COLUMNS = (
     "wall_s",
     "env_steps",
     "gradient_steps",
     "episodes",
-    "mean_return",
+    "training_return",
     "eps",
     "gps",
     "replay_ratio",
     "td_error",
 )
 EPISODE_COLUMNS = ("env_steps", "wall_s", "actor", "return", "length")
-EVALUATION_COLUMNS = ("env_steps", "wall_s", "mean_return", "std_return", "episodes")
+EVALUATION_COLUMNS = ("env_steps", "wall_s", "kind", "weights_step", "mean_return", "std_return", "episodes")
+
+# On the way: "progress", short, selects the best weights; "solved check", full, ends the run. At the end, on episodes
+# that decided nothing: "last" weights, "best" weights, or those that are both.
+EvaluationKind = Literal["progress", "solved check", "last", "best", "last and best"]
 
 _EVENT_INTERVAL_S = 1.0
-_LARGEST_PLOT = 20_000  # dots; more would be one blot
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +105,13 @@ class RunLog:
         self._latest_step = step
         self._send_episodes()
 
-    def evaluation(self, env_steps: int, wall_s: float, returns: Sequence[float]) -> None:
-        """Record a greedy evaluation: the undiscounted returns of its episodes."""
+    def evaluation(
+        self, env_steps: int, wall_s: float, kind: EvaluationKind, weights_step: int, returns: Sequence[float]
+    ) -> None:
+        """Record a greedy evaluation, made at `env_steps` with the weights of `weights_step`: undiscounted returns.
+
+        In TensorBoard it appears at the step of its weights.
+        """
         if not returns:
             raise ConfigurationError("An evaluation needs at least one episode; found none.")
         mean = math.fsum(returns) / len(returns)
@@ -118,12 +122,15 @@ class RunLog:
             {
                 "env_steps": env_steps,
                 "wall_s": f"{wall_s:.3f}",
+                "kind": kind,
+                "weights_step": weights_step,
                 "mean_return": mean,
                 "std_return": deviation,
                 "episodes": len(returns),
             }
         )
-        self._events().add_scalar("evaluation/mean_return", mean, env_steps)
+        for name in kind.replace(" ", "_").split("_and_"):
+            self._events().add_scalar(f"evaluation/{name}", mean, weights_step)
 
     def close(self) -> None:
         """Write what is pending and close the files; may be called twice."""
@@ -236,110 +243,11 @@ def _move_earlier(directory: Path) -> None:
         "learning_curve.png",
         "summary.json",
         "weights.safetensors",
+        "best_weights.safetensors",
     )
     target = move_aside((directory / name for name in names), directory)
     if target is not None:
         _log.warning("The record of an earlier run was moved into %s.", target)
-
-
-# --- Learning curve -------------------------------------------------------------------------------------------------
-
-
-def plot_learning_curve(directory: Path, title: str = "Learning curve") -> Path:
-    """Draw episode returns against environment steps and wall-clock time; return `learning_curve.png`.
-
-    Reads `episodes.csv` and, where present, `evaluations.csv`. Needs no display. Raises ConfigurationError where
-    there is no episode to draw.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    directory = Path(directory)
-    episodes = _read_csv(directory / "episodes.csv", EPISODE_COLUMNS)
-    if episodes is None or episodes.empty:
-        raise ConfigurationError(
-            f"{directory} holds no finished episode to draw (episodes.csv). Train for longer, or check the path."
-        )
-    evaluations = _read_csv(directory / "evaluations.csv", ("env_steps", "wall_s", "mean_return"))
-    figure = Figure(figsize=(11, 4.6), dpi=150)
-    figure.set_layout_engine("constrained", wspace=0.05)
-    FigureCanvasAgg(figure)
-    by_steps, by_time = figure.subplots(1, 2, sharey=True)
-    figure.suptitle(title, fontsize=13, fontweight="bold")
-    longest_s = float(episodes["wall_s"].max())
-    scale, unit = (3600.0, "h") if longest_s > 7200 else (60.0, "min") if longest_s > 300 else (1.0, "s")
-    _draw_returns(by_steps, "env_steps", 1.0, episodes, evaluations)
-    _draw_returns(by_time, "wall_s", scale, episodes, evaluations)
-    by_steps.set_xlabel("environment steps")
-    by_steps.set_ylabel("undiscounted return per episode")
-    by_time.set_xlabel(f"wall-clock time ({unit})")
-    by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
-    legend = by_steps.legend(loc="best", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
-    for handle in legend.legend_handles:
-        if handle is not None:
-            handle.set_alpha(1.0)
-    path = directory / "learning_curve.png"
-    with replace_file(path) as stream:
-        figure.savefig(stream, format="png")
-    return path
-
-
-def _read_csv(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
-    import pandas as pd
-
-    if not path.exists():
-        return None
-    try:
-        read = pd.read_csv(path, on_bad_lines="skip")[list(columns)]
-        table: pd.DataFrame = read.apply(pd.to_numeric, errors="coerce").dropna()
-    except (ValueError, KeyError, OSError) as error:
-        raise ConfigurationError(
-            f"{path} is not a table with the columns {', '.join(columns)}: {error}. It is written by RunLog."
-        ) from error
-    return table.sort_values(columns[0], kind="stable")
-
-
-def _draw_returns(
-    axes: Axes, column: str, scale: float, episodes: pd.DataFrame, evaluations: pd.DataFrame | None
-) -> None:
-    ordered = episodes.sort_values(column, kind="stable")
-    window = min(100, max(20, len(ordered) // 20))
-    x = ordered[column] / scale
-    smooth = ordered["return"].rolling(window, min_periods=min(window, max(1, len(ordered) // 4))).mean()
-    every = max(1, len(ordered) // _LARGEST_PLOT)
-    alpha = min(0.6, max(0.12, 200 / len(ordered)))
-    axes.scatter(
-        x[::every],
-        ordered["return"][::every],
-        s=7,
-        color="#4477aa",
-        alpha=alpha,
-        linewidths=0,
-        label="episode",
-        rasterized=True,
-    )
-    axes.plot(
-        x, smooth, color="#224466", linewidth=1.8 if len(ordered) < 5000 else 1.2, label=f"mean of {window} episodes"
-    )
-    if evaluations is not None and not evaluations.empty:
-        axes.plot(
-            evaluations[column] / scale,
-            evaluations["mean_return"],
-            linestyle="none",
-            marker="D",
-            markersize=5.5,
-            color="#ee6677",
-            markeredgecolor="white",
-            markeredgewidth=0.8,
-            label="greedy evaluation",
-            zorder=3,
-        )
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.02)
-    axes.set_xlim(left=0)
 
 
 # --- Logging --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from pearl.runtime.trainer_state import (
 )
 
 _RETURN_WINDOW = 100
-_BEST = "best-"  # prefix of the tensor groups of the best weights so far; no attribute has a hyphen
+_BEST = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
+_BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 _N = TypeVar("_N", int, float)
 _STORAGE_SCALARS = ("size", "cursor", "inserted")
 
@@ -104,9 +105,15 @@ class Counters:
 
 
 class Best(NamedTuple):
-    """The weights of the best evaluation so far (as `module_tensors` gives them), and its mean return."""
+    """The weights selected so far (as `module_tensors` gives them), after how many steps, and what selected them.
+
+    `mean` is the mean return of the `episodes` of the evaluation that found them best: one of many, and so too high.
+    """
 
     mean: float
+    episodes: int
+    env_steps: int
+    gradient_steps: int
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
 
 
@@ -133,7 +140,7 @@ class RunState:
         scalars |= {f"storage/{name}": getattr(self.storage, name) for name in _STORAGE_SCALARS}
         tensors = {**module_tensors(self.trainer), RANDOM_GROUP: torch_random_tensors()}
         if best is not None:
-            scalars["best_return"] = best.mean
+            scalars |= {f"{_BEST}{name}": getattr(best, name) for name in _BEST_SCALARS}
             tensors |= {f"{_BEST}{group}": dict(content) for group, content in best.tensors.items()}
         state = CheckpointState(counters.env_steps, self.identity, scalars, tensors, arrays)
         return save_checkpoint(directory, state)
@@ -142,8 +149,7 @@ class RunState:
         """Take the newest checkpoint of `directory` back; CheckpointError if it belongs to another program."""
         state = load_checkpoint(directory, self.identity)
         counters = Counters.from_scalars(state.counters, directory)
-        best_tensors = _part(state.tensors, _BEST)
-        best = Best(_saved_number(state.counters, "best_return", float), best_tensors) if best_tensors else None
+        best = _saved_best(state, counters)
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(_BEST)})
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
@@ -152,6 +158,21 @@ class RunState:
         scalars = {name: _saved_number(state.counters, f"storage/{name}", int) for name in _STORAGE_SCALARS}
         self.storage.restore(_part(state.arrays, "storage/"), **scalars)
         return counters, best
+
+
+def _saved_best(state: CheckpointState, counters: Counters) -> Best | None:
+    tensors = _part(state.tensors, _BEST)
+    if not tensors:
+        return None
+    whole = {name: _saved_number(state.counters, f"{_BEST}{name}", int) for name in _BEST_SCALARS[1:]}
+    best = Best(_saved_number(state.counters, f"{_BEST}mean", float), **whole, tensors=tensors)
+    for name, most in (("env_steps", counters.env_steps), ("gradient_steps", counters.gradient_steps)):
+        if not 0 <= (found := getattr(best, name)) <= most:
+            raise CheckpointError(
+                f"The best weights of a checkpoint at {name} {most:,} cannot be of {name} {found:,}. "
+                "The checkpoint is damaged: resume from another."
+            )
+    return best
 
 
 def _saved_number(counters: Mapping[str, Any], name: str, kind: type[_N]) -> _N:

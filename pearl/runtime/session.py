@@ -44,15 +44,17 @@ from pearl.runtime.earlier import move_aside
 from pearl.runtime.entry import run_log_file
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.interruption import Interruption
+from pearl.runtime.learning_curve import plot_learning_curve
 from pearl.runtime.options import Options
-from pearl.runtime.outcome import Judge, evaluation_summary, save_weights, write_summary
+from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_summary
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last
 from pearl.runtime.run_lock import RunLock
-from pearl.runtime.run_log import RunLog, configure_logging, plot_learning_curve
+from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging
 from pearl.runtime.run_state import Counters, HostStorage, RunState
+from pearl.runtime.scores import best_text, last_text
 from pearl.runtime.serial import InlineActor
 from pearl.runtime.workers import Worker
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
@@ -241,8 +243,15 @@ class Session:
         self._next_evaluation = self._after(self.options.eval_interval)
         step = self.counters.env_steps
         policy = None if self._policy is None else NativePolicy(self._policy)
-        self._judge = Judge(
-            self.trainer, self.actors, self.options, self._log_evaluation, self._interrupted, policy, best
+        self._evaluator = Evaluator(
+            self.trainer,
+            self.actors,
+            self.options,
+            self.counters,
+            self._log_evaluation,
+            self._interrupted,
+            policy,
+            best,
         )
         if self.options.bench:
             self._say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
@@ -325,17 +334,19 @@ class Session:
         self._interrupted()
         self._check_actors()
         self._warn_of_silence()
-        if self.options.bench:
-            if self._rate.total_s >= self.options.bench_seconds and not self._warming_up:
-                self._stop("measured")
-        elif self.counters.env_steps >= self.options.timesteps:
+        if self.options.bench and self._rate.total_s >= self.options.bench_seconds and not self._warming_up:
+            self._stop("measured")
+        ended = not self.options.bench and self.counters.env_steps >= self.options.timesteps
+        due = [] if self._stop_reason else self._due(ended)
+        if ended and not due:
             self._stop("all steps done")
-        due = [] if self._stop_reason else self._due()
         self._draining = bool(self._stop_reason) or bool(due)
         if not self._draining or not self._quiet():
             return True
         for action in due:
             action()
+        if ended:
+            self._stop("all steps done")
         self._draining = bool(self._stop_reason)
         return not self._stop_reason
 
@@ -373,14 +384,16 @@ class Session:
                 "The actors have sent nothing for %.0f s: an environment may hang. Ctrl-C saves and stops.", _SILENCE_S
             )
 
-    def _due(self) -> list[Callable[[], None]]:
+    def _due(self, ended: bool) -> list[Callable[[], None]]:
         due: list[Callable[[], None]] = []
         if self.options.bench:
             return due
         evaluates = self.options.eval_episodes and self.counters.gradient_steps
-        if evaluates and self.counters.env_steps >= self._next_evaluation:
+        # The last weights compete with the best so far.
+        competes = ended and self._evaluator.last_may_be_best
+        if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
             due.append(self._evaluate)
-        if self.counters.env_steps >= self._next_checkpoint:
+        if not ended and self.counters.env_steps >= self._next_checkpoint:
             due.append(self._checkpoint)
         return due
 
@@ -567,7 +580,7 @@ class Session:
                 "wall_s": self._wall_s(),
                 "gradient_steps": counters.gradient_steps,
                 "episodes": counters.episodes,
-                "mean_return": counters.mean_return,
+                "training_return": counters.mean_return,
                 "eps": gps * self.train.batch_size,
                 "gps": gps,
                 "replay_ratio": self._ratio.achieved,
@@ -584,14 +597,14 @@ class Session:
         scalars |= {"alpha": replay.alpha, "beta": self._beta}
         return {f"replay/{name}": value for name, value in scalars.items()}
 
-    def _log_evaluation(self, found: Evaluation) -> None:
+    def _log_evaluation(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
         assert self._log is not None
-        self._log.evaluation(self.counters.env_steps, self._wall_s(), found.returns.tolist())
+        self._log.evaluation(self.counters.env_steps, self._wall_s(), kind, weights_step, found.returns.tolist())
 
     def _evaluate(self) -> None:
         self._next_evaluation = self._after(self.options.eval_interval)
         try:
-            found = self._judge.look()
+            found = self._evaluator.check_progress()
         except EnvError as error:
             self._failure = error
             self._stop("the evaluation failed")
@@ -599,7 +612,7 @@ class Session:
         if found is not None:
             self._stop(
                 f"solved after {self.counters.env_steps:,} steps and {self._wall_s():.1f} s "
-                f"(mean greedy return {found.mean:.1f} over {len(found.returns)} episodes)"
+                f"(mean greedy return {found.mean:.1f} over the {len(found.returns)} episodes that decided it)"
             )
 
     def _checkpoint(self) -> None:
@@ -615,7 +628,7 @@ class Session:
     def save(self) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
-        path = self._state.save(self.options.checkpoint_dir, counters, self._judge.best)
+        path = self._state.save(self.options.checkpoint_dir, counters, self._evaluator.best)
         self._saved = (counters.env_steps, counters.gradient_steps, path)
         return path
 
@@ -638,27 +651,21 @@ class Session:
         self._say(f"Checkpoint:     {checkpoint}")
         if self._failure is not None:
             raise self._failure
-        summary = self._summary(rates)
-        # Weights and summary first: whatever happens in the evaluation, they are there.
-        self._leave(summary)
-        if self.options.eval_episodes and not self._interrupted():
-            found = self._judge.final()
-            if found is not None:
-                summary["evaluation"] = evaluation_summary(found)
-                self._leave(summary)
-                self._say(
-                    f"Evaluation:     mean return {found.mean:.1f} +- {found.std:.1f} "
-                    f"over {len(found.returns)} greedy episodes"
-                )
         directory = self.options.run_dir
-        self._say(f"Weights:        {directory / 'weights.safetensors'}")
+        summary = {**self._summary(rates), **self._evaluator.summary()}
+        # Weights and summary first: whatever happens in the evaluation, they are there.
+        self._evaluator.save(directory)
+        write_summary(directory / "summary.json", summary)
+        if self.options.eval_episodes and not self._interrupted():
+            self._evaluator.finish()
+            summary |= self._evaluator.summary()
+            write_summary(directory / "summary.json", summary)
+        self._say(f"Last weights:   {last_text(summary)}\n                {directory / LAST_WEIGHTS}")
+        if self._evaluator.best is not None:
+            self._say(f"Best weights:   {best_text(summary)}\n                {directory / BEST_WEIGHTS}")
         self._say(f"Learning curve: {self._plot()}")
         self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
         return self._interruption.exit_code
-
-    def _leave(self, summary: Mapping[str, object]) -> None:
-        save_weights(self.trainer, self.options.run_dir / "weights.safetensors")
-        write_summary(self.options.run_dir / "summary.json", summary)
 
     def _summary(self, rates: Mapping[str, float]) -> dict[str, object]:
         counters, replay = self.counters, self._state.replay.statistics()
@@ -695,7 +702,12 @@ class Session:
             f"Trained:        {busy:,.0f} EPS while a batch was under way{against} "
             f"(the composer predicted {predicted:,.0f}); {overall:,.0f} EPS of all time, waiting for data included"
         )
-        return {"measured_eps": busy, "predicted_eps": predicted, "overall_eps": overall, "gps": self._rate.overall}
+        return {
+            "measured_eps": busy,
+            "predicted_eps": predicted,
+            "overall_eps": overall,
+            "overall_gps": self._rate.overall,
+        }
 
 
 def _lock_folders(options: Options) -> list[RunLock]:

@@ -1,0 +1,38 @@
+"""The scores of a run's last and best weights in words, from its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def last_text(summary: Mapping[str, Any]) -> str:
+    """Step and mean return of the last weights."""
+    last = summary.get("last")
+    if not isinstance(last, dict):
+        return "none"
+    return f"step {number(last, 'step'):,.0f}, " + (_score(last) if "mean" in last else "not evaluated")
+
+
+def best_text(summary: Mapping[str, Any]) -> str:
+    """Step and mean return of the best weights: on new episodes, and apart from that on those that selected them."""
+    best = summary.get("best")
+    if not isinstance(best, dict):
+        return "none: nothing was evaluated on the way"
+    again = f"{_score(best)} that did not select them" if "mean" in best else "not evaluated again"
+    return (
+        f"step {number(best, 'step'):,.0f}, {again}; selected by {number(best, 'selected_mean'):.1f} "
+        f"over {number(best, 'selected_episodes'):.0f}"
+    )
+
+
+def _score(found: Mapping[str, Any]) -> str:
+    mean, std, least, most = (number(found, key) for key in ("mean", "std", "min", "max"))
+    episodes = number(found, "episodes")
+    return f"mean return {mean:.1f} +- {std:.1f} ({least:.1f} to {most:.1f}) over {episodes:.0f} greedy episodes"
+
+
+def number(values: Mapping[str, Any], key: str) -> float:
+    """The number `key` of a JSON object; NaN if it is missing or no number."""
+    value = values.get(key, float("nan"))
+    return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,0 +1,147 @@
+"""What a run says of its policy at the end: the last weights and the best, each with its step and its own episodes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from safetensors.torch import load_file
+from trainers import Collapsing
+
+from pearl.algorithms import DQN
+from pearl.runtime import outcome
+from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.options import parse_options
+from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator
+from pearl.runtime.run_state import Counters
+from pearl.runtime.scores import best_text, last_text
+from pearl.spec import ActorSpec
+
+
+class Training:
+    """A trainer whose return is its skill, evaluated as a run does, one step of each kind after another."""
+
+    def __init__(self, *arguments: str, **evaluator: Any) -> None:
+        self.trainer = Collapsing(spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2))
+        self.counters = Counters()
+        self.recorded: list[tuple[str, int, float]] = []
+        options = parse_options(None, timesteps=1000, run_dir=Path("unused"), arguments=arguments)
+        self.evaluator = Evaluator(
+            self.trainer,
+            ActorSpec("Counting-v0"),
+            options,
+            self.counters,
+            lambda kind, step, found: self.recorded.append((kind, step, found.mean)),
+            **evaluator,
+        )
+
+    def train(self, skill: float) -> None:
+        self.counters.env_steps += 100
+        self.counters.gradient_steps += 10
+        self.trainer.set_skill(skill)
+
+    def look(self, *skills: float) -> Evaluation | None:
+        found = None
+        for skill in skills:
+            self.train(skill)
+            found = self.evaluator.check_progress()
+        return found
+
+
+def skill_in(path: Path) -> float:
+    return load_file(path)["skill.weight"].item()
+
+
+def test_last_and_best_are_told_apart_and_both_are_kept(tmp_path: Path) -> None:
+    training = Training("--eval-episodes", "3")
+    training.look(3, 9, 5)
+    training.train(1)
+    training.evaluator.save(tmp_path)
+    training.evaluator.finish()
+    assert training.recorded == [
+        ("progress", 100, 3.0),
+        ("progress", 200, 9.0),
+        ("progress", 300, 5.0),
+        ("last", 400, 1.0),
+        ("best", 200, 9.0),
+    ]
+    summary = training.evaluator.summary()
+    score = {"episodes": 3, "std": 0.0}
+    assert summary["last"] == {"step": 400, "mean": 1.0, "min": 1.0, "max": 1.0, **score}
+    selected = {"selected_mean": 9.0, "selected_episodes": 3}
+    assert summary["best"] == {"step": 200, "mean": 9.0, "min": 9.0, "max": 9.0, **score, **selected}
+    assert training.trainer.skill.weight.item() == 1.0, "the trainer keeps the last weights"
+    assert (skill_in(tmp_path / LAST_WEIGHTS), skill_in(tmp_path / BEST_WEIGHTS)) == (1.0, 9.0)
+    assert last_text(summary).startswith("step 400, mean return 1.0 +- 0.0")
+    assert best_text(summary).startswith("step 200, mean return 9.0 +- 0.0")
+    assert best_text(summary).endswith("that did not select them; selected by 9.0 over 3")
+
+
+def test_the_best_weights_are_scored_by_episodes_that_did_not_select_them() -> None:
+    trainer = DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
+    options = parse_options(None, timesteps=1000, run_dir="unused", arguments=["--eval-episodes", "20"])
+    played: list[Evaluation] = []
+    counters = Counters(env_steps=100, gradient_steps=10)
+    evaluator = Evaluator(trainer, ActorSpec("CartPole-v1"), options, counters, lambda *what: played.append(what[2]))
+    evaluator.check_progress()
+    counters.gradient_steps += 1
+    evaluator.finish()
+    progress, last, best = played
+    assert not np.array_equal(best.returns, progress.returns)
+    assert np.array_equal(best.returns, last.returns), "the same weights on the same episodes"
+
+
+def test_solved_weights_are_last_and_best_and_play_once(tmp_path: Path) -> None:
+    # 9.5 by luck of a short evaluation does not count for more than the goal reached twice.
+    training = Training("--eval-episodes", "3", "--until-return", "9")
+    training.evaluator.best = outcome.Best(9.5, 20, 50, 5, {})
+    solved = training.look(9)
+    assert solved is not None
+    training.evaluator.save(tmp_path)
+    training.evaluator.finish()
+    assert [kind for kind, _, _ in training.recorded] == ["progress", "solved check", "last and best"]
+    last, best = training.evaluator.summary().values()
+    assert isinstance(best, dict)
+    assert {**best, "selected_mean": 9.0, "selected_episodes": 3} == best
+    assert {key: value for key, value in best.items() if not key.startswith("selected")} == last
+    assert (tmp_path / LAST_WEIGHTS).read_bytes() == (tmp_path / BEST_WEIGHTS).read_bytes()
+
+
+def test_without_evaluations_there_are_last_weights_alone(tmp_path: Path) -> None:
+    training = Training("--eval-episodes", "0")
+    assert training.look(3, 9) is None
+    training.evaluator.save(tmp_path)
+    summary = training.evaluator.summary()
+    assert summary == {"last": {"step": 200}, "best": None}
+    assert last_text(summary) == "step 200, not evaluated"
+    assert best_text(summary).startswith("none")
+    assert [path.name for path in tmp_path.iterdir()] == [LAST_WEIGHTS]
+
+
+def test_an_interrupted_run_names_what_was_selected_and_not_confirmed() -> None:
+    stopped = False
+    training = Training("--eval-episodes", "3", should_stop=lambda: stopped)
+    training.look(9, 2)
+    stopped = True
+    training.evaluator.finish()
+    summary = training.evaluator.summary()
+    assert summary["last"] == {"step": 200}
+    assert summary["best"] == {"step": 100, "selected_mean": 9.0, "selected_episodes": 3}
+    assert best_text(summary) == "step 100, not evaluated again; selected by 9.0 over 3"
+    assert training.trainer.skill.weight.item() == 2.0
+
+
+@pytest.mark.parametrize(("means", "best"), [((math.nan, 3.0), 3.0), ((3.0, math.nan, 2.0), 3.0), ((2.0, 4.0), 4.0)])
+def test_a_return_that_is_no_number_never_stays_the_best(
+    monkeypatch: pytest.MonkeyPatch, means: tuple[float, ...], best: float
+) -> None:
+    left = iter(means)
+    monkeypatch.setattr(outcome, "evaluate", lambda *_: Evaluation(np.array([next(left)]), np.array([1])))
+    training = Training()
+    training.look(*means)
+    assert training.evaluator.best is not None
+    assert training.evaluator.best.mean == best
