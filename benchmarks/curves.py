@@ -95,7 +95,9 @@ def run(program: Path, task: Task, seed: int) -> np.ndarray:
     found = np.full(task.steps // task.interval, np.nan)
     with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            # Evaluations come when a message has crossed the interval's end, the last ones at the end of the run.
+            if row["kind"] != "progress":
+                continue
+            # Evaluations come when a message has crossed the interval's end.
             place = int(row["env_steps"]) // task.interval - 1
             if place < len(found) and np.isnan(found[place]):
                 found[place] = float(row["mean_return"])

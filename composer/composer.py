@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from composer.report import microseconds
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
+from pearl.actors.normalization import normalization_warnings
 from pearl.algorithms.trainer import Trainer, check_trainer_class, make_trainer
 from pearl.atomic_file import write_text
 from pearl.devices.discovery import discover, write_csv
@@ -46,6 +48,8 @@ from pearl.spec import (
     TransitionSpec,
     check_batch_fits,
 )
+
+logger = logging.getLogger("pearl.composer")
 
 _T = TypeVar("_T")
 
@@ -329,6 +333,8 @@ class Composer:
         assert self._replay is not None
         envs = make_vector_env(self._actors, 1)
         observation_space, action_space = envs.single_observation_space, envs.single_action_space
+        for warning in normalization_warnings(envs, self._actors.env):
+            logger.warning(warning)
         envs.close()
         transition = TransitionSpec.from_spaces(observation_space, action_space)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))

@@ -22,6 +22,7 @@ class DDPGTrainer(DDPG):
     replay_ratio = 16.0
     learning_starts = 8000
     n_step = 5
+    scale_observations = True  # of two bounds that the car fills, one is 0.07
     exploration = OrnsteinUhlenbeck(sigma=0.4, theta=0.1)
 
 

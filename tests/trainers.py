@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
 from pearl.actors.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
@@ -203,6 +204,7 @@ class Telling(Counting):
         self.observation_space: gym.Space[Any] = spaces.Dict(parts)
 
 
+gym.register("NormalizedCounting-v0", lambda: NormalizeReward(NormalizeObservation(Counting())))
 for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 

@@ -121,14 +121,16 @@ def parse_options(
         type=_whole,
         default=eval_episodes,
         metavar="N",
-        help="greedy episodes at the end; 0 for none (default: %(default)s)",
+        help="greedy episodes that score the last and the best weights at the end; 0: no evaluations at all "
+        "(default: %(default)s)",
     )
     add(
         "--eval-interval",
         type=_whole,
         default=0,
         metavar="N",
-        help="environment steps between short evaluations (default: a twentieth of the run)",
+        help="environment steps between short evaluations, which select the best weights "
+        "(default: a twentieth of the run)",
     )
     add(
         "--until-return",

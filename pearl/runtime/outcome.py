@@ -124,28 +124,30 @@ class Evaluator:
 
     def save(self, directory: Path) -> None:
         """Write the weights of now, and the best where an evaluation selected some, into `directory`."""
-        write_bytes(directory / LAST_WEIGHTS, _weights_file(self.trainer, module_tensors(self.trainer)))
+        save_weights(self.trainer, directory / LAST_WEIGHTS)
         if self.best is not None:
-            write_bytes(directory / BEST_WEIGHTS, _weights_file(self.trainer, self.best.tensors))
+            save_weights(self.trainer, directory / BEST_WEIGHTS, self.best.tensors)
 
 
 def _is_better(mean: float, other: float) -> bool:
     return mean > other or (math.isnan(other) and not math.isnan(mean))
 
 
-def _weights_file(trainer: TrainerLike, tensors: Tensors) -> bytes:
-    """The modules among `tensors` as `attribute.parameter` of a safetensors file, without the optimizers."""
+def save_weights(trainer: TrainerLike, path: Path, tensors: Tensors | None = None) -> None:
+    """The trainer's modules as `attribute.parameter` in one safetensors file; optimizers are left to checkpoints.
+
+    `tensors` are groups as `module_tensors` gives them; by default, those of now.
+    """
     from safetensors.torch import save
 
     modules = modules_of(trainer)
-    return save(
-        {
-            f"{group}.{name}": tensor.contiguous()
-            for group, content in tensors.items()
-            if group in modules
-            for name, tensor in content.items()
-        }
-    )
+    flat = {
+        f"{group}.{name}": tensor.contiguous()
+        for group, content in (module_tensors(trainer) if tensors is None else tensors).items()
+        if group in modules
+        for name, tensor in content.items()
+    }
+    write_bytes(path, save(flat))
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:

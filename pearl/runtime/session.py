@@ -27,6 +27,7 @@ import torch
 from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
+from pearl.actors.normalization import normalization_warnings
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.actor_critic import ActorCritic
@@ -112,6 +113,7 @@ class Session:
         self._trainer_class, self._settings = trainer_class, dict(settings)
         probe = make_vector_env(actors, 1)
         self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
+        self._warnings = normalization_warnings(probe, actors.env)
         probe.close()
         self.transition = TransitionSpec.from_spaces(self.observation_space, self.action_space)
         self.bell = Bell()
@@ -150,6 +152,8 @@ class Session:
 
     def __enter__(self) -> Session:
         configure_logging(self.options.run_dir)
+        for warning in self._warnings:
+            logger.warning(warning)
         # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
         torch.set_num_threads(1)
         torch.manual_seed(self.options.seed)
