@@ -397,7 +397,7 @@ class Session:
         competes = ended and self._evaluator.last_may_be_best
         if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
             due.append(self._evaluate)
-        if not ended and self.counters.env_steps >= self._next_checkpoint:
+        if not ended and self.counters.env_steps >= self._next_checkpoint:  # finish() saves the end
             due.append(self._checkpoint)
         return due
 
