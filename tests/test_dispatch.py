@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pearl import _native
-from pearl.errors import ReplayError
+from pearl.errors import ConfigurationError, ReplayError
 from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import (
     LEAF_MAX,
@@ -62,14 +62,14 @@ def test_an_unknown_variant_in_the_environment_is_refused_by_name():
     environment = {**os.environ, "PEARL_ISA": "sse9"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
-    assert "ReplayError" in ran.stderr
+    assert "ConfigurationError" in ran.stderr
     assert "PEARL_ISA must name kernels that this machine has (plain" in ran.stderr
     assert '"sse9"' in ran.stderr
 
 
 def test_selecting_an_unknown_variant_changes_nothing():
     before = _native.selected_kernels()
-    with pytest.raises(ReplayError, match="sse9"):
+    with pytest.raises(ConfigurationError, match="sse9"):
         _native.select_kernels("sse9")
     assert _native.selected_kernels() == before
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pearl import _native
-from pearl.errors import TrainerError
+from pearl.errors import ConfigurationError, TrainerError
 
 VARIANTS = _native.learner_kernel_variants()
 CHOICE = "from pearl import _native; print(_native.selected_learner_kernels())"
@@ -37,10 +37,10 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def chosen(isa: str | None) -> subprocess.CompletedProcess[str]:
+def chosen(isa: str | None, code: str = CHOICE) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PEARL_ISA"}
     environment |= {} if isa is None else {"PEARL_ISA": isa}
-    return subprocess.run([sys.executable, "-c", CHOICE], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -105,8 +105,17 @@ def test_the_environment_chooses_a_variant(name: str) -> None:
 def test_an_unknown_variant_is_refused_by_name() -> None:
     ran = chosen("sse9")
     assert ran.returncode != 0
-    assert "PEARL_ISA must name kernels that this machine has (plain" in ran.stderr
+    assert "ConfigurationError: PEARL_ISA must name kernels that this machine has (plain" in ran.stderr
     before = _native.selected_learner_kernels()
-    with pytest.raises(TrainerError, match="sse9"):
+    with pytest.raises(ConfigurationError, match="sse9"):
         _native.select_learner_kernels("sse9")
     assert _native.selected_learner_kernels() == before
+
+
+def test_an_unknown_variant_is_no_reason_to_take_a_slower_policy() -> None:
+    code = (
+        "from gymnasium import spaces; from pearl.actors.policy_plan import read_policy; from pearl.algorithms import "
+        "DQN; print(read_policy(DQN(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))))"
+    )
+    ran = chosen("sse9", code)
+    assert "ConfigurationError: PEARL_ISA must name kernels" in ran.stderr.splitlines()[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 
 from pearl.algorithms import DDPG, DQN, Batch, Trainer
 from pearl.algorithms.trainer import make_trainer, modules_of
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
 
 OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
@@ -246,6 +247,27 @@ def test_an_environments_own_spaces_draw_on_as_if_no_trainer_were_made() -> None
     make_trainer(DQN, observations, actions)
     for space, twin in zip((observations, actions), twins, strict=True):
         np.testing.assert_array_equal(space.sample(), twin.sample())
+
+
+class Shaped(Unseeded):
+    """Gives the priorities of a batch in `shape`."""
+
+    shape = (-1, 1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return batch.reward.abs().reshape(self.shape)
+
+
+@pytest.mark.parametrize("shape", [(-1, 1), (1, -1), (2, -1)])
+def test_priorities_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
+    trainer = Shaped()
+    trainer.shape = shape
+    batch, weights = batch_of(spaces.Discrete(3), 0)
+    rows = len(weights)
+    found = re.escape(str(tuple(np.zeros(rows).reshape(shape).shape)))
+    expected = rf"Shaped\.update_policy\(\) must return a tensor of shape \({rows},\).*found shape {found}"
+    with pytest.raises(TrainerError, match=expected):
+        TorchLearner(trainer).step(batch, weights)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

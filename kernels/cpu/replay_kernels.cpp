@@ -88,7 +88,7 @@ const ReplayKernels* variant_named(const std::string& name, const char* origin) 
     if (name == kernels->name) return kernels;
     known += std::string(known.empty() ? "" : ", ") + kernels->name;
   }
-  throw ReplayError(std::string(origin) + " must name kernels that this machine has (" + known + "); found \"" + name +
+  throw ConfigurationError(std::string(origin) + " must name kernels that this machine has (" + known + "); found \"" + name +
                     "\".");
 }
 

@@ -68,13 +68,16 @@ class TorchLearner:
         else:
             priorities = self.trainer.update_policy(Batch(*columns), importance)
         is_tensor = isinstance(priorities, torch.Tensor)
-        if not is_tensor or priorities.numel() != len(importance):
+        if not is_tensor or tuple(priorities.shape) != (len(importance),):
             found = f"shape {tuple(priorities.shape)}" if is_tensor else f"a {type(priorities).__name__}"
+            column = is_tensor and priorities.numel() == len(importance)
             raise TrainerError(
-                f"{type(self.trainer).__name__}.update_policy() must return a tensor with a priority for each of the "
-                f"{len(importance)} transitions; found {found}."
+                f"{type(self.trainer).__name__}.update_policy() must return a tensor of shape ({len(importance)},), a "
+                f"priority for each transition; found {found}."
+                # Next to targets of shape (batch,), values of shape (batch, 1) make errors of shape (batch, batch).
+                + (" Return priorities.squeeze(1), and look for other values of that shape." if column else "")
             )
-        result = priorities.detach().reshape(-1).to("cpu", torch.float32).numpy()
+        result = priorities.detach().to("cpu", torch.float32).numpy()
         td_error = float(result.mean())
         if not math.isfinite(td_error):
             raise TrainerError(

@@ -21,7 +21,7 @@ const LearnerKernels* variant_named(const std::string& name, const char* origin)
     if (name == kernels->name) return kernels;
     known += std::string(known.empty() ? "" : ", ") + kernels->name;
   }
-  throw LearnerError(std::string(origin) + " must name kernels that this machine has (" + known + "); found \"" +
+  throw ConfigurationError(std::string(origin) + " must name kernels that this machine has (" + known + "); found \"" +
                      name + "\".");
 }
 

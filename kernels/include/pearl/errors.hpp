@@ -9,6 +9,11 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What the user asked for, by an argument or the environment, cannot be done.
+struct ConfigurationError : Error {
+  using Error::Error;
+};
+
 struct ReplayError : Error {
   using Error::Error;
 };

@@ -37,8 +37,10 @@ inline std::size_t rows(const py::array& array, const char* name, py::ssize_t ex
   if (array.ndim() != 1 || (expected >= 0 && array.size() != expected))
     throw pearl::ReplayError(std::string(name) + " must be a vector" +
                              (expected >= 0 ? " of " + std::to_string(expected) + " items" : std::string()) +
-                             "; found " + std::to_string(array.size()) + " items in " +
-                             std::to_string(array.ndim()) + " dimensions.");
+                             "; found " +
+                             (array.ndim() == 1 ? std::to_string(array.size()) + " items"
+                                                : "shape " + std::string(py::str(array.attr("shape")))) +
+                             ".");
   return static_cast<std::size_t>(array.size());
 }
 

@@ -18,6 +18,8 @@ inline void raise_python(const char* name, const std::exception& error) {
 inline void translate_exception(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
+  } catch (const ConfigurationError& error) {
+    raise_python("ConfigurationError", error);
   } catch (const PriorityError& error) {
     raise_python("PriorityError", error);
   } catch (const ReplayError& error) {

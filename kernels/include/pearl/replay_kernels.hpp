@@ -49,7 +49,7 @@ struct ReplayKernels {
 };
 
 // The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
-// Throws ReplayError where PEARL_ISA names one that it lacks.
+// Throws ConfigurationError where PEARL_ISA names one that it lacks.
 const ReplayKernels& replay_kernels();
 // Names of the variants that this machine has, plainest first.
 std::vector<std::string> replay_kernel_variants();

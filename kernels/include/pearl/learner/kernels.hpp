@@ -94,7 +94,7 @@ struct LearnerKernels {
 };
 
 // The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
-// Throws LearnerError where PEARL_ISA names one that it lacks.
+// Throws ConfigurationError where PEARL_ISA names one that it lacks.
 const LearnerKernels& learner_kernels();
 // Names of the variants that this machine has, plainest first.
 std::vector<std::string> learner_kernel_variants();
