@@ -12,7 +12,7 @@ import io
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from pearl.devices.cpu import describe_cpu
 from pearl.devices.description import (
     BACKENDS,
     BACKENDS_OF_KIND,
@@ -29,6 +30,7 @@ from pearl.devices.description import (
     MAY_BE_ZERO,
     NAME_PATTERN,
     NAME_RULE,
+    NOT_HERE,
     QUANTITIES,
     Connection,
     Device,
@@ -41,6 +43,8 @@ from pearl.errors import ConfigurationError, DeviceFileError, PlacementError
 OWN_MEMORY_GBPS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 20.0, "gpu": 300.0, "fpga": 15.0})
 OWN_MEMORY_LATENCY_US = 0.1
 
+# Every pair of devices is costed, and listed in the placement: 64 make 4,096 pairs for each Learner.
+MOST_DEVICES = 64
 _ERRORS_SHOWN = 10
 _LARGEST_FILE = 1 << 20
 _MOST_CELLS = 256  # of a line
@@ -292,6 +296,11 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
     table = _read_table(Path(path), DEVICE_COLUMNS, ("name", "kind", "backend"), faults)
     if not table.rows:
         faults.add(table.header_line + 1, "", "one row per device", "the header alone", " Add the devices.")
+    if len(table.rows) > MOST_DEVICES:
+        advice = " Every pair of devices is costed: list each device once, and of equal ones no more than are needed."
+        line = table.rows[MOST_DEVICES].line
+        faults.add(line, "", f"at most {MOST_DEVICES} devices", f"{len(table.rows)} rows", advice)
+        faults.raise_if_any()
     found: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
     for row in table.rows:
@@ -397,15 +406,18 @@ class Platform:
         devices = read_devices(device_path)
         return cls(devices, read_connections(connection_path, devices))
 
+    @cached_property
+    def _named(self) -> dict[str, Device]:
+        return {device.name: device for device in reversed(self.devices)}  # of equal names the first
+
     def device(self, name: str) -> Device:
         """The device called `name`; PlacementError lists the names there are."""
-        for device in self.devices:
-            if device.name == name:
-                return device
+        if (found := self._named.get(name)) is not None:
+            return found
         names = [device.name for device in self.devices]
         raise PlacementError(f"There is no device {name!r}; the platform has {_listed(names)}.{_closest(name, names)}")
 
-    @property
+    @cached_property
     def host(self) -> Device:
         """The CPU that runs the Actors and the Host Runtime: the first of the cpu backend, else the first CPU."""
         cpus = [device for device in self.devices if device.kind == "cpu"]
@@ -421,16 +433,25 @@ class Platform:
 
         `shares_with` counts both ways and from device to device; a device shares with itself.
         """
-        group, added = set[str](), {self.device(first).name}
-        while added:
-            group |= added
-            rows = [{device.name, device.shares_with} for device in self.devices if device.shares_with]
-            added = set[str]().union(*(row for row in rows if row & group)) - group
-        return self.device(second).name in group
+        return self.device(second).name in self._silicon[self.device(first).name]
+
+    @cached_property
+    def _silicon(self) -> dict[str, set[str]]:
+        """The names of all devices that are the same piece of silicon, by each of these names."""
+        groups = {device.name: {device.name} for device in self.devices}
+        for device in self.devices:
+            if device.shares_with in groups:
+                merged = groups[device.name] | groups[device.shares_with]
+                groups |= dict.fromkeys(merged, merged)
+        return groups
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], Connection]:
         return {(link.source, link.target): link for link in self.connections}
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link]:
+        return {}
 
     def link(self, source: str, target: str) -> Link:
         """The route from `source` to `target`.
@@ -439,6 +460,11 @@ class Platform:
         memory. Without a row the route leads through the host, both hops paid. PlacementError names the row that is
         missing where there is none.
         """
+        if (source, target) not in self._links:
+            self._links[source, target] = self._route(source, target)
+        return self._links[source, target]
+
+    def _route(self, source: str, target: str) -> Link:
         start, end = self.device(source), self.device(target)
         direct = self._hop(start, end)
         if direct is not None:
@@ -463,6 +489,23 @@ class Platform:
             bandwidth = start.memory_bandwidth_gbps or OWN_MEMORY_GBPS[start.kind]
             return Connection(start.name, start.name, OWN_MEMORY_LATENCY_US, bandwidth)
         return row
+
+
+def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
+    """The platform with no more cores of a CPU that is here than this process may use; a line for each that had more.
+
+    A file of a larger machine may be tried on a small one, but threads that share a core only wait for each other.
+    """
+    here = describe_cpu().logical_cores
+    devices, changed = list(platform.devices), []
+    for place, device in enumerate(devices):
+        if device.kind == "cpu" and device.backend not in NOT_HERE and (device.cores or 0) > here:
+            devices[place] = replace(device, cores=here)
+            changed.append(
+                f"{device.name}: the device CSV states {device.cores} cores, of which this process may use {here}; "
+                f"{here} are taken. Correct its cell 'cores', or run on the machine that the file describes."
+            )
+    return replace(platform, devices=tuple(devices)), tuple(changed)
 
 
 def usable(platform: Platform) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from composer.placement import Placement
 
 _WIDTH = 120
+_PAIRS_SHOWN = 100  # of those that are possible, and of those that are not
 _LINES = ("sample", "insert", "update", "step", "with")
 
 
@@ -107,15 +108,18 @@ def _pairs_table(placement: Placement) -> Table:
     table = Table(title="Pairs of devices (PEARL Eq. 7), best first", box=box.ASCII2)
     for heading in ("RM", "Learner", "T_itr us", "EPS", "W", "why"):
         table.add_column(heading, justify="right" if heading in ("T_itr us", "EPS", "W") else "left")
-    for candidate in placement.candidates:
+    for candidate in placement.candidates[:_PAIRS_SHOWN]:
         reason = "chosen" if candidate is placement.chosen else placement.why_not(candidate)
         watts = "" if candidate.watts is None else f"{candidate.watts:,.0f}"
         devices = (candidate.replay.device, f"{candidate.learner.device} ({candidate.learner.implementation})")
         cost = (microseconds(candidate.t_itr_us), f"{candidate.eps:,.0f}", watts)
         table.add_row(*(Text(cell) for cell in (*devices, *cost, reason)))
-    for pair in placement.impossible:
+    for pair in placement.impossible[:_PAIRS_SHOWN]:
         cells = (pair.replay_manager, pair.learner, "-", "-", "", f"not possible: {pair.reason}")
         table.add_row(*(Text(cell) for cell in cells))
+    hidden = sum(max(0, len(pairs) - _PAIRS_SHOWN) for pairs in (placement.candidates, placement.impossible))
+    if hidden:
+        table.caption = f"{hidden:,} more pairs are in the placement itself, and in its JSON"
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from composer.platform import Platform, read_connections, read_devices, usable
-from pearl.devices import Connection, Device
+from composer.platform import MOST_DEVICES, Platform, read_connections, read_devices, usable, with_cores_of_host
+from pearl.devices import Connection, Device, describe_cpu
 from pearl.errors import DeviceFileError, PlacementError
 
 CPU_GPU = "name,kind,backend\ncpu0,cpu,cpu\ngpu0,gpu,cuda\n"
@@ -353,3 +354,55 @@ def test_fuzzed_tables_give_a_platform_or_a_device_file_error(tmp_path: Path, de
 @given(devices=st.binary(max_size=60), prefix=st.booleans())
 def test_fuzzed_bytes_give_a_platform_or_a_device_file_error(tmp_path: Path, devices: bytes, prefix: bool) -> None:
     check_only_device_file_errors(tmp_path, CPU_GPU.encode() + devices if prefix else devices, LINK.encode() + devices)
+
+
+# --- machines that are larger than this one, or not sensible --------------------------------------------------------
+
+
+def test_a_cpu_that_is_here_has_no_more_cores_than_may_be_used(monkeypatch):
+    info = dataclasses.replace(describe_cpu(), logical_cores=2)
+    monkeypatch.setattr("composer.platform.describe_cpu", lambda: info)
+    stated = Platform(
+        (
+            Device("cpu0", "cpu", "cpu", cores=64),
+            Device("cpu1", "cpu", "cpu", cores=1),
+            Device("cpu2", "cpu", "cpu"),
+            Device("far", "cpu", "model", cores=64),
+            Device("gpu0", "gpu", "cuda", cores=82),
+        )
+    )
+    found, warnings = with_cores_of_host(stated)
+    assert [device.cores for device in found.devices] == [2, 1, None, 64, 82]
+    (warning,) = warnings
+    assert warning.startswith("cpu0: the device CSV states 64 cores, of which this process may use 2; 2 are taken.")
+
+
+def test_composing_takes_no_more_threads_than_cores_and_says_so(csv_pair, caplog):
+    from programs import described
+
+    files = csv_pair("cpu0,cpu,cpu,,64,60")
+    composer = described(files)
+    platform = composer._read_platform()
+    assert platform.host.cores == describe_cpu().logical_cores < 64
+    assert "states 64 cores" in caplog.text
+
+
+@pytest.mark.parametrize("count", [MOST_DEVICES, MOST_DEVICES + 1, 300])
+def test_a_device_file_has_so_many_devices_that_all_pairs_can_be_costed(csv_pair, count):
+    files = csv_pair(*(f"cpu{k},cpu,cpu,,2,60" for k in range(count)))
+    if count <= MOST_DEVICES:
+        assert len(read_devices(files[0])) == count
+        return
+    with pytest.raises(
+        DeviceFileError, match=rf"line {MOST_DEVICES + 2}.*at most 64 devices; found '{count} rows'.*once"
+    ):
+        read_devices(files[0])
+
+
+def test_silicon_is_shared_from_device_to_device_however_the_rows_are_ordered():
+    rows = [("a", "b"), ("b", ""), ("c", "a"), ("d", "c"), ("e", "f"), ("f", ""), ("g", "")]
+    for order in (rows, rows[::-1]):
+        platform = Platform(tuple(Device(name, "cpu", "cpu", shares_with=other) for name, other in order))
+        for first in "abcdefg":
+            shared = {second for second in "abcdefg" if platform.shared_silicon(first, second)}
+            assert shared == next(group for group in ({*"abcd"}, {*"ef"}, {"g"}) if first in group)
