@@ -15,7 +15,10 @@ FOLDER = Path("runs") / f"ddpg-{ENV}"
 
 
 class DDPGTrainer(DDPG):
-    """DDPG with the paper's network sizes (Table III); correlated noise and 5-step returns find the distant goal."""
+    """DDPG with the paper's network sizes (Table III); correlated noise and 5-step returns find the distant goal.
+
+    Noise from the first step on: actions that are independent of each other never reach the goal.
+    """
 
     hidden_sizes = (256, 128)
     actor_learning_rate = 5e-4
@@ -23,7 +26,7 @@ class DDPGTrainer(DDPG):
     learning_starts = 8000
     n_step = 5
     scale_observations = True  # of two bounds that the car fills, one is 0.07
-    exploration = OrnsteinUhlenbeck(sigma=0.4, theta=0.1)
+    exploration = OrnsteinUhlenbeck(sigma=0.4, theta=0.1, random_steps=0)
 
 
 def main() -> int:
@@ -39,7 +42,6 @@ def main() -> int:
     program = composer.runtime_gen(
         replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=100_000, run_dir=FOLDER
     )
-    print(f"\nProgram: {program}\n", flush=True)
     return run_generated(program, sys.argv[1:])
 
 

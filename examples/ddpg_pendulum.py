@@ -21,7 +21,7 @@ class DDPGTrainer(DDPG):
     actor_learning_rate = 1e-3
     replay_ratio = 64.0
     gamma = 0.98
-    exploration = GaussianNoise(sigma=0.1, random_steps=1000)
+    exploration = GaussianNoise(sigma=0.1)
 
 
 def main() -> int:
@@ -37,7 +37,6 @@ def main() -> int:
     program = composer.runtime_gen(
         replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=25_000, run_dir=FOLDER
     )
-    print(f"\nProgram: {program}\n", flush=True)
     return run_generated(program, sys.argv[1:])
 
 

@@ -454,6 +454,25 @@ def test_first_steps_are_uniform_over_the_box(setting: Exploration) -> None:
     assert np.all(later > np.array([0.0, 0.5]))
 
 
+@pytest.mark.parametrize("noise", [GaussianNoise(0.0), OrnsteinUhlenbeck(0.0)])
+@pytest.mark.parametrize("steps", [None, 4])
+def test_actions_are_random_until_training_starts_unless_the_exploration_says_otherwise(
+    noise: GaussianNoise | OrnsteinUhlenbeck, steps: int | None
+) -> None:
+    setting = dataclasses.replace(noise, random_steps=steps)
+    setup = setup_of("Pendulum-v1", DDPG, settings={"exploration": setting, "hidden_sizes": (4,)})
+    train = dataclasses.replace(setup.train, learning_starts=8)
+    (found,) = collect(dataclasses.replace(setup, train=train, steps_per_message=10), 1)
+    env = gym.make("Pendulum-v1")
+    trainer = DDPG(env.observation_space, env.action_space, seed=setup.seed, hidden_sizes=(4,))
+    with torch.no_grad():
+        greedy = trainer.get_action(torch.from_numpy(found["obs"])).numpy()
+    apart = np.abs(found["action"] - greedy)[:, 0] > 1e-4
+    random = 8 if steps is None else steps  # of two environments each vector step
+    assert apart[:random].all()
+    assert not apart[random:].any()
+
+
 def test_ornstein_uhlenbeck_noise_is_correlated_in_time_and_stationary() -> None:
     theta, sigma, dt = 0.2, 0.1, 0.5
     explorer = make_explorer(OrnsteinUhlenbeck(sigma, theta, dt), BOX, 5000, np.random.default_rng(0))
@@ -509,7 +528,7 @@ def test_noise_begins_anew_with_each_episode(vectorization: str, monkeypatch: py
 
 
 def test_actors_explore_inside_the_box_and_store_what_they_did() -> None:
-    settings: dict[str, Any] = {"exploration": OrnsteinUhlenbeck(sigma=3.0)}
+    settings: dict[str, Any] = {"exploration": OrnsteinUhlenbeck(sigma=3.0, random_steps=0)}
     found = joined(collect(setup_of("PearlControl-v0", DDPG, settings=settings, envs_per_actor=3), 20))
     assert np.all((found["action"] >= BOX.low) & (found["action"] <= BOX.high))
     assert np.array_equal(found["action"], found["next_obs"])

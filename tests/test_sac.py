@@ -387,7 +387,7 @@ def test_sampling_from_what_cannot_sample_is_refused() -> None:
         make_trainer(TinyDDPG, OBS, BOX, settings=SAMPLING)
     with pytest.raises(ConfigurationError, match=r"PolicySampling exploration needs a Box.*Discrete\(2\)"):
         make_explorer(PolicySampling(), spaces.Discrete(2), 1, np.random.default_rng(0))
-    with pytest.raises(ConfigurationError, match="PolicySampling: random_steps must be at least 0"):
+    with pytest.raises(ConfigurationError, match="PolicySampling: random_steps must be a whole number of at least 0"):
         PolicySampling(random_steps=-1)
 
 

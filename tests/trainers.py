@@ -204,8 +204,30 @@ class Telling(Counting):
         self.observation_space: gym.Space[Any] = spaces.Dict(parts)
 
 
+class Grid(gym.Env[np.ndarray, np.int64]):
+    """Observes noise of three dimensions, none of them an image's; episodes last ten steps."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (3, 4, 5), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._observation(), float(action), self._steps == 10, False, {}
+
+    def _observation(self) -> np.ndarray:
+        return self.np_random.uniform(-1.0, 1.0, (3, 4, 5)).astype(np.float32)
+
+
 gym.register("NormalizedCounting-v0", lambda: NormalizeReward(NormalizeObservation(Counting())))
-for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling):
+for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 
 

@@ -111,7 +111,9 @@ class Actor:
         seeds = np.random.SeedSequence((setup.seed, setup.index, setup.restarts))
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
-        self._explorer = make_explorer(self.policy.exploration, action_space, self._count, self.rng)
+        self._explorer = make_explorer(
+            self.policy.exploration, action_space, self._count, self.rng, setup.train.learning_starts
+        )
         self._samples = isinstance(self.policy.exploration, PolicySampling)
         self._action_shape = (self._count, *(action_space.shape or ()))
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP

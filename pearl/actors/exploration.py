@@ -34,31 +34,43 @@ class EpsilonGreedy:
         return self.start + fraction * (self.end - self.start)
 
 
+def _require_random_steps(setting: GaussianNoise | OrnsteinUhlenbeck | PolicySampling) -> None:
+    steps = setting.random_steps
+    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+    _require(steps is None or whole, setting, "random_steps must be a whole number of at least 0, or None")
+
+
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Independent normal noise of `sigma` (in units of half the action range); uniform actions for `random_steps`."""
+    """Independent normal noise of `sigma` (in units of half the action range).
+
+    Actions are uniform for the first `random_steps` steps of all environments; None: for the run's `learning_starts`.
+    """
 
     sigma: float = 0.1
-    random_steps: int = 1000
+    random_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.sigma >= 0 and self.random_steps >= 0, self, "sigma and random_steps must be at least 0")
+        _require(self.sigma >= 0, self, "sigma must be at least 0")
+        _require_random_steps(self)
 
 
 @dataclass(frozen=True)
 class OrnsteinUhlenbeck:
     """Correlated noise (Lillicrap et al. 2016): `x += theta * -x * dt + sigma * sqrt(dt) * normal`, reset per episode.
 
-    `sigma` is in units of half the action range; actions are uniform for the first `random_steps` steps.
+    `sigma` is in units of half the action range. Actions are uniform for the first `random_steps` steps of all
+    environments; None: for the run's `learning_starts`.
     """
 
     sigma: float = 0.2
     theta: float = 0.15
     dt: float = 1.0
-    random_steps: int = 0
+    random_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.sigma >= 0 and self.random_steps >= 0, self, "sigma and random_steps must be at least 0")
+        _require(self.sigma >= 0, self, "sigma must be at least 0")
+        _require_random_steps(self)
         _require(self.dt > 0 and 0 <= self.theta * self.dt <= 1, self, "dt must be above 0, theta * dt in [0, 1]")
 
 
@@ -66,16 +78,17 @@ class OrnsteinUhlenbeck:
 class PolicySampling:
     """Actions drawn from the policy's own distribution, by the trainer's `sample_action(obs, noise)`.
 
-    Actions are uniform for the first `random_steps` steps.
+    Actions are uniform for the first `random_steps` steps of all environments; None: for the run's `learning_starts`.
     """
 
-    random_steps: int = 1000
+    random_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.random_steps >= 0, self, "random_steps must be at least 0")
+        _require_random_steps(self)
 
 
 Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck | PolicySampling"
+_KINDS = (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, PolicySampling)
 
 
 class Explorer(Protocol):
@@ -125,16 +138,16 @@ class _BoxNoise(_Greedy):
 class _PolicySampling(_BoxNoise):
     """The actions it is given were drawn already."""
 
-    def __init__(self, setting: PolicySampling, box: spaces.Box, rng: np.random.Generator) -> None:
-        super().__init__(box, setting.random_steps, rng)
+    def __init__(self, random_steps: int, box: spaces.Box, rng: np.random.Generator) -> None:
+        super().__init__(box, random_steps, rng)
 
     def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.zeros(shape, np.float32)
 
 
 class _Gaussian(_BoxNoise):
-    def __init__(self, setting: GaussianNoise, box: spaces.Box, rng: np.random.Generator) -> None:
-        super().__init__(box, setting.random_steps, rng)
+    def __init__(self, setting: GaussianNoise, random_steps: int, box: spaces.Box, rng: np.random.Generator) -> None:
+        super().__init__(box, random_steps, rng)
         self._sigma = setting.sigma
 
     def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -142,8 +155,10 @@ class _Gaussian(_BoxNoise):
 
 
 class _OrnsteinUhlenbeck(_BoxNoise):
-    def __init__(self, setting: OrnsteinUhlenbeck, box: spaces.Box, envs: int, rng: np.random.Generator) -> None:
-        super().__init__(box, setting.random_steps, rng)
+    def __init__(
+        self, setting: OrnsteinUhlenbeck, random_steps: int, box: spaces.Box, envs: int, rng: np.random.Generator
+    ) -> None:
+        super().__init__(box, random_steps, rng)
         self._decay = setting.theta * setting.dt
         self._scale = setting.sigma * setting.dt**0.5
         self._state = np.zeros((envs, *box.shape))
@@ -157,22 +172,37 @@ class _OrnsteinUhlenbeck(_BoxNoise):
 
 
 def make_explorer(
-    setting: Exploration | None, action_space: spaces.Space[Any], envs: int, rng: np.random.Generator
+    setting: Exploration | None,
+    action_space: spaces.Space[Any],
+    envs: int,
+    rng: np.random.Generator,
+    learning_starts: int = 0,
 ) -> Explorer:
-    """The explorer of `setting` for `envs` environments; ConfigurationError if it does not suit the action space."""
+    """The explorer of `setting` for `envs` environments; ConfigurationError if it does not suit the action space.
+
+    Where `setting` does not say for how many steps actions are random, they are for `learning_starts`: until then the
+    policy has learned nothing.
+    """
     if setting is None:
         return _Greedy()
+    if not isinstance(setting, _KINDS):
+        known = ", ".join(f"{kind.__name__}()" for kind in _KINDS)
+        raise ConfigurationError(
+            f"The trainer's `exploration` must be one of {known} of pearl.actors.exploration, or None; found "
+            f"{setting!r}."
+        )
     if isinstance(setting, EpsilonGreedy):
         if isinstance(action_space, spaces.Discrete):
             return _EpsilonGreedy(setting, int(action_space.n), rng)
         wanted = "a Discrete"
     else:
         if isinstance(action_space, spaces.Box):
+            random_steps = learning_starts if setting.random_steps is None else setting.random_steps
             if isinstance(setting, PolicySampling):
-                return _PolicySampling(setting, action_space, rng)
+                return _PolicySampling(random_steps, action_space, rng)
             if isinstance(setting, GaussianNoise):
-                return _Gaussian(setting, action_space, rng)
-            return _OrnsteinUhlenbeck(setting, action_space, envs, rng)
+                return _Gaussian(setting, random_steps, action_space, rng)
+            return _OrnsteinUhlenbeck(setting, random_steps, action_space, envs, rng)
         wanted = "a Box"
     raise ConfigurationError(
         f"{type(setting).__name__} exploration needs {wanted} action space; the environment has {action_space}. "

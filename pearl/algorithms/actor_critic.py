@@ -12,9 +12,10 @@ from torch import nn
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import TwinCritic, mlp, scaled_observations
+from pearl.algorithms.networks import Policy, TwinCritic, mlp, scaled_observations
+from pearl.algorithms.spaces import check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer, observation_size
-from pearl.errors import EnvError, TrainerError
+from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 
 
@@ -40,24 +41,11 @@ class ActorCritic(Trainer):
 
     def check_spaces(self) -> None:
         """A bounded Box of actions and array observations."""
-        box = self.action_space
-        if not isinstance(box, spaces.Box):
-            raise EnvError(
-                f"{type(self).__name__} is a {self._algorithm} and needs a Box action space; the environment has "
-                f"{box}. For discrete actions derive from pearl.algorithms.DQN."
-            )
-        if not box.is_bounded("both"):
-            raise EnvError(
-                f"{type(self).__name__} needs bounded actions; the environment has {box}. "
-                "Give its action space finite bounds, for example with a gymnasium.ActionWrapper that states them."
-            )
-        if not isinstance(self.observation_space, spaces.Box):
-            raise EnvError(
-                f"{type(self).__name__} needs Box observations; the environment has {self.observation_space}. "
-                "Wrap it, for example with gymnasium.wrappers.FlattenObservation."
-            )
+        name = type(self).__name__
+        check_actions(name, self._algorithm, "Box", self.action_space)
+        check_observations(name, self.observation_space)
         self._require(isinstance(self.scale_observations, bool), "scale_observations", "True or False")
-        if self.scale_observations and not scaled_observations(self.observation_space, asked=True).any():
+        if self.scale_observations and not scaled_observations(self._boxes[0], asked=True).any():
             raise TrainerError(
                 f"{type(self).__name__}.scale_observations needs observations with bounds of at most 1000; the "
                 f"environment has {self.observation_space}. Set it to False, or wrap the environment, for example with "
@@ -99,6 +87,23 @@ class ActorCritic(Trainer):
     def build_critic(self) -> nn.Module:
         """A network from `(batch, observation size + action size)` to `(batch, 1)`."""
         return mlp(observation_size(self.observation_space) + self.action_size, self.hidden_sizes, 1)
+
+    def check_networks(self) -> None:
+        """The outputs of the policy and of each critic."""
+        observation = observation_size(self.observation_space)
+        if isinstance(self.actor, Policy):
+            outputs, meaning = self._actor_outputs
+            meaning = f"{meaning} for each of the {self.action_size} numbers of {self.action_space}"
+            self._check_outputs("build_actor", self.actor.network, (observation,), outputs, meaning)
+        for name in ("network", "first", "second"):
+            if isinstance(critic := getattr(self.critic, name, None), nn.Module):
+                inputs = (observation + self.action_size,)
+                self._check_outputs("build_critic", critic, inputs, 1, "the value of an observation and an action")
+
+    @property
+    def _actor_outputs(self) -> tuple[int, str]:
+        """How many outputs `build_actor`'s network has, and what it says of each number of an action."""
+        return self.action_size, "one"
 
     @property
     def policy(self) -> nn.Module:

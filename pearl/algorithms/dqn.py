@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -10,8 +11,8 @@ from torch.nn import functional
 from pearl.actors.exploration import EpsilonGreedy, Exploration
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import q_network
+from pearl.algorithms.spaces import check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer
-from pearl.errors import EnvError
 from pearl.learner.flat import FlatParameters
 
 
@@ -30,21 +31,16 @@ class DQN(Trainer):
 
     def check_spaces(self) -> None:
         """Discrete actions and array observations."""
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise EnvError(
-                f"{type(self).__name__} is a DQN and needs a Discrete action space; the environment has "
-                f"{self.action_space}. For continuous actions derive from pearl.algorithms.DDPG."
-            )
-        if not isinstance(self.observation_space, spaces.Box):
-            raise EnvError(
-                f"{type(self).__name__} needs Box observations; the environment has {self.observation_space}. "
-                "Wrap it, for example with gymnasium.wrappers.FlattenObservation."
-            )
+        name = type(self).__name__
+        check_actions(name, "DQN", "Discrete", self.action_space)
+        check_observations(name, self.observation_space)
 
     def build_q_network(self) -> nn.Module:
         """The action-value network; Nature CNN for images, else an MLP of `hidden_sizes`."""
         assert isinstance(self.action_space, spaces.Discrete)
-        return q_network(self.input_shape, int(self.action_space.n), self.hidden_sizes, dueling=self.dueling)
+        of_bytes = self.observation_space.dtype == np.uint8
+        actions = int(self.action_space.n)
+        return q_network(self.input_shape, actions, self.hidden_sizes, dueling=self.dueling, of_bytes=of_bytes)
 
     def build(self) -> None:
         """Online and target networks, and Adam over the flat parameters."""
@@ -54,6 +50,12 @@ class DQN(Trainer):
         self._q_flat = FlatParameters(self.q)
         self._target_flat = FlatParameters(self.target_q, gradients=False)
         self.optimizer = torch.optim.Adam([self._q_flat.parameter], lr=self.learning_rate, fused=True)
+
+    def check_networks(self) -> None:
+        """One output for each action."""
+        assert isinstance(self.action_space, spaces.Discrete)
+        meaning = f"a value for each action of {self.action_space}"
+        self._check_outputs("build_q_network", self.q, self.input_shape, int(self.action_space.n), meaning)
 
     @property
     def policy(self) -> nn.Module:

@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from pearl.errors import TrainerError
+
 _WIDEST = 1e3  # wider observation bounds are no scale to go by
 
 
@@ -24,6 +26,34 @@ def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential
     return nn.Sequential(*layers)
 
 
+def nature_features(pixels: int) -> int:
+    """Positions that the Nature CNN's convolutions leave of so many pixels of height or width; below 1: too few."""
+    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+        pixels = (pixels - kernel) // stride + 1
+    return pixels
+
+
+def _is_image(channels: int, height: int, width: int) -> bool:
+    return channels <= min(height, width) and min(nature_features(height), nature_features(width)) >= 1
+
+
+def takes_cnn(obs_shape: tuple[int, ...]) -> bool:
+    """Whether observations of that shape are images `(channels, height, width)` that the Nature CNN takes.
+
+    Raises TrainerError for images with their channels last, of which an MLP would learn next to nothing.
+    """
+    if len(obs_shape) != 3:
+        return False
+    height, width, channels = obs_shape
+    if _is_image(*obs_shape) or not _is_image(channels, height, width):
+        return _is_image(*obs_shape)
+    raise TrainerError(
+        f"Observations of shape {obs_shape} look like images (height, width, channels); the Nature CNN needs "
+        "(channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
+        "ResizeObservation((84, 84)) and FrameStackObservation(4). Or bring a network of your own."
+    )
+
+
 class NatureCNN(nn.Sequential):
     """The convolutional trunk of Mnih et al. 2015, from `(batch, channels, height, width)` to `(batch, features)`.
 
@@ -32,15 +62,10 @@ class NatureCNN(nn.Sequential):
 
     def __init__(self, in_shape: tuple[int, ...], features: int = 512) -> None:
         channels, height, width = in_shape
-        if channels > min(height, width):
+        if nature_features(height) < 1 or nature_features(width) < 1:
             raise ValueError(
-                f"The Nature CNN needs images as (channels, height, width); found {in_shape}. Wrap the environment: "
-                "gymnasium.wrappers.GrayscaleObservation, ResizeObservation((84, 84)) and FrameStackObservation(4)."
+                f"The Nature CNN needs images (channels, height, width) of at least 36 x 36 pixels; found {in_shape}."
             )
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        if height < 1 or width < 1:
-            raise ValueError(f"The Nature CNN needs images of at least 36 x 36 pixels; found {in_shape}.")
         super().__init__(
             ScaleBytes(),
             nn.Conv2d(channels, 32, 8, 4),
@@ -50,7 +75,7 @@ class NatureCNN(nn.Sequential):
             nn.Conv2d(64, 64, 3, 1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64 * height * width, features),
+            nn.Linear(64 * nature_features(height) * nature_features(width), features),
             nn.ReLU(),
         )
         self.features = features
@@ -87,13 +112,19 @@ class DuelingHead(nn.Module):
         return value + advantage - advantage.mean(dim=1, keepdim=True)
 
 
-def q_network(obs_shape: tuple[int, ...], actions: int, hidden_sizes: Sequence[int], *, dueling: bool) -> nn.Sequential:
-    """Action-value network: Nature CNN for images `(channels, height, width)`, else an MLP over flat observations."""
-    if len(obs_shape) == 3:
+def q_network(
+    obs_shape: tuple[int, ...], actions: int, hidden_sizes: Sequence[int], *, dueling: bool, of_bytes: bool = False
+) -> nn.Sequential:
+    """Action-value network: Nature CNN for images `(channels, height, width)`, else an MLP over flat observations.
+
+    An MLP `of_bytes` scales them to [0, 1] first, as the Nature CNN does.
+    """
+    if takes_cnn(obs_shape):
         trunk: list[nn.Module] = [NatureCNN(obs_shape)]
         width = 512
     else:
-        trunk = [nn.Flatten()] if len(obs_shape) != 1 else []
+        trunk = [ScaleBytes()] if of_bytes else []
+        trunk += [nn.Flatten()] if len(obs_shape) != 1 else []
         width = math.prod(obs_shape)
         for size in hidden_sizes[:-1] if dueling else hidden_sizes:
             trunk += [nn.Linear(width, size), nn.ReLU()]

@@ -15,8 +15,7 @@ from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Policy, mlp
-from pearl.algorithms.trainer import Phase, observation_size, set_evaluation_mode
-from pearl.errors import TrainerError
+from pearl.algorithms.trainer import Phase, observation_size
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
@@ -105,17 +104,11 @@ class SAC(TwinCriticTrainer):
 
     def _wrap_actor(self, network: nn.Module) -> GaussianPolicy:
         """A squashed normal distribution of the network's outputs, rescaled to the action's bounds."""
-        training = set_evaluation_mode(network)
-        with torch.no_grad():
-            found = network(torch.zeros(2, observation_size(self.observation_space))).shape[1]
-        for module in training:
-            module.training = True
-        if found != 2 * self.action_size:
-            raise TrainerError(
-                f"{type(self).__name__}.build_actor() must make a network of {2 * self.action_size} outputs, a mean "
-                f"and a log standard deviation for each of the {self.action_size} actions; found {found}."
-            )
         return GaussianPolicy(network, *self._boxes, self.scale_observations, self.log_std_bounds)
+
+    @property
+    def _actor_outputs(self) -> tuple[int, str]:
+        return 2 * self.action_size, "a mean and a log standard deviation"
 
     @property
     def phases(self) -> tuple[Phase, ...]:

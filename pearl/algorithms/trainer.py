@@ -13,12 +13,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.errors import EnvError, TrainerError
+
+# What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.
+_TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
 
 
 @runtime_checkable
@@ -89,6 +93,7 @@ class Trainer(abc.ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.build()
+            self.check_networks()
 
     @property
     def gradient_steps(self) -> int:
@@ -106,6 +111,35 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def build(self) -> None:
         """Make the networks and optimizers on `self.device`."""
+
+    def check_networks(self) -> None:  # noqa: B027  (an algorithm need not know its networks' shapes)
+        """Raise TrainerError if the outputs of a network do not fit the spaces."""
+
+    def _check_outputs(
+        self, method: str, network: nn.Module, input_shape: tuple[int, ...], outputs: int, meaning: str
+    ) -> None:
+        """Raise TrainerError unless `network` makes `(batch, outputs)` of `(batch, *input_shape)`."""
+        made = f"{type(self).__name__}.{method}() must make a network"
+        as_bytes = self.observation_space.dtype == np.uint8 and input_shape == self.input_shape
+        inputs = torch.zeros((2, *input_shape), dtype=torch.uint8 if as_bytes else torch.float32, device=self.device)
+        training = set_evaluation_mode(network)
+        try:
+            with torch.no_grad():
+                found = network(inputs)
+        except Exception as error:
+            raise TrainerError(
+                f"{made} from inputs of shape (batch, {', '.join(map(str, input_shape))}) to (batch, {outputs}), "
+                f"{meaning}; it fails with {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            for module in training:
+                module.training = True
+        shape = tuple(getattr(found, "shape", ()))
+        if shape != (2, outputs):
+            raise TrainerError(
+                f"{made} of {outputs} outputs, {meaning}; found "
+                + (f"{shape[1]} outputs." if len(shape) == 2 and shape[0] == 2 else f"shape {shape} for 2 inputs.")
+            )
 
     @property
     @abc.abstractmethod
@@ -304,7 +338,8 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
     # A copy: the space may be one that an environment draws from.
     space = copy.deepcopy(observation_space)
     space.seed(0)
-    sample = np.stack([np.asarray(space.sample()) for _ in range(2)])
+    tried = min(_TRIED_OBSERVATIONS, max(2, _TRIED_NUMBERS // max(1, observation_size(space))))
+    sample = np.stack([np.asarray(space.sample()) for _ in range(tried)])
     obs = torch.as_tensor(sample if sample.dtype == np.uint8 else sample.astype(np.float32))
     obs = obs.to(getattr(trainer, "device", "cpu"))
     try:
@@ -312,15 +347,46 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             action = trainer.get_action(obs)
     except Exception as error:
         raise TrainerError(
-            f"{name}.get_action() failed on a batch of 2 observations of shape {expected} from the environment: "
+            f"{name}.get_action() failed on {len(obs)} observations of shape {expected} from the environment: "
             f"{type(error).__name__}: {error}. If it names shapes, the network's input disagrees with the environment."
         ) from error
-    wanted = (2, *(action_space.shape or ()))
+    wanted = (len(obs), *(action_space.shape or ()))
     found = tuple(getattr(action, "shape", ()))
     if found != wanted:
         raise TrainerError(
-            f"{name}.get_action() returned shape {found} for 2 observations; actions of {action_space} need {wanted}."
+            f"{name}.get_action() returned shape {found} for {len(obs)} observations; actions of {action_space} need "
+            f"{wanted}."
         )
+    if isinstance(action_space, spaces.Discrete):
+        _check_discrete(name, action, int(action_space.n), action_space)
+
+
+def _check_discrete(name: str, actions: torch.Tensor, count: int, space: gym.Space[Any]) -> None:
+    """Raise TrainerError unless `actions` are whole numbers from 0 to below `count`."""
+    if actions.is_floating_point() or actions.is_complex():
+        raise TrainerError(
+            f"{name}.get_action() returned {actions.dtype}; actions of {space} are whole numbers, counted from 0. "
+            "Return for example values.argmax(dim=1)."
+        )
+    low, high = int(actions.min()), int(actions.max())
+    if low < 0 or high >= count:
+        raise TrainerError(
+            f"{name}.get_action() returned the action {low if low < 0 else high}; {space} has the {count} actions "
+            f"0 to {count - 1}, counted from 0. Give the network one output for each action."
+        )
+
+
+def flattening_note(trainer: object) -> str | None:
+    """What a user should know of a built-in algorithm without convolutions that sees more than a vector."""
+    if not isinstance(trainer, Trainer) or len(trainer.input_shape) < 2:
+        return None
+    if any(isinstance(part, nn.Conv2d) for module in modules_of(trainer).values() for part in module.modules()):
+        return None
+    numbers = math.prod(trainer.input_shape)
+    return (
+        f"{type(trainer).__name__} has no convolutions: it takes observations of shape {trainer.input_shape} as "
+        f"{numbers:,} numbers in a row"
+    )
 
 
 def observation_size(space: gym.Space[Any]) -> int:

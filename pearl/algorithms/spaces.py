@@ -1,0 +1,62 @@
+"""Which spaces of an environment the built-in algorithms take, and what a user does about the others."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from pearl.errors import EnvError
+
+ActionKind: TypeAlias = Literal["Discrete", "Box"]
+
+_DERIVE = {"Discrete": "derive from pearl.algorithms.DQN", "Box": "derive from pearl.algorithms.DDPG, TD3 or SAC"}
+
+
+def check_observations(name: str, space: gym.Space[Any]) -> None:
+    """Raise EnvError unless the built-in algorithms, of which `name` is the class, can observe `space`."""
+    if not isinstance(space, spaces.Box):
+        raise EnvError(
+            f"{name} needs Box observations; the environment has {space}. "
+            "Wrap it, for example with gymnasium.wrappers.FlattenObservation."
+        )
+    if not space.shape:
+        raise EnvError(
+            f"{name} needs observations of one dimension or more; the environment has {space}, of shape (). "
+            "Wrap it with gymnasium.wrappers.ReshapeObservation(env, (1,))."
+        )
+    if 0 in space.shape:
+        raise EnvError(f"{name} needs observations that hold numbers; the environment has {space}, which holds none.")
+
+
+def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Space[Any]) -> None:
+    """Raise EnvError unless `algorithm`, of which `name` is the class, can act in `space`; says which one can."""
+    if isinstance(space, spaces.Discrete):
+        kind = "Discrete"
+    elif isinstance(space, spaces.Box):
+        kind = "Box"
+    else:
+        raise EnvError(
+            f"{name} cannot act in {space}. The built-in algorithms take Discrete actions (DQN) or bounded Box actions "
+            "(DDPG, TD3, SAC). Wrap the environment with a gymnasium.ActionWrapper that offers one of these, such as a "
+            "Discrete number for each combination, or bring a trainer class of your own that makes such actions."
+        )
+    if kind != wanted:
+        article = "an" if algorithm == "SAC" else "a"
+        described = "a Discrete" if wanted == "Discrete" else "a Box"
+        raise EnvError(
+            f"{name} is {article} {algorithm} and needs {described} action space; the environment has {space}. "
+            f"For {'discrete' if kind == 'Discrete' else 'continuous'} actions {_DERIVE[kind]}."
+        )
+    if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
+        raise EnvError(
+            f"{name} needs actions of floating point; the environment has {space}. "
+            "Wrap it with a gymnasium.ActionWrapper that takes float32 and rounds, or offers a Discrete space."
+        )
+    if isinstance(space, spaces.Box) and not space.is_bounded("both"):
+        raise EnvError(
+            f"{name} needs bounded actions; the environment has {space}. "
+            "Give its action space finite bounds, for example with a gymnasium.ActionWrapper that states them."
+        )

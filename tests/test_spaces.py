@@ -1,0 +1,182 @@
+"""Spaces and networks that do not fit each other are named when the trainer is made, with what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from programs import ONE_CPU, CsvPair, described
+from torch import nn
+from trainers import OwnTrainer
+
+from pearl.actors.exploration import make_explorer
+from pearl.algorithms import DDPG, DQN, SAC, TD3
+from pearl.algorithms.networks import NatureCNN
+from pearl.algorithms.trainer import flattening_note, make_trainer
+from pearl.errors import ConfigurationError, EnvError, TrainerError
+
+VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
+THREE = spaces.Discrete(3)
+ARM = spaces.Box(-2.0, 2.0, (2,), np.float32)
+
+
+def made(trainer: type, observations: gym.Space[Any] = VECTOR, actions: gym.Space[Any] = THREE, **settings: Any) -> Any:
+    return make_trainer(trainer, observations, actions, settings=settings)
+
+
+# --- networks whose outputs do not fit the actions ------------------------------------------------------------------
+
+
+class Outputs(DQN):
+    count: int = 2
+
+    def build_q_network(self) -> nn.Module:
+        return nn.Linear(4, self.count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_q_network_has_one_output_for_each_action(count: int) -> None:
+    expected = rf"Outputs\.build_q_network\(\) must make a network of 3 outputs.*Discrete\(3\); found {count} outputs"
+    with pytest.raises(TrainerError, match=expected):
+        made(Outputs, count=count)
+    made(Outputs, count=3)
+
+
+@pytest.mark.parametrize(("base", "outputs"), [(DDPG, 2), (TD3, 2), (SAC, 4)])
+def test_an_actor_has_the_outputs_that_its_actions_need(base: Any, outputs: int) -> None:
+    class Actor(base):  # type: ignore[misc]
+        count = 1
+
+        def build_actor(self) -> nn.Module:
+            return nn.Linear(4, self.count)
+
+    for count in (1, 3):
+        with pytest.raises(
+            TrainerError, match=rf"build_actor\(\) must make a network of {outputs} .*found {count} out"
+        ):
+            made(Actor, actions=ARM, count=count)
+    made(Actor, actions=ARM, count=outputs)
+
+
+@pytest.mark.parametrize("base", [DDPG, TD3, SAC])
+def test_a_critic_takes_observation_and_action_and_makes_one_value(base: Any) -> None:
+    class Critic(base):  # type: ignore[misc]
+        widths: ClassVar[tuple[int, int]] = (6, 1)
+
+        def build_critic(self) -> nn.Module:
+            return nn.Linear(*self.widths)
+
+    with pytest.raises(TrainerError, match=r"build_critic\(\) must make a network of 1 outputs.*found 2 outputs"):
+        made(Critic, actions=ARM, widths=(6, 2))
+    with pytest.raises(TrainerError, match=r"build_critic\(\) .* from inputs of shape \(batch, 6\) to \(batch, 1\)"):
+        made(Critic, actions=ARM, widths=(4, 1))
+    made(Critic, actions=ARM)
+
+
+def test_a_trainer_of_ones_own_that_chooses_actions_that_are_not_there() -> None:
+    class TooMany(OwnTrainer):
+        def __init__(self, observation_space: spaces.Box) -> None:
+            super().__init__(observation_space, spaces.Discrete(9))
+
+    with pytest.raises(
+        TrainerError, match=r"TooMany\.get_action\(\) returned the action \d; Discrete\(3\) has the 3 a"
+    ):
+        made(TooMany)
+
+
+def test_a_trainer_of_ones_own_that_chooses_fractions() -> None:
+    class Fractions(OwnTrainer):
+        def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+            return super().get_action(obs).float()
+
+    with pytest.raises(TrainerError, match=r"returned torch\.float32; .* whole numbers.*argmax"):
+        made(Fractions)
+
+
+# --- actions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainer", [DQN, DDPG, TD3, SAC])
+@pytest.mark.parametrize("actions", [spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=["discrete", "binary"])
+def test_actions_that_no_built_in_algorithm_takes(trainer: type, actions: gym.Space[Any]) -> None:
+    with pytest.raises(EnvError) as caught:
+        made(trainer, actions=actions)
+    message = str(caught.value)
+    assert str(actions) in message
+    for said in (
+        "Discrete actions (DQN)",
+        "Box actions (DDPG, TD3, SAC)",
+        "ActionWrapper",
+        "trainer class of your own",
+    ):
+        assert said in message
+    assert "derive from" not in message, "an algorithm that refuses them too"
+
+
+def test_actions_of_another_algorithm() -> None:
+    with pytest.raises(EnvError, match=r"DQN is a DQN .* derive from pearl\.algorithms\.DDPG, TD3 or SAC"):
+        made(DQN, actions=ARM)
+    with pytest.raises(EnvError, match=r"SAC is an SAC .* derive from pearl\.algorithms\.DQN"):
+        made(SAC, actions=THREE)
+    with pytest.raises(EnvError, match="actions of floating point"):
+        made(TD3, actions=spaces.Box(0, 5, (2,), np.int64))
+
+
+@pytest.mark.parametrize("exploration", ["EpsilonGreedy", 0.1, np.random.default_rng])
+def test_exploration_that_is_none_of_the_kinds(exploration: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"`exploration` must be one of EpsilonGreedy\(\), .*, or None; found"):
+        make_explorer(exploration, ARM, 1, np.random.default_rng(0))
+
+
+# --- observations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("trainer", "actions"), [(DQN, THREE), (DDPG, ARM), (TD3, ARM), (SAC, ARM)])
+def test_observations_without_a_dimension_or_without_numbers(trainer: type, actions: gym.Space[Any]) -> None:
+    with pytest.raises(EnvError, match=r"of shape \(\)\. Wrap it with gymnasium\.wrappers\.ReshapeObservation"):
+        made(trainer, spaces.Box(-1.0, 1.0, (), np.float32), actions)
+    with pytest.raises(EnvError, match="which holds none"):
+        made(trainer, spaces.Box(-1.0, 1.0, (0,), np.float32), actions)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (8, 8, 3), (3, 20, 40), (2, 3), (2, 3, 4, 5)])
+@pytest.mark.parametrize(("trainer", "actions"), [(DQN, THREE), (SAC, ARM)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_what_the_nature_cnn_does_not_take_goes_through_an_mlp_and_is_said(
+    shape: tuple[int, ...], trainer: type, actions: gym.Space[Any], dtype: Any
+) -> None:
+    found = made(trainer, spaces.Box(0, 255, shape, dtype), actions)
+    note = flattening_note(found)
+    assert note is not None
+    assert f"observations of shape {shape} as {np.prod(shape):,} numbers in a row" in note
+
+
+def test_images_that_the_nature_cnn_takes_go_through_it() -> None:
+    found = made(DQN, spaces.Box(0, 255, (3, 40, 36), np.uint8))
+    assert any(isinstance(module, NatureCNN) for module in found.q.modules())
+    assert flattening_note(found) is None
+
+
+def test_images_with_their_channels_last_are_refused() -> None:
+    with pytest.raises(TrainerError, match=r"\(210, 160, 3\) look like images \(height, width, channels\).*Grayscale"):
+        made(DQN, spaces.Box(0, 255, (210, 160, 3), np.uint8))
+
+
+def test_a_vector_of_bytes_is_scaled() -> None:
+    found = made(DQN, spaces.Box(0, 255, (128,), np.uint8))
+    obs = torch.full((2, 128), 255, dtype=torch.uint8)
+    assert torch.allclose(found.q(obs), found.q(torch.ones(2, 128)))
+    assert flattening_note(found) is None
+
+
+def test_composing_says_that_a_trainer_has_no_convolutions(
+    csv_pair: CsvPair, capsys: pytest.CaptureFixture[str], quick_profiles: None
+) -> None:
+    described(csv_pair(*ONE_CPU), env="Grid-v0", progress=True).run()
+    assert (
+        "TinyDQN has no convolutions: it takes observations of shape (3, 4, 5) as 60 numbers" in capsys.readouterr().out
+    )
