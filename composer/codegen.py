@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
@@ -66,6 +66,7 @@ class ProgramSource:
     timesteps: int
     run_dir: Path
     until_return: float | None
+    run_options: Mapping[str, int] = field(default_factory=dict)  # other defaults of the program's options
 
 
 def _origin(source: ProgramSource) -> str:
@@ -206,6 +207,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "timesteps": source.timesteps,
         "run_dir": str(source.run_dir),
         "until_return": source.until_return,
+        "run_options": source.run_options,
         "learner_class": implementation.name,
         "learner_arguments": _learner_arguments(implementation, source.learner, learner_device(on_learner)),
         "learner_device": learner_device(on_learner),

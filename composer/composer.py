@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -17,14 +17,14 @@ from composer.codegen import ProgramSource, generate
 from composer.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
-from composer.platform import Platform
+from composer.platform import Platform, with_cores_of_host
 from composer.profiling import Problem, Profiler
 from composer.report import microseconds
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.actors.normalization import normalization_warnings
-from pearl.algorithms.trainer import Trainer, check_trainer_class, make_trainer
+from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer
 from pearl.atomic_file import write_text
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
@@ -33,6 +33,8 @@ from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
+from pearl.runtime.launch import run_command, shown
+from pearl.runtime.options import check_count, check_goal
 from pearl.runtime.replay_ratio import check_samples_last
 from pearl.spec import (
     NEXT_OBS,
@@ -220,17 +222,21 @@ class Composer:
         placement: Placement | None = None,
         timesteps: int = 100_000,
         run_dir: str | Path | None = None,
-        until_return: float | None = None,
+        until_return: float | Literal["none"] | None = None,
+        seed: int | None = None,
+        eval_episodes: int | None = None,
+        eval_interval: int | None = None,
+        checkpoint_interval: int | None = None,
     ) -> Path:
-        """Write the runtime program to `path`; returns it.
+        """Write the runtime program to `path`, say how to run it, and return the path.
 
         `replay` and `learner` are what `run` returned, edited or not; another pair of devices, or another
         implementation of the Learner, is taken from the placement's alternatives. An edited `placement` replaces the
-        composer's own. `timesteps`, `run_dir` and `until_return` become the program's defaults (the latter: the
-        environment's registered reward threshold).
+        composer's own. What follows becomes the defaults of the program's options; None leaves the default of the
+        option, for `until_return` the environment's registered reward threshold ("none" or infinity: no early stop).
 
-        Raises PlacementError for a pair, or an implementation on it, that the placement does not have; GenerationError
-        for a program that cannot be written.
+        Raises ConfigurationError for a default that its option would refuse; PlacementError for a pair, or an
+        implementation on it, that the placement does not have; GenerationError for a program that cannot be written.
         """
         placement = placement or self.placement
         assert self._problem is not None
@@ -240,9 +246,16 @@ class Composer:
             implementation=None if learner is None else learner.implementation,
         )
         problem = self._problem
-        goal = reward_threshold(problem.actors.env) if until_return is None else until_return
+        goal = check_goal(reward_threshold(problem.actors.env) if until_return is None else until_return)
+        given = {
+            "seed": seed,
+            "eval_episodes": eval_episodes,
+            "eval_interval": eval_interval,
+            "checkpoint_interval": checkpoint_interval,
+        }
+        run_options = {name: check_count(name, value) for name, value in given.items() if value is not None}
         path = Path(path)
-        return generate(
+        generate(
             path,
             ProgramSource(
                 placement=placement,
@@ -254,9 +267,13 @@ class Composer:
                 timesteps=timesteps,
                 run_dir=Path(run_dir) if run_dir is not None else Path("runs") / path.stem,
                 until_return=goal,
+                run_options=run_options,
             ),
             {device.name: device for device in self.platform.devices},
         )
+        if self._progress:
+            print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
+        return path
 
     def save(self, folder: str | Path) -> Path:
         """Write what `run` found into `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
@@ -314,7 +331,10 @@ class Composer:
                 f"A {given} file is set but no {missing} file: call set_{missing}_file too. "
                 "`pearl devices` writes both for this machine."
             )
-        return Platform.from_files(self._device_file, self._connection_file)
+        platform, warnings = with_cores_of_host(Platform.from_files(self._device_file, self._connection_file))
+        for line in warnings:
+            logger.warning("%s", line)
+        return platform
 
     def _check_problem(self) -> Problem:
         missing = [
@@ -350,6 +370,9 @@ class Composer:
         _check_memory(self._replay, transition)
         self._check_supports(trainer)
         self._networks = extract_networks(trainer, observation_space.shape)
+        if note := flattening_note(trainer):
+            logger.info("%s.", note)
+            self._say(note)
         return Problem(
             self._trainer_class,
             self._settings,

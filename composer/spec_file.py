@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,11 +26,15 @@ from pearl.algorithms.trainer import check_trainer_class
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.schedules import SCHEDULES
+from pearl.runtime.options import check_count, check_goal
 
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
 _SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
 _TRAINER = re.compile(r"(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+_COUNTS = ("seed", "eval_episodes", "eval_interval", "checkpoint_interval")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,11 @@ class ProgramOptions:
     path: Path
     run_dir: Path
     timesteps: int = 100_000
-    until_return: float | None = None
+    until_return: float | Literal["none"] | None = None
+    seed: int | None = None
+    eval_episodes: int | None = None
+    eval_interval: int | None = None
+    checkpoint_interval: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,16 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "n_step": _WHOLE,
         "weight_sync_interval": _WHOLE,
     },
-    "program": {"path": _TEXT, "timesteps": _WHOLE, "run_dir": _TEXT, "until_return": _NUMBER},
+    "program": {
+        "path": _TEXT,
+        "timesteps": _WHOLE,
+        "run_dir": _TEXT,
+        "until_return": _Key('a number, or "none" or inf for no early stop', (int, float, str)),
+        "seed": _WHOLE,
+        "eval_episodes": _WHOLE,
+        "eval_interval": _WHOLE,
+        "checkpoint_interval": _WHOLE,
+    },
 }
 
 
@@ -206,7 +223,11 @@ class _SpecFile:
             raise self._error("program", "a whole number of at least 1", _shown(timesteps), key="timesteps")
         run_dir = self._file("program", "run_dir") if "run_dir" in table else self.folder / "runs" / self.path.stem
         program = self._file("program", "path") if "path" in table else run_dir / "program.py"
-        return ProgramOptions(program, run_dir, timesteps, table.get("until_return"))
+        with self._naming("program"):
+            goal = table.get("until_return")
+            check_goal(goal)
+            counts = {name: check_count(name, table[name]) for name in _COUNTS if name in table}
+        return ProgramOptions(program, run_dir, timesteps, goal, **counts)
 
     def _raw(self, name: str) -> dict[str, Any]:
         table: dict[str, Any] = self.document.get(name, {})
@@ -277,8 +298,11 @@ class _SpecFile:
 
     def _setting(self, trainer_class: type, key: str, value: object) -> object:
         default = getattr(trainer_class, key, None)
-        if key == "exploration" and isinstance(value, dict):
-            return self._record("trainer", key, value, _EXPLORATIONS)
+        if key == "exploration":
+            if isinstance(value, dict):
+                return self._record("trainer", key, value, _EXPLORATIONS)
+            example = f'a table that names its kind, such as {{ kind = "{next(iter(_EXPLORATIONS))}" }}'
+            raise self._error("trainer", example, _shown(value), f" The kinds are {_listed(_EXPLORATIONS)}.", key=key)
         plain = self._plain(key, value)
         expected, fits = _expectation(default)
         if not fits(plain):
@@ -369,9 +393,9 @@ def _expectation(default: object) -> tuple[str, Callable[[object], bool]]:
 
 def _example(field: dataclasses.Field[Any]) -> object:
     """A value of the field's type: its default, where it has one."""
-    if field.default is not dataclasses.MISSING:
+    if field.default is not dataclasses.MISSING and field.default is not None:
         return field.default
-    return {"int": 0, "float": 0.0}[str(field.type)]
+    return {"int": 0, "float": 0.0}[str(field.type).removesuffix(" | None")]
 
 
 def _real(value: object) -> object:

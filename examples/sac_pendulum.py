@@ -34,7 +34,6 @@ def main() -> int:
     program = composer.runtime_gen(
         replay=replay, learner=learner, path=FOLDER / "program.py", timesteps=10_000, run_dir=FOLDER
     )
-    print(f"\nProgram: {program}\n", flush=True)
     return run_generated(program, sys.argv[1:])
 
 

@@ -23,7 +23,7 @@ from pearl.atomic_file import write_text
 from pearl.byte_size import readable_size
 from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
 from pearl.runtime.entry import DEBUG_VARIABLE
-from pearl.runtime.launch import run_generated
+from pearl.runtime.launch import run_generated, shown
 from pearl.runtime.scores import best_text, last_text, number
 from pearl.standard_streams import keep_standard_streams
 
@@ -286,18 +286,9 @@ def _compose(
     placement_json = placement_json or path.with_name("placement.json")
     _write_text(matrix_json, composer.matrix.to_json() + "\n")
     _write_text(placement_json, composer.placement.to_json() + "\n")
-    composer.runtime_gen(
-        replay=replay,
-        learner=learner,
-        path=path,
-        timesteps=options.timesteps,
-        run_dir=options.run_dir,
-        until_return=options.until_return,
-    )
-    print(f"Matrix:    {_shown(matrix_json)}")
-    print(f"Placement: {_shown(placement_json)}")
-    print(f"Program:   {_shown(path)}")
-    print(f"Run it:    pearl run {_shown(path)}")
+    print(f"Matrix:    {shown(matrix_json)}")
+    print(f"Placement: {shown(placement_json)}")
+    composer.runtime_gen(replay, learner, **{**vars(options), "path": path})
 
 
 def _read_text(path: Path) -> str:
@@ -559,13 +550,6 @@ def _facts(title: str, facts: Mapping[str, str]) -> Table:
     for name, value in facts.items():
         table.add_row(Text(name), Text(value))
     return table
-
-
-def _shown(path: Path) -> str:
-    """Relative to where the user is, if it lies below."""
-    path = path.resolve()
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _make_folder(folder: Path) -> None:

@@ -222,7 +222,7 @@ def test_compose_prints_and_writes_program_matrix_and_placement(composed):
     matrix = AssignmentMatrix.from_json((out / "matrix.json").read_text())
     placement = Placement.from_json((out / "placement.json").read_text())
     assert matrix.devices[0] == placement.host == "cpu0"
-    for text in ("assignment matrix", "Placement for throughput", "pearl run", "program.py"):
+    for text in ("assignment matrix", "Placement for throughput", "Run it:    python ", "program.py"):
         assert text in output
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,36 @@ def test_the_dozen_lines_in_the_papers_spelling(csv_pair: CsvPair, tmp_path: Pat
     assert device_file.name in text
     shown = subprocess.run([sys.executable, written, "--help"], capture_output=True, text=True, check=True).stdout
     assert "--timesteps" in shown
+
+
+def test_what_was_written_is_said_with_a_command_that_runs_it(
+    csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    composer = described(csv_pair(*ONE_CPU), progress=True)
+    replay, learner = composer.run()
+    path = tmp_path / "my runs" / "l'été.py"
+    options = {"seed": 5, "eval_episodes": 7, "eval_interval": 123, "checkpoint_interval": 456}
+    composer.runtime_gen(replay, learner, path, until_return="none", **options)
+    said = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines()[-2:])
+    assert said["Program"].strip() == "my runs/l'été.py"
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    command = f"{said['Run it']} --help"
+    shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    for default in (*options.values(), None):
+        assert f"(default: {default})" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "default", [{"seed": -1}, {"eval_episodes": 1.5}, {"eval_interval": "often"}, {"until_return": float("nan")}]
+)
+def test_defaults_that_the_program_would_refuse_are_refused(
+    csv_pair: CsvPair, tmp_path: Path, default: dict[str, Any]
+) -> None:
+    composer = described(csv_pair(*ONE_CPU))
+    composer.run()
+    with pytest.raises(ConfigurationError, match=rf"{next(iter(default))} must be a "):
+        composer.runtime_gen(path=tmp_path / "program.py", **default)
 
 
 def test_pearl_re_exports_the_composer() -> None:

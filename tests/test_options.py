@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pearl.runtime.options import Options, parse_options
@@ -19,12 +21,40 @@ def test_options_have_the_programs_defaults() -> None:
     assert (options.resume, options.serial, options.bench) == (False, False, False)
 
 
+def test_a_program_may_set_the_defaults_of_seed_evaluations_and_checkpoints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def parsed(*arguments: str) -> Options:
+        return parse_options(
+            "A run.",
+            timesteps=20_000,
+            run_dir="runs/x",
+            until_return=math.inf,
+            seed=7,
+            eval_episodes=5,
+            eval_interval=300,
+            checkpoint_interval=900,
+            arguments=arguments,
+        )
+
+    options = parsed()
+    assert (options.seed, options.eval_episodes, options.until_return) == (7, 5, None)
+    assert (options.eval_interval, options.checkpoint_interval) == (300, 900)
+    assert (parsed("--eval-interval", "0").eval_interval, parsed("--checkpoint-interval", "8").seed) == (1000, 7)
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "which select the best weights (default: 300)" in said
+    assert "between checkpoints (default: 900)" in said
+
+
 def test_options_of_the_command_line() -> None:
     options = options_of("--timesteps", "1e6", "--seed", "1_000", "--checkpoint-dir", "c", "--until-return", "None")
     assert (options.timesteps, options.seed, str(options.checkpoint_dir)) == (1_000_000, 1000, "c")
     assert options.until_return is None
     assert options.checkpoint_interval == 100_000
     assert options_of("--until-return", "-150").until_return == -150.0
+    assert options_of("--until-return", "inf").until_return is None
     assert options_of("--timesteps", "3").eval_interval == 1
     assert options_of("--seed", str(2**61)).seed == 2**61
     assert options_of("--bench-seconds", "0.5").bench_seconds == 0.5
@@ -44,8 +74,9 @@ def test_options_of_the_command_line() -> None:
         (("--bench-seconds=-1",), "expected seconds above 0, found '-1'"),
         (("--bench-seconds", "nan"), "expected seconds above 0, found 'nan'"),
         (("--bench-seconds", "inf"), "expected seconds above 0, found 'inf'"),
-        (("--until-return", "nan"), "expected a number or \"none\", found 'nan'"),
-        (("--until-return", "high"), "expected a number or \"none\", found 'high'"),
+        (("--until-return", "nan"), 'expected a number, or "none" or "inf" to use all steps; found \'nan\''),
+        (("--until-return", "high"), 'expected a number, or "none" or "inf" to use all steps; found \'high\''),
+        (("--until-return=-inf",), 'expected a number, or "none" or "inf" to use all steps; found \'-inf\''),
         (("--seeds", "3"), "unrecognized arguments: --seeds 3"),
     ],
 )

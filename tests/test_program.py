@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -91,6 +92,17 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
         assert {"env_steps", "eps", "gps", "replay_ratio"} <= set(next(csv.reader(file)))
     for named in ("weights.safetensors", "learning_curve.png", "tensorboard", "Last weights:", "Best weights:"):
         assert named in output
+    assert re.search(
+        r"EPS while a batch was under way, \d+\.\d\d of the [\d,]+ EPS that the composer predicted;", output
+    )
+    assert re.search(r"replay ratio \S+  greedy \d+\S* at [12],\d\d\d", output), "the display shows greedy evaluations"
+    if setting == 2:
+        less = ("--timesteps", "1000", "--eval-episodes", "0", "--run-dir", str(results), "--resume")
+        code, output = run(programs[setting], *less)
+        assert code == 0, output
+        assert "--timesteps 1,000 counts the steps of the whole run" in output
+        assert "nothing is trained" in output
+        assert "1,000 steps 100%" in output
 
 
 def test_help_names_every_option(programs: dict[int, Path]) -> None:

@@ -318,6 +318,13 @@ def test_a_resumed_run_estimates_from_its_own_speed(clock: list[float]) -> None:
     assert "950/1,000 steps 95%  0:00:10 elapsed, 0:00:10 left  return -" in stream.getvalue()
 
 
+def test_a_run_resumed_for_fewer_steps_than_it_had_done_is_done(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with ProgressDisplay(1000, Console(file=stream), initial_steps=2000) as display:
+        show(display, 2000)
+    assert "2,000/1,000 steps 100%  0:00:00 elapsed, 0:00:00 left" in stream.getvalue()
+
+
 def test_a_run_without_progress_or_without_length_is_shown(clock: list[float]) -> None:
     stream = io.StringIO()
     with ProgressDisplay(0, Console(file=stream)) as display:

@@ -11,6 +11,7 @@ from composer.spec_file import ProgramOptions, load_spec
 from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.replay import Constant, Linear
+from pearl.runtime.options import check_goal
 from pearl.spec import ReplaySpec
 
 _SERIAL = itertools.count()
@@ -108,6 +109,10 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
         run_dir = "out"
         timesteps = 2_000
         until_return = 200
+        seed = 3
+        eval_episodes = 10
+        eval_interval = 400
+        checkpoint_interval = 500
         """)
     )
     assert composer._device_file == tmp_path / "machine/devices.csv"
@@ -128,7 +133,7 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
     assert (replay.alpha, replay.beta, replay.beta_final) == (1.0, 0.5, 0.9)
     assert composer._training["replay_ratio"] == math.inf
     assert composer._training["weight_sync_interval"] == 4
-    assert program == ProgramOptions(tmp_path / "out/train.py", tmp_path / "out", 2000, 200.0)
+    assert program == ProgramOptions(tmp_path / "out/train.py", tmp_path / "out", 2000, 200.0, 3, 10, 400, 500)
 
 
 def test_every_option_of_the_replay_can_be_said(spec):
@@ -238,6 +243,10 @@ def test_the_example_loads():
         ("size = 1000", "size = 1000\n[training]\nbatch_size = 0", ["[training]", "batch_size", "found 0"]),
         ("size = 1000", "size = 1000\n[training]\nbatchsize = 8", ["'batchsize'", "Did you mean 'batch_size'?"]),
         ("size = 1000", "size = 1000\n[program]\ntimesteps = 0", ["[program] timesteps", "at least 1"]),
+        ("size = 1000", "size = 1000\n[program]\nuntil_return = 'never'", ["[program]", '"none" or inf', "'never'"]),
+        ("size = 1000", "size = 1000\n[program]\nuntil_return = -inf", ["[program]", '"none" or inf', "-inf"]),
+        ("size = 1000", "size = 1000\n[program]\nseed = -1", ["[program]", "seed must be", "below 2**62", "-1"]),
+        ("size = 1000", "size = 1000\n[program]\neval_interval = -1", ["[program]", "eval_interval must be", "-1"]),
         ("size = 1000", 'size = 1000\n[program]\npath = ""', ["[program] path", "a path"]),
         ("size = 1000", 'size = 1000\n[program]\npath = "a\\u0000b"', ["[program] path", "a path"]),
         ("size = 1000", 'size = 1000\n[platform]\nmetric = "speed"', ["[platform] metric", "'speed'"]),
@@ -248,6 +257,11 @@ def test_the_example_loads():
         ("[replay]", "learning_rate = 'fast'\n[replay]", ["[trainer] learning_rate", "a number", "'fast'"]),
         ("[replay]", "dueling = 1\n[replay]", ["[trainer] dueling", "true or false", "found 1"]),
         ("[replay]", "exploration = { kind = 'Epsilon' }\n[replay]", ["[trainer] exploration.kind", "EpsilonGreedy"]),
+        (
+            "[replay]",
+            "exploration = 'EpsilonGreedy'\n[replay]",
+            ["[trainer] exploration", "{ kind = ", "'EpsilonGreedy'"],
+        ),
         ("[replay]", "exploration = { end = 0.1 }\n[replay]", ["[trainer] exploration.kind", "found nothing"]),
         (
             "[replay]",
@@ -344,6 +358,20 @@ def test_malformed_files(tmp_path):
     path.write_text("")
     with pytest.raises(ConfigurationError, match=r"\[actors\] env"):
         load(path)
+
+
+@pytest.mark.parametrize("goal", ['"none"', "inf"])
+def test_a_program_may_never_stop_early(spec, goal):
+    _, program = load(spec(f"{LEAST}\n[program]\nuntil_return = {goal}"))
+    assert check_goal(program.until_return) is None
+
+
+def test_random_steps_of_an_exploration(spec):
+    table = "exploration = {{ kind = 'GaussianNoise', random_steps = {} }}\n[replay]"
+    composer, _ = load(spec(LEAST.replace("[replay]", table.format(20))))
+    assert composer._settings["exploration"] == GaussianNoise(random_steps=20)
+    with pytest.raises(ConfigurationError, match=r"exploration\.random_steps: expected a whole number; found 'many'"):
+        load(spec(LEAST.replace("[replay]", table.format("'many'"))))
 
 
 def test_exploration_of_another_kind(spec):

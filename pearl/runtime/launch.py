@@ -1,7 +1,8 @@
-"""Runs a generated program from another one."""
+"""Runs a generated program from another one, and says how a person does."""
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,17 @@ from types import FrameType
 
 from pearl.errors import ConfigurationError
 from pearl.runtime.interruption import stop_signals
+
+
+def shown(path: Path) -> str:
+    """The path from where the user is, if it lies below."""
+    path, here = path.resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def run_command(program: Path) -> str:
+    """What a shell takes to run the program."""
+    return f"python {shlex.quote(shown(program))}"
 
 
 def run_generated(program: str | Path, options: Sequence[str] = ()) -> int:

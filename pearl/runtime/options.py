@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pearl.errors import ConfigurationError
+
+MOST_SEED = 2**62 - 1
+
 
 @dataclass(frozen=True)
 class Options:
@@ -39,7 +43,7 @@ def _whole(text: str) -> int:
 
 def _seed(text: str) -> int:
     value = _whole(text)
-    if value >= 1 << 62:
+    if value > MOST_SEED:
         raise argparse.ArgumentTypeError(f"expected a seed below 2**62, found {text!r}")
     return value
 
@@ -55,14 +59,34 @@ def _seconds(text: str) -> float:
 
 
 def _return(text: str) -> float | None:
-    if text.lower() == "none":
-        return None
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f'expected a number or "none", found {text!r}')
+        return check_goal(text if text.lower() == "none" else float(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f'expected a number, or "none" or "inf" to use all steps; found {text!r}'
+        ) from error
+
+
+def check_goal(value: object) -> float | None:
+    """The mean return at which a run stops early; None, which "none" and infinity also mean, for never.
+
+    Raises ConfigurationError for anything else.
+    """
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > -math.inf:
+        return None if value == math.inf else float(value)
+    raise ConfigurationError(
+        f'until_return must be a number, or "none" or inf for a run that never stops early; found {value!r}.'
+    )
+
+
+def check_count(name: str, value: object) -> int:
+    """A seed, a count of episodes, or an interval in steps; raises ConfigurationError for anything else."""
+    most = MOST_SEED if name == "seed" else math.inf
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        limit = "below 2**62" if name == "seed" else "of at least 0"
+        raise ConfigurationError(f"{name} must be a whole number {limit}; found {value!r}.")
     return value
 
 
@@ -74,9 +98,15 @@ def parse_options(
     until_return: float | None = None,
     seed: int = 1,
     eval_episodes: int = 100,
+    eval_interval: int = 0,
+    checkpoint_interval: int = 0,
     arguments: Sequence[str] | None = None,
 ) -> Options:
-    """Parse the command line (or `arguments`) of a program with these defaults; exits with a message on bad input."""
+    """Parse the command line (or `arguments`) of a program with these defaults; exits with a message on bad input.
+
+    An interval of 0 is a share of the run: a twentieth for evaluations, a tenth for checkpoints. An `until_return` of
+    None or infinity never stops the run early.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--timesteps", type=_whole, default=timesteps, metavar="N", help="environment steps (default: %(default)s)")
@@ -98,9 +128,9 @@ def parse_options(
     add(
         "--checkpoint-interval",
         type=_whole,
-        default=0,
+        default=checkpoint_interval,
         metavar="N",
-        help="environment steps between checkpoints (default: a tenth of the run)",
+        help=f"environment steps between checkpoints (default: {checkpoint_interval or 'a tenth of the run'})",
     )
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--serial", action="store_true", help="one thread, deterministic to the bit for a seed")
@@ -127,17 +157,17 @@ def parse_options(
     add(
         "--eval-interval",
         type=_whole,
-        default=0,
+        default=eval_interval,
         metavar="N",
         help="environment steps between short evaluations, which select the best weights "
-        "(default: a twentieth of the run)",
+        f"(default: {eval_interval or 'a twentieth of the run'})",
     )
     add(
         "--until-return",
         type=_return,
-        default=until_return,
+        default=check_goal(until_return),
         metavar="R",
-        help='stop early when the mean greedy return reaches R; "none" to use all steps (default: %(default)s)',
+        help='stop early when the mean greedy return reaches R; "none" or "inf": use all steps (default: %(default)s)',
     )
     a = parser.parse_args(arguments)
     return Options(

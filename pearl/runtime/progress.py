@@ -125,8 +125,8 @@ class ProgressDisplay:
         return Group(row, Text(self._stats_text(), "dim", no_wrap=True, overflow="ellipsis"))
 
     def _steps_text(self) -> str:
-        # Whole percents round down: 100 % means done.
-        percent = 100 * self._latest.steps // max(1, self._total)
+        # Whole percents round down: 100 % means done. A run may be resumed for fewer steps than it had done.
+        percent = min(100, 100 * self._latest.steps // max(1, self._total))
         return f"{self._latest.steps:,}/{self._total:,} steps {percent}%"
 
     def _clock_text(self, now: float) -> str:

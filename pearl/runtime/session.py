@@ -12,6 +12,7 @@ import functools
 import gc
 import logging
 import math
+import shlex
 import time
 import traceback
 from collections import deque
@@ -139,6 +140,7 @@ class Session:
         self._seen = 0
         self._progressed = False
         self._td_error = self._beta = math.nan
+        self._greedy_note = ""  # the last greedy evaluation, as the display shows it
         self._shown_at = self._logged_at = self._listened_at = -math.inf
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
@@ -237,6 +239,11 @@ class Session:
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
             self._say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
+            if not self.options.bench and self.counters.env_steps >= self.options.timesteps:
+                self._say(
+                    f"--timesteps {self.options.timesteps:,} counts the steps of the whole run, which that checkpoint "
+                    "has done: nothing is trained. Give more."
+                )
         elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
             earlier = self.options.checkpoint_dir.glob("checkpoint-*")
             aside = move_aside(earlier, self.options.checkpoint_dir)
@@ -569,6 +576,7 @@ class Session:
             gps=gps,
             replay_ratio=self._ratio.achieved,
             episodes=counters.episodes,
+            note=self._greedy_note,
         )
         if now - self._logged_at >= _LOG_INTERVAL_S:
             self._logged_at = now
@@ -604,6 +612,7 @@ class Session:
     def _log_evaluation(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
         assert self._log is not None
         self._log.evaluation(self.counters.env_steps, self._wall_s(), kind, weights_step, found.returns.tolist())
+        self._greedy_note = f"greedy {found.mean:.4g} at {weights_step:,}"
 
     def _evaluate(self) -> None:
         self._next_evaluation = self._after(self.options.eval_interval)
@@ -668,7 +677,7 @@ class Session:
         if self._evaluator.best is not None:
             self._say(f"Best weights:   {best_text(summary)}\n                {directory / BEST_WEIGHTS}")
         self._say(f"Learning curve: {self._plot()}")
-        self._say(f"Logs:           tensorboard --logdir {directory / 'tensorboard'}")
+        self._say(f"Logs:           tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}")
         return self._interruption.exit_code
 
     def _summary(self, rates: Mapping[str, float]) -> dict[str, object]:
@@ -701,10 +710,12 @@ class Session:
     def _report_rates(self) -> dict[str, float]:
         batch, predicted = self.train.batch_size, self.program.predicted_eps
         busy, overall = self._rate.busy * batch, self._rate.overall * batch
-        against = f", {busy / predicted:.2f} of it" if predicted else ""
+        against = (
+            f", {busy / predicted:.2f} of the {predicted:,.0f} EPS that the composer predicted" if predicted else ""
+        )
         self._say(
-            f"Trained:        {busy:,.0f} EPS while a batch was under way{against} "
-            f"(the composer predicted {predicted:,.0f}); {overall:,.0f} EPS of all time, waiting for data included"
+            f"Trained:        {busy:,.0f} EPS while a batch was under way{against}; "
+            f"{overall:,.0f} EPS overall, waiting for data included"
         )
         return {
             "measured_eps": busy,
