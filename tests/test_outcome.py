@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from safetensors.torch import load_file
 from trainers import Collapsing
 
 from pearl.algorithms import DQN
+from pearl.errors import CheckpointError
+from pearl.replay.native import NativeReplayManager
+from pearl.replay.storage import DataStorage
 from pearl.runtime import outcome
+from pearl.runtime.checkpoint_files import manifest_crc32
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.options import parse_options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator
-from pearl.runtime.run_state import Counters
+from pearl.runtime.run_state import Counters, RunState
 from pearl.runtime.scores import best_text, last_text
-from pearl.spec import ActorSpec
+from pearl.spec import ActorSpec, TransitionSpec
 
 
 class Training:
@@ -133,6 +138,41 @@ def test_an_interrupted_run_names_what_was_selected_and_not_confirmed() -> None:
     assert summary["best"] == {"step": 100, "selected_mean": 9.0, "selected_episodes": 3}
     assert best_text(summary) == "step 100, not evaluated again; selected by 9.0 over 3"
     assert training.trainer.skill.weight.item() == 2.0
+
+
+def saved_run(folder: Path) -> tuple[RunState, Training]:
+    """A run that has selected weights at step 200 and is at step 300, in a checkpoint."""
+    training = Training("--eval-episodes", "3")
+    training.look(3, 9, 5)
+    storage = DataStorage(TransitionSpec.from_spaces(spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2)), 8)
+    state = RunState({}, training.trainer, NativeReplayManager(8), storage)
+    state.save(folder, training.counters, training.evaluator.best)
+    return state, training
+
+
+def test_a_checkpoint_keeps_the_best_weights_and_their_step(tmp_path: Path) -> None:
+    state, training = saved_run(tmp_path)
+    training.trainer.set_skill(0)
+    counters, best = state.load(tmp_path)
+    assert best is not None
+    assert (best.mean, best.episodes, best.env_steps, best.gradient_steps) == (9.0, 3, 200, 20)
+    assert best.tensors["skill"]["weight"].item() == 9.0
+    assert training.trainer.skill.weight.item() == 5.0
+    assert (counters.env_steps, counters.gradient_steps) == (300, 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("best-env_steps", 400), ("best-gradient_steps", -1), ("best-mean", "high")]
+)
+def test_best_weights_that_cannot_be_the_runs_are_refused(tmp_path: Path, name: str, value: object) -> None:
+    state, _ = saved_run(tmp_path)
+    (path,) = tmp_path.glob("*/manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["counters"][name] = value
+    manifest["crc32"] = manifest_crc32({key: part for key, part in manifest.items() if key != "crc32"})
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=f"best weights.*{name.removeprefix('best-')}|{name} must be a number"):
+        state.load(tmp_path)
 
 
 @pytest.mark.parametrize(("means", "best"), [((math.nan, 3.0), 3.0), ((3.0, math.nan, 2.0), 3.0), ((2.0, 4.0), 4.0)])

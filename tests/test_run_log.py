@@ -201,12 +201,14 @@ def test_the_learning_curve_marks_the_kinds_of_evaluations_apart_where_their_wei
         # Resumed and trained on: what was the last then is no longer.
         log.evaluation(400, 41.0, "last", 400, [0.5])
         log.evaluation(400, 42.0, "best", 200, [8.5])
-    by_steps, by_time = draw_learning_curve(tmp_path).axes
+    figure = draw_learning_curve(tmp_path)
+    by_steps, by_time = figure.axes
     marked = {line.get_label(): line.get_xydata().tolist() for line in by_steps.lines}  # type: ignore[union-attr]
-    assert marked["greedy evaluation on the way"] == [[100, 3.0], [200, 9.0], [300, 2.0]]
+    assert marked["greedy evaluation"] == [[100, 3.0], [200, 9.0], [300, 2.0]]
     assert marked["last weights, new episodes"] == [[400, 0.5]]
     assert marked["best weights, new episodes"] == [[200, 8.5]]
-    assert {text.get_text() for text in by_steps.get_legend().get_texts()} >= set(marked)  # type: ignore[union-attr]
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} >= set(marked)
     times = {line.get_label(): line.get_xydata().tolist() for line in by_time.lines}  # type: ignore[union-attr]
     assert times["best weights, new episodes"] == [[20.0, 8.5]]
     assert times["last weights, new episodes"] == [[41.0, 0.5]]

@@ -31,8 +31,8 @@ class _Marks(NamedTuple):
 
 
 _MARKS = (
-    _Marks("progress", "greedy evaluation on the way", "D", 4.5, "#ee6677", newest=False),
-    _Marks("solved check", "full evaluation: solved?", "s", 6.0, "#ccbb44", newest=False),
+    _Marks("progress", "greedy evaluation", "D", 4.5, "#ee6677", newest=False),
+    _Marks("solved check", "full evaluation", "s", 6.0, "#ccbb44", newest=False),
     _Marks("best", "best weights, new episodes", "*", 13.0, "#228833", newest=True),
     _Marks("last", "last weights, new episodes", "X", 9.0, "#aa3377", newest=True),
     _Marks("last and best", "last weights, also the best, new episodes", "*", 13.0, "#aa3377", newest=True),
@@ -78,7 +78,8 @@ def draw_learning_curve(directory: Path, title: str = "Learning curve") -> Figur
     by_steps.set_ylabel("undiscounted return per episode")
     by_time.set_xlabel(f"wall-clock time ({unit})")
     by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
-    legend = by_steps.legend(loc="best", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+    handles, labels = by_steps.get_legend_handles_labels()
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     for handle in legend.legend_handles:
         if handle is not None:
             handle.set_alpha(1.0)
@@ -133,7 +134,7 @@ def _draw_returns(
         color="#4477aa",
         alpha=alpha,
         linewidths=0,
-        label="episode",
+        label="training episode",
         rasterized=True,
     )
     axes.plot(
