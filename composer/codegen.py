@@ -7,17 +7,18 @@ import builtins
 import dataclasses
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import gymnasium as gym
 import jinja2
 
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.profiling import Problem, learner_device, replay_backend, storage_stays_on_host, torch_device
 from composer.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
-from composer.trainer_source import trainer_import
-from pearl import algorithms
+from composer.trainer_source import TrainerImport, trainer_import
 from pearl.atomic_file import write_text
 from pearl.devices.description import EMULATOR_SELECTOR, Device
 from pearl.errors import ConfigurationError, GenerationError
@@ -55,8 +56,9 @@ _SEAL = "\n# As composed: sha256 "  # ends a program, so that an edited one is t
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """All that a program is made from."""
+    """All that a program is made from. `path` is its own; a relative `run_dir` counts from the folder of that."""
 
+    path: Path
     placement: Placement
     replay: ReplayConfig
     learner: LearnerConfig
@@ -107,6 +109,32 @@ def _check_parameters(source: ProgramSource) -> None:
     dataclasses.replace(source.problem.replay, fanout=source.replay.fanout)  # ConfigurationError if it is no fanout
 
 
+def check_problem(problem: Problem) -> None:
+    """Raise GenerationError for a problem that no program can be written of, wherever it is placed."""
+    trainer = trainer_import(problem.trainer_class, _TAKEN_NAMES, problem.imported_from)
+    _check_environment_is_known(problem.actors.env, trainer)
+    settings_literal(problem.settings)
+    _exponents(problem.replay)
+    for said in (_replay_options(problem.replay), *map(vars, (problem.actors, problem.train))):
+        for value in said.values():
+            literal(value)
+
+
+def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
+    """The program imports the trainer's module and nothing else of the user's: that must register the environment."""
+    spec = gym.registry.get(env)
+    entry = None if spec is None else spec.entry_point or spec.vector_entry_point
+    if entry is None or trainer.module.partition(".")[0] != "pearl":
+        return
+    module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+    if module.partition(".")[0] != "gymnasium":
+        raise GenerationError(
+            f"The program would not know the environment {env!r}: it is of {module}, and of what the program imports "
+            f"({trainer.name} from {trainer.module}) nothing registers it. Derive a class from {trainer.name} in the "
+            "module that registers the environment, and compose with that class."
+        )
+
+
 def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
     """The Learner that is written into the program; GenerationError if it cannot be what the configuration says."""
     try:
@@ -147,7 +175,7 @@ def _replay_arguments(device: Device) -> dict[str, str]:
 
 
 def _imported_names(
-    source: ProgramSource, found: LearnerImplementation, setting: int, folder: str, storage_class: str
+    source: ProgramSource, found: LearnerImplementation, setting: int, trainer: TrainerImport, storage_class: str
 ) -> str:
     problem = source.problem
     modules: dict[str, set[str]] = {
@@ -161,13 +189,11 @@ def _imported_names(
         },
         "pearl.replay.torch_storage": {storage_class} & {"TorchDataStorage"},
         "pearl.replay.sycl_storage": {storage_class} & {"SyclDataStorage"},
-        "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if folder else ())},
+        "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if trainer.folder else ())},
         "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
     }
-    if not folder:
-        name, module = problem.trainer_class.__name__, problem.trainer_class.__module__
-        public = module.startswith("pearl.algorithms.") and getattr(algorithms, name, None) is problem.trainer_class
-        modules.setdefault("pearl.algorithms" if public else module, set()).add(name)
+    if trainer.folder is None:
+        modules.setdefault(trainer.module, set()).add(trainer.name)
     return imports(modules, expanded=("pearl.runtime",))
 
 
@@ -184,14 +210,15 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     storage_class = ""  # the host's own
     if _storage_device(source, devices) == on_learner.name:
         storage_class = _STORAGE_CLASSES.get(on_learner.backend, "")
-    module, folder = trainer_import(problem.trainer_class, _TAKEN_NAMES)
+    trainer = trainer_import(problem.trainer_class, _TAKEN_NAMES, problem.imported_from)
+    here = source.path.resolve().parent
     values = {
         "version": __version__,
-        "name": source.run_dir.name,
-        "trainer_name": problem.trainer_class.__name__,
-        "trainer_module": module,
-        "trainer_path": folder,
-        "imports": _imported_names(source, implementation, setting, folder, storage_class),
+        "name": Path(os.path.normpath(here / source.run_dir)).name,
+        "trainer_name": trainer.name,
+        "trainer_module": trainer.module,
+        "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, here),
+        "imports": _imported_names(source, implementation, setting, trainer, storage_class),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, _storage_device(source, devices), (on_replay, on_learner)),
         "composed_from": _origin(source),
@@ -205,7 +232,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "train": problem.train,
         "settings": problem.settings,
         "timesteps": source.timesteps,
-        "run_dir": str(source.run_dir),
+        "run_dir": source.run_dir,
         "until_return": source.until_return,
         "run_options": source.run_options,
         "learner_class": implementation.name,
@@ -309,12 +336,12 @@ def _edited(path: Path) -> bool:
     return not mark or found != text + _seal(text)
 
 
-def generate(path: Path, source: ProgramSource, devices: Mapping[str, Device]) -> Path:
-    """Write the program to `path`; GenerationError if it cannot be written.
+def generate(source: ProgramSource, devices: Mapping[str, Device]) -> Path:
+    """Write the program to its path, which is returned; GenerationError if it cannot be written.
 
     A program there that was edited since it was composed is kept under another name, which a warning tells.
     """
-    text = render(source, devices)
+    path, text = source.path, render(source, devices)
     text += _seal(text)
     try:
         if _edited(path):

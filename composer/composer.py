@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,11 +14,11 @@ import numpy as np
 
 from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
-from composer.codegen import ProgramSource, generate
+from composer.codegen import ProgramSource, check_problem, generate
 from composer.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
-from composer.platform import Platform, with_cores_of_host
+from composer.platform import Platform, usable, with_cores_of_host
 from composer.profiling import Problem, Profiler
 from composer.report import microseconds
 from pearl.actors.actor import check_messages_fit, message_rows
@@ -75,6 +76,7 @@ class Composer:
         self._trainer_class: type | None = None
         self._settings: dict[str, Any] = {}
         self._implementation = AUTO
+        self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
         self._training: dict[str, Any] = {}
         self._platform: Platform | None = None
@@ -112,8 +114,13 @@ class Composer:
         """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`."""
         self._actors = ActorSpec(env, num_actors, envs_per_actor, dict(env_kwargs or {}), vectorization)  # type: ignore[arg-type]
 
-    def set_train_function(self, learner: type, *, implementation: str = AUTO, **settings: Any) -> None:
+    def set_train_function(
+        self, learner: type, *, implementation: str = AUTO, imported_from: str | None = None, **settings: Any
+    ) -> None:
         """The trainer class; other keyword arguments set its class-level settings or go to its constructor.
+
+        The program imports the class from the module that defines it, or from that named `imported_from`, which may
+        also register environments.
 
         `implementation` of the Learner: "auto" measures all that can train the trainer and places the fastest,
         "native" (C++, on CPUs), "torch" or "sycl" (on SYCL devices) is taken in any case. Raises ConfigurationError for
@@ -122,6 +129,7 @@ class Composer:
         """
         self._trainer_class = check_trainer_class(learner)
         self._implementation = check_implementation(implementation, auto=True)
+        self._imported_from = imported_from
         self._settings = settings
 
     def set_replay(
@@ -182,21 +190,21 @@ class Composer:
     # --- what it does -----------------------------------------------------------------------------------------------
 
     def run(self) -> tuple[ReplayConfig, LearnerConfig]:
-        """Read the machine, check the problem, profile, place. Returns the two primitives' configurations.
+        """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
         `matrix`, `placement` and `networks` are there afterwards. Raises a ConfigurationError that names what is
-        missing or wrong.
+        missing or wrong, and GenerationError for a problem that no program can be written of, before anything is
+        measured.
         """
-        self._platform = self._read_platform()
+        stated = self._read_files()
         self._problem = self._check_problem()
+        self._platform = stated or self._discover()
+        self._check_devices(self._platform)
         problem, store = _profiled(self._problem), CalibrationStore(self._store_path)
         profiler = Profiler(self._platform, problem, store, self._reporter())
         self._matrix, imported = with_imported(profiler.matrix(), self._platform, problem, store)
         for line in imported:
             self._say(line)
-        if not self._matrix.rows:
-            reasons = "; ".join(f"{d.device}: {d.reason}" for d in self._matrix.unavailable)
-            raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
         self._placement = place(
             self._matrix,
@@ -235,6 +243,10 @@ class Composer:
         composer's own. What follows becomes the defaults of the program's options; None leaves the default of the
         option, for `until_return` the environment's registered reward threshold ("none" or infinity: no early stop).
 
+        The program names places relative to its own file, so that it can be moved with what belongs to it. Without a
+        `run_dir` its run goes to `runs/<name of the program>` beside it. A relative `run_dir` counts from the current
+        folder, as `path` does; an absolute one outside of the program's folder stays absolute.
+
         Raises ConfigurationError for a default that its option would refuse; PlacementError for a pair, or an
         implementation on it, that the placement does not have; GenerationError for a program that cannot be written.
         """
@@ -256,8 +268,8 @@ class Composer:
         run_options = {name: check_count(name, value) for name, value in given.items() if value is not None}
         path = Path(path)
         generate(
-            path,
             ProgramSource(
+                path=path,
                 placement=placement,
                 replay=replay or placement.replay_config,
                 learner=learner or placement.learner_config,
@@ -265,7 +277,7 @@ class Composer:
                 device_file=self._device_file,
                 connection_file=self._connection_file,
                 timesteps=timesteps,
-                run_dir=Path(run_dir) if run_dir is not None else Path("runs") / path.stem,
+                run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
                 until_return=goal,
                 run_options=run_options,
             ),
@@ -320,11 +332,14 @@ class Composer:
     def _reporter(self) -> Callable[[str], None]:
         return self._say
 
-    def _read_platform(self) -> Platform:
+    def _discover(self) -> Platform:
+        self._say("no device file given: discovering this machine")
+        devices, connections = discover(progress=self._say, own_silicon=True)
+        return Platform(tuple(devices), tuple(connections))
+
+    def _read_files(self) -> Platform | None:
         if self._device_file is None and self._connection_file is None:
-            self._say("no device file given: discovering this machine")
-            devices, connections = discover(progress=self._say, own_silicon=True)
-            return Platform(tuple(devices), tuple(connections))
+            return None
         if self._device_file is None or self._connection_file is None:
             given, missing = ("device", "connection") if self._connection_file is None else ("connection", "device")
             raise ConfigurationError(
@@ -373,7 +388,7 @@ class Composer:
         if note := flattening_note(trainer):
             logger.info("%s.", note)
             self._say(note)
-        return Problem(
+        problem = Problem(
             self._trainer_class,
             self._settings,
             observation_space,
@@ -383,7 +398,33 @@ class Composer:
             train,
             self._actors,
             self._implementation,
+            self._imported_from,
         )
+        check_problem(problem)
+        return problem
+
+    def _check_devices(self, platform: Platform) -> None:
+        """Raise for what no measurement is needed to see: no device, no device for a forced Learner, no watts."""
+        devices, unavailable = usable(platform)
+        if not devices:
+            reasons = "; ".join(f"{device.name}: {reason}" for device, reason in unavailable)
+            raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
+        forced = self._implementation
+        given = any(device.backend in ("null", "model") for device in devices)  # whose Learner is only priced
+        if forced != AUTO and not given and not any(LEARNERS[forced].runs_on(device) for device in devices):
+            raise PlacementError(
+                f"The {forced} Learner runs on {' and '.join(LEARNERS[forced].backends)} devices; found none among "
+                f"{', '.join(device.name for device in devices)}. Add one to the device CSV, or leave "
+                f"implementation={forced!r} out."
+            )
+        if self._metric == "power_efficiency":
+            # An FPGA may turn out to take no primitive.
+            missing = [device.name for device in devices if device.active_watts is None and device.kind != "fpga"]
+            if missing:
+                raise ConfigurationError(
+                    f"Power efficiency needs the power of every device used: fill the cell of device "
+                    f"{', '.join(map(repr, missing))}, column 'active_watts', in the device CSV."
+                )
 
     def _check_supports(self, trainer: object) -> None:
         """Raise TrainerError if an implementation of the Learner is forced that cannot train the trainer."""
@@ -434,6 +475,14 @@ def _profiled(problem: Problem) -> Problem:
             capacity = max(capacity // 2, problem.train.batch_size)
     measured = dataclasses.replace(replay, capacity=capacity, alpha=replay.first_alpha)
     return dataclasses.replace(problem, replay=measured)
+
+
+def _seen_from(program: Path, run_dir: Path) -> Path:
+    """The run folder relative to the program's folder; an absolute one elsewhere is the user's own choice."""
+    here, place = program.resolve().parent, run_dir.resolve()
+    if run_dir.is_absolute() and not place.is_relative_to(here):
+        return run_dir
+    return Path(os.path.relpath(place, here))
 
 
 def _made(value: _T | None, name: str) -> _T:

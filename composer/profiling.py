@@ -98,7 +98,8 @@ _SOURCES = {
 class Problem:
     """What is to be profiled: the user's trainer, spaces, replay, actors and schedule.
 
-    `implementation` is that of the Learner, or "auto" for every one that can train the trainer.
+    `implementation` is that of the Learner, or "auto" for every one that can train the trainer. `imported_from` names
+    the module by which a program imports the trainer class, where that is not the one that defines it.
     """
 
     trainer_class: type
@@ -110,6 +111,7 @@ class Problem:
     train: TrainSpec
     actors: ActorSpec
     implementation: str = AUTO
+    imported_from: str | None = None
 
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Synthetic transitions: valid actions and discounts, everything else noise."""

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,10 @@ else:
 
 from composer.composer import Composer
 from composer.python_source import EXPLORATIONS
+from composer.trainer_source import check_module_name
 from pearl.algorithms.trainer import check_trainer_class
-from pearl.errors import ConfigurationError, PearlError, TrainerError
+from pearl.error_place import described
+from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
 from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
@@ -31,7 +34,6 @@ from pearl.runtime.options import check_count, check_goal
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
 _SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
 _TRAINER = re.compile(r"(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 _COUNTS = ("seed", "eval_episodes", "eval_interval", "checkpoint_interval")
@@ -39,10 +41,10 @@ _COUNTS = ("seed", "eval_episodes", "eval_interval", "checkpoint_interval")
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """What the table [program] says: arguments of `Composer.runtime_gen`, with absolute paths."""
+    """What the table [program] says: arguments of `Composer.runtime_gen`, whose paths count from the current folder."""
 
     path: Path
-    run_dir: Path
+    run_dir: Path | None = None
     timesteps: int = 100_000
     until_return: float | Literal["none"] | None = None
     seed: int | None = None
@@ -121,18 +123,18 @@ _TABLES: dict[str, dict[str, _Key]] = {
 
 
 def load_spec(
-    path: str | Path, *, progress: bool = True, implementation: str | None = None
+    path: str | Path, *, progress: bool = True, implementation: str | None = None, output: Path | None = None
 ) -> tuple[Composer, ProgramOptions]:
     """Read a composition file: a Composer with everything set, and what its program is to be.
 
-    Paths in the file count from its folder. `progress` is the Composer's; `implementation` of the Learner takes the
-    place of the file's. The module of the trainer class is
-    imported; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class
+    Paths in the file count from its folder. `progress` is the Composer's; `implementation` of the Learner and `output`,
+    the program's path, take the place of the file's. The module of the trainer class is imported, here and by the
+    program; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class
     cannot be imported) naming the file, the table and the key.
     """
     if implementation is not None:
         check_implementation(implementation, auto=True)
-    return _SpecFile(Path(path)).compose(progress, implementation)
+    return _SpecFile(Path(path)).compose(progress, implementation, output)
 
 
 class _SpecFile:
@@ -169,7 +171,9 @@ class _SpecFile:
         except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
             raise ConfigurationError(f"{self.path} is not a TOML file: {error}.") from error
 
-    def compose(self, progress: bool, implementation: str | None) -> tuple[Composer, ProgramOptions]:
+    def compose(
+        self, progress: bool, implementation: str | None, output: Path | None
+    ) -> tuple[Composer, ProgramOptions]:
         composer = Composer(progress=progress)
         self._set_platform(composer)
         actors = self._table("actors")
@@ -184,7 +188,7 @@ class _SpecFile:
             composer.set_replay(**replay)
         with self._naming("training"):
             composer.set_training(**self._table("training"))
-        return composer, self._program()
+        return composer, self._program(output)
 
     # --- tables -----------------------------------------------------------------------------------------------------
 
@@ -208,21 +212,32 @@ class _SpecFile:
         table = self._raw("trainer")
         own = self._checked("trainer", {key: table[key] for key in _TABLES["trainer"] if key in table})
         settings = {key: value for key, value in table.items() if key not in own}
+        for key in ("learner", "imported_from"):  # which `class` says
+            if key in settings:
+                raise self._error("trainer", "class, implementation and settings of the class", repr(key))
         with self._naming("trainer", "class"):
-            trainer_class = check_trainer_class(self._trainer_class(own["class"]))
+            found, module = self._trainer_class(own["class"])
+            trainer_class = check_trainer_class(found)
         with self._naming("trainer", "implementation"):
             implementation = check_implementation(own.get("implementation", AUTO), auto=True)
         values = {key: self._setting(trainer_class, key, value) for key, value in settings.items()}
         with self._naming("trainer"):
-            composer.set_train_function(learner=trainer_class, implementation=forced or implementation, **values)
+            composer.set_train_function(
+                learner=trainer_class, implementation=forced or implementation, imported_from=module, **values
+            )
 
-    def _program(self) -> ProgramOptions:
+    def _program(self, output: Path | None) -> ProgramOptions:
         table = self._table("program")
         timesteps = table.get("timesteps", ProgramOptions.timesteps)
         if timesteps < 1:
             raise self._error("program", "a whole number of at least 1", _shown(timesteps), key="timesteps")
-        run_dir = self._file("program", "run_dir") if "run_dir" in table else self.folder / "runs" / self.path.stem
-        program = self._file("program", "path") if "path" in table else run_dir / "program.py"
+        program = output or (self._file("program", "path") if "path" in table else None)
+        run_dir = self._file("program", "run_dir") if "run_dir" in table else None
+        if program is None:  # it and its run share a folder of their own
+            run_dir = run_dir or self.folder / "runs" / self.path.stem
+            program = run_dir / "program.py"
+        if run_dir is not None and not Path(table.get("run_dir", "")).expanduser().is_absolute():
+            run_dir = Path(os.path.relpath(run_dir))  # which the program takes for relative to itself
         with self._naming("program"):
             goal = table.get("until_return")
             check_goal(goal)
@@ -263,17 +278,20 @@ class _SpecFile:
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
-    def _trainer_class(self, stated: str) -> object:
+    def _trainer_class(self, stated: str) -> tuple[object, str]:
+        """What the text names, and the name of the module that it was found in."""
         match = _TRAINER.fullmatch(stated)
-        module = match["module"] if match else ""
-        is_file = module.endswith(".py") and module.isprintable()
-        if match is None or not (is_file or _MODULE.fullmatch(module)):
-            raise ConfigurationError(
-                f'expected "module:Class" or "file.py:Class", such as "my_trainer.py:DQNTrainer"; found {stated!r}.'
-            )
-        imported = self._import_file(self.folder / module) if is_file else _import(module, self.folder)
+        wrong = f'expected "module:Class" or "file.py:Class", such as "my_trainer.py:DQNTrainer"; found {stated!r}.'
+        if match is None or not match["module"].isprintable():
+            raise ConfigurationError(wrong)
+        module = match["module"]
+        if module.endswith(".py"):
+            imported = self._import_file(self.folder / module)
+        else:
+            _check_importable(module, module, wrong)
+            imported = _import(module, self.folder)
         try:
-            return getattr(imported, match["name"])
+            return getattr(imported, match["name"]), imported.__name__
         except AttributeError as error:
             classes = [name for name, value in vars(imported).items() if isinstance(value, type)]
             raise TrainerError(f"{module} has no class {match['name']!r}.{_closest(match['name'], classes)}") from error
@@ -283,10 +301,11 @@ class _SpecFile:
         file = file.resolve()
         if not file.is_file():
             raise ConfigurationError(f"there is no file {file}. Paths count from the folder of {self.path.name}.")
-        if not file.stem.isidentifier() or file.stem in sys.stdlib_module_names:
+        _check_importable(file.stem, file.name)
+        if file.stem in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"{file.name} cannot be imported by that name, which is not a Python identifier or belongs to "
-                "Python's own library: rename it, for example to my_trainer.py."
+                f"{file.name} cannot be imported by that name, which belongs to Python's own library: rename it, for "
+                "example to my_trainer.py."
             )
         module = _import(file.stem, file.parent)
         found = getattr(module, "__file__", None)
@@ -359,6 +378,13 @@ class _SpecFile:
             raise type(error)(f"{self._where(table, key)}: {error}") from error
 
 
+def _check_importable(module: str, file: str, wrong: str = "") -> None:
+    try:
+        check_module_name(module, file)
+    except GenerationError as error:
+        raise ConfigurationError(f"{wrong} {error}".strip()) from error
+
+
 def _import(name: str, folder: Path) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -371,9 +397,9 @@ def _import(name: str, folder: Path) -> ModuleType:
                 f"there is no module {name!r} in {folder} or among the installed packages. "
                 'Name the module without ".py", or the file with it.'
             ) from error
-        raise TrainerError(f"importing {name} failed: {error}.") from error
+        raise TrainerError(f"importing {name} failed: {described(error)}.") from error
     except Exception as error:  # whatever the user's module does at import
-        raise TrainerError(f"importing {name} failed: {type(error).__name__}: {error}.") from error
+        raise TrainerError(f"importing {name} failed: {described(error)}.") from error
 
 
 def _expectation(default: object) -> tuple[str, Callable[[object], bool]]:

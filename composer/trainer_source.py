@@ -7,6 +7,7 @@ import inspect
 import keyword
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from pearl.errors import GenerationError
@@ -15,21 +16,35 @@ _NO_SOURCE = (
     "{name} has no source file that a program could import it from (was it typed into a console or notebook, or made "
     "by a call?). Put it at the top level of a .py file and import it from there."
 )
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
-def trainer_import(trainer_class: type, taken: Collection[str]) -> tuple[str, str]:
-    """Module to import the class from, and the folder to put on the path first ("" if none is needed).
+@dataclass(frozen=True)
+class TrainerImport:
+    """A program has the trainer class as `name` of `module`.
+
+    `folder` is what the program puts on the path first; None where the module is an installed one.
+    """
+
+    module: str
+    name: str
+    folder: Path | None = None
+
+
+def trainer_import(trainer_class: type, taken: Collection[str], imported_from: str | None = None) -> TrainerImport:
+    """How a program imports the class: from the module that defines it, or from `imported_from`.
 
     GenerationError if a program cannot import it, or if its name is among those `taken`.
     """
+    if imported_from is not None:
+        return _from_named_module(trainer_class, taken, imported_from)
     name, module_name = trainer_class.__name__, trainer_class.__module__
     if trainer_class.__qualname__ != name:
         raise GenerationError(
             f"{trainer_class.__qualname__} is defined inside a function or class, where a program cannot import it. "
             "Move it to the top level of a module."
         )
-    if not name.isidentifier() or keyword.iskeyword(name) or name in taken:
-        raise GenerationError(f"The program cannot call a trainer class {name!r}. Give the class another name.")
+    _check_name(name, taken)
     module = sys.modules.get(module_name)
     try:
         file = Path(inspect.getfile(trainer_class)).resolve()
@@ -39,10 +54,51 @@ def trainer_import(trainer_class: type, taken: Collection[str]) -> tuple[str, st
         raise GenerationError(_NO_SOURCE.format(name=name))
     if module_name == "__main__":
         _check_main_guard(file, name)
-        return file.stem, str(file.parent)
+        return TrainerImport(file.stem, name, file.parent)
+    check_module_name(module_name, file.name)
+    if getattr(sys.modules.get("pearl.algorithms"), name, None) is trainer_class:
+        return TrainerImport("pearl.algorithms", name)
+    return TrainerImport(module_name, name, _folder(module_name, file))
+
+
+def _from_named_module(trainer_class: type, taken: Collection[str], module_name: str) -> TrainerImport:
+    module = sys.modules.get(module_name)
+    names = [name for name, value in vars(module).items() if value is trainer_class] if module is not None else []
+    if not names:
+        raise GenerationError(
+            f"imported_from={module_name!r} must be the name of a module that has been imported and that has the "
+            f"class {trainer_class.__name__}; found {'no such class' if module else 'no such module'}. Correct it, or "
+            "leave it out."
+        )
+    name = trainer_class.__name__ if trainer_class.__name__ in names else names[0]
+    _check_name(name, taken)
+    stated = getattr(module, "__file__", None)
+    if module_name == "__main__" or stated is None:
+        raise GenerationError(_NO_SOURCE.format(name=name))
+    file = Path(stated).resolve()
+    check_module_name(module_name, file.name)
+    return TrainerImport(module_name, name, _folder(module_name, file))
+
+
+def _folder(module_name: str, file: Path) -> Path | None:
     root = file.parents[module_name.count(".") + (1 if file.stem == "__init__" else 0)]
-    packaged = {"site-packages", "dist-packages"}.intersection(root.parts)
-    return module_name, "" if packaged or module_name.split(".")[0] == "pearl" else str(root)
+    return None if _INSTALLED.intersection(root.parts) or module_name.split(".")[0] == "pearl" else root
+
+
+def _check_name(name: str, taken: Collection[str]) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name) or name in taken:
+        raise GenerationError(f"The program cannot call a trainer class {name!r}. Give the class another name.")
+
+
+def check_module_name(module_name: str, file: str) -> None:
+    """Raise GenerationError where a program cannot import the module, of the file named `file`, by its name."""
+    wrong = next((p for p in module_name.split(".") if not p.isidentifier() or keyword.iskeyword(p)), None)
+    if wrong is not None:
+        why = "a keyword of Python" if keyword.iskeyword(wrong) else "no Python identifier"
+        raise GenerationError(
+            f"{file} cannot be imported by the name {module_name!r}, for {wrong!r} is {why}: rename it, for example to "
+            "my_trainer.py."
+        )
 
 
 def has_main_guard(file: Path) -> bool:
@@ -77,7 +133,4 @@ def _check_main_guard(file: Path, name: str) -> None:
             f"{name} is defined in {file.name}, which composes when it is imported: the program could not import the "
             'class without composing again. Put the composing under `if __name__ == "__main__":`.'
         )
-    if not file.stem.isidentifier():
-        raise GenerationError(
-            f"{file.name} cannot be imported: rename it to a Python identifier such as my_trainer.py."
-        )
+    check_module_name(file.stem, file.name)

@@ -257,11 +257,11 @@ def _compose(
     ] = None,
     placement_json: Annotated[
         Path | None,
-        typer.Option("--json", help="Where the placement goes. Default: placement.json beside the program."),
+        typer.Option("--json", help="Where the placement goes. Default: PROGRAM.placement.json beside the program."),
     ] = None,
     matrix_json: Annotated[
         Path | None,
-        typer.Option("--matrix-json", help="Where the matrix goes. Default: matrix.json beside the program."),
+        typer.Option("--matrix-json", help="Where the matrix goes. Default: PROGRAM.matrix.json beside the program."),
     ] = None,
     implementation: Annotated[
         str | None,
@@ -277,13 +277,15 @@ def _compose(
     """
     from composer.spec_file import load_spec
 
-    composer, options = load_spec(spec, implementation=implementation)
-    path = output or options.path
+    composer, options = load_spec(spec, implementation=implementation, output=output)
+    path = options.path
+    matrix_json = matrix_json or path.with_name(f"{path.stem}.matrix.json")
+    placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")
+    for file in (path, matrix_json, placement_json):
+        _check_writable(file)
     replay, learner = composer.run()
     _console().print(composer.matrix, composer.placement)
     # Before the program: where none can be written (a null device was chosen), these are what one composed for.
-    matrix_json = matrix_json or path.with_name("matrix.json")
-    placement_json = placement_json or path.with_name("placement.json")
     _write_text(matrix_json, composer.matrix.to_json() + "\n")
     _write_text(placement_json, composer.placement.to_json() + "\n")
     print(f"Matrix:    {shown(matrix_json)}")
@@ -296,6 +298,22 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _check_writable(path: Path) -> None:
+    """Raise GenerationError, before anything is measured, where the file could not be written."""
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"{folder} is no folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"the folder {folder} is not writable"
+    else:
+        return
+    raise GenerationError(f"{path} cannot be written: {reason}. Choose another path.")
 
 
 def _write_text(path: Path, text: str) -> None:

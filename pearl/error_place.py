@@ -12,23 +12,27 @@ _PACKAGES = Path(__file__).resolve().parent.parent
 
 def described(error: BaseException) -> str:
     """Kind and message of `error`, file, line and function: of the user's own code if it was under way."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if not frames:
         return text
-    own = [frame for frame in frames if _is_the_users(frame.filename)]
-    place = own[-1] if own else frames[-1]
-    return f"{text} ({place.filename}, line {place.lineno}, in {place.name})"
-
-
-def _is_the_users(file: str) -> bool:
-    """Neither Python's, nor an installed package's, nor PEARL's, nor the program's, which calls all of them."""
-    if file.startswith("<"):
-        return False
-    path = Path(file).resolve()
     program = getattr(sys.modules.get("__main__"), "__file__", None)
-    if program is not None and path == Path(program).resolve():
-        return False
+    ours = [frame for frame in frames if not _is_a_librarys(frame.filename)]
+    # Not the program's, which calls all others, unless it is what was under way.
+    users = [f for f in ours if not _is_pearls(f.filename) and not (program and Path(f.filename) == Path(program))]
+    place = (users or ours or frames)[-1]
+    where = "" if place.name == "<module>" else f", in {place.name}"
+    return f"{text} ({place.filename}, line {place.lineno}{where})"
+
+
+def _is_a_librarys(file: str) -> bool:
     foreign = [Path(folder).resolve() for folder in sysconfig.get_paths().values()]
-    foreign += [_PACKAGES / "pearl", _PACKAGES / "composer"]
-    return not any(path.is_relative_to(folder) for folder in foreign)
+    path = Path(file).resolve()
+    return file.startswith("<") or (not _is_pearls(file) and any(path.is_relative_to(folder) for folder in foreign))
+
+
+def _is_pearls(file: str) -> bool:
+    path = Path(file).resolve()
+    return path.is_relative_to(_PACKAGES / "pearl") or path.is_relative_to(_PACKAGES / "composer")

@@ -219,8 +219,8 @@ def test_compose_prints_and_writes_program_matrix_and_placement(composed):
     folder, output = composed
     out = folder / "runs" / "small"
     compile((out / "program.py").read_text(), "program.py", "exec")
-    matrix = AssignmentMatrix.from_json((out / "matrix.json").read_text())
-    placement = Placement.from_json((out / "placement.json").read_text())
+    matrix = AssignmentMatrix.from_json((out / "program.matrix.json").read_text())
+    placement = Placement.from_json((out / "program.placement.json").read_text())
     assert matrix.devices[0] == placement.host == "cpu0"
     for text in ("assignment matrix", "Placement for throughput", "Run it:    python ", "program.py"):
         assert text in output
@@ -277,14 +277,15 @@ def test_compose_for_a_null_device_keeps_matrix_and_placement(tmp_path, monkeypa
     assert result.exit_code == 1
     assert "null device" in result.stderr
     assert "fpga0 is left out" in result.stdout
-    placement = Placement.from_json((tmp_path / "runs/null/placement.json").read_text())
+    placement = Placement.from_json((tmp_path / "runs/null/program.placement.json").read_text())
     assert (placement.replay_manager, placement.learner) == ("fast", "fast")
     assert not (tmp_path / "runs/null/program.py").exists()
 
 
-def test_compose_says_where_it_cannot_write(composed):
+def test_compose_says_where_it_cannot_write_before_it_measures(composed, monkeypatch):
     folder, _ = composed
     (folder / "file").touch()
+    monkeypatch.setattr("composer.composer.Profiler", None)
     result = invoke("compose", folder / "small.toml", "--output", folder / "file" / "program.py")
     assert result.exit_code == 1
     assert "cannot be written" in result.stderr

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from programs import ONE_CPU, TWO_CPUS, CsvPair, described
 from trainers import TinyDQN
@@ -18,7 +19,7 @@ from trainers import TinyDQN
 from composer import AssignmentMatrix, Placement
 from composer import Composer as ComposerItself
 from pearl import Composer
-from pearl.errors import ConfigurationError, GenerationError, PlacementError
+from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
 
@@ -288,6 +289,57 @@ def test_own_memory_is_checked_before_anything_is_measured(csv_pair: CsvPair, mo
     composer = described(csv_pair(*ONE_CPU), capacity=10**13)
     monkeypatch.setattr("composer.composer.Profiler", None)  # profiling would fail
     with pytest.raises(ConfigurationError, match="memory are free"):
+        composer.run()
+
+
+def local_class() -> type:
+    class Inside(TinyDQN):
+        pass
+
+    return Inside
+
+
+def unguarded_class() -> type:
+    return type("Typed", (TinyDQN,), {"__module__": "__main__"})  # as in a console, by -c or stdin
+
+
+@pytest.mark.parametrize(
+    ("problem", "error", "words"),
+    [
+        ({"trainer": local_class}, GenerationError, "defined inside a function"),
+        ({"trainer": unguarded_class}, GenerationError, "no source file"),
+        ({"settings": {"imported_from": "json"}}, GenerationError, "imported_from='json'"),
+        ({"settings": {"learning_rate": np.float64(0.5)}}, GenerationError, "cannot be written into a program"),
+        ({"training": {"gamma": np.float64(0.5)}}, GenerationError, "cannot be written into a program"),
+        ({"env": "Counting-v0", "env_kwargs": {"pause_s": np.float64(0)}}, GenerationError, "cannot be written"),
+        ({"env": "Pendulum-v1"}, EnvError, "Discrete"),
+        ({"env": "Absent-v0"}, EnvError, "Absent"),
+        ({"training": {"batch_size": 3000}}, ConfigurationError, "A batch of 3000"),
+        ({"settings": {"hidden_sise": 1}}, TrainerError, "Did you mean 'hidden_sizes'"),
+    ],
+)
+def test_what_no_program_can_be_made_of_is_refused_before_the_machine_is_looked_at(
+    problem: dict[str, Any], error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("Profiler", "discover"):
+        monkeypatch.setattr(f"composer.composer.{name}", None)
+    if "trainer" in problem:
+        problem = {"trainer": problem["trainer"]()}
+    composer = described((Path(), Path()), **problem)
+    composer._device_file = composer._connection_file = None
+    with pytest.raises(error, match=words):
+        composer.run()
+
+
+def test_what_the_devices_cannot_do_is_refused_before_anything_is_measured(
+    csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.composer.Profiler", None)
+    with pytest.raises(PlacementError, match=r"sycl Learner runs on sycl devices.*among cpu0.*implementation='sycl'"):
+        described(csv_pair(*ONE_CPU), settings={"implementation": "sycl"}).run()
+    composer = described(csv_pair("cpu0,cpu,cpu,,2,60", "cpu1,cpu,cpu,,2,", connections=["cpu0,cpu1,1,10"]))
+    composer.set_opt_metric("power_efficiency")
+    with pytest.raises(ConfigurationError, match="device 'cpu1', column 'active_watts'"):
         composer.run()
 
 

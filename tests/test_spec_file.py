@@ -1,5 +1,6 @@
 import itertools
 import math
+import os
 import textwrap
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.spec_file import ProgramOptions, load_spec
+from composer.trainer_source import TrainerImport, trainer_import
 from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.replay import Constant, Linear
@@ -64,7 +66,7 @@ def test_the_least_that_is_needed_takes_defaults(spec, tmp_path):
     assert composer._trainer_class.__name__ == "SpecTrainer"
     assert composer._metric == "throughput"
     run_dir = tmp_path / "runs" / "spec"
-    assert program == ProgramOptions(run_dir / "program.py", run_dir, 100_000, None)
+    assert program == ProgramOptions(run_dir / "program.py", Path(os.path.relpath(run_dir)), 100_000, None)
 
 
 def test_every_key_reaches_the_composer(spec, tmp_path):
@@ -133,7 +135,8 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
     assert (replay.alpha, replay.beta, replay.beta_final) == (1.0, 0.5, 0.9)
     assert composer._training["replay_ratio"] == math.inf
     assert composer._training["weight_sync_interval"] == 4
-    assert program == ProgramOptions(tmp_path / "out/train.py", tmp_path / "out", 2000, 200.0, 3, 10, 400, 500)
+    run_dir = Path(os.path.relpath(tmp_path / "out"))
+    assert program == ProgramOptions(tmp_path / "out/train.py", run_dir, 2000, 200.0, 3, 10, 400, 500)
 
 
 def test_every_option_of_the_replay_can_be_said(spec):
@@ -174,6 +177,14 @@ steps = 50_000
 def test_a_trainer_can_be_named_by_module_beside_the_file(spec, module):
     composer, _ = load(spec(LEAST.replace("{module}.py", module)))
     assert composer._trainer_class.__module__ == module
+
+
+def test_a_class_from_elsewhere_is_imported_from_the_module_that_was_named(spec, tmp_path, module):
+    (tmp_path / f"{module}.py").write_text("from pearl.algorithms import DQN as SpecTrainer")
+    composer, _ = load(spec(LEAST))
+    assert composer._trainer_class.__module__ == "pearl.algorithms.dqn"
+    found = trainer_import(composer._trainer_class, (), composer._imported_from)
+    assert found == TrainerImport(module, "SpecTrainer", tmp_path)
 
 
 def test_a_trainer_file_is_found_relative_to_the_spec_not_to_the_user(spec, tmp_path, module, monkeypatch):
@@ -253,6 +264,8 @@ def test_the_example_loads():
         ("size = 1000", 'size = 1000\n[platform]\ndevices = "d.csv"', ["[platform]", "both devices and connections"]),
         ('"CartPole-v1"', '"CartPole-v1"\ncount = 0', ["[actors]", "at least 1", "found 0"]),
         ('"CartPole-v1"', '"CartPole-v1"\nenv_kwargs = { a = [1] }', ["[actors] env_kwargs.a", "[1]"]),
+        ("[replay]", "learner = 64\n[replay]", ["[trainer]", "'learner'"]),
+        ("[replay]", "imported_from = 'os'\n[replay]", ["[trainer]", "'imported_from'"]),
         ("[replay]", "hidden_sizes = 64\n[replay]", ["[trainer] hidden_sizes", "a list", "64"]),
         ("[replay]", "learning_rate = 'fast'\n[replay]", ["[trainer] learning_rate", "a number", "'fast'"]),
         ("[replay]", "dueling = 1\n[replay]", ["[trainer] dueling", "true or false", "found 1"]),
@@ -292,6 +305,10 @@ def test_a_fault_names_file_table_and_key(spec, old, new, parts):
         ("{module}.py:Spec Trainer", "file.py:Class"),
         ("__import__('os').system('touch pwned'):X", "file.py:Class"),
         ("a b:X", "file.py:Class"),
+        ("my-trainer:X", "'my-trainer' is no Python identifier"),
+        ("2nd.py:X", "there is no file"),
+        ("class:X", "'class' is a keyword of Python"),
+        ("pkg.2nd:X", "'2nd' is no Python identifier"),
         ("absent.py:SpecTrainer", "there is no file"),
         ("absent_module:SpecTrainer", "there is no module 'absent_module'"),
         ("{module}.py:SpecTrainr", "Did you mean 'SpecTrainer'?"),
@@ -313,7 +330,7 @@ def test_a_trainer_that_cannot_be_had(spec, tmp_path, stated, part, monkeypatch)
     [
         ("def broken(:", "SyntaxError"),
         ("import a_package_that_is_absent", "a_package_that_is_absent"),
-        ("raise RuntimeError('not today')", "RuntimeError: not today"),
+        ("x = 1\nraise RuntimeError('not today')", "RuntimeError: not today ({file}, line 2)"),
         ("class SpecTrainer: pass", "lacks get_action() and update_policy()"),
     ],
 )
@@ -321,11 +338,11 @@ def test_a_trainer_file_that_is_wrong(spec, tmp_path, module, text, part):
     (tmp_path / f"{module}.py").write_text(text)
     with pytest.raises(TrainerError) as caught:
         load(spec(LEAST))
-    assert part in str(caught.value)
+    assert part.format(file=tmp_path / f"{module}.py") in str(caught.value)
     assert "[trainer] class" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["random.py", "my-trainer.py"])
+@pytest.mark.parametrize("name", ["random.py", "my-trainer.py", "2nd.py", "class.py"])
 def test_a_file_that_no_program_could_import_is_refused(spec, tmp_path, name):
     (tmp_path / name).write_text(TRAINER)
     with pytest.raises(ConfigurationError, match="rename it"):

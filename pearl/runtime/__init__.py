@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pearl.runtime.collection import CollectionBuffer
-    from pearl.runtime.entry import begin_program, import_class, run_program
+    from pearl.runtime.entry import begin_program, run_program
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
     from pearl.runtime.session import Program, Session
+    from pearl.runtime.trainer_import import import_class
     from pearl.runtime.workers import (
         AssignmentQueue,
         DoneQueue,
@@ -49,11 +50,12 @@ __all__ = [
 
 _MODULES = {
     "collection": ("CollectionBuffer",),
-    "entry": ("begin_program", "import_class", "run_program"),
+    "entry": ("begin_program", "run_program"),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
     "queues": ("Bell", "ColumnQueue", "DataCollectionQueue", "WeightSyncQueue"),
     "session": ("Program", "Session"),
+    "trainer_import": ("import_class",),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -5,7 +5,6 @@ Nothing here loads torch, so that a generated program can begin before its own i
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from pearl.error_place import described
-from pearl.errors import ConfigurationError, PearlError
+from pearl.errors import PearlError
 from pearl.standard_streams import keep_standard_streams
 
 DEBUG_VARIABLE = "PEARL_DEBUG"  # set and not empty: errors come with their traceback
@@ -64,21 +63,6 @@ def run_log_file() -> str | None:
 
     handlers = logging.getLogger("pearl").handlers
     return next((str(handler.path) for handler in handlers if isinstance(handler, RunFileHandler)), None)
-
-
-def import_class(module: str, name: str, folder: str) -> type:
-    """The class `name` of `module`, found in `folder`; actor processes find it there too."""
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"The trainer class {name} cannot be imported from {module} in {folder}: {error}. "
-            "Mend the path in the program if the file has moved."
-        ) from error
-    assert isinstance(found, type)
-    return found
 
 
 def _failed(message: str) -> int:

@@ -95,6 +95,7 @@ def parse_options(
     *,
     timesteps: int,
     run_dir: Path | str,
+    program: Path | str | None = None,
     until_return: float | None = None,
     seed: int = 1,
     eval_episodes: int = 100,
@@ -105,8 +106,10 @@ def parse_options(
     """Parse the command line (or `arguments`) of a program with these defaults; exits with a message on bad input.
 
     An interval of 0 is a share of the run: a twentieth for evaluations, a tenth for checkpoints. An `until_return` of
-    None or infinity never stops the run early.
+    None or infinity never stops the run early. A relative `run_dir` counts from the folder of the file `program`, where
+    that is given; `--run-dir` never does.
     """
+    here = Path() if program is None else Path(program).resolve().parent
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--timesteps", type=_whole, default=timesteps, metavar="N", help="environment steps (default: %(default)s)")
@@ -120,7 +123,7 @@ def parse_options(
     add(
         "--run-dir",
         type=Path,
-        default=Path(run_dir),
+        default=here / run_dir,
         metavar="DIR",
         help="folder for logs, curve and weights (default: %(default)s)",
     )

@@ -45,7 +45,8 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 TinyDQN = import_class(
     "trainers",
     "TinyDQN",
-    folder="/home/user/project",
+    folder="..",  # from this file's
+    program=__file__,
 )
 PROGRAM = Program(
     name="cartpole",
@@ -84,6 +85,7 @@ def main() -> int:
         __doc__,
         timesteps=100000,
         run_dir="runs/cartpole",
+        program=__file__,
         until_return=475.0,
     )
     with Session(

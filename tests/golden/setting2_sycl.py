@@ -79,6 +79,7 @@ def main() -> int:
         __doc__,
         timesteps=100000,
         run_dir="runs/cartpole",
+        program=__file__,
         until_return=475.0,
     )
     with Session(

@@ -1,0 +1,47 @@
+"""Imports the user's trainer class into a generated program."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import NoReturn
+
+from pearl.error_place import described
+
+
+def import_class(module: str, name: str, *, folder: str, program: str) -> type:
+    """The class `name` of `module`, which lies in `folder` or beside the program; actor processes find it there too.
+
+    `folder` counts from the folder of the file `program`. This runs while the program is imported: where the class
+    cannot be had, it prints one message that says where it was looked for, and raises SystemExit.
+    """
+    file = Path(program).resolve()
+    searched = list(dict.fromkeys([(file.parent / folder).resolve(), file.parent]))
+    importlib.invalidate_caches()
+    for path in map(str, reversed(searched)):
+        if path not in sys.path and PathFinder.find_spec(module.partition(".")[0], [path]) is not None:
+            sys.path.insert(0, path)
+    edit = f'Move it there, or correct folder="{folder}" in {file}.'
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            _stop(f"Importing {module}, which has the trainer class {name}, failed: {described(error)}.")
+        looked = " or ".join(map(str, searched))
+        _stop(f"There is no module {module!r}, which has the trainer class {name}, in {looked}. {edit}")
+    except AttributeError as error:
+        if error.name != name:
+            _stop(f"Importing {module}, which has the trainer class {name}, failed: {described(error)}.")
+        _stop(f"The module {module!r} in {sys.modules[module].__file__} has no trainer class {name}. {edit}")
+    except Exception as error:  # whatever the user's module does at import
+        _stop(f"Importing {module}, which has the trainer class {name}, failed: {described(error)}.")
+    if not isinstance(found, type):
+        _stop(f"{name} of the module {module!r} in {sys.modules[module].__file__} is no class. {edit}")
+    return found
+
+
+def _stop(message: str) -> NoReturn:
+    print(f"Error: {message}", file=sys.stderr)
+    raise SystemExit(1)
