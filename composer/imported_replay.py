@@ -23,6 +23,7 @@ from pearl.algorithms.trainer import make_trainer
 from pearl.devices.description import Device
 from pearl.devices.modelled import FpgaParameters
 from pearl.errors import CapacityError, ConfigurationError, VendorReportError
+from pearl.replay.fpga import check_design
 
 if TYPE_CHECKING:
     from composer.profiling import Problem
@@ -153,7 +154,9 @@ class _Imports:
 
     def _trees(self) -> list[ReplayTree]:
         replay = self._problem.replay
-        if replay.mode != "prioritized":
+        try:
+            check_design(replay)
+        except ConfigurationError:  # the report is of another Replay Manager
             return []
         fanouts = FANOUTS if replay.fanout == "auto" else (int(replay.fanout),)
         return [ReplayTree(replay.capacity, fanout) for fanout in fanouts]

@@ -18,13 +18,20 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
 _SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
 
 
-def measure(work: Callable[[], object], budget_s: float) -> list[float]:
-    """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent."""
+def measure(work: Callable[[], object], budget_s: float, before: Callable[[], object] | None = None) -> list[float]:
+    """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent.
+
+    `before` runs before each, and does not count.
+    """
     for _ in range(WARM_UP):
+        if before is not None:
+            before()
         work()
     samples: list[float] = []
     deadline = time.perf_counter() + budget_s
     while len(samples) < _MOST_SAMPLES:
+        if before is not None:
+            before()
         start = time.perf_counter_ns()
         work()
         samples.append((time.perf_counter_ns() - start) / 1e3)

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,15 @@ from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 
-_WARM_UP, _ITERATIONS, _REPEATS = 50, 200, 9  # iterations, the latter of each sample, which is their mean
+_WARM_UP, ITERATIONS, _REPEATS = 50, 200, 9  # iterations, the latter of each sample, which is their mean
 _LONGEST_WAIT_S = 10.0
 
 
 class _NoReplay:
     """A Replay Manager that has the same batch at hand for everybody."""
 
-    mode: ReplayMode = "prioritized"
-
-    def __init__(self, batch_size: int) -> None:
-        self.capacity = batch_size
+    def __init__(self, batch_size: int, mode: ReplayMode) -> None:
+        self.capacity, self.mode = batch_size, mode
         ones = np.ones(batch_size)
         self._sample = Sample(np.arange(batch_size), ones.astype(np.float32), ones.astype(np.uint32))
 
@@ -61,10 +59,10 @@ class _NoLearner:
         out[:] = 0
 
 
-def measure_messages(batch_size: int, delay: int) -> list[float]:
+def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritized") -> list[float]:
     """Microseconds of the messages of an iteration, up to `delay` updates ahead, a mean of 200 for each sample."""
     nothing = TransitionSpec((FieldSpec("nothing", (), "float32"),))
-    replay: Any = _NoReplay(batch_size)
+    replay: Any = _NoReplay(batch_size, mode)
     return measure_pipeline(replay, _NoStorage(), _NoLearner(batch_size), nothing, batch_size, delay)
 
 
@@ -76,20 +74,29 @@ def measure_pipeline(
     batch_size: int,
     delay: int,
     busy: int = 0,
+    *,
+    beta: float = 0.4,
+    weight_sync_interval: int = ITERATIONS,
+    iterations: int = ITERATIONS,
+    renew: Callable[[int], None] | None = None,
 ) -> list[float]:
-    """Microseconds of an iteration of setting 1, beside `busy` processes that never rest, as Actors may be."""
+    """Microseconds of an iteration of setting 1, beside `busy` processes that never rest, as Actors may be.
+
+    A sample is the mean of `iterations`, before which `renew` is told how many samples they will draw.
+    """
     bell = Bell()
     laq, ldq = AssignmentQueue(batch_size, transition, delay + 1), DoneQueue(batch_size, delay + 1, bell)
     wsq = WeightSyncQueue(learner.weight_count)
-    worker = LearnerWorker(laq, ldq, wsq, bell, target=learner, weight_sync_interval=_ITERATIONS)
+    worker = LearnerWorker(laq, ldq, wsq, bell, target=learner, weight_sync_interval=weight_sync_interval)
+    samples = []
     with ReplayRequestQueue(replay, max_batch=batch_size) as rrq, busy_processes(busy):
         rrq.attach_bell(bell.native)
         worker.launch()
         try:
-            samples = [
-                _run_host(rrq, laq, ldq, worker, bell, storage, batch_size, delay, iterations)
-                for iterations in (_WARM_UP, *[_ITERATIONS] * _REPEATS)
-            ]
+            for count in (min(_WARM_UP, iterations), *[iterations] * _REPEATS):
+                if renew is not None:
+                    renew(count * batch_size)
+                samples.append(_run_host(rrq, laq, ldq, worker, bell, storage, batch_size, beta, delay, count))
         finally:
             worker.stop()
     return samples[1:]
@@ -116,6 +123,7 @@ def _run_host(
     bell: Bell,
     storage: Storage,
     batch_size: int,
+    beta: float,
     delay: int,
     iterations: int,
 ) -> float:
@@ -130,7 +138,7 @@ def _run_host(
             ldq.release()
             done += 1
         if requested - done <= delay and requested == assigned and requested < iterations:
-            rrq.write_sample(batch_size)
+            rrq.write_sample(batch_size, beta)
             requested += 1
         if sample := rrq.poll():
             laq.assign(sample, storage)

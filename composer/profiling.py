@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ import pearl
 from composer.actor_profiling import measure_actor
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.core_sharing import CoreSharing
+from composer.full_replay import FullReplay, chained, fill, fill_rows, host_storage, replay_parameters, steps
 from composer.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.matrix import (
     AssignmentMatrix,
@@ -37,7 +39,7 @@ from composer.matrix import (
     UnsupportedLearner,
 )
 from composer.measuring import WARM_UP, measure, on_own_thread
-from composer.message_profiling import busy_processes, measure_messages, measure_pipeline
+from composer.message_profiling import ITERATIONS, busy_processes, measure_messages, measure_pipeline
 from composer.modelled_rows import FPGA_LEARNER, ModelledRow, ModelledWork, fpga_row, processor_row
 from composer.platform import Platform, usable
 from composer.report import left_out_line
@@ -48,32 +50,34 @@ from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import NOT_HERE, Device, sycl_filter
 from pearl.devices.modelled import ProcessorParameters, model_parameters
 from pearl.devices.null import NullTimes
-from pearl.errors import CapacityError, ConfigurationError, DeviceError, TrainerError
+from pearl.errors import CapacityError, ConfigurationError, DeviceError, PearlError, TrainerError
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
 from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
-from pearl.replay import DataStorage, make_replay_manager
-from pearl.replay.fpga import check_options
-from pearl.replay.protocol import ReplayManager, Sample
+from pearl.replay import DataStorage
+from pearl.replay.arguments import TIME_MODES
+from pearl.replay.fpga import check_design, check_options
+from pearl.replay.protocol import Sample
 from pearl.replay.sycl import unsupported_options
 from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.error_place import described
 
 logger = logging.getLogger("pearl.composer")
 
 _FANOUTS = (4, 8, 16, 32, 64)
 _MOST_STREAMS = 16
-_FILL_ROWS = 4096
 # Of the native training loop, one sample is the mean of as many iterations as take so long: many of a short one, that
 # what Python does between samples does not show; well below a scheduler's time slice, that few samples are cut by one.
 _GRANT_US = 500.0
 _WORTH_A_CORE = 1.05  # what prefetching must gain
 _TIMED_ITERATIONS = 100  # of a device's loop, waiting after each part
 
+_WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives
 _WITH_REPLAY_MANAGER = ("cpu", "sycl")  # backends of devices
 
 _AnyStorage = TypeVar("_AnyStorage", DataStorage, SyclDataStorage)
@@ -82,7 +86,7 @@ _Cell = TypeVar("_Cell")
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
 _METHOD = [
     Path(__file__).with_name(name)
-    for name in ("profiling.py", "measuring.py", "actor_profiling.py", "message_profiling.py")
+    for name in ("profiling.py", "full_replay.py", "measuring.py", "actor_profiling.py", "message_profiling.py")
 ]
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py"),
@@ -207,6 +211,7 @@ class Profiler:
             "envs": actors.envs_per_actor,
             "env_kwargs": repr(dict(actors.env_kwargs)),
             "policy": "torch" if self._native_policy is None else "native",
+            "n_step": self.problem.train.n_step,
         }
         key = self._key("actor", self.platform.host, parameters)
         one = self._known(key, ("transition",), self._measure_actor)["transition"]
@@ -224,8 +229,9 @@ class Profiler:
             return parameters.messages_us if isinstance(parameters, ProcessorParameters) else 0.0
         delay = self.problem.train.priority_update_delay
         self.report("messages through the host")
-        key = self._key("messages", host, {"priority_update_delay": delay})
-        work = functools.partial(measure_messages, self.problem.train.batch_size, delay)
+        mode = self.problem.replay.mode
+        key = self._key("messages", host, {"priority_update_delay": delay, "mode": mode})
+        work = functools.partial(measure_messages, self.problem.train.batch_size, delay, mode)
         return self._known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
 
     def pipelines(self, matrix: AssignmentMatrix) -> dict[Candidacy, float]:
@@ -301,15 +307,29 @@ class Profiler:
             "replay_kernels": kernel_hash(module=_kernels_of(on_i)),
             "threads": learner.threads,
             "priority_update_delay": delay,
+            "weight_sync_interval": self.problem.train.weight_sync_interval,
             "busy": self._busy,
         }
 
         @on_own_thread
         def work() -> dict[str, list[float]]:
-            manager, _ = self._full_replay(on_i, replay.fanout)
+            full = self._full_replay(on_i, replay.fanout)
             made = self._make_learner(learner.implementation, on_j, learner.threads, learner.sub_batches)
             spec, batch = self.problem.transition, self.problem.train.batch_size
-            return {"iteration": measure_pipeline(manager, self._full_storage, made, spec, batch, delay, self._busy)}
+            samples = measure_pipeline(
+                full.manager,
+                self._full_storage,
+                made,
+                spec,
+                batch,
+                delay,
+                self._busy,
+                beta=full.beta,
+                weight_sync_interval=self.problem.train.weight_sync_interval,
+                iterations=full.batches(batch, ITERATIONS),
+                renew=full.renew,
+            )
+            return {"iteration": samples}
 
         key = self._key("pipeline", on_j, parameters, learner.implementation)
         if key.digest not in self._pipelines_us:  # rows that are one and the same device differ in name alone
@@ -377,8 +397,7 @@ class Profiler:
         found: ModelledRow
         if device.kind == "fpga":
             found = fpga_row(device, self._work)
-            if device.backend == "sycl":  # programs are to run there
-                found = dataclasses.replace(found, row=self._what_runs(device, found.row))
+            found = dataclasses.replace(found, row=self._with_its_options(device, found.row))
             if self.problem.implementation not in (AUTO, FPGA_LEARNER):
                 missing = MissingCell(f"no {self.problem.implementation} Learner for FPGAs")
                 return MatrixRow(device.name, found.row.replay, missing, missing)
@@ -406,25 +425,28 @@ class Profiler:
             pipeline,
         )
 
-    def _what_runs(self, device: Device, row: MatrixRow) -> MatrixRow:
-        """The modelled row without what FPGAs have no kernels for."""
-        replay = self.problem.replay
-        options = replay.mode, replay.replacement, replay.max_times_sampled, replay.initial_priority
+    def _with_its_options(self, device: Device, row: MatrixRow) -> MatrixRow:
+        """The modelled row of an FPGA without what its design does not have, or where programs run, no kernel."""
+        spec, runs = self.problem.replay, device.backend == "sycl"
+        options = spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority
         try:
-            check_options(replay.capacity, max(self._fanouts()), *options)
+            check_design(spec)
+            if runs:
+                check_options(spec.capacity, max(self._fanouts()), *options)
         except (CapacityError, ConfigurationError) as error:
             missing = MissingCell(str(error))
             row = dataclasses.replace(row, replay=missing, pair=missing)
-        if FPGA_LEARNER not in self._implementations(device):
+        if runs and FPGA_LEARNER not in self._implementations(device):
             missing = MissingCell(self._why_no_learner(device))
             row = dataclasses.replace(row, learner=missing, pair=missing)
         return row
 
     def _fanouts(self) -> tuple[int, ...]:
-        fanout = self.problem.replay.fanout
-        if self.problem.replay.mode == "uniform":
-            return (16,)
-        return _FANOUTS if fanout == "auto" else (int(fanout),)
+        spec = self.problem.replay
+        if spec.fanout != "auto":
+            return (int(spec.fanout),)
+        plain = spec.mode in ("uniform", *TIME_MODES) and spec.replacement and spec.max_times_sampled == 0
+        return (16,) if plain else _FANOUTS  # without a tree there is nothing to choose
 
     def _replay_cell(self, device: Device) -> ReplayCell | MissingCell:
         if device.backend not in _WITH_REPLAY_MANAGER:
@@ -528,7 +550,6 @@ class Profiler:
     def _pair_parameters(self, replay: ReplayCell, learner: LearnerCell) -> dict[str, Any]:
         return {
             **self._replay_parameters(replay.fanout),
-            "share_next_obs": self.problem.replay.share_next_obs,
             "threads": learner.threads,
             "weight_sync_interval": self.problem.train.weight_sync_interval,
         }
@@ -536,8 +557,7 @@ class Profiler:
     # --- calibration ------------------------------------------------------------------------------------------------
 
     def _replay_parameters(self, fanout: int) -> dict[str, Any]:
-        spec = self.problem.replay
-        return {"capacity": spec.capacity, "mode": spec.mode, "fanout": fanout, "alpha": spec.alpha}
+        return replay_parameters(self.problem.replay, fanout, self.problem.train.n_step)
 
     def _key(
         self, primitive: str, device: Device, parameters: Mapping[str, Any], implementation: str | None = None
@@ -611,7 +631,8 @@ class Profiler:
             self.hits += 1
             return found
         self.misses += 1
-        measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
+        with _naming_the_trainer(self.problem.trainer_class, key.primitive):
+            measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
         self.store.put(key, measured)
         return measured
 
@@ -626,55 +647,49 @@ class Profiler:
     @functools.cached_property
     def _full_storage(self) -> DataStorage:
         """A storage whose every slot is written, as it is for most of a run; made once, for it may be large."""
-        return self._filled(DataStorage(self.problem.transition, self.problem.replay.capacity))
+        p = self.problem
+        return self._filled(host_storage(p.transition, p.replay, p.actors, p.train))
 
     def _filled(self, storage: _AnyStorage) -> _AnyStorage:
-        rows = min(storage.capacity, _FILL_ROWS)
-        columns = self.problem.random_columns(rows, np.random.default_rng(0))
-        for start in range(0, storage.capacity, rows):
-            storage.insert(columns, min(rows, storage.capacity - start))
+        envs = self.problem.actors.env_count
+        fill(storage, self._rows(fill_rows(envs, storage.capacity), np.random.default_rng(0)))
         return storage
 
-    def _full_replay(self, device: Device, fanout: int) -> tuple[ReplayManager, np.random.Generator]:
-        spec = self.problem.replay
-        rng = np.random.default_rng(0)
+    def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Synthetic transitions of all environments in turn; each continues the one before where that matters."""
+        columns = self.problem.random_columns(count, rng)
+        return chained(columns, self.problem.actors.env_count) if self.problem.replay.share_next_obs else columns
+
+    def _full_replay(self, device: Device, fanout: int) -> FullReplay:
         backend, selector = replay_backend(device)
-        replay = make_replay_manager(
-            ReplaySpec(spec.capacity, spec.mode, fanout, spec.alpha), seed=0, backend=backend, device=selector
-        )
-        for start in range(0, spec.capacity, _FILL_ROWS):
-            slots = np.arange(start, min(start + _FILL_ROWS, spec.capacity))
-            replay.insert(slots, rng.random(len(slots), np.float32) + 0.01)
-        return replay, rng
+        return FullReplay(self.problem.replay, fanout, backend, selector)
 
     @on_own_thread
     def _measure_replay(self, device: Device, fanout: int) -> dict[str, list[float]]:
-        (replay, rng), storage = self._full_replay(device, fanout), self._full_storage
-        batch = self.problem.train.batch_size
+        full, storage = self._full_replay(device, fanout), self._full_storage
+        replay, batch = full.manager, self.problem.train.batch_size
         out = self.problem.transition.empty(batch)
-        priorities = rng.random(batch, np.float32) + 0.01
-        sample: Sample = replay.sample(batch, 0.4)
+        priorities = full.rng.random(batch, np.float32) + 0.01
+        sample: Sample = replay.sample(batch, full.beta)
 
         def sampling() -> None:
             nonlocal sample
-            sample = replay.sample(batch, 0.4)
+            sample = replay.sample(batch, full.beta)
             storage.gather(sample.indices, out)
 
         return {
-            "sample": measure(sampling, self.budget_s / 3),
+            "sample": measure(sampling, self.budget_s / 3, before=lambda: full.renew(batch)),
             "update": measure(lambda: replay.update(sample.indices, priorities, sample.generations), self.budget_s / 3),
-            "insert": measure(self._insertion(replay, storage, rng), self.budget_s / 3),
+            "insert": measure(self._insertion(full, storage), self.budget_s / 3),
         }
 
-    def _insertion(
-        self, replay: ReplayManager, storage: DataStorage | SyclDataStorage, rng: np.random.Generator
-    ) -> Callable[[], None]:
+    def _insertion(self, full: FullReplay, storage: DataStorage | SyclDataStorage) -> Callable[[], None]:
         """Insert what all actors bring in one iteration: one transition per environment."""
         count = min(self.problem.actors.env_count, self.problem.replay.capacity)
-        columns = self.problem.random_columns(count, rng)
+        arriving = steps(self._rows(2 * count, full.rng), count)
 
         def insert() -> None:
-            replay.insert(storage.insert(columns, count))
+            full.manager.insert(storage.insert(next(arriving), count))
 
         return insert
 
@@ -692,15 +707,13 @@ class Profiler:
         self, implementation: str, device: Device, fanout: int, threads: int, *, prefetch: bool = False
     ) -> dict[str, list[float]]:
         """Whole iterations of setting 2, by the loop that a run would take."""
-        replay, rng = self._full_replay(device, fanout)
+        full = self._full_replay(device, fanout)
         learner = self._make_learner(implementation, device, threads, prefetch=prefetch)
         storage: DataStorage | SyclDataStorage = self._full_storage
         if device.backend == "sycl" and not storage_stays_on_host(self.problem.replay):
             spec, capacity = self.problem.transition, self.problem.replay.capacity
             storage = self._filled(SyclDataStorage(spec, capacity, learner_device(device)))
-        insertion = self._insertion(replay, storage, rng)
-        if self.problem.replay.share_next_obs:  # which is no column that the loop in C++ could gather
-            return self._measure_interpreted_loop(learner, replay, storage, insertion)
+        insertion = self._insertion(full, storage)
         bell = Bell()
         laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
         loop = TrainingLoop(
@@ -708,7 +721,7 @@ class Profiler:
             ldq,
             wsq,
             bell,
-            replay=replay,
+            replay=full.manager,
             storage=storage,
             learner=learner,
             batch_size=self.problem.train.batch_size,
@@ -716,13 +729,13 @@ class Profiler:
             weight_sync_interval=self.problem.train.weight_sync_interval,
         )
         if not hasattr(loop.kernel, "seconds"):
-            return self._measure_interpreted_loop(learner, replay, storage, insertion)
+            return self._measure_interpreted_loop(learner, full, storage, insertion)
 
         def insert() -> None:
             with loop.insertion_window():
                 insertion()
 
-        return self._measure_native_loop(loop.kernel, laq, ldq, insert)
+        return self._measure_native_loop(loop.kernel, laq, ldq, insert, full)
 
     def _make_learner(
         self, implementation: str, device: Device, threads: int, parts: int = 1, *, prefetch: bool = False
@@ -732,22 +745,24 @@ class Profiler:
         return made(trainer, device=learner_device(device), threads=threads, sub_batches=parts, prefetch=prefetch)
 
     def _measure_native_loop(
-        self, loop: Any, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None]
+        self, loop: Any, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None], full: FullReplay
     ) -> dict[str, list[float]]:
         """Grants of some iterations, between which this thread inserts: a sample is the mean of a grant."""
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
+        batch = self.problem.train.batch_size
 
         def grant(iterations: int) -> dict[str, float]:
             """Microseconds of each part of an iteration."""
+            full.renew(iterations * batch)
             before = loop.seconds()
-            laq.grant(iterations, 0.4)
+            laq.grant(iterations, full.beta)
             loop.run_once(0.0)
             ldq.peek()
             ldq.release()
             return {name: (end - before[name]) * 1e6 / iterations for name, end in loop.seconds().items()}
 
         usual = float(np.median([sum(grant(1).values()) for _ in range(WARM_UP)]))
-        iterations = max(1, round(_GRANT_US / usual))
+        iterations = full.batches(batch, max(1, round(_GRANT_US / usual)))
         published: list[float] = []
         # On a device, parts follow one another without the host: how the whole divides is seen by waiting after each.
         shares: dict[str, float] = {}
@@ -780,19 +795,19 @@ class Profiler:
     def _measure_interpreted_loop(
         self,
         learner: Learner,
-        replay: ReplayManager,
+        full: FullReplay,
         storage: DataStorage | SyclDataStorage,
         insertion: Callable[[], None],
     ) -> dict[str, list[float]]:
         """Iterations with each part timed on its own, so that they disturb each other's caches."""
         learner.prepare()
-        batch = self.problem.train.batch_size
+        replay, batch = full.manager, self.problem.train.batch_size
         out = self.problem.transition.empty(batch)
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
 
         def iteration() -> None:
             times = [time.perf_counter_ns()]
-            sample = replay.sample(batch, 0.4)
+            sample = replay.sample(batch, full.beta)
             storage.gather(sample.indices, out)
             times.append(time.perf_counter_ns())
             result = learner.step(out, sample.weights)
@@ -804,7 +819,7 @@ class Profiler:
             for name, start, end in zip(parts, times[:-1], times[1:], strict=True):
                 parts[name].append((end - start) / 1e3)
 
-        measure(iteration, self.budget_s)
+        measure(iteration, self.budget_s, before=lambda: full.renew(batch))
         return {name: samples[WARM_UP:] for name, samples in parts.items()}
 
     def _measure_actor(self) -> dict[str, list[float]]:
@@ -812,6 +827,22 @@ class Profiler:
         setup = ActorSetup(p.trainer_class, p.settings, p.actors, p.train, seed=0, policy=self._native_policy)
         steps = p.actors.envs_per_actor * setup.steps_per_message
         return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
+
+
+@contextlib.contextmanager
+def _naming_the_trainer(trainer_class: type, primitive: str) -> Iterator[None]:
+    """Where a Learner takes part, say what the trainer raised, and where."""
+    try:
+        yield
+    except PearlError:
+        raise
+    except Exception as error:
+        if primitive not in _WITH_LEARNER:
+            raise
+        raise TrainerError(
+            f"{trainer_class.__name__} failed while its training step was profiled: {described(error)}. The batch held "
+            "random transitions of the environment's spaces."
+        ) from error
 
 
 def _iteration_us(pair: PairCell) -> float:

@@ -221,6 +221,11 @@ class ReplaySpec:
         """The alpha that a run begins with."""
         return float(self.alpha(0)) if callable(self.alpha) else self.alpha
 
+    @property
+    def first_beta(self) -> float:
+        """The beta that a run begins with."""
+        return float(self.beta(0)) if callable(self.beta) else self.beta
+
 
 def _check_exponent(name: str, value: object, *, schedules: bool) -> None:
     if callable(value) and schedules:

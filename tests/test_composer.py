@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trainers
 from programs import ONE_CPU, TWO_CPUS, CsvPair, described
-from trainers import TinyDQN
+from trainers import FailsInTraining, TinyDQN
 
 from composer import AssignmentMatrix, Placement
 from composer import Composer as ComposerItself
@@ -340,6 +341,14 @@ def test_what_the_devices_cannot_do_is_refused_before_anything_is_measured(
     composer = described(csv_pair("cpu0,cpu,cpu,,2,60", "cpu1,cpu,cpu,,2,", connections=["cpu0,cpu1,1,10"]))
     composer.set_opt_metric("power_efficiency")
     with pytest.raises(ConfigurationError, match="device 'cpu1', column 'active_watts'"):
+        composer.run()
+
+
+def test_a_trainer_that_raises_while_it_is_profiled_is_named_with_its_line(csv_pair: CsvPair) -> None:
+    composer = described(csv_pair(*ONE_CPU), trainer=FailsInTraining, training={"batch_size": 16})
+    line = next(n for n, text in enumerate(Path(trainers.__file__).read_text().splitlines(), 1) if '["oops"]' in text)
+    where = re.escape(f"KeyError: 'oops' ({trainers.__file__}, line {line}, in update_policy)")
+    with pytest.raises(TrainerError, match=f"FailsInTraining failed while its training step was profiled: {where}"):
         composer.run()
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe, current_process
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +22,7 @@ from trainers import OwnTrainer, TinyDQN
 from composer import actor_profiling, profiling
 from composer.actor_profiling import measure_actor
 from composer.composer import Composer
+from composer.full_replay import FullReplay
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.errors import EnvError
@@ -28,7 +30,7 @@ from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
 from pearl.runtime.queues import Bell
 from pearl.runtime.workers import GrantQueue, ProgressQueue
-from pearl.spec import ActorSpec, TrainSpec
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
 # Greedy actions are all 0, of three observed numbers.
 PLAN = PolicyPlan(3, (("linear", 0, -1, 2, 0, 6, 0.0),), "argmax", np.zeros(8, np.float32))
@@ -202,7 +204,7 @@ import numpy as np
 from composer.actor_profiling import measure_actor
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.native_policy import PolicyPlan
-from pearl.spec import ActorSpec, TrainSpec
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 from witness_env import Witness
 
 PLAN = PolicyPlan(3, (("linear", 0, -1, 2, 0, 6, 0.0),), "argmax", np.zeros(8, np.float32))
@@ -302,9 +304,13 @@ def test_setting_2_is_measured_by_the_loop_that_a_run_takes(
     loops: list[NativeLearner] = []
     steps: list[NativeLearner] = []
     start_loop, step = NativeLearner.start_loop, NativeLearner.step
-    monkeypatch.setattr(
-        NativeLearner, "start_loop", lambda self, *args: (loops.append(self), start_loop(self, *args))[1]
-    )
+
+    def started(self: NativeLearner, *args: Any) -> Any:
+        if (loop := start_loop(self, *args)) is not None:
+            loops.append(self)
+        return loop
+
+    monkeypatch.setattr(NativeLearner, "start_loop", started)
     monkeypatch.setattr(NativeLearner, "step", lambda self, *args: (steps.append(self), step(self, *args))[1])
     composer = described(
         csv_pair(*ONE_CPU), settings={"implementation": "native"}, calibration=tmp_path / "calibration.json"
@@ -350,8 +356,9 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     loop = Scripted(laq, ldq)
     inserted: list[int] = []
     profiler = profiling.Profiler.__new__(profiling.Profiler)
-    profiler.budget_s = 0.0
-    found = profiler._measure_native_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations))  # type: ignore[arg-type]
+    profiler.budget_s, profiler.problem = 0.0, SimpleNamespace(train=TrainSpec())  # type: ignore[assignment]
+    full = FullReplay(ReplaySpec(64), 16, "native", None)
+    found = profiler._measure_native_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations), full)  # type: ignore[arg-type]
     assert found["sample"] == pytest.approx([7.0] * 20)
     assert found["update"] == pytest.approx([5.0] * 20)
     assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike

@@ -117,6 +117,13 @@ class Sluggish(TinyDQN):
         return super().update_policy(batch, weights)
 
 
+class FailsInTraining(OwnTrainer):
+    """Acts, and raises when it is to be trained."""
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return {"ops": batch.reward}["oops"]
+
+
 class WithoutUpdate:
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(obs), dtype=torch.int64)

@@ -20,6 +20,7 @@ from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.errors import EnvError, TrainerError
+from pearl.error_place import described
 
 # What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
@@ -272,7 +273,7 @@ def make_trainer(
     except (EnvError, TrainerError):
         raise
     except Exception as error:
-        raise TrainerError(f"{trainer_class.__name__}() failed: {type(error).__name__}: {error}") from error
+        raise TrainerError(f"{trainer_class.__name__}() failed: {described(error)}") from error
     assert isinstance(trainer, TrainerLike)
     check_trainer(trainer, observation_space, action_space)
     return trainer
@@ -348,7 +349,7 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
     except Exception as error:
         raise TrainerError(
             f"{name}.get_action() failed on {len(obs)} observations of shape {expected} from the environment: "
-            f"{type(error).__name__}: {error}. If it names shapes, the network's input disagrees with the environment."
+            f"{described(error)}. If it names shapes, the network's input disagrees with the environment."
         ) from error
     wanted = (len(obs), *(action_space.shape or ()))
     found = tuple(getattr(action, "shape", ()))

@@ -14,7 +14,7 @@ from pearl.errors import CapacityError, ConfigurationError, DeviceError
 from pearl.replay.arguments import check_selection
 from pearl.replay.kernel import KernelReplayManager
 from pearl.replay.sycl import unsupported_options
-from pearl.spec import InitialPriority, ReplayMode
+from pearl.spec import InitialPriority, ReplayMode, ReplaySpec
 
 if TYPE_CHECKING:
     from pearl import _sycl
@@ -95,6 +95,22 @@ def tree_levels(capacity: int, fanout: int) -> int:
     return levels
 
 
+def check_design(spec: ReplaySpec) -> None:
+    """Raise ConfigurationError where no Replay Manager on an FPGA, of whatever size, has the options of `spec`."""
+    _check_selection(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
+
+
+def _check_selection(mode: ReplayMode, replacement: bool, limit: int, initial_priority: InitialPriority) -> None:
+    unsupported = unsupported_options(mode, replacement, limit, initial_priority)
+    if mode == "uniform":
+        unsupported.insert(0, "mode='uniform'")
+    if unsupported:
+        raise ConfigurationError(
+            f"The Replay Manager on FPGAs does not have {', '.join(unsupported)}. The CPU's has: "
+            'backend="native", on a device of the backend "cpu".'
+        )
+
+
 def check_options(
     capacity: int,
     fanout: int,
@@ -104,14 +120,7 @@ def check_options(
     initial_priority: InitialPriority,
 ) -> None:
     """Raise what FpgaReplayManager raises for options that it does not have; `limit` is max_times_sampled."""
-    unsupported = unsupported_options(mode, replacement, limit, initial_priority)
-    if mode == "uniform":
-        unsupported.insert(0, "mode='uniform'")
-    if unsupported:
-        raise ConfigurationError(
-            f"The Replay Manager on FPGAs does not have {', '.join(unsupported)}. The CPU's has: "
-            'backend="native", on a device of the backend "cpu".'
-        )
+    _check_selection(mode, replacement, limit, initial_priority)
     _check_capacity(capacity, fanout)
 
 

@@ -1,0 +1,163 @@
+"""The replay that is profiled is the replay that runs, with every option, and measurements are kept by all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import ONE_CPU, CsvPair, described
+
+from composer import full_replay, profiling
+from composer.calibration import CalibrationKey
+from composer.composer import Composer, _profiled
+from composer.full_replay import TIMELESS, FullReplay
+from composer.matrix import Measurement
+from pearl.errors import ReplayError
+from pearl.replay import DataStorage, Linear
+from pearl.replay.backing import RamBacking
+from pearl.runtime.data_storage import ChainedStorage
+from pearl.spec import ReplaySpec
+
+# Another value of each field. A new field needs one here, and so is tested.
+OTHER: dict[str, Any] = {
+    "capacity": 1000,
+    "mode": "top_k",
+    "fanout": 8,
+    "alpha": 0.7,
+    "beta": Linear(0.5, 1.0, 100),
+    "beta_final": 0.9,
+    "stratified": False,
+    "replacement": False,
+    "max_times_sampled": 100,
+    "initial_priority": "mean",
+    "storage": "shared",
+    "share_next_obs": True,
+}
+FIELDS = [field.name for field in dataclasses.fields(ReplaySpec)]
+
+
+def composer_of(spec: ReplaySpec, files: tuple[Path, Path], **problem: Any) -> Composer:
+    composer = described(files, **problem)
+    said = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    composer.set_replay(said.pop("capacity"), **said)
+    return composer
+
+
+class Asked:
+    """A calibration store that knows every measurement, and is asked for these keys."""
+
+    def __init__(self, _: object = None) -> None:
+        Asked.keys = defaultdict(set)
+
+    keys: dict[str, set[CalibrationKey]]
+
+    def get(self, key: CalibrationKey) -> dict[str, Measurement]:
+        Asked.keys[key.primitive].add(key)
+        return {n: Measurement.modelled(9.0) for n in ("sample", "insert", "update", "step", "transition", "iteration")}
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The keys of all measurements of a replay, by primitive, where two devices are one piece of silicon."""
+    monkeypatch.setattr("composer.composer.CalibrationStore", Asked)
+    devices, connections = tmp_path / "devices.csv", tmp_path / "connections.csv"
+    devices.write_text("name,kind,backend,cores,shares_with\ncpu0,cpu,cpu,2,\ncpu1,cpu,cpu,2,cpu0\n")
+    connections.write_text("source,target,latency_us,bandwidth_gbps\ncpu0,cpu1,1,10\n")
+
+    def of(spec: ReplaySpec) -> dict[str, set[CalibrationKey]]:
+        composer_of(spec, (devices, connections)).run()
+        return Asked.keys
+
+    return of
+
+
+def test_every_option_of_the_replay_is_part_of_the_keys_or_cannot_change_the_time(keys: Any) -> None:
+    usual = ReplaySpec(2000)
+    known = keys(usual)
+    assert {"replay", "pair", "pipeline", "messages"} <= known.keys()
+    assert TIMELESS.keys() <= set(FIELDS)
+    assert set(OTHER) == set(FIELDS)
+    for name in FIELDS:
+        changed = keys(dataclasses.replace(usual, **{name: OTHER[name]}))
+        for primitive in ("replay", "pair", "pipeline"):
+            if name in TIMELESS:
+                assert changed[primitive] == known[primitive], TIMELESS[name]
+            else:
+                assert not changed[primitive] & known[primitive], (primitive, name)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_profiled_replay_manager_is_made_with_every_option(
+    csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    spec = dataclasses.replace(ReplaySpec(2000), **{name: OTHER[name]})
+    composer = composer_of(spec, csv_pair(*ONE_CPU))
+    problem = _profiled(composer._check_problem())
+    made: list[ReplaySpec] = []
+    make = full_replay.make_replay_manager
+    monkeypatch.setattr(
+        full_replay, "make_replay_manager", lambda spec, **options: (made.append(spec), make(spec, **options))[1]
+    )
+    platform = composer._read_files()
+    assert platform is not None
+    profiler = profiling.Profiler(platform, problem, Asked())  # type: ignore[arg-type]
+    full = profiler._full_replay(platform.host, profiler._fanouts()[0])
+    (found,) = made
+    assert found == spec
+    assert full.beta == (0.5 if name == "beta" else 0.4)
+    storage = profiler._full_storage
+    assert isinstance(storage, ChainedStorage) == spec.share_next_obs
+    assert storage.size == spec.capacity
+    if spec.share_next_obs:  # environments' steps follow one another, as in a run
+        assert storage.breaks <= 2
+        insert = profiler._insertion(full, storage)
+        before = storage.breaks
+        for _ in range(5):
+            insert()
+        assert storage.breaks <= before + 1
+
+
+@pytest.mark.usefixtures("quick_profiles")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "fifo", "max_times_sampled": 1},
+        {"replacement": False, "stratified": False, "max_times_sampled": 2, "initial_priority": "mean"},
+        {"storage": "memmap", "max_times_sampled": 3},
+        {"storage": "shared", "share_next_obs": True},
+    ],
+)
+def test_a_replay_of_any_options_is_profiled(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    storages: list[DataStorage] = []
+    monkeypatch.setattr(
+        profiling, "host_storage", lambda *args: (storages.append(full_replay.host_storage(*args)), storages[-1])[1]
+    )
+    training = {"replay_ratio": 0.25, "batch_size": 16}
+    composer = composer_of(
+        ReplaySpec(600, **options), csv_pair(*ONE_CPU), training=training, calibration=tmp_path / "c.json"
+    )
+    composer.run()
+    for column in ("RM only", "RM & Learner"):
+        for name, latency in composer.matrix.cell("cpu0", column).measurements():
+            assert latency.n >= 20, name
+    (storage,) = storages
+    kind = "ram" if isinstance(storage._backing, RamBacking) else "shared" if storage._backing.shared else "memmap"
+    assert kind == options.get("storage", "ram")
+
+
+def test_a_replay_whose_items_are_used_up_is_kept_full() -> None:
+    full = FullReplay(ReplaySpec(200, max_times_sampled=1), 16, "native", None)
+    assert full.batches(32, 100) == 3
+    for _ in range(6):
+        full.manager.sample(32, 0.4)
+    with pytest.raises(ReplayError):
+        full.manager.sample(32, 0.4)
+    full.renew(200)
+    for _ in range(200):
+        full.renew(32)
+        full.manager.sample(32, 0.4)
