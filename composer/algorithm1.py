@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from composer.core_sharing import CoreSharing
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, LearnerOption, MissingCell, ReplayCell
@@ -21,6 +23,8 @@ from composer.placement import (
 )
 from composer.platform import Platform
 from pearl.errors import ConfigurationError, PlacementError
+
+_T = TypeVar("_T")
 
 # Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation.
 MESSAGE_BYTES = 8 + 4 + 4
@@ -55,17 +59,26 @@ def place(
     sharing: CoreSharing | None = None,
     messages_us: float = 0.0,
     pipelines: Mapping[Candidacy, float] | None = None,
+    replay_ratio: float | None = None,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
     Step 1 takes the pair of devices, and the implementation of the Learner, that maximise experiences per second (or
-    per joule) by Eq. 7; costs equal to 1e-9 go to the least traffic between devices, then to fewer devices, then to
-    the order of the matrix. Step 2 puts the Data Storage where its traffic takes least time, or on `storage_forced`.
+    per joule) by Eq. 7. Of costs equal to 1e-9 the least traffic between devices wins, then fewer devices, then the
+    order of the matrix: of the Replay Manager's device, of the Learner's, of the latter's implementations. Step 2 puts
+    the Data Storage where its traffic takes least time, or on `storage_forced`; of traffic equal to 1e-9 the Learner's
+    device wins, then the Actors', then the Replay Manager's.
+
+    A pair is impossible where one of the devices cannot take its primitive, or where two of the host and both devices
+    have no route. Eq. 7 sends no messages between host and Learner; but the Learner's weights go to the Actors, which
+    are on the host, and the transitions that these collect come to the Learner's batches.
+
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` says by how much a Learner on the host's silicon is slower beside the Actors than measured
     alone; None: by nothing. `messages_us` is what the host's messages of an iteration cost where two devices talk
     through it. `pipelines` are iterations measured as a whole, in microseconds: where they took longer than the sum of
-    their parts, the difference is contention.
+    their parts, the difference is contention. `replay_ratio` is that at which the Actors were taken to collect, inf
+    where they run free; it is kept with the placement.
 
     Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
     missing active_watts where power counts.
@@ -118,6 +131,7 @@ def place(
         impossible=tuple(impossible),
         unavailable=matrix.unavailable,
         unsupported=matrix.unsupported,
+        replay_ratio=None if replay_ratio is None or math.isinf(replay_ratio) else replay_ratio,
     )
 
 
@@ -236,7 +250,8 @@ class _Search:
         if self.storage_forced is not None:
             names.setdefault(self.storage_forced)
         options = [self._storage_option(name, flows, learner_device) for name in names]
-        return tuple(sorted(options, key=lambda option: (option.device != self.storage_forced, option.traffic_us)))
+        ranked = [option for group in _ties(options, lambda option: option.traffic_us) for option in group]
+        return tuple(sorted(ranked, key=lambda option: option.device != self.storage_forced))
 
     def _storage_option(self, name: str, flows: tuple[tuple[str, int], ...], learner_device: str) -> StorageOption:
         traffic = sum(
@@ -249,12 +264,17 @@ class _Search:
 
     def ranked(self, candidates: list[Candidate]) -> list[Candidate]:
         """Best first. Within each group of equal scores: least traffic, then fewer devices, then their order."""
-        by_score = sorted(candidates, key=lambda candidate: -candidate.score(self.metric))
-        return [candidate for group in self._ties(by_score) for candidate in group]
+        return [
+            candidate
+            for group in _ties(candidates, lambda candidate: 1 / candidate.score(self.metric))
+            for candidate in sorted(group, key=lambda candidate: (candidate.traffic_bytes, candidate.devices_used))
+        ]
 
-    def _ties(self, by_score: list[Candidate]) -> Iterator[list[Candidate]]:
-        while by_score:
-            least = by_score[0].score(self.metric) * (1 - TIE)
-            count = sum(candidate.score(self.metric) >= least for candidate in by_score)
-            yield sorted(by_score[:count], key=lambda candidate: (candidate.traffic_bytes, candidate.devices_used))
-            by_score = by_score[count:]
+
+def _ties(items: Sequence[_T], cost: Callable[[_T], float]) -> Iterator[list[_T]]:
+    """Groups of equal cost, the cheapest first, each in the order of `items`."""
+    left = sorted(((cost(item), number) for number, item in enumerate(items)))
+    while left:
+        count = sum(found <= left[0][0] * (1 + TIE) for found, _ in left)
+        yield [items[number] for number in sorted(number for _, number in left[:count])]
+        left = left[count:]

@@ -224,6 +224,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
+        "assumption": placement.assumption,
         "actors": problem.actors,
         "replay": problem.replay,
         "exponents": _exponents(problem.replay),
@@ -299,7 +300,8 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
         + (", prefetching" if learner.prefetch else ""),
         f"    Data Storage    {storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
-        f"Predicted: {placement.eps:,.0f} experiences trained per second.",
+        f"Predicted: {placement.eps:,.0f} experiences trained per second,",
+        f"    {placement.assumption}.",
     ]
     emulated = sorted({device.name for device in on if device.kind == "fpga"})
     lines += [f"{name} is the FPGA emulator: the prediction is for the board that its row states." for name in emulated]

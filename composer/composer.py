@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -56,6 +58,7 @@ logger = logging.getLogger("pearl.composer")
 
 _T = TypeVar("_T")
 
+_MEASURED_FILE_BYTES = 2**30
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
 
 
@@ -217,6 +220,7 @@ class Composer:
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
             pipelines=profiler.pipelines(self._matrix),
+            replay_ratio=self._problem.train.replay_ratio,
         )
         self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config
@@ -464,13 +468,17 @@ def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:
 
 
 def _profiled(problem: Problem) -> Problem:
-    """What is measured of a problem: the replay as it is at the start, and in memory.
+    """What is measured of a problem: the replay as it is at the start.
 
-    Of one that need not fit the memory whole, as large a part as does: a half, a quarter, ...
+    Of one that need not fit the memory whole, as large a part as does: a half, a quarter, ... Of a file, a part far
+    larger than caches, which is written quickly.
     """
     replay, capacity = problem.replay, problem.replay.capacity
     if replay.storage == "memmap" or replay.share_next_obs:
-        fits = max(problem.train.batch_size, free_memory() // (2 * problem.transition.nbytes))
+        room = free_memory() // 2
+        if replay.storage == "memmap":
+            room = min(room, _MEASURED_FILE_BYTES, shutil.disk_usage(tempfile.gettempdir()).free // 2)
+        fits = max(problem.train.batch_size, room // problem.transition.nbytes)
         while capacity > fits:
             capacity = max(capacity // 2, problem.train.batch_size)
     measured = dataclasses.replace(replay, capacity=capacity, alpha=replay.first_alpha)

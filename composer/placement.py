@@ -33,7 +33,7 @@ class IterationTerms:
     sample_us: float
     sample_transfer_us: float  # T_comm(i -> j): indices, weights and generations
     insert_us: float
-    insert_transfer_us: float  # T_comm(cpu -> i): the Actors' indices and priorities
+    insert_transfer_us: float  # T_comm(cpu -> i): the new transitions' indices
     learner_us: float
     priority_transfer_us: float  # T_comm(j -> i): indices, priorities and generations
     update_us: float
@@ -203,7 +203,8 @@ class Placement:
 
     `candidates` holds every pair, once for each implementation of the Learner, best first. `replay_manager`, `learner`
     and `storage` name the devices chosen among them, `implementation` that of the Learner: change them here with
-    `with_choice`, or in the JSON document by hand.
+    `with_choice`, or in the JSON document by hand. `replay_ratio` is that at which the Actors were taken to collect
+    beside the Learner; None: they run free.
     """
 
     replay_manager: str
@@ -220,6 +221,7 @@ class Placement:
     unavailable: tuple[UnavailableDevice, ...] = ()
     implementation: str = "torch"
     unsupported: tuple[UnsupportedLearner, ...] = ()
+    replay_ratio: float | None = None
 
     FORMAT = "pearl-placement"
     VERSION = 1
@@ -288,8 +290,15 @@ class Placement:
 
     @property
     def eps(self) -> float:
-        """Predicted training experiences per second."""
+        """Predicted training experiences per second, under `assumption`."""
         return self.chosen.eps
+
+    @property
+    def assumption(self) -> str:
+        """What the prediction takes for given, in words."""
+        if self.replay_ratio is None:
+            return "not waiting for data, with Actors that run free"
+        return f"not waiting for data, with Actors that collect at a replay ratio of {self.replay_ratio:g}"
 
     @property
     def gps(self) -> float:

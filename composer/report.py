@@ -99,7 +99,7 @@ def _choice_table(placement: Placement) -> Table:
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W"
     table.caption = (
         f"predicted: {microseconds(placement.t_itr_us)} us per iteration, "
-        f"{placement.eps:,.0f} EPS, {placement.gps:,.0f} GPS{power}"
+        f"{placement.eps:,.0f} EPS, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
     )
     return table
 

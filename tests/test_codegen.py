@@ -77,6 +77,7 @@ def placed(
         transition_bytes=48,
         actor_count=4,
         envs_per_actor=8,
+        replay_ratio=TrainSpec().replay_ratio,
     )
     return placement.with_choice(
         replay_manager=replay_manager, learner=learner, storage=storage, implementation=implementation
@@ -338,6 +339,13 @@ def test_values_without_source_are_refused(value: object) -> None:
 
 def test_numpy_text_is_written_as_text() -> None:
     assert literal(np.str_("quick")) == '"quick"'
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(0.5, "collect at a replay ratio of 0.5"), (None, "run free")])
+def test_a_program_says_what_its_prediction_assumes(ratio: float | None, said: str) -> None:
+    text = text_of(source(dataclasses.replace(placed("cpu0", "cpu0"), replay_ratio=ratio)))
+    assert len(re.findall(rf"not waiting for data, with Actors that {said}", text)) == 2
+    assert "free-running" not in text
 
 
 def test_explorations_are_imported() -> None:

@@ -291,6 +291,53 @@ def test_ties_go_to_the_least_traffic_then_to_fewer_devices() -> None:
     assert placement.alternatives[0].reason.startswith("equal: ")
 
 
+def test_what_ties_in_all_keeps_the_order_of_the_matrix_however_small_the_difference() -> None:
+    almost = 1 + 1e-12  # the later device is the better one, by less than what counts
+    gpus = [Device(name, "gpu", "cuda", active_watts=300) for name in ("gpu0", "gpu1")]
+    links = tuple(Connection("cpu0", gpu.name, 10, 12) for gpu in gpus)
+    rows = (
+        modelled_row("cpu0", (5, 4, 4, 900)),
+        modelled_row("gpu0", (20, 12, 12, 200 * almost)),
+        modelled_row("gpu1", (20, 12, 12, 200)),
+    )
+    for order in (rows, (rows[2], rows[0], rows[1])):
+        placement = run(AssignmentMatrix(order), Platform((CPU, *gpus), links))
+        first = next(row.device for row in order if row.device != "cpu0")
+        assert (placement.replay_manager, placement.learner) == ("cpu0", first)
+        assert placement.alternatives[0].reason == "equal"
+
+
+def test_data_storage_of_equal_traffic_goes_to_the_learner_then_to_the_actors() -> None:
+    almost = 20 * (1 + 1e-12)  # less traffic in the last of the three by less than what counts
+    cpu, gpu = (
+        dataclasses.replace(device, memory_bandwidth_gbps=gbps) for device, gbps in ((CPU, almost), (GPU, 20.0))
+    )
+    placement = run(AssignmentMatrix(MATRIX.rows[:2]), Platform((cpu, gpu), (Connection("cpu0", "gpu0", 0, 20.0),)))
+    assert [o.device for o in placement.with_choice(replay_manager="cpu0", learner="gpu0").chosen.storage] == [
+        "gpu0",
+        "cpu0",
+    ]
+
+
+def test_a_learner_that_no_weights_could_leave_is_impossible() -> None:
+    # RM and Learner have a route to each other; the Learner has none to the Actors' host.
+    platform = Platform((CPU, GPU, FPGA), (Connection("gpu0", "fpga0", 1, 10),))
+    placement = run(MATRIX, platform)
+    assert placement.chosen.pair == ("cpu0", "cpu0")
+    (reason,) = (i.reason for i in placement.impossible if (i.replay_manager, i.learner) == ("fpga0", "gpu0"))
+    assert "No route" in reason
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(8.0, "at a replay ratio of 8"), (math.inf, "Actors that run free")])
+def test_a_placement_says_what_its_prediction_assumes(ratio: float, said: str) -> None:
+    placement = place(
+        MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS, replay_ratio=ratio
+    )
+    assert said in placement.assumption
+    assert said in " ".join(str(placement).split())
+    assert Placement.from_json(placement.to_json()) == placement
+
+
 def test_insertion_can_be_the_critical_branch() -> None:
     slow_insert = AssignmentMatrix((modelled_row("cpu0", (5, 500, 4, 100)),))
     placement = run(slow_insert, SERVER)
