@@ -50,6 +50,7 @@ from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.devices.description import NOT_HERE, Device, sycl_filter
 from pearl.devices.modelled import ProcessorParameters, model_parameters
 from pearl.devices.null import NullTimes
+from pearl.error_place import described
 from pearl.errors import CapacityError, ConfigurationError, DeviceError, PearlError, TrainerError
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_learner import NativeLearner
@@ -65,7 +66,6 @@ from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
-from pearl.error_place import described
 
 logger = logging.getLogger("pearl.composer")
 

@@ -19,8 +19,8 @@ from torch import nn
 from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
-from pearl.errors import EnvError, TrainerError
 from pearl.error_place import described
+from pearl.errors import EnvError, TrainerError
 
 # What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
