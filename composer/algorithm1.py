@@ -26,7 +26,8 @@ from pearl.errors import ConfigurationError, PlacementError
 
 _T = TypeVar("_T")
 
-# Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation.
+# Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation. An
+# insertion, which may bring priorities, counts as much.
 MESSAGE_BYTES = 8 + 4 + 4
 # The "word" of Algorithm 1's Step 2: one index.
 WORD_BYTES = 8

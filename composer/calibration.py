@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from composer.documents import decode, parse_document
 from composer.matrix import Measurement
+from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.cache_folder import cache_folder
 from pearl.errors import ConfigurationError
@@ -75,6 +76,15 @@ def default_path() -> Path:
     return cache_folder() / "calibration.json"
 
 
+@dataclass(frozen=True)
+class Imported:
+    """How many entries of an imported file are new here, of how many, and how many are of other versions of PEARL."""
+
+    new: int
+    total: int
+    other_versions: int
+
+
 class CalibrationStore:
     """Measurements by CalibrationKey, in `path` (default: `default_path()`).
 
@@ -99,23 +109,29 @@ class CalibrationStore:
         """Keep `measurements`, over any of the same key, and write the file."""
         self._write({key.digest: _Entry(key, tuple(measurements.items()))})
 
-    def import_file(self, path: Path | str) -> int:
-        """Take over another machine's calibration file; returns how many entries were new here.
+    def import_file(self, path: Path | str) -> Imported:
+        """Take over another machine's calibration file; tells how much of it.
 
-        Every value becomes `imported`. What was measured here stays. ConfigurationError if the file is not one.
+        Every value becomes `imported`. What was measured here stays. ConfigurationError if the file is not one, or if
+        the store cannot be written.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"The calibration file {path} cannot be read: {error}") from error
+        try:
+            theirs = _decode_entries(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path} is no calibration file of this version: {error}") from error
         new: _Entries = {}
-        for digest, entry in _decode_entries(text).items():
+        for digest, entry in theirs.items():
             mine = self._entries.get(digest)
             if mine is None or mine.imported:
                 taken = tuple((n, dataclasses.replace(m, source="imported")) for n, m in entry.measurements)
                 new[digest] = _Entry(entry.key, taken)
-        self._write(new)
-        return len(new)
+        self._write(new, required=True)
+        others = sum(entry.key.pearl_version != __version__ for entry in theirs.values())
+        return Imported(len(new), len(theirs), others)
 
     def _load(self) -> _Entries:
         try:
@@ -144,7 +160,7 @@ class CalibrationStore:
         log.warning("The calibration file %s is corrupt and was renamed to %s: %s", self.path, aside, reason)
         return {}
 
-    def _write(self, new: _Entries) -> None:
+    def _write(self, new: _Entries, *, required: bool = False) -> None:
         self._entries = self._entries | new
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +168,11 @@ class CalibrationStore:
                 self._entries = self._entries | self._load() | new
                 write_text(self.path, _encode_entries(self._entries))
         except OSError as error:
+            if required:
+                raise ConfigurationError(
+                    f"The calibration file {self.path} cannot be written: {error.strerror or error}. Set "
+                    "PEARL_CACHE_DIR to a writable folder."
+                ) from error
             self._warn_once(f"cannot be written ({error.strerror or error}); measurements stay in memory")
 
     def _warn_once(self, what: str) -> None:

@@ -324,6 +324,42 @@ def _write_text(path: Path, text: str) -> None:
         raise GenerationError(f"{path} cannot be written: {error.strerror or error}. Choose another path.") from error
 
 
+# --- pearl calibration ----------------------------------------------------------------------------------------------
+
+calibration_app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(calibration_app, name="calibration")
+
+
+@calibration_app.callback()
+def _calibration() -> None:
+    """Look after the calibration store, which keeps measurements between compositions."""
+
+
+@calibration_app.command(name="import", epilog=_examples("pearl calibration import lab/calibration.json"))
+def _import_calibration(
+    file: Annotated[Path, typer.Argument(help="The calibration.json of another machine's cache folder.")],
+) -> None:
+    """Take over what another machine has measured; compositions show it as imported.
+
+    An entry serves where everything that it depends on is the same, the device's hardware and driver among it. What was
+    measured here stays. A file that is damaged, or of another format, is refused as a whole.
+    """
+    from composer.calibration import CalibrationStore
+
+    store = CalibrationStore()
+    taken = store.import_file(file)
+    print(f"Imported {taken.new} of {taken.total} entries of {file} into {store.path}")
+    if taken.total > taken.new:
+        print(f"{taken.total - taken.new} were measured here: these stay.")
+    if taken.other_versions:
+        print(f"{taken.other_versions} are of another version of PEARL: compositions of this one do not take them.")
+
+
 # --- pearl fpga-report ----------------------------------------------------------------------------------------------
 
 

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer import calibration
-from composer.calibration import CalibrationKey, CalibrationStore, default_path
+from composer.calibration import CalibrationKey, CalibrationStore, Imported, default_path
 from composer.matrix import Measurement
+from pearl import __version__
 from pearl.errors import ConfigurationError
 
 VALUES = {"sample": Measurement.from_samples([1.0, 2.0, 3.0]), "update": Measurement.modelled(7.25)}
@@ -22,7 +23,14 @@ VALUES = {"sample": Measurement.from_samples([1.0, 2.0, 3.0]), "update": Measure
 
 def key(primitive: str = "replay", **changes: object) -> CalibrationKey:
     base = CalibrationKey(
-        primitive, "0123456789abcdef", (("workers", 2), ("fanout", 16)), "B=64 N=1000", "float32", "0.1.0", "2.9", "k1"
+        primitive,
+        "0123456789abcdef",
+        (("workers", 2), ("fanout", 16)),
+        "B=64 N=1000",
+        "float32",
+        __version__,
+        "2.9",
+        "k1",
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -121,9 +129,10 @@ def test_imported_measurements_say_so_and_give_way_to_measured_ones(tmp_path: Pa
     theirs = CalibrationStore(tmp_path / "theirs.json")
     theirs.put(key(), VALUES)
     theirs.put(key("learner"), VALUES)
+    theirs.put(key(pearl_version="of another time"), VALUES)
     ours = CalibrationStore(tmp_path / "ours.json")
     ours.put(key(), VALUES)
-    assert ours.import_file(theirs.path) == 1
+    assert ours.import_file(theirs.path) == Imported(new=2, total=3, other_versions=1)
     assert ours.get(key()) == VALUES
     imported = CalibrationStore(ours.path).get(key("learner"))
     assert imported is not None
@@ -137,7 +146,7 @@ def test_what_another_machine_measured_serves_only_devices_like_its_own(tmp_path
     theirs.put(key(device_fingerprint="like-mine"), VALUES)
     theirs.put(key("learner", device_fingerprint="unlike-mine"), VALUES)
     ours = CalibrationStore(tmp_path / "ours.json")
-    assert ours.import_file(theirs.path) == 2
+    assert ours.import_file(theirs.path).new == 2
     assert ours.get(key(device_fingerprint="like-mine")) is not None
     assert ours.get(key("learner", device_fingerprint="like-mine")) is None
 
@@ -149,6 +158,17 @@ def test_a_file_that_is_no_calibration_is_not_imported(tmp_path: Path) -> None:
         store.import_file(tmp_path / "other.json")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         store.import_file(tmp_path / "absent.json")
+    (tmp_path / "other.json").write_text('{"format": "pearl-calibration", "version": 1, "entries": [{"key": 1}]}')
+    with pytest.raises(ConfigurationError, match=r"other\.json is no calibration file.*entries\[0\]"):
+        store.import_file(tmp_path / "other.json")
+
+
+def test_an_import_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    theirs = CalibrationStore(tmp_path / "theirs.json")
+    theirs.put(key(), VALUES)
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ConfigurationError, match=r"c\.json cannot be written.*PEARL_CACHE_DIR"):
+        CalibrationStore(tmp_path / "file" / "c.json").import_file(theirs.path)
 
 
 def test_default_path_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,26 @@ def test_compose_says_where_it_cannot_write_before_it_measures(composed, monkeyp
     assert "cannot be written" in result.stderr
 
 
+def test_measurements_of_another_machine_are_imported_by_a_command(composed, tmp_path, monkeypatch):
+    folder, _ = composed
+    measured = folder / "cache" / "calibration.json"
+    monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path))
+    result = invoke("calibration", "import", measured)
+    assert result.exit_code == 0, result.output
+    count = len(json.loads(measured.read_text())["entries"])
+    assert f"Imported {count} of {count} entries" in result.stdout
+    monkeypatch.setattr("composer.profiling.Profiler._measure_learner", None)  # would fail
+    result = invoke("compose", folder / "small.toml", "--output", tmp_path / "p.py")
+    assert result.exit_code == 0, result.output
+    assert "profiled: 0 measured" in result.stdout
+    assert "imported" in result.stdout
+    (tmp_path / "other.json").write_text('{"format": "pearl-matrix"}')
+    result = invoke("calibration", "import", tmp_path / "other.json")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {tmp_path / 'other.json'} is no calibration file")
+    assert "Usage" in invoke("calibration").output
+
+
 # --- run and bench --------------------------------------------------------------------------------------------------
 
 
