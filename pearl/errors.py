@@ -67,5 +67,9 @@ class CheckpointError(PearlError):
     """A checkpoint is missing, truncated, corrupt, of another version, or of another program."""
 
 
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint could not be written now; a later try may succeed (a full disk, a lock that another holds)."""
+
+
 class GenerationError(PearlError):
     """The runtime program could not be written."""

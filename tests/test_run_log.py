@@ -46,7 +46,7 @@ def events(directory: Path, tag: str) -> list[tuple[int, float]]:
 def test_episodes_and_scalars_are_in_the_csv_files_and_in_tensorboard(tmp_path: Path) -> None:
     record(tmp_path, range(1, 6))
     episodes = pd.read_csv(tmp_path / "episodes.csv")
-    assert list(episodes.columns) == ["env_steps", "wall_s", "actor", "return", "length"]
+    assert list(episodes.columns) == ["env_steps", "wall_s", "actor", "return", "length", "episodes"]
     assert episodes["return"].tolist() == [1, 2, 3, 4, 5]
     rows = pd.read_csv(tmp_path / "progress.csv")
     assert list(rows.columns)[:4] == ["wall_s", "env_steps", "gradient_steps", "episodes"]
@@ -122,6 +122,18 @@ def test_what_was_written_after_the_checkpoint_is_taken_out(tmp_path: Path) -> N
     record(tmp_path, range(6, 9), resume=True, resume_step=5)
     assert pd.read_csv(tmp_path / "episodes.csv")["env_steps"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert events(tmp_path, "run/eps") == [(8, 12.5)]
+
+
+def test_what_was_written_after_the_checkpoint_at_its_very_step_is_taken_out(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        for wall_s, gradient_steps in ((10.0, 5), (11.0, 6), (12.0, 7)):  # the checkpoint is of the second
+            log.scalars(100, {"wall_s": wall_s, "gradient_steps": gradient_steps})
+            log.episode(100, wall_s, 0, 1.0, 10)
+    with RunLog(tmp_path, resume=True, resume_step=100, resume_wall_s=11.0004) as log:
+        assert log.wall_s < 12
+        log.scalars(100, {"wall_s": 11.5, "gradient_steps": 6})
+    assert pd.read_csv(tmp_path / "progress.csv")["gradient_steps"].tolist() == [5, 6, 6]
+    assert len(pd.read_csv(tmp_path / "episodes.csv")) == 2
 
 
 def test_a_line_cut_by_a_kill_is_dropped(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pearl.byte_size import readable_size
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, CheckpointWriteError
 from pearl.runtime.checkpoint_files import (
     MANIFEST,
     FileEntry,
@@ -82,8 +82,8 @@ def save_checkpoint(directory: Path, state: CheckpointState, keep: int = 2) -> P
 
     Memory needed beside the state: a copy of its tensors, and 4 MiB for the arrays. Nothing may write to the arrays
     until this returns. A checkpoint of the same step is replaced; those of later steps are left alone. Raises
-    CheckpointError, with `directory` as it was, when the state cannot be stored, the disk is full or not writable, or
-    another process is saving there.
+    CheckpointError, with `directory` as it was, when the state cannot be stored; CheckpointWriteError when the disk is
+    full or not writable, or another process is saving there.
     """
     directory = Path(directory)
     if keep < 1:
@@ -105,7 +105,7 @@ def save_checkpoint(directory: Path, state: CheckpointState, keep: int = 2) -> P
             sync_folder(directory)
             _prune(directory, folder, keep)
     except OSError as error:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"The checkpoint of step {state.step} could not be written into {directory}: {error}. "
             "Earlier checkpoints are untouched. Free space, or choose a directory that can be written."
         ) from error
@@ -144,7 +144,7 @@ def _only_writer(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(
+            raise CheckpointWriteError(
                 f"Another process or thread is saving a checkpoint into {directory}. Give each run its own directory."
             ) from None
         except OSError as error:
@@ -168,7 +168,7 @@ def _check_free_space(directory: Path, state: CheckpointState) -> None:
     needed += sum(t.numel() * t.element_size() for group in state.tensors.values() for t in group.values())
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"The checkpoint of step {state.step} needs {readable_size(needed)}; {readable_size(free)} are free in "
             f"{directory}. Free space, keep fewer checkpoints, or leave the replay out."
         )

@@ -59,10 +59,10 @@ def run_program(main: Callable[[], int]) -> None:
 
 def run_log_file() -> str | None:
     """The file that the `pearl` logger writes to; None where the run has not begun."""
-    from pearl.runtime.run_log import RunFileHandler
+    from pearl.runtime.run_log import run_file_handler
 
-    handlers = logging.getLogger("pearl").handlers
-    return next((str(handler.path) for handler in handlers if isinstance(handler, RunFileHandler)), None)
+    handler = run_file_handler()
+    return None if handler is None else str(handler.path)
 
 
 def _failed(message: str) -> int:

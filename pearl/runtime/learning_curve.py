@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from pearl.atomic_file import replace_file
 from pearl.errors import ConfigurationError
-from pearl.runtime.run_log import EPISODE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LARGEST_PLOT = 20_000  # dots; more would be one blot
+_MOST_BINS = 100_000  # rows of episodes in memory at once, each the mean of as many as it takes
+_PIECE_ROWS = 50_000
 _EVALUATION_COLUMNS = ("env_steps", "wall_s", "weights_step", "mean_return")
 
 
@@ -59,7 +62,7 @@ def draw_learning_curve(directory: Path, title: str = "Learning curve") -> Figur
     from matplotlib.ticker import EngFormatter
 
     directory = Path(directory)
-    episodes = _read_csv(directory / "episodes.csv", EPISODE_COLUMNS)
+    episodes = read_episodes(directory / "episodes.csv")
     if episodes is None or episodes.empty:
         raise ConfigurationError(
             f"{directory} holds no finished episode to draw (episodes.csv). Train for longer, or check the path."
@@ -99,6 +102,37 @@ def _read_evaluations(path: Path) -> pd.DataFrame | None:
     return table.assign(env_steps=table["weights_step"])
 
 
+def read_episodes(path: Path) -> pd.DataFrame | None:
+    """Steps, seconds, mean return and number of the episodes of each row; a long file in pieces, as means over rows."""
+    import pandas as pd
+
+    columns = ("env_steps", "wall_s", "return", "episodes")
+    if not path.exists():
+        return None
+    try:
+        size = -(-_count_lines(path) // _MOST_BINS) or 1  # rows of a bin
+        pieces = []
+        for piece in pd.read_csv(path, on_bad_lines="skip", chunksize=size * max(1, _PIECE_ROWS // size)):
+            found = piece[list(columns)].apply(pd.to_numeric, errors="coerce").dropna()
+            if size > 1:
+                found["return"] *= found["episodes"]
+                bins = found.groupby(found.index // size)
+                found = bins.agg({"env_steps": "last", "wall_s": "last", "return": "sum", "episodes": "sum"})
+                found["return"] /= found["episodes"]
+            pieces.append(found)
+    except (ValueError, KeyError, OSError) as error:
+        raise _not_a_table(path, columns, error) from error
+    if not pieces:
+        return None
+    table: pd.DataFrame = pd.concat(pieces, ignore_index=True)
+    return table.sort_values("env_steps", kind="stable")
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+
+
 def _read_csv(path: Path, columns: Sequence[str], text: str | None = None) -> pd.DataFrame | None:
     """The rows whose `columns` are all numbers, and the column `text` as it is."""
     import pandas as pd
@@ -112,19 +146,36 @@ def _read_csv(path: Path, columns: Sequence[str], text: str | None = None) -> pd
             table[text] = read[text]
         table = table.dropna()
     except (ValueError, KeyError, OSError) as error:
-        raise ConfigurationError(
-            f"{path} is not a table with the columns {', '.join(columns)}: {error}. It is written by RunLog."
-        ) from error
+        raise _not_a_table(path, columns, error) from error
     return table.sort_values(columns[0], kind="stable")
+
+
+def _not_a_table(path: Path, columns: Sequence[str], error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is not a table with the columns {', '.join(columns)}: {error}. It is written by RunLog."
+    )
+
+
+def moving_mean(values: np.ndarray, counts: np.ndarray, window: float) -> np.ndarray:
+    """At each value the mean of those up to it that make up `window` counts, each weighted by its own count."""
+    ends = np.cumsum(counts)
+    begins = np.minimum(np.searchsorted(ends, ends - window, side="right"), np.arange(len(values)))
+    totals = np.concatenate([[0.0], np.cumsum(values * counts)])
+    weights = np.concatenate([[0.0], ends])
+    last = np.arange(1, len(values) + 1)
+    mean: np.ndarray = (totals[last] - totals[begins]) / (weights[last] - weights[begins])
+    return mean
 
 
 def _draw_returns(
     axes: Axes, column: str, scale: float, episodes: pd.DataFrame, evaluations: pd.DataFrame | None
 ) -> None:
     ordered = episodes.sort_values(column, kind="stable")
-    window = min(100, max(20, len(ordered) // 20))
+    count = int(ordered["episodes"].sum())
+    window = min(100, max(20, count // 20))
     x = ordered[column] / scale
-    smooth = ordered["return"].rolling(window, min_periods=min(window, max(1, len(ordered) // 4))).mean()
+    smooth = moving_mean(ordered["return"].to_numpy(), ordered["episodes"].to_numpy(), window)
+    smooth[np.cumsum(ordered["episodes"].to_numpy()) < min(window, max(1, count // 4))] = np.nan
     every = max(1, len(ordered) // _LARGEST_PLOT)
     alpha = min(0.6, max(0.12, 200 / len(ordered)))
     axes.scatter(
@@ -134,7 +185,7 @@ def _draw_returns(
         color="#4477aa",
         alpha=alpha,
         linewidths=0,
-        label="training episode",
+        label="training episode" if count == len(ordered) else "training episodes, means of a few",
         rasterized=True,
     )
     axes.plot(

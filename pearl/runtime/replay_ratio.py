@@ -25,7 +25,7 @@ class ReplayRatio:
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:
         self._train, self._counters, self._lead_rows = train, counters, lead_rows
-        self._starts = max(train.learning_starts, train.batch_size)
+        self._starts = first_batch(train)
         self._limiter = RateLimiter(1.0)
         self._known = (0, 0)  # what the limiter was told: stored, sampled
         self._configure()
@@ -75,6 +75,47 @@ class ReplayRatio:
     def achieved(self) -> float:
         """Samples trained per transition stored since learning started."""
         return self._counters.samples / max(1, self._counters.stored - self._starts)
+
+
+def first_batch(train: TrainSpec) -> int:
+    """Transitions that must be stored before the first training step."""
+    return max(train.learning_starts, train.batch_size)
+
+
+def check_training_begins(train: TrainSpec, timesteps: int) -> None:
+    """Raise ConfigurationError if a run of `timesteps` ends before it may train."""
+    if timesteps <= first_batch(train):
+        raise ConfigurationError(
+            f"A run of {timesteps:,} environment steps would not train: learning_starts is {train.learning_starts:,} "
+            f"and a batch has {train.batch_size:,}. Raise timesteps above both, or lower learning_starts."
+        )
+
+
+def training_absent(train: TrainSpec, timesteps: int, counters: Counters) -> str:
+    """What to warn of before a run, from `counters` on, that will not train; "" where it will."""
+    left = timesteps - counters.env_steps
+    if left <= 0:
+        return (
+            f"Nothing is left to train: the run is at step {counters.env_steps:,} and is to end at {timesteps:,}. "
+            "Raise --timesteps."
+        )
+    if counters.stored + left > first_batch(train):
+        return ""
+    return (
+        f"This run will not train: it ends after {timesteps:,} environment steps, and training begins with more than "
+        f"{first_batch(train):,} transitions (learning_starts, or a batch). Raise --timesteps."
+    )
+
+
+def why_no_training(train: TrainSpec, counters: Counters) -> str:
+    """The reason, after a run without a training step."""
+    if counters.stored < first_batch(train):
+        return (
+            f"It begins once {first_batch(train):,} transitions are stored (learning_starts {train.learning_starts:,}, "
+            f"batch_size {train.batch_size:,}); {counters.stored:,} were, in {counters.env_steps:,} environment steps. "
+            "Raise --timesteps, or lower learning_starts."
+        )
+    return f"{counters.stored:,} transitions are stored, and the run ended before the first batch. Raise --timesteps."
 
 
 def check_samples_last(replay: ReplaySpec, train: TrainSpec, lead_rows: int) -> None:

@@ -40,6 +40,11 @@ class RunLock:
         self._path = self._folder / LOCK_FILE
         self._descriptor = self._acquire()
 
+    @property
+    def folder(self) -> Path:
+        """The folder that is held."""
+        return self._folder
+
     def renew(self) -> bool:
         """Hold the folder of this name again if it was moved or deleted; True if so.
 

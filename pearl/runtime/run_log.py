@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import math
 import sys
@@ -11,12 +9,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from pearl.atomic_file import replace_file
 from pearl.errors import ConfigurationError
+from pearl.runtime.csv_table import CsvTable, ResumePoint, Row
 from pearl.runtime.earlier import move_aside
+from pearl.runtime.log_file import LogFile
 
+if TYPE_CHECKING:
+    from pearl.runtime.event_file import EventFile
 PROGRESS_COLUMNS = (
     "wall_s",
     "env_steps",
@@ -28,7 +29,7 @@ PROGRESS_COLUMNS = (
     "replay_ratio",
     "td_error",
 )
-EPISODE_COLUMNS = ("env_steps", "wall_s", "actor", "return", "length")
+EPISODE_COLUMNS = ("env_steps", "wall_s", "actor", "return", "length", "episodes")
 EVALUATION_COLUMNS = ("env_steps", "wall_s", "kind", "weights_step", "mean_return", "std_return", "episodes")
 
 # On the way: "progress", short, selects the best weights; "solved check", full, ends the run. At the end, on episodes
@@ -44,25 +45,36 @@ class RunLog:
     """Record of one run in `directory`; a context manager, used from one thread.
 
     Writes `progress.csv`, `episodes.csv`, `evaluations.csv` and `tensorboard/`. Each row is handed to the system at
-    once, so a killed run keeps its record. A fresh run moves what an earlier one left into `earlier-001/`; with
-    `resume`, rows are appended and wall-clock seconds go on counting where the earlier part stopped. With
-    `resume_step` too, rows beyond that step (written after the checkpoint now resumed from) are taken out first.
+    once, so a killed run keeps its record. What cannot be written is lost with one warning per file: a log never ends
+    a run. A fresh run moves what an earlier one left into `earlier-001/`; with `resume`, rows are appended and
+    wall-clock seconds go on counting where the earlier part stopped. With `resume_step` too, rows beyond that step, and
+    rows of that step later than `resume_wall_s`, are taken out first: they were written after the checkpoint.
+
+    A row of `episodes.csv` is one episode until there are 100,000 rows; then neighbours are merged into means, with
+    their number in the column `episodes`, so that the file stays small and its end fine.
     """
 
-    def __init__(self, directory: Path, resume: bool = False, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        resume: bool = False,
+        resume_step: int | None = None,
+        resume_wall_s: float = math.inf,
+    ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         if not resume:
             _move_earlier(self.directory)
-        self._progress = _Table(self.directory / "progress.csv", PROGRESS_COLUMNS, resume_step)
-        self._episodes = _Table(self.directory / "episodes.csv", EPISODE_COLUMNS, resume_step)
-        self._evaluations: _Table | None = None
+        point = None if resume_step is None else ResumePoint(resume_step, resume_wall_s)
+        self._progress = CsvTable(self.directory / "progress.csv", PROGRESS_COLUMNS, point)
+        self._episodes = CsvTable(self.directory / "episodes.csv", EPISODE_COLUMNS, point, merge=merged_episodes)
+        self._evaluations: CsvTable | None = None
         self._resume_step = resume_step
         if (self.directory / "evaluations.csv").exists():
             self._evaluations = self._evaluation_table()
         self._earlier_s = max(self._progress.last_wall_s, self._episodes.last_wall_s)
         self._started = time.monotonic()
-        self._writer: Any = None
+        self._writer: EventFile | None = None
         self._unsent: list[tuple[float, int]] = []
         self._sent_at = self._started
         self._latest_step = resume_step or 0
@@ -83,7 +95,8 @@ class RunLog:
     def episode(self, env_steps: int, wall_s: float, actor: int, ret: float, length: int) -> None:
         """Record a finished episode: `env_steps` of the whole run, its undiscounted return and its length."""
         self._episodes.append(
-            {"env_steps": env_steps, "wall_s": f"{wall_s:.3f}", "actor": actor, "return": ret, "length": length}
+            {"env_steps": env_steps, "wall_s": f"{wall_s:.3f}", "actor": actor, "return": ret}
+            | {"length": length, "episodes": 1}
         )
         # TensorBoard gets the mean over a second: thousands of events a second would slow the host loop.
         self._unsent.append((ret, length))
@@ -101,7 +114,7 @@ class RunLog:
         writer = self._events()
         for name, value in values.items():
             if name not in ("wall_s", "env_steps") and _is_finite(value):
-                writer.add_scalar(name if "/" in name else f"run/{name}", value, step)
+                writer.scalar(name if "/" in name else f"run/{name}", value, step)
         self._latest_step = step
         self._send_episodes()
 
@@ -130,11 +143,15 @@ class RunLog:
             }
         )
         for name in kind.replace(" ", "_").split("_and_"):
-            self._events().add_scalar(f"evaluation/{name}", mean, weights_step)
+            self._events().scalar(f"evaluation/{name}", mean, weights_step)
 
     def close(self) -> None:
         """Write what is pending and close the files; may be called twice."""
         self._send_episodes()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Go on in new files where the folder was moved or deleted."""
         for table in (self._progress, self._episodes, self._evaluations):
             if table is not None:
                 table.close()
@@ -142,17 +159,17 @@ class RunLog:
             self._writer.close()
             self._writer = None
 
-    def _evaluation_table(self) -> _Table:
-        return _Table(self.directory / "evaluations.csv", EVALUATION_COLUMNS, self._resume_step)
+    def _evaluation_table(self) -> CsvTable:
+        # Those at the very step of the checkpoint are of the weights that it holds, also if they were made after it.
+        point = None if self._resume_step is None else ResumePoint(self._resume_step)
+        return CsvTable(self.directory / "evaluations.csv", EVALUATION_COLUMNS, point)
 
-    def _events(self) -> Any:
+    def _events(self) -> EventFile:
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+            from pearl.runtime.event_file import EventFile  # takes a second
 
             # purge_step hides what an interrupted part wrote beyond the step resumed from.
-            self._writer = SummaryWriter(
-                str(self.directory / "tensorboard"), purge_step=self._resume_step, flush_secs=10
-            )
+            self._writer = EventFile(self.directory / "tensorboard", self._resume_step)
         return self._writer
 
     def _send_episodes(self) -> None:
@@ -161,72 +178,19 @@ class RunLog:
             return
         count = len(self._unsent)
         writer = self._events()
-        writer.add_scalar("episode/return", sum(ret for ret, _ in self._unsent) / count, self._latest_step)
-        writer.add_scalar("episode/length", sum(length for _, length in self._unsent) / count, self._latest_step)
+        writer.scalar("episode/return", sum(ret for ret, _ in self._unsent) / count, self._latest_step)
+        writer.scalar("episode/length", sum(length for _, length in self._unsent) / count, self._latest_step)
         self._unsent.clear()
 
 
-class _Table:
-    """A CSV file that is appended to, survives a cut last line, and takes on new columns."""
-
-    def __init__(self, path: Path, columns: Sequence[str], last_step: int | None) -> None:
-        self._path = path
-        self._columns = list(columns)
-        self.last_wall_s = 0.0
-        if path.exists() and path.stat().st_size:
-            self._take_over(last_step)
-        else:
-            self._rewrite([])
-        self._stream: TextIO | None = None  # opened by the first row
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        if new := [name for name in row if name not in self._columns]:
-            self.close()
-            rows = self._read()
-            self._columns += new
-            self._rewrite(rows)
-        if self._stream is None:
-            self._stream = self._path.open("a", newline="", encoding="utf-8")
-            self._writer = csv.writer(self._stream, lineterminator="\n")
-        self._writer.writerow([row.get(name, "") for name in self._columns])
-        self._stream.flush()
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _take_over(self, last_step: int | None) -> None:
-        """Go on with an earlier part: drop a line cut by a kill, and rows beyond `last_step`."""
-        found = self._path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        found_columns = next(csv.reader([found]), [])
-        if missing := [name for name in self._columns[:2] if name not in found_columns]:
-            raise ConfigurationError(
-                f"{self._path} cannot be resumed: its first line lacks the columns {missing}; found {found!r}. "
-                "Move it away, or log into another directory."
-            )
-        self._columns = found_columns + [name for name in self._columns if name not in found_columns]
-        try:
-            rows = [row for row in self._read() if last_step is None or float(row["env_steps"]) <= last_step]
-            self.last_wall_s = max((float(row["wall_s"]) for row in rows), default=0.0)
-        except (ValueError, TypeError, csv.Error) as error:
-            raise ConfigurationError(
-                f"{self._path} cannot be resumed: a row lacks numbers in env_steps and wall_s ({error}). "
-                "Mend or remove that row, or log into another directory."
-            ) from error
-        self._rewrite(rows)
-
-    def _read(self) -> list[dict[str, str]]:
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return list(csv.DictReader(line for line in lines if line.endswith("\n")))
-
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        with replace_file(self._path) as file:
-            stream = io.TextIOWrapper(file, encoding="utf-8", newline="")
-            writer = csv.DictWriter(stream, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            stream.detach()
+def merged_episodes(first: Row, second: Row) -> Row:
+    """Two rows of `episodes.csv` as one, at the place of the second."""
+    counts = [int(row["episodes"] or 1) for row in (first, second)]
+    merged = {**second, "episodes": str(sum(counts))}
+    for name in ("return", "length"):
+        total = sum(float(row[name]) * count for row, count in zip((first, second), counts, strict=True))
+        merged[name] = f"{total / sum(counts):.6g}"
+    return merged
 
 
 def _is_finite(value: object) -> bool:
@@ -245,7 +209,12 @@ def _move_earlier(directory: Path) -> None:
         "weights.safetensors",
         "best_weights.safetensors",
     )
-    target = move_aside((directory / name for name in names), directory)
+    try:
+        target = move_aside((directory / name for name in names), directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The record of an earlier run in {directory} cannot be moved aside: {error}. Choose another --run-dir."
+        ) from error
     if target is not None:
         _log.warning("The record of an earlier run was moved into %s.", target)
 
@@ -305,10 +274,35 @@ def configure_logging(directory: Path) -> None:
     logger.addHandler(RunFileHandler(directory / "run.log"))
 
 
-class RunFileHandler(logging.FileHandler):
-    """All records of the `pearl` logger, in the file `path`."""
+class RunFileHandler(logging.Handler):
+    """All records of the `pearl` logger, in the file `path`, as well as the disk allows."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        super().__init__(path, encoding="utf-8", delay=True)
+        self._file = LogFile(path)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append the record."""
+        try:
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        except Exception:  # a message and its arguments that do not fit
+            self.handleError(record)
+            return
+        self._file.append(line)
+
+    def reopen(self) -> None:
+        """Go on in a new file where the folder was moved or deleted."""
+        self._file.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+def run_file_handler() -> RunFileHandler | None:
+    """The handler that writes `run.log`; None where no run has begun."""
+    handlers = logging.getLogger("pearl").handlers
+    return next((handler for handler in handlers if isinstance(handler, RunFileHandler)), None)

@@ -33,13 +33,22 @@ from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
-from pearl.errors import ActorError, EnvError, PearlError, TrainerError
+from pearl.errors import (
+    ActorError,
+    CheckpointError,
+    CheckpointWriteError,
+    ConfigurationError,
+    EnvError,
+    PearlError,
+    TrainerError,
+)
 from pearl.learner.native_plan import UnsupportedError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint import latest_checkpoint
+from pearl.runtime.checkpoint_saver import CheckpointSaver
 from pearl.runtime.collection import CollectionBuffer, collides, insertion_rows
 from pearl.runtime.data_storage import make_storage
 from pearl.runtime.earlier import move_aside
@@ -52,9 +61,9 @@ from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_s
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
 from pearl.runtime.rate import StepRate
-from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last
+from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
 from pearl.runtime.run_lock import RunLock
-from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging
+from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging, run_file_handler
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.scores import best_text, last_text
 from pearl.runtime.serial import InlineActor
@@ -66,6 +75,7 @@ logger = logging.getLogger("pearl.runtime")
 _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
 _SHOW_INTERVAL_S = 0.1
 _LOG_INTERVAL_S = 1.0
+_LOGGED_ROWS = 50_000  # of progress.csv: after 14 hours they come more rarely
 _BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
 _REPLAY_STATISTICS = (
     "filled",
@@ -141,9 +151,13 @@ class Session:
         self._progressed = False
         self._td_error = self._beta = math.nan
         self._greedy_note = ""  # the last greedy evaluation, as the display shows it
-        self._shown_at = self._logged_at = self._listened_at = -math.inf
+        self._shown_at = self._logged_at = self._listened_at = self._folder_checked_at = -math.inf
+        self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
+        self._steps_before = 0  # gradient steps of the parts resumed from
+        self._evicted = False  # another run holds the folder by now
+        self._unwritten = ""  # what of the results could not be written
         self._rate = StepRate()
         self._warming_up = options.bench
         self._log: RunLog | None = None
@@ -248,6 +262,9 @@ class Session:
             earlier = self.options.checkpoint_dir.glob("checkpoint-*")
             aside = move_aside(earlier, self.options.checkpoint_dir)
             self._say(f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them.")
+        self._steps_before = self.counters.gradient_steps
+        if warning := training_absent(self.train, self.options.timesteps, self.counters):
+            logger.warning("%s", warning)
         lead = self.insertion_rows + self.message_rows
         self._ratio = ReplayRatio(self.train, self.counters, lead)
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
@@ -267,7 +284,12 @@ class Session:
         if self.options.bench:
             self._say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
             return
-        self._log = RunLog(self.options.run_dir, resume=self.options.resume, resume_step=step if step else None)
+        self._log = RunLog(
+            self.options.run_dir,
+            resume=self.options.resume,
+            resume_step=step if step else None,
+            resume_wall_s=self.counters.wall_s,
+        )
         self._display = ProgressDisplay(self.options.timesteps, initial_steps=step)
         self._display.__enter__()
 
@@ -367,7 +389,10 @@ class Session:
             worker.check()
         except TrainerError as error:
             path = self.options.run_dir / "failed_batch.npz"
-            np.savez(path, **worker.last_batch())  # type: ignore[arg-type]
+            try:
+                np.savez(path, **worker.last_batch())  # type: ignore[arg-type]
+            except OSError as failure:
+                raise TrainerError(f"{error} The batch could not be saved as {path}: {failure}.") from error
             raise TrainerError(f"{error} The batch was saved as {path}: numpy.load() shows it.") from error
         except PearlError as error:
             raise type(error)(f"{error} The full traceback is in {run_log_file()}.") from error
@@ -404,7 +429,8 @@ class Session:
         competes = ended and self._evaluator.last_may_be_best
         if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
             due.append(self._evaluate)
-        if not ended and self.counters.env_steps >= self._next_checkpoint:  # finish() saves the end
+        saves = self.counters.env_steps >= self._next_checkpoint or self._saver.overdue
+        if saves and not ended:  # finish() saves the end
             due.append(self._checkpoint)
         return due
 
@@ -578,9 +604,34 @@ class Session:
             episodes=counters.episodes,
             note=self._greedy_note,
         )
-        if now - self._logged_at >= _LOG_INTERVAL_S:
+        if now - self._logged_at >= max(_LOG_INTERVAL_S, self._wall_s() / _LOGGED_ROWS):
             self._logged_at = now
             self._log_scalars()
+        if now - self._folder_checked_at >= _LOG_INTERVAL_S:
+            self._folder_checked_at = now
+            self._keep_folder()
+
+    def _keep_folder(self) -> None:
+        """Go on in a new run folder where the run's own was moved or deleted."""
+        if self._evicted:
+            return
+        try:
+            gone = [lock.folder for lock in self._locks if lock.renew()]
+        except ConfigurationError as error:
+            self._evicted = True
+            logger.warning("The run goes on without logs, for its folder was moved or deleted. %s", error)
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+            return
+        if not gone:
+            return
+        if self._log is not None:
+            self._log.reopen()
+        if (handler := run_file_handler()) is not None:
+            handler.reopen()
+        for folder in gone:
+            logger.warning("The folder %s was moved or deleted. The run goes on, in a new folder of that name.", folder)
 
     def _log_scalars(self) -> None:
         if self._log is None:
@@ -629,8 +680,14 @@ class Session:
             )
 
     def _checkpoint(self) -> None:
-        self.save()
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
+        try:
+            if self._saver.save() is None:
+                return
+        except CheckpointError as error:  # the state can never be stored
+            self._failure = error
+            self._stop("the state of the run cannot be stored")
+            return
         if self.options.serial:
             # A resumed run starts new episodes with the newest weights; so does this one, and both stay the same to
             # the bit.
@@ -638,10 +695,13 @@ class Session:
                 worker.restarted()
             self._inline = [actor.restarted(self.counters.env_steps) for actor in self._inline]
 
-    def save(self) -> Path:
+    def _save_into(self, directory: Path) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
+        self._keep_folder()
+        if self._evicted and directory == self.options.checkpoint_dir:
+            raise CheckpointWriteError(f"{directory} belongs to another run by now: no checkpoint is written there.")
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
-        path = self._state.save(self.options.checkpoint_dir, counters, self._evaluator.best)
+        path = self._state.save(directory, counters, self._evaluator.best)
         self._saved = (counters.env_steps, counters.gradient_steps, path)
         return path
 
@@ -658,27 +718,57 @@ class Session:
             return self._interruption.exit_code
         rates = self._report_rates()
         self._log_scalars()
-        *saved, checkpoint = self._saved
-        if saved != [self.counters.env_steps, self.counters.gradient_steps]:
-            checkpoint = self.save()
-        self._say(f"Checkpoint:     {checkpoint}")
+        unsaved = self._save_last()
         if self._failure is not None:
             raise self._failure
+        self._warn_of_no_training()
         directory = self.options.run_dir
         summary = {**self._summary(rates), **self._evaluator.summary()}
         # Weights and summary first: whatever happens in the evaluation, they are there.
-        self._evaluator.save(directory)
-        write_summary(directory / "summary.json", summary)
+        self._leave(summary)
+        if unsaved is not None:
+            raise unsaved
         if self.options.eval_episodes and not self._interrupted():
             self._evaluator.finish()
             summary |= self._evaluator.summary()
-            write_summary(directory / "summary.json", summary)
+            self._leave(summary)
         self._say(f"Last weights:   {last_text(summary)}\n                {directory / LAST_WEIGHTS}")
         if self._evaluator.best is not None:
             self._say(f"Best weights:   {best_text(summary)}\n                {directory / BEST_WEIGHTS}")
         self._say(f"Learning curve: {self._plot()}")
         self._say(f"Logs:           tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}")
+        if self._unwritten:
+            raise CheckpointWriteError(f"{self._unwritten} The checkpoint {self._saved[2]} has the weights.")
         return self._interruption.exit_code
+
+    def _save_last(self) -> CheckpointError | None:
+        """Write the last checkpoint, if it is not there; the error if it cannot be written to its folder."""
+        if isinstance(self._failure, CheckpointError):
+            return None
+        *saved, checkpoint = self._saved
+        if saved != [self.counters.env_steps, self.counters.gradient_steps]:
+            try:
+                checkpoint = self._saver.save_last(self._interrupted)
+            except CheckpointError as error:
+                return error
+        self._say(f"Checkpoint:     {checkpoint}")
+        return None
+
+    def _warn_of_no_training(self) -> None:
+        if self.counters.gradient_steps == self._steps_before and self._interruption.signal is None:
+            logger.warning("No training step was done. %s", why_no_training(self.train, self.counters))
+
+    def _leave(self, summary: Mapping[str, object]) -> None:
+        """Write weights and summary, as well as the disk allows."""
+        if self._evicted:
+            return
+        directory, self._unwritten = self.options.run_dir, ""
+        try:
+            self._evaluator.save(directory)
+            write_summary(directory / "summary.json", summary)
+        except OSError as error:
+            self._unwritten = f"Weights and summary cannot be written to {directory}: {error}."
+            logger.warning("%s The checkpoint %s has the weights.", self._unwritten, self._saved[2])
 
     def _summary(self, rates: Mapping[str, float]) -> dict[str, object]:
         counters, replay = self.counters, self._state.replay.statistics()
@@ -705,7 +795,10 @@ class Session:
         if not self.counters.episodes:
             return "none, no episode has ended yet"
         title = f"{self._trainer_class.__name__} on {self.actors.env}"
-        return plot_learning_curve(self.options.run_dir, title=title)
+        try:
+            return plot_learning_curve(self.options.run_dir, title=title)
+        except (OSError, ConfigurationError) as error:
+            return f"none: {error}"
 
     def _report_rates(self) -> dict[str, float]:
         batch, predicted = self.train.batch_size, self.program.predicted_eps

@@ -1,0 +1,81 @@
+"""Saves checkpoints where that may fail for a while: a full disk, a slow network, a lock held for a second."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pearl.errors import CheckpointError, CheckpointWriteError
+from pearl.runtime.checkpoint import latest_checkpoint
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+LAST_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # at the end of the run, between one try and the next
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointSaver:
+    """Saves into `directory` with `write`, which is given the folder.
+
+    A checkpoint that cannot be written on the way is a warning and tried again soon, however often; only at the end of
+    the run is it an error. A state that can never be stored raises CheckpointError at once.
+    """
+
+    def __init__(self, directory: Path, write: Callable[[Path], Path]) -> None:
+        self._directory, self._write = directory, write
+        self._failures = 0
+        self._again_at = math.inf
+
+    @property
+    def overdue(self) -> bool:
+        """Whether one that failed should be tried again now."""
+        return time.monotonic() >= self._again_at
+
+    def save(self) -> Path | None:
+        """Save on the way; None, with a warning, if it cannot be written now."""
+        try:
+            path = self._write(self._directory)
+        except CheckpointWriteError as error:
+            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._failures)
+            self._failures += 1
+            self._again_at = time.monotonic() + pause
+            _log.warning("%s It is tried again in %.0f s; training goes on. %s", error, pause, self._good())
+            return None
+        if self._failures:
+            _log.warning("The checkpoint could be written again: %s.", path)
+        self._failures, self._again_at = 0, math.inf
+        return path
+
+    def save_last(self, impatient: Callable[[], bool]) -> Path:
+        """Save at the end of the run: tried again for some seconds, unless `impatient`, then in a temporary folder.
+
+        Raises CheckpointError, which says where the last good one is, if the checkpoint is not in its directory.
+        """
+        for pause in (*LAST_PAUSES_S, None):
+            try:
+                return self._write(self._directory)
+            except CheckpointWriteError as error:
+                if pause is None or impatient():
+                    raise self._given_up(error) from error
+                _log.warning("%s It is tried again in %.0f s.", error, pause)
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+    def _given_up(self, error: CheckpointWriteError) -> CheckpointError:
+        try:
+            refuge = self._write(Path(tempfile.mkdtemp(prefix="pearl-checkpoint-")))
+        except (CheckpointError, OSError) as second:
+            _log.warning("Nor could it be written elsewhere: %s", second)
+            return CheckpointError(f"{error} {self._good()}")
+        return CheckpointError(
+            f"{error} It was written to {refuge} instead: move it into {self._directory}, and --resume goes on from it."
+        )
+
+    def _good(self) -> str:
+        last = latest_checkpoint(self._directory)
+        return "There is no earlier checkpoint." if last is None else f"The last good checkpoint is {last}."
