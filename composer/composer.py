@@ -38,7 +38,7 @@ from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
 from pearl.runtime.launch import run_command, shown
 from pearl.runtime.options import check_count, check_goal
-from pearl.runtime.replay_ratio import check_samples_last
+from pearl.runtime.replay_ratio import check_samples_last, check_training_begins
 from pearl.spec import (
     NEXT_OBS,
     ActorSpec,
@@ -251,8 +251,9 @@ class Composer:
         `run_dir` its run goes to `runs/<name of the program>` beside it. A relative `run_dir` counts from the current
         folder, as `path` does; an absolute one outside of the program's folder stays absolute.
 
-        Raises ConfigurationError for a default that its option would refuse; PlacementError for a pair, or an
-        implementation on it, that the placement does not have; GenerationError for a program that cannot be written.
+        Raises ConfigurationError for a default that its option would refuse, or so few `timesteps` that nothing is
+        trained; PlacementError for a pair, or an implementation on it, that the placement does not have;
+        GenerationError for a program that cannot be written.
         """
         placement = placement or self.placement
         assert self._problem is not None
@@ -262,6 +263,7 @@ class Composer:
             implementation=None if learner is None else learner.implementation,
         )
         problem = self._problem
+        check_training_begins(problem.train, timesteps)
         goal = check_goal(reward_threshold(problem.actors.env) if until_return is None else until_return)
         given = {
             "seed": seed,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from pearl.devices import CpuInfo, Device
 
+_TAIL_BYTES = 65_536  # of a table: its last row is in there
 _PLAIN_WIDTH = 100  # of what is not shown on a terminal, as composer's tables have it
 
 
@@ -558,7 +559,14 @@ def _last_row(path: Path) -> dict[str, str] | None:
     """The last complete row of a CSV file of the run; a row cut by a kill does not count."""
     if not path.is_file():
         return None
-    lines = [line for line in _read_text(path).splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+            file.seek(max(len(first), file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            ends = (first + file.read()).decode(errors="replace").splitlines(keepends=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
+    lines = [line for line in ends if line.endswith("\n")]
     try:
         rows = list(csv.DictReader([lines[0], lines[-1]])) if len(lines) > 1 else []
     except csv.Error as error:

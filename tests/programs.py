@@ -60,14 +60,16 @@ def described(
     return composer
 
 
-def make_program(folder: Path, *, setting: int = 2, name: str = "program", **problem: Any) -> Path:
+def make_program(
+    folder: Path, *, setting: int = 2, name: str = "program", timesteps: int = 1100, **problem: Any
+) -> Path:
     """Write `folder/name.py` for one CPU (setting 2), or with the Learner forced to a second one (setting 1)."""
     files = write_csv_pair(folder, TWO_CPUS, ["cpu0,cpu1,1,10"])
     composer = described(files, **problem)
     replay, learner = composer.run()
     replay = dataclasses.replace(replay, device="cpu0")
     learner = dataclasses.replace(learner, device="cpu0" if setting == 2 else "cpu1")
-    return composer.runtime_gen(replay, learner, folder / f"{name}.py", timesteps=1000)
+    return composer.runtime_gen(replay, learner, folder / f"{name}.py", timesteps=timesteps)
 
 
 class Running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from programs import Running, make_program, run, running, summary
 from trainers import Sluggish
 
+from pearl.errors import ConfigurationError
 from pearl.runtime.interruption import Interruption, stop_signals
 
 
@@ -162,3 +164,51 @@ def test_a_trainer_that_raises_is_told_with_file_line_and_log(
     assert "Traceback (most recent call last)" in log.read_text()
     assert "time.sleep(self.pause_s)" in log.read_text()
     assert ("time.sleep(self.pause_s)" in output) == debug
+
+
+# --- disks and folders that fail ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_outlives_a_locked_checkpoint_folder_and_a_run_folder_that_goes(program: Path, tmp_path: Path) -> None:
+    results, saved = tmp_path / "results", tmp_path / "saved"
+    saved.mkdir()
+    options = ("--timesteps", "5_000_000", "--checkpoint-interval", "2000", "--eval-episodes", "0")
+    holder = os.open(saved, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with running(program, *options, "--run-dir", str(results), "--checkpoint-dir", str(saved)) as started:
+        log = results / "run.log"
+        started.until(lambda: log.exists() and "It is tried again in" in log.read_text())
+        os.close(holder)
+        started.until(lambda: "could be written again" in log.read_text())
+        assert list(saved.glob("checkpoint-*"))
+        results.rename(tmp_path / "moved")
+        under_way(started, results)
+        shutil.rmtree(results)
+        under_way(started, results)
+        started.interrupt()
+        assert started.wait(60) == 130, started.output
+        assert started.output.count("was moved or deleted. The run goes on") == 2
+        assert "Traceback" not in started.output
+    assert "SIGINT" in summary(results)["stopped"]
+    assert (results / "weights.safetensors").exists()
+    assert (tmp_path / "moved" / "episodes.csv").exists()
+
+
+# --- runs that cannot train -----------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_training_step_says_why(program: Path, tmp_path: Path) -> None:
+    code, output = run(program, "--serial", "--timesteps", "50", "--eval-episodes", "0", "--run-dir", str(tmp_path))
+    assert code == 0, output
+    assert "warning: This run will not train: it ends after 50 environment steps" in output
+    assert "No training step was done. It begins once 100 transitions are stored (learning_starts 100" in output
+    code, output = run(program, "--resume", "--timesteps", "50", "--eval-episodes", "0", "--run-dir", str(tmp_path))
+    assert code == 0, output
+    assert "Nothing is left to train" in output
+
+
+def test_a_program_that_could_not_train_is_not_written(tmp_path: Path, quick_profiles: None) -> None:
+    with pytest.raises(ConfigurationError, match=r"A run of 100 .* would not train: learning_starts is 100 .*Raise"):
+        make_program(tmp_path, env="Chatty-v0", timesteps=100)
+    assert not list(tmp_path.glob("*.py"))

@@ -380,3 +380,13 @@ def test_the_last_batch_is_what_was_trained_whatever_was_inserted_since(native: 
         setup.replay.insert(setup.storage.insert(rows_of(setup.storage.spec, CAPACITY, seed=1)))
     for name, column in setup.loop.last_batch().items():
         np.testing.assert_array_equal(column, before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_window_that_an_interrupt_left_open_does_not_keep_the_loop_from_stopping(native: bool) -> None:
+    setup = Setup(Dueling, native=native)
+    setup.loop.launch()
+    setup.loop.kernel.open_window()  # a second Ctrl-C came before the block that closes it
+    setup.laq.grant(3, 0.4)
+    setup.loop.stop(60.0)
+    setup.loop.kernel.close_window()

@@ -51,7 +51,7 @@ def make_program(
     replay_config, learner = composer.run()
     replay_config = dataclasses.replace(replay_config, device="cpu0")
     learner = dataclasses.replace(learner, device="cpu0" if setting == 2 else "cpu1")
-    return composer.runtime_gen(replay_config, learner, folder / "program.py", timesteps=1000)
+    return composer.runtime_gen(replay_config, learner, folder / "program.py", timesteps=1100)
 
 
 def train(program: Path, results: Path, *arguments: str, timesteps: int = 1500) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Each worker runs in a thread of its own; in serial mode the host calls `run_once
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -253,7 +254,7 @@ class LoopKernel(Protocol):
         """Hold sampling off."""
 
     def close_window(self) -> None:
-        """Let sampling go on."""
+        """Let sampling go on; without effect where this thread has not opened the window."""
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """Indices, weights and columns, or their bytes, of the batch trained last, or of the one that failed."""
@@ -281,7 +282,7 @@ class _AnyIteration:
         storage: Storage,
         learner: Learner,
         batch: dict[str, np.ndarray],
-        sampling: threading.Lock,
+        sampling: threading.RLock,
     ) -> None:
         self._replay, self._storage, self._learner, self._batch = replay, storage, learner, batch
         self._batch_size = len(next(iter(batch.values())))
@@ -304,7 +305,7 @@ class _JoinedIteration:
     """A Learner's own iteration, all of which samples. Its rows never leave `storage`, and are read there."""
 
     def __init__(
-        self, joined: Iteration, storage: Storage, batch: dict[str, np.ndarray], sampling: threading.Lock
+        self, joined: Iteration, storage: Storage, batch: dict[str, np.ndarray], sampling: threading.RLock
     ) -> None:
         self._joined, self._storage, self._batch, self._sampling = joined, storage, batch, sampling
 
@@ -332,7 +333,7 @@ class _InterpretedLoop:
     ) -> None:
         self._laq, self._ldq = laq, ldq
         self._publisher = publisher
-        self._sampling = threading.Lock()
+        self._sampling = threading.RLock()  # it knows its owner, who may release it twice
         joined: Iteration | None = None
         if hasattr(learner, "join"):
             joined = learner.join(replay, storage, len(next(iter(batch.values()))))
@@ -367,7 +368,8 @@ class _InterpretedLoop:
         self._sampling.acquire()
 
     def close_window(self) -> None:
-        self._sampling.release()
+        with contextlib.suppress(RuntimeError):  # this thread does not hold it
+            self._sampling.release()
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         return self._iteration.last_batch()
@@ -430,8 +432,13 @@ class TrainingLoop(Worker):
     @contextmanager
     def insertion_window(self) -> Iterator[None]:
         """Hold sampling off while the host inserts."""
-        self.kernel.open_window()
         try:
+            self.kernel.open_window()  # inside: Ctrl-C may come as soon as it has returned
             yield
         finally:
             self.kernel.close_window()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Close the input queue and wait for the loop to end."""
+        self.kernel.close_window()  # Ctrl-C may have come between the window and its closing
+        super().stop(timeout_s)

@@ -30,8 +30,12 @@ class InsertionWindow {
   void open() {
     wanted_.store(true, std::memory_order_seq_cst);
     mutex_.lock();
+    open_ = true;
   }
+  // Without effect on a closed window: whoever was interrupted may not know.
   void close() {
+    if (!open_) return;
+    open_ = false;
     wanted_.store(false, std::memory_order_seq_cst);
     mutex_.unlock();
     closed_.ring();
@@ -42,6 +46,7 @@ class InsertionWindow {
 
  private:
   std::mutex mutex_;
+  bool open_ = false;  // the host's own
   std::atomic<bool> wanted_{false};
   Signal closed_{};
 };
