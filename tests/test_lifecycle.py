@@ -139,8 +139,8 @@ def test_a_run_without_readers_trains_to_its_end(program: Path, tmp_path: Path, 
     found = summary(tmp_path / "run")
     assert found["env_steps"] >= 1000
     assert found["actor_restarts"] == 0
-    assert found["evaluation"]["episodes"] == 2
-    assert "Weights:" in (tmp_path / "run" / "run.log").read_text()
+    assert found["last"]["episodes"] == 2
+    assert "Last weights:" in (tmp_path / "run" / "run.log").read_text()
 
 
 # --- errors of the user's code --------------------------------------------------------------------------------------
