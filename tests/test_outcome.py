@@ -81,9 +81,9 @@ def test_last_and_best_are_told_apart_and_both_are_kept(tmp_path: Path) -> None:
     assert summary["best"] == {"step": 200, "mean": 9.0, "min": 9.0, "max": 9.0, **score, **selected}
     assert training.trainer.skill.weight.item() == 1.0, "the trainer keeps the last weights"
     assert (skill_in(tmp_path / LAST_WEIGHTS), skill_in(tmp_path / BEST_WEIGHTS)) == (1.0, 9.0)
-    assert last_text(summary).startswith("step 400, mean return 1.0 +- 0.0")
-    assert best_text(summary).startswith("step 200, mean return 9.0 +- 0.0")
-    assert best_text(summary).endswith("that did not select them; selected by 9.0 over 3")
+    assert last_text(summary).startswith("step 400, mean return 1.00 +- 0.00")
+    assert best_text(summary).startswith("step 200, mean return 9.00 +- 0.00")
+    assert best_text(summary).endswith("that did not select them; selected by 9.00 over 3")
 
 
 def test_the_best_weights_are_scored_by_episodes_that_did_not_select_them() -> None:
@@ -136,7 +136,7 @@ def test_an_interrupted_run_names_what_was_selected_and_not_confirmed() -> None:
     summary = training.evaluator.summary()
     assert summary["last"] == {"step": 200}
     assert summary["best"] == {"step": 100, "selected_mean": 9.0, "selected_episodes": 3}
-    assert best_text(summary) == "step 100, not evaluated again; selected by 9.0 over 3"
+    assert best_text(summary) == "step 100, not evaluated again; selected by 9.00 over 3"
     assert training.trainer.skill.weight.item() == 2.0
 
 
@@ -173,6 +173,21 @@ def test_best_weights_that_cannot_be_the_runs_are_refused(tmp_path: Path, name: 
     path.write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=f"best weights.*{name.removeprefix('best-')}|{name} must be a number"):
         state.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("returns", "text"),
+    [
+        ((0.9, 0.95), "mean return 0.925 +- 0.025 (0.900 to 0.950)"),
+        ((21.0, 500.0), "mean return 260.5 +- 239.5 (21.0 to 500.0)"),
+        ((0.0, 0.0), "mean return 0.0 +- 0.0 (0.0 to 0.0)"),
+        ((math.nan, 1.0), "mean return nan +- nan (nan to nan)"),
+    ],
+)
+def test_returns_are_written_with_the_digits_that_matter(returns: tuple[float, ...], text: str) -> None:
+    training = Training("--eval-episodes", "2")
+    training.evaluator.last = Evaluation(np.array(returns), np.array([1, 1]))
+    assert text in last_text(training.evaluator.summary())
 
 
 @pytest.mark.parametrize(("means", "best"), [((math.nan, 3.0), 3.0), ((3.0, math.nan, 2.0), 3.0), ((2.0, 4.0), 4.0)])

@@ -25,6 +25,7 @@ from pearl.actors.process import ActorGroup
 from pearl.cli import app
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
 from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.scores import decimals
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 SETTINGS = pytest.mark.parametrize("setting", [1, 2])
@@ -173,7 +174,8 @@ def test_a_run_that_collapses_reports_its_last_and_its_best_weights_apart(tmp_pa
     assert best["mean"] == best["selected_mean"] > 8.0
     assert 300 < best["step"] < 900
     assert f"step {last['step']:,}, mean return 0.0" in output
-    assert f"step {best['step']:,}, mean return {best['mean']:.1f}" in output
+    best_score = f"step {best['step']:,}, mean return {best['mean']:.{decimals(best['mean'])}f}"
+    assert best_score in output
     skills = [load_file(results / name)["skill.weight"].item() for name in (LAST_WEIGHTS, BEST_WEIGHTS)]
     assert skills[0] == 0.0
     assert skills[1] > 8.0
@@ -191,12 +193,8 @@ def test_a_run_that_collapses_reports_its_last_and_its_best_weights_apart(tmp_pa
     assert resumed["last"]["step"] >= 1500
     assert load_file(results / BEST_WEIGHTS)["skill.weight"].item() == skills[1]
     report = CliRunner().invoke(app, ["report", str(results)]).stdout
-    for text in (
-        f"step {resumed['last']['step']:,}, mean return 0.0",
-        f"step {best['step']:,}, mean return",
-        "selected by",
-    ):
-        assert text in report
+    assert f"step {resumed['last']['step']:,}, mean return 0.0" in report
+    assert best_score in report
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,26 @@ def best_text(summary: Mapping[str, Any]) -> str:
     if not isinstance(best, dict):
         return "none: nothing was evaluated on the way"
     again = f"{_score(best)} that did not select them" if "mean" in best else "not evaluated again"
+    selected = number(best, "selected_mean")
     return (
-        f"step {number(best, 'step'):,.0f}, {again}; selected by {number(best, 'selected_mean'):.1f} "
+        f"step {number(best, 'step'):,.0f}, {again}; selected by {selected:.{decimals(selected)}f} "
         f"over {number(best, 'selected_episodes'):.0f}"
     )
 
 
 def _score(found: Mapping[str, Any]) -> str:
     mean, std, least, most = (number(found, key) for key in ("mean", "std", "min", "max"))
-    episodes = number(found, "episodes")
-    return f"mean return {mean:.1f} +- {std:.1f} ({least:.1f} to {most:.1f}) over {episodes:.0f} greedy episodes"
+    places, episodes = decimals(least, most), number(found, "episodes")
+    return (
+        f"mean return {mean:.{places}f} +- {std:.{places}f} ({least:.{places}f} to {most:.{places}f}) "
+        f"over {episodes:.0f} greedy episodes"
+    )
+
+
+def decimals(*returns: float) -> int:
+    """Decimal places that tell such returns apart: some environments' are within 1, others' in the thousands."""
+    largest = max(abs(value) for value in returns)
+    return 1 if largest >= 10 or largest == 0 else 2 if largest >= 1 else 3
 
 
 def number(values: Mapping[str, Any], key: str) -> float:

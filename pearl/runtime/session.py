@@ -65,7 +65,7 @@ from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training
 from pearl.runtime.run_lock import RunLock
 from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging, run_file_handler
 from pearl.runtime.run_state import Counters, HostStorage, RunState
-from pearl.runtime.scores import best_text, last_text
+from pearl.runtime.scores import best_text, decimals, last_text
 from pearl.runtime.serial import InlineActor
 from pearl.runtime.workers import Worker
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
@@ -674,9 +674,10 @@ class Session:
             self._stop("the evaluation failed")
             return
         if found is not None:
+            mean = f"{found.mean:.{decimals(found.mean)}f}"
             self._stop(
                 f"solved after {self.counters.env_steps:,} steps and {self._wall_s():.1f} s "
-                f"(mean greedy return {found.mean:.1f} over the {len(found.returns)} episodes that decided it)"
+                f"(mean greedy return {mean} over the {len(found.returns)} episodes that decided it)"
             )
 
     def _checkpoint(self) -> None:
