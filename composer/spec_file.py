@@ -274,7 +274,10 @@ class _SpecFile:
         text: str = self._raw(table)[key]
         if not text or not text.isprintable():
             raise self._error(table, "a path", _shown(text), key=key)
-        return self.folder / Path(text).expanduser()
+        try:
+            return self.folder / Path(text).expanduser()
+        except RuntimeError as error:
+            raise self._error(table, "a path", _shown(text), f" {error} Write it in full.", key=key) from error
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.byte_size import readable_size
 from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
+from pearl.process_limits import check_address_space, limit_reached
 from pearl.runtime.entry import DEBUG_VARIABLE
 from pearl.runtime.launch import run_generated, shown
 from pearl.runtime.scores import best_text, last_text, number
@@ -47,6 +48,14 @@ class _Group(TyperGroup):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             print(f"Error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except Exception as error:
+            limit = limit_reached(error)
+            if limit is None:
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            print(f"Error: {limit}", file=sys.stderr)
             raise typer.Exit(1) from error
 
 
@@ -276,6 +285,7 @@ def _compose(
     Prints the assignment matrix and the placement with its reasons, and writes both as JSON. Measurements are kept
     between runs. A program there that was edited is kept under another name.
     """
+    check_address_space()
     from composer.spec_file import load_spec
 
     composer, options = load_spec(spec, implementation=implementation, output=output)

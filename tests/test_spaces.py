@@ -120,7 +120,7 @@ def test_actions_that_no_built_in_algorithm_takes(trainer: type, actions: gym.Sp
 def test_actions_of_another_algorithm() -> None:
     with pytest.raises(EnvError, match=r"DQN is a DQN .* derive from pearl\.algorithms\.DDPG, TD3 or SAC"):
         made(DQN, actions=ARM)
-    with pytest.raises(EnvError, match=r"SAC is an SAC .* derive from pearl\.algorithms\.DQN"):
+    with pytest.raises(EnvError, match=r"SAC is a SAC .* derive from pearl\.algorithms\.DQN"):
         made(SAC, actions=THREE)
     with pytest.raises(EnvError, match="actions of floating point"):
         made(TD3, actions=spaces.Box(0, 5, (2,), np.int64))

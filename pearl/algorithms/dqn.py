@@ -38,8 +38,7 @@ class DQN(Trainer):
     def build_q_network(self) -> nn.Module:
         """The action-value network; Nature CNN for images, else an MLP of `hidden_sizes`."""
         assert isinstance(self.action_space, spaces.Discrete)
-        of_bytes = self.observation_space.dtype == np.uint8
-        actions = int(self.action_space.n)
+        actions, of_bytes = int(self.action_space.n), self._of_bytes
         return q_network(self.input_shape, actions, self.hidden_sizes, dueling=self.dueling, of_bytes=of_bytes)
 
     def build(self) -> None:
@@ -55,7 +54,12 @@ class DQN(Trainer):
         """One output for each action."""
         assert isinstance(self.action_space, spaces.Discrete)
         meaning = f"a value for each action of {self.action_space}"
-        self._check_outputs("build_q_network", self.q, self.input_shape, int(self.action_space.n), meaning)
+        outputs, dtype = int(self.action_space.n), torch.uint8 if self._of_bytes else torch.float32
+        self._check_outputs("build_q_network", self.q, self.input_shape, outputs, meaning, dtype)
+
+    @property
+    def _of_bytes(self) -> bool:
+        return self.observation_space.dtype == np.uint8
 
     @property
     def policy(self) -> nn.Module:

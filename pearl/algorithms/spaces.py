@@ -44,10 +44,9 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
             "Discrete number for each combination, or bring a trainer class of your own that makes such actions."
         )
     if kind != wanted:
-        article = "an" if algorithm == "SAC" else "a"
         described = "a Discrete" if wanted == "Discrete" else "a Box"
         raise EnvError(
-            f"{name} is {article} {algorithm} and needs {described} action space; the environment has {space}. "
+            f"{name} is a {algorithm} and needs {described} action space; the environment has {space}. "
             f"For {'discrete' if kind == 'Discrete' else 'continuous'} actions {_DERIVE[kind]}."
         )
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):

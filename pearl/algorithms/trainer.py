@@ -117,12 +117,17 @@ class Trainer(abc.ABC):
         """Raise TrainerError if the outputs of a network do not fit the spaces."""
 
     def _check_outputs(
-        self, method: str, network: nn.Module, input_shape: tuple[int, ...], outputs: int, meaning: str
+        self,
+        method: str,
+        network: nn.Module,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        meaning: str,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Raise TrainerError unless `network` makes `(batch, outputs)` of `(batch, *input_shape)`."""
+        """Raise TrainerError unless `network` makes `(batch, outputs)` of `(batch, *input_shape)` of `dtype`."""
         made = f"{type(self).__name__}.{method}() must make a network"
-        as_bytes = self.observation_space.dtype == np.uint8 and input_shape == self.input_shape
-        inputs = torch.zeros((2, *input_shape), dtype=torch.uint8 if as_bytes else torch.float32, device=self.device)
+        inputs = torch.zeros((2, *input_shape), dtype=dtype, device=self.device)
         training = set_evaluation_mode(network)
         try:
             with torch.no_grad():

@@ -11,10 +11,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 
 from pearl.error_place import described
 from pearl.errors import PearlError
+from pearl.process_limits import check_address_space, limit_reached
 from pearl.standard_streams import keep_standard_streams
 
 DEBUG_VARIABLE = "PEARL_DEBUG"  # set and not empty: errors come with their traceback
@@ -25,8 +26,17 @@ logger = logging.getLogger("pearl.runtime")
 
 
 def begin_program() -> None:
-    """Call first, before what takes long to import: until `run_program`, Ctrl-C ends the process with one line."""
+    """Call first, before what takes long to import: until `run_program`, Ctrl-C ends the process with one line.
+
+    So does an import that a limit of the process makes fail. Exits where the limits leave no room for torch.
+    """
     keep_standard_streams()
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _tell_limit
+    try:
+        check_address_space()
+    except PearlError as error:
+        sys.exit(_failed(str(error)))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
 
@@ -47,10 +57,13 @@ def run_program(main: Callable[[], int]) -> None:
     except PearlError as error:
         code = _failed(str(error))
     except Exception as error:
-        log = run_log_file()
-        if log is None:
+        log, limit = run_log_file(), limit_reached(error)
+        if limit is not None:
+            code = _failed(limit)
+        elif log is None:
             raise
-        code = _failed(f"{described(error)}. The full traceback is in {log}.")
+        else:
+            code = _failed(f"{described(error)}. The full traceback is in {log}.")
     # What is left is Python's own end: a Ctrl-C there has nothing to interrupt.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
@@ -71,6 +84,14 @@ def _failed(message: str) -> int:
         traceback.print_exc()
     print(f"Error: {message}", file=sys.stderr)
     return 1
+
+
+def _tell_limit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    limit = limit_reached(error) if isinstance(error, Exception) else None
+    if limit is None or os.environ.get(DEBUG_VARIABLE):
+        sys.__excepthook__(kind, error, trace)
+    if limit is not None:
+        print(f"Error: {limit}", file=sys.stderr)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,113 @@
+"""Limits of the shell and of the machine's users: one message that names the limit and what to do, no traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pearl.cache_folder import cache_folder
+from pearl.errors import ConfigurationError
+from pearl.process_limits import limit_reached
+
+# What a generated program begins with.
+PROGRAM = """
+from pearl.runtime.entry import begin_program, run_program
+begin_program()
+{imports}
+def main():
+    {work}
+    return 0
+run_program(main)
+"""
+
+
+def under(limit: str, *command: object, folder: Path) -> str:
+    """What the command says to a shell that has set `limit`; it must fail in good order."""
+    words = " ".join(f"'{word}'" for word in command)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        ["bash", "-c", f"{limit}; exec {words}"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert "Traceback" not in ran.stderr
+    last = ran.stderr.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    return last
+
+
+@pytest.mark.parametrize("command", ["devices", "compose", "program"])
+def test_little_memory_that_may_be_mapped(command: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(imports="import torch", work="pass"))
+    arguments = {"devices": ("-m", "pearl", "devices"), "compose": ("-m", "pearl", "compose", "absent.toml")}
+    said = under("ulimit -v 600000", sys.executable, *arguments.get(command, (program,)), folder=tmp_path)
+    assert "614 MB of memory (ulimit -v" in said
+    assert "ulimit -v unlimited" in said
+
+
+@pytest.mark.parametrize(
+    ("imports", "work"),
+    [
+        pytest.param("", "held = [open('/dev/null') for _ in range(100)]", id="in-main"),
+        pytest.param("held = [open('/dev/null') for _ in range(100)]", "pass", id="while-importing"),
+    ],
+)
+def test_few_files_that_may_be_open(imports: str, work: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(imports=imports, work=work))
+    said = under("ulimit -n 24", sys.executable, program, folder=tmp_path)
+    assert "may have 24 at once (ulimit -n)" in said
+    assert "ulimit -n 1024" in said
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "PEARL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(ConfigurationError, match=r"No home folder is known: .* Set HOME .* or set PEARL_CACHE_DIR"):
+        cache_folder()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (RuntimeError("unable to open shared memory: Too many open files"), "ulimit -n"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (MemoryError(), "MemoryError): this process may have"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Memory is short"),
+        (ImportError("libtorch.so: failed to map segment from shared object"), "Memory is short"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "Memory is short"),
+        (KeyError("getpwuid(): uid not found: 54321"), "Set HOME"),
+    ],
+)
+def test_errors_that_a_limit_makes(error: Exception, said: str) -> None:
+    for found in (limit_reached(error), limit_reached(_caused_by(error))):
+        assert found is not None
+        assert said in found
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "No such file"), ValueError("x"), RuntimeError("deadlock")])
+def test_other_errors_are_no_limit(error: Exception) -> None:
+    assert limit_reached(error) is None
+
+
+def _caused_by(error: Exception) -> Exception:
+    try:
+        raise ValueError("what came of it") from error
+    except ValueError as found:
+        return found
