@@ -38,9 +38,10 @@ timesteps = 400
 
 # Stands for a program: says what it was given, and how it ends.
 STUB = """
-import json, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time
 folder = pathlib.Path(__file__).parent
 (folder / "seen.json").write_text(json.dumps(sys.argv[1:]))
+(folder / "debug").write_text(os.environ.get("PEARL_DEBUG", ""))
 if "--wait" in sys.argv:
     def stop(number, frame):
         time.sleep(0.5)  # a checkpoint
@@ -327,6 +328,23 @@ def test_measurements_of_another_machine_are_imported_by_a_command(composed, tmp
 def test_run_passes_options_on(stub, given, seen):
     assert invoke("run", stub, *given).exit_code == 0
     assert json.loads((stub.parent / "seen.json").read_text()) == seen
+
+
+@pytest.mark.parametrize("options", [(), ("--debug",)])
+def test_debug_reaches_the_program(stub, options):
+    with pearl_command(*options, "run", stub) as process:
+        assert process.wait(60) == 0
+    assert (stub.parent / "debug").read_text() == ("1" if options else "")
+
+
+@pytest.mark.parametrize("lost", [">/dev/full 2>&1", ">&- 2>&-", "2>&1 | true"])
+def test_output_that_is_lost_does_no_harm(tmp_path, lost):
+    (tmp_path / "summary.json").write_text("{}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"{sys.executable} -m pearl report {tmp_path} {lost}"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_run_returns_the_exit_code(stub):

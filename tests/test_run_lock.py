@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from pearl.errors import ConfigurationError
+from pearl.runtime.options import parse_options
+from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_lock import RunLock
 
 HOLDER = textwrap.dedent(
@@ -111,6 +113,25 @@ def test_a_folder_that_was_moved_is_made_again(tmp_path: Path, hold: type[Holder
     with pytest.raises(ConfigurationError, match="belongs to a run that goes on"):
         lock.renew()
     lock.release()
+
+
+def test_a_run_whose_folder_was_taken_over_writes_no_more_into_it(
+    tmp_path: Path, hold: type[Holder], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = parse_options("", timesteps=1, run_dir=tmp_path / "run", arguments=[])
+    folder = RunFolder(options)
+    assert not folder.keep()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert folder.keep()
+    assert not folder.lost
+    (tmp_path / "run").rename(tmp_path / "moved again")
+    hold(tmp_path / "run")
+    assert folder.keep()
+    assert folder.lost
+    assert not folder.keep(), "it is told once"
+    assert "goes on without logs" in caplog.messages[-1]
+    folder.release()
+    assert (tmp_path / "run" / ".lock").exists(), "the other run's"
 
 
 def test_a_damaged_record_is_not_shown(tmp_path: Path, hold: type[Holder]) -> None:

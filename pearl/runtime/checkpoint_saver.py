@@ -15,6 +15,7 @@ from pearl.runtime.checkpoint import latest_checkpoint
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 LAST_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # at the end of the run, between one try and the next
+HURRIED_PAUSES_S = (1.0, 2.0)  # whoever sends a signal to stop may kill soon
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +52,16 @@ class CheckpointSaver:
         self._failures, self._again_at = 0, math.inf
         return path
 
-    def save_last(self, impatient: Callable[[], bool]) -> Path:
-        """Save at the end of the run: tried again for some seconds, unless `impatient`, then in a temporary folder.
+    def save_last(self, *, hurried: bool = False) -> Path:
+        """Save at the end of the run: tried again for some seconds, fewer if `hurried`, then in a temporary folder.
 
         Raises CheckpointError, which says where the last good one is, if the checkpoint is not in its directory.
         """
-        for pause in (*LAST_PAUSES_S, None):
+        for pause in (*(HURRIED_PAUSES_S if hurried else LAST_PAUSES_S), None):
             try:
                 return self._write(self._directory)
             except CheckpointWriteError as error:
-                if pause is None or impatient():
+                if pause is None:
                     raise self._given_up(error) from error
                 _log.warning("%s It is tried again in %.0f s.", error, pause)
                 time.sleep(pause)
@@ -68,7 +69,8 @@ class CheckpointSaver:
 
     def _given_up(self, error: CheckpointWriteError) -> CheckpointError:
         try:
-            refuge = self._write(Path(tempfile.mkdtemp(prefix="pearl-checkpoint-")))
+            folder = Path(tempfile.mkdtemp(prefix="pearl-checkpoint-"))
+            refuge = self._write(folder)
         except (CheckpointError, OSError) as second:
             _log.warning("Nor could it be written elsewhere: %s", second)
             return CheckpointError(f"{error} {self._good()}")

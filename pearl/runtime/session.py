@@ -62,7 +62,7 @@ from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
-from pearl.runtime.run_lock import RunLock
+from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging, run_file_handler
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
@@ -156,13 +156,12 @@ class Session:
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
         self._steps_before = 0  # gradient steps of the parts resumed from
-        self._evicted = False  # another run holds the folder by now
         self._unwritten = ""  # what of the results could not be written
         self._rate = StepRate()
         self._warming_up = options.bench
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
-        self._locks = _lock_folders(options)
+        self._folder = RunFolder(options)
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -187,8 +186,7 @@ class Session:
                 self._display.__exit__(kind, error, traceback)
             if self._log is not None:
                 self._log.close()
-            for lock in self._locks:
-                lock.release()
+            self._folder.release()
             self._interruption.__exit__(kind, error, traceback)
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
@@ -613,25 +611,13 @@ class Session:
 
     def _keep_folder(self) -> None:
         """Go on in a new run folder where the run's own was moved or deleted."""
-        if self._evicted:
-            return
-        try:
-            gone = [lock.folder for lock in self._locks if lock.renew()]
-        except ConfigurationError as error:
-            self._evicted = True
-            logger.warning("The run goes on without logs, for its folder was moved or deleted. %s", error)
-            if self._log is not None:
-                self._log.close()
-                self._log = None
-            return
-        if not gone:
+        if not self._folder.keep():
             return
         if self._log is not None:
             self._log.reopen()
+            self._log = None if self._folder.lost else self._log
         if (handler := run_file_handler()) is not None:
             handler.reopen()
-        for folder in gone:
-            logger.warning("The folder %s was moved or deleted. The run goes on, in a new folder of that name.", folder)
 
     def _log_scalars(self) -> None:
         if self._log is None:
@@ -699,7 +685,7 @@ class Session:
     def _save_into(self, directory: Path) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
         self._keep_folder()
-        if self._evicted and directory == self.options.checkpoint_dir:
+        if self._folder.lost and directory == self.options.checkpoint_dir:
             raise CheckpointWriteError(f"{directory} belongs to another run by now: no checkpoint is written there.")
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
         path = self._state.save(directory, counters, self._evaluator.best)
@@ -749,7 +735,7 @@ class Session:
         *saved, checkpoint = self._saved
         if saved != [self.counters.env_steps, self.counters.gradient_steps]:
             try:
-                checkpoint = self._saver.save_last(self._interrupted)
+                checkpoint = self._saver.save_last(hurried=self._interruption.signal is not None)
             except CheckpointError as error:
                 return error
         self._say(f"Checkpoint:     {checkpoint}")
@@ -761,7 +747,7 @@ class Session:
 
     def _leave(self, summary: Mapping[str, object]) -> None:
         """Write weights and summary, as well as the disk allows."""
-        if self._evicted:
+        if self._folder.lost:
             return
         directory, self._unwritten = self.options.run_dir, ""
         try:
@@ -817,16 +803,3 @@ class Session:
             "overall_eps": overall,
             "overall_gps": self._rate.overall,
         }
-
-
-def _lock_folders(options: Options) -> list[RunLock]:
-    """Hold the run's folders; ConfigurationError if another run does, or if they cannot be written."""
-    folders = {options.run_dir.resolve(): "--run-dir"}
-    folders.setdefault(options.checkpoint_dir.resolve(), "--checkpoint-dir")
-    with contextlib.ExitStack() as stack:
-        locks = []
-        for folder, option in folders.items():
-            locks.append(RunLock(folder, option))
-            stack.callback(locks[-1].release)
-        stack.pop_all()
-    return locks
