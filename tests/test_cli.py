@@ -49,6 +49,7 @@ if "--wait" in sys.argv:
         sys.exit(128 + number)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
     (folder / "ready").touch()
     time.sleep(60)
 if "--bench" in sys.argv:
@@ -365,6 +366,7 @@ def test_run_names_a_program_that_is_absent(tmp_path):
         (lambda process: os.killpg(process.pid, signal.SIGINT), signal.SIGINT),  # as a terminal does on Ctrl-C
         (lambda process: process.send_signal(signal.SIGINT), signal.SIGINT),  # as a supervisor may
         (lambda process: process.send_signal(signal.SIGTERM), signal.SIGTERM),
+        (lambda process: os.killpg(process.pid, signal.SIGHUP), signal.SIGHUP),  # as a terminal does that is closed
     ],
 )
 def test_run_lets_the_program_stop_in_good_order(stub, send, number):

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pearl.atomic_file import write_text
 from pearl.byte_size import readable_size
 from pearl.cache_folder import cache_folder
 from pearl.errors import DeviceError
@@ -105,7 +106,7 @@ def _add_workers(configuration: Path) -> None:
         said = configuration.read_text(encoding="utf-8")
         found = _WORKERS.search(said)
         if found is None or int(found[1] or 0) < _FEWEST_WORKERS:
-            configuration.write_text(f"{_WORKERS.sub('', said).rstrip()}\n{_MORE_WORKERS}", encoding="utf-8")
+            write_text(configuration, f"{_WORKERS.sub('', said).rstrip()}\n{_MORE_WORKERS}")
     except OSError as error:
         raise DeviceError(
             f"{configuration} should say {_MORE_WORKERS.strip()!r}, for pipelines of many kernels, and cannot be "

@@ -33,6 +33,7 @@ from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
+from pearl.atomic_file import replace_file
 from pearl.errors import (
     ActorError,
     CheckpointError,
@@ -388,7 +389,8 @@ class Session:
         except TrainerError as error:
             path = self.options.run_dir / "failed_batch.npz"
             try:
-                np.savez(path, **worker.last_batch())  # type: ignore[arg-type]
+                with replace_file(path) as stream:
+                    np.savez(stream, **worker.last_batch())  # type: ignore[arg-type]
             except OSError as failure:
                 raise TrainerError(f"{error} The batch could not be saved as {path}: {failure}.") from error
             raise TrainerError(f"{error} The batch was saved as {path}: numpy.load() shows it.") from error
