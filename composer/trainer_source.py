@@ -13,8 +13,8 @@ from pathlib import Path
 from pearl.errors import GenerationError
 
 _NO_SOURCE = (
-    "{name} has no source file that a program could import it from (was it typed into a console or notebook, or made "
-    "by a call?). Put it at the top level of a .py file and import it from there."
+    "{name} has no source file that a program could import it from (was it typed into a console or notebook, read "
+    "from standard input, or made by a call?). Put it at the top level of a .py file and import it from there."
 )
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -50,6 +50,8 @@ def trainer_import(trainer_class: type, taken: Collection[str], imported_from: s
         file = Path(inspect.getfile(trainer_class)).resolve()
     except (TypeError, OSError) as error:
         raise GenerationError(_NO_SOURCE.format(name=name)) from error
+    if not file.is_file():
+        raise GenerationError(_NO_SOURCE.format(name=name))
     if getattr(module, name, None) is not trainer_class and (module_name != "__main__" or not _defines(file, name)):
         raise GenerationError(_NO_SOURCE.format(name=name))
     if module_name == "__main__":

@@ -503,8 +503,11 @@ def test_class_of_a_script_that_cannot_be_imported(as_main: Any, text: str, name
         trainer_import(as_main(text, name), ())
 
 
-def test_class_of_a_console_or_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("__main__")  # a console's has no __file__
+@pytest.mark.parametrize("file", [None, "<stdin>"])
+def test_class_of_a_console_or_notebook(monkeypatch: pytest.MonkeyPatch, file: str | None) -> None:
+    module = types.ModuleType("__main__")
+    if file is not None:  # a console's has no __file__
+        module.__file__ = file
     monkeypatch.setitem(sys.modules, "__main__", module)
     exec(CLASS, vars(module))
     with pytest.raises(GenerationError, match=r"notebook.*\.py file"):
