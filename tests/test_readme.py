@@ -29,7 +29,7 @@ def test_twelve_lines_compose_a_program_that_trains(tmp_path):
     run(tmp_path, "-m", "pearl", "devices", "--no-measure")
     run(tmp_path, "compose.py")
     options = ("--timesteps", "1500", "--until-return", "none", "--eval-episodes", "2")
-    assert "Weights:" in run(tmp_path, "cartpole_runtime.py", *options)
+    assert "Last weights:" in run(tmp_path, "cartpole_runtime.py", *options)
 
 
 def test_every_command_exists():
