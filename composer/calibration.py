@@ -63,6 +63,11 @@ class _Entry:
     key: CalibrationKey
     measurements: tuple[tuple[str, Measurement], ...]
 
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.measurements]
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"An entry measures each latency once; found {', '.join(names)}.")
+
     @property
     def imported(self) -> bool:
         return any(measurement.source == "imported" for _, measurement in self.measurements)
@@ -214,5 +219,10 @@ def _encode_entries(entries: _Entries) -> str:
 
 def _decode_entries(text: str) -> _Entries:
     document = parse_document(text, FORMAT, VERSION)
+    if unknown := sorted(set(document) - {"format", "version", "entries"}):
+        raise ConfigurationError(f"{FORMAT}: expected the keys format, version, entries; found {unknown[0]!r}.")
     entries: tuple[_Entry, ...] = decode(tuple[_Entry, ...], document.get("entries"), "entries")
-    return {entry.key.digest: entry for entry in entries}
+    found = {entry.key.digest: entry for entry in entries}
+    if len(found) < len(entries):
+        raise ConfigurationError("entries: expected one entry for each key; found two for one.")
+    return found

@@ -32,8 +32,14 @@ def parse_document(text: str, name: str, version: int) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ConfigurationError(f"A {name} document holds finite numbers only; found {constant}.")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ConfigurationError(f"A {name} document has each key once; found one twice, of {', '.join(found)}.")
+        return found
+
     try:
-        document = json.loads(text, parse_constant=refuse)
+        document = json.loads(text, parse_constant=refuse, object_pairs_hook=once)
     except ConfigurationError:
         raise
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
@@ -60,7 +66,8 @@ def decode(expected: Any, data: object, where: str) -> Any:
         return _decode_union(get_args(expected), data, where)
     if origin is Literal:
         accepted = get_args(expected)
-        _require(data in accepted, f"{where}: expected one of {', '.join(map(repr, accepted))}; found {_short(data)}.")
+        chosen = any(type(data) is type(value) and data == value for value in accepted)  # True == 1
+        _require(chosen, f"{where}: expected one of {', '.join(map(repr, accepted))}; found {_short(data)}.")
         return data
     if origin is tuple:
         kinds = get_args(expected)
@@ -80,6 +87,7 @@ def _decode_scalar(expected: Any, data: object, where: str) -> object:
         _require(abs(data) <= 1e300, f"{where}: expected a finite number; found {_short(data)}.")
         return float(data)
     if expected in (str, bool, int) and type(data) is expected:
+        _require(not isinstance(data, int) or abs(data) < 2**63, f"{where}: expected a whole number that fits 64 bits.")
         return data
     name = getattr(expected, "__name__", str(expected))
     raise ConfigurationError(f"{where}: expected {name}; found {_short(data)}.")

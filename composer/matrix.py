@@ -19,6 +19,8 @@ Source: TypeAlias = Literal["measured", "modelled", "imported"]
 Candidacy: TypeAlias = tuple[str, str, str]  # devices of Replay Manager and Learner, and the latter's implementation
 Column: TypeAlias = Literal["RM only", "Learner only", "RM & Learner"]
 
+_ROUNDING = 1e-12  # of a percentile between two samples
+
 SOURCES: tuple[Source, ...] = get_args(Source)
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
@@ -26,6 +28,11 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigurationError(message)
+
+
+def _require_counts(what: str, **counts: int) -> None:
+    for name, value in counts.items():
+        _require(value >= 1, f"A {what}'s {name} must be at least 1; found {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,19 @@ class Measurement:
         found = f"p20 {self.p20_us!r}, p50 {self.value_us!r}, p80 {self.p80_us!r}"
         _require(ordered, f"A latency must be finite and at least 0 with p20 <= p50 <= p80; found {found}.")
         _require(self.n >= 0, f"A measurement's n must be at least 0; found {self.n!r}.")
+        modelled = self.source == "modelled"
+        _require(
+            not modelled or (self.n == 0 and self.p20_us == self.p80_us),
+            f"A modelled value has no samples and no spread; found n={self.n!r}, {found}.",
+        )
         _require(
             self.samples is None or len(self.samples) == self.n,
             f"A measurement that keeps its samples must keep all {self.n}; found {len(self.samples or ())}.",
         )
+        if self.samples:
+            least, most = min(self.samples), max(self.samples)
+            within = least <= self.p20_us * (1 + _ROUNDING) and self.p80_us <= most * (1 + _ROUNDING)
+            _require(least >= 0 and within, f"The spread must lie among the samples, {least!r} to {most!r}; {found}.")
 
     @classmethod
     def from_samples(cls, samples_us: Sequence[float], source: Source = "measured") -> Measurement:
@@ -81,6 +97,9 @@ class ReplayCell:
     fanout: int
     workers: int = 1
 
+    def __post_init__(self) -> None:
+        _require_counts("Replay Manager", fanout=self.fanout, workers=self.workers)
+
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latencies by name."""
         return (("sample", self.sample), ("insert", self.insert), ("update", self.update))
@@ -104,6 +123,9 @@ class LearnerCell:
     streams: int = 1
     implementation: str = "torch"
     prefetch: bool = False
+
+    def __post_init__(self) -> None:
+        _require_counts("Learner", threads=self.threads, sub_batches=self.sub_batches, streams=self.streams)
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latency by name."""

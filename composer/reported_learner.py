@@ -20,7 +20,7 @@ from composer.fpga_model import ReplayTree
 from composer.matrix import LearnerCell, Measurement, PairCell
 from composer.modelled_rows import FPGA_LEARNER
 from composer.reported_replay import ReportedReplay
-from composer.reported_stages import clock_of, imported, known_trips, loops_of, one_pass
+from composer.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
 from composer.vendor_report import BlockReport, KernelReport, VendorReport
 from pearl.algorithms.ddpg import DDPG
 from pearl.algorithms.dqn import DQN
@@ -385,9 +385,9 @@ class ReportedLearner:
     @classmethod
     def from_measurements(cls, build: LearnerBuild, found: Mapping[str, Measurement]) -> ReportedLearner | None:
         """What `measurements` wrote; None where it is something else."""
-        if not {"cycle", "learner_step"} <= set(found) or not found["cycle"].value_us:
+        cycle_us = cycle_in(found)
+        if cycle_us is None or "learner_step" not in found:
             return None
-        cycle_us = found["cycle"].value_us
         return cls(build, 1 / cycle_us, round(found["learner_step"].value_us / cycle_us))
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from composer.fpga_model import ReplayTree
 from composer.matrix import Measurement, ReplayCell
-from composer.reported_stages import clock_of, imported, known_trips, loops_of, one_pass
+from composer.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
 from composer.vendor_report import KernelReport, VendorReport
 from pearl.errors import VendorReportError
 
@@ -111,7 +111,7 @@ class ReportedReplay:
     @classmethod
     def from_measurements(cls, tree: ReplayTree, found: Mapping[str, Measurement]) -> ReportedReplay | None:
         """What `measurements` wrote; None where it is something else."""
-        if not set(_NAMES) <= set(found) or not found["cycle"].value_us:
+        if not set(_NAMES) <= set(found) or cycle_in(found) is None:
             return None
         cycle_us, *times_us = (found[name].value_us for name in _NAMES)
         cycles = [round(time_us / cycle_us) for time_us in times_us]

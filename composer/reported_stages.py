@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from composer.matrix import Measurement
 from composer.vendor_report import BlockReport, KernelReport, VendorReport
@@ -78,3 +78,9 @@ def one_pass(loop: BlockReport, trips: Callable[[BlockReport], int | None]) -> t
             latency += (count - 1) * each + once
             interval = max(interval, count * each)
     return math.ceil(max(1.0, interval) if loop.ii is not None else latency), latency
+
+
+def cycle_in(found: Mapping[str, Measurement]) -> float | None:
+    """Microseconds of a cycle among what a calibration file says; None where it has none, or none that a clock has."""
+    cycle = found.get("cycle")
+    return cycle.value_us if cycle is not None and 1e-6 <= cycle.value_us <= 1e6 else None

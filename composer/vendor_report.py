@@ -208,7 +208,9 @@ class _Document:
 
     def get(self, record: object, key: str, kind: type[Any] | tuple[type[Any], ...], where: str) -> Any:
         """`record[key]`, if that is there and of this kind."""
-        value = record.get(key) if isinstance(record, dict) else record
+        if not isinstance(record, dict):
+            raise self.fail(f"an object with {key!r} in {where}", record)
+        value = record.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.fail(f"{key!r} in {where}", value)
         return value
@@ -464,11 +466,11 @@ def _kernel_blocks(document: _Document) -> list[tuple[str, tuple[BlockReport, ..
 
 def _linked(document: _Document, roots: Sequence[object]) -> list[dict[str, Any]]:
     """Records whose children are numbers of others, as records that hold their children."""
-    by_id = {record.get("id"): record for record in document.records[1:] if isinstance(record.get("id"), int)}
+    by_id = {record.get("id"): record for record in document.records[1:] if type(record.get("id")) is int}
     taken: set[int] = set()
 
     def whole(number: object) -> dict[str, Any]:
-        record = by_id.get(number) if isinstance(number, int) else None
+        record = by_id.get(number) if type(number) is int else None
         if record is None:
             raise document.fail("a line for each block that is listed (the file is truncated)", number)
         if number in taken:

@@ -135,21 +135,26 @@ def checked_state(
     for name in ("format", "mode", "capacity", "max_times_sampled"):
         if isinstance(state.get(name), np.ndarray):
             raise CheckpointError(f"The saved replay's {name} must be a number or a text; found an array.")
-    if state.get("format") != STATE_FORMAT:
+    if type(state.get("format")) is not int or state["format"] != STATE_FORMAT:
         raise CheckpointError(
             f"The saved replay's format must be {STATE_FORMAT}; found {state.get('format')!r}, of another version."
         )
     for name, expected in (("mode", mode), ("capacity", capacity), ("max_times_sampled", max_times_sampled)):
         found = state.get(name)
-        if found != expected:
+        if type(found) is not type(expected) or found != expected:  # True == 1
             raise CheckpointError(f"The saved replay's {name} must be {expected!r}; found {found!r}.")
     rows = capacity if mode in PRIORITY_MODES else 0
     lengths: dict[str, tuple[int, np.dtype[Any]]] = {"priorities": (rows, _FLOAT32), "leaves": (rows, _UINT32)}
     lengths |= {"generations": (capacity, _UINT32), "times_sampled": (capacity, _UINT16)}
     lengths["order"] = (len(np.atleast_1d(state.get("order", ()))) if mode in TIME_MODES else 0, _INT64)
-    missing = [name for name in (*_SCALARS, *lengths) if name not in state]
-    if missing:
+    expected_names = {"format", "mode", "capacity", "max_times_sampled", "fanout", *_SCALARS, *lengths}
+    if missing := sorted(expected_names - set(state)):
         raise CheckpointError(f"The saved replay lacks {', '.join(missing)}.")
+    if unknown := sorted(set(state) - expected_names):
+        raise CheckpointError(f"The saved replay holds {', '.join(map(repr, unknown))}, which no replay has.")
+    fanout = _number(state["fanout"])
+    if not isinstance(fanout, int) or not 1 <= fanout <= 256:
+        raise CheckpointError(f"The saved replay's fanout must be a whole number up to 256; found {fanout!r}.")
     checked: ReplayStateDict = {name: _number(state[name]) for name in _SCALARS}
     for name, (length, dtype) in lengths.items():
         array = np.asarray(state[name])
@@ -161,14 +166,35 @@ def checked_state(
     _check_values(checked, max_times_sampled)
     if mode in TIME_MODES:
         expected_slots = np.flatnonzero(_may_be_sampled(checked, max_times_sampled))
-        if not np.array_equal(np.sort(checked["order"]), expected_slots):
+        order = np.asarray(checked["order"])
+        if not np.array_equal(np.sort(order), expected_slots):
             raise CheckpointError("The saved replay's order is damaged: it must name each slot to be sampled once.")
+        if (np.diff(_ages(checked)[order]) > 0).any():
+            raise CheckpointError("The saved replay's order is damaged: it must go from the oldest to the newest.")
     return checked
 
 
 def _may_be_sampled(state: ReplayStateDict, max_times_sampled: int) -> np.ndarray:
     written = np.asarray(state["generations"]) > 0
     return written & (np.asarray(state["times_sampled"]) < (max_times_sampled or 2**16))
+
+
+def _ages(state: ReplayStateDict) -> np.ndarray:
+    """Insertions since each slot was written, `(capacity,)` int64: generations are counts of insertions mod 2**32."""
+    newest = np.uint32(int(state["inserts"]) % 2**32)
+    return np.asarray(newest - np.asarray(state["generations"])).astype(np.int64)
+
+
+def _check_counts(state: ReplayStateDict) -> None:
+    """Refuse counts that contradict each other, or what the slots say."""
+    inserts, samples, generations = int(state["inserts"]), int(state["samples"]), np.asarray(state["generations"])
+    written = np.unique(generations[generations > 0])
+    if len(written) > inserts or (inserts < 2**32 and len(written) and written[-1] > inserts):
+        raise CheckpointError(f"The saved replay's generations are damaged: only {inserts} items were inserted.")
+    if inserts < 2**32 and len(written) < np.count_nonzero(generations):
+        raise CheckpointError("The saved replay's generations are damaged: two slots have the same.")
+    if int(np.asarray(state["times_sampled"]).sum(dtype=np.int64)) > samples:
+        raise CheckpointError(f"The saved replay's times_sampled are damaged: only {samples} items were sampled.")
 
 
 def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
@@ -196,11 +222,11 @@ def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
         raise CheckpointError("The saved replay's leaves are damaged: some are not those of their priorities.")
     if (times > (max_times_sampled or TIMES_MAX)).any() or (times[unwritten] > 0).any():
         raise CheckpointError("The saved replay's times_sampled are damaged: too many, or of unwritten slots.")
+    _check_counts(state)
 
 
 def _number(value: np.ndarray | int | float | str) -> int | float:
-    single = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1)
-    number = value.item() if single else value  # type: ignore[union-attr]
+    number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise CheckpointError(f"The saved replay holds {value!r} where a number was expected.")
     return number

@@ -507,6 +507,9 @@ class DataStorage:
             for name, rows in zip(self._names, matching_rows(self.spec, saved, size), strict=True)
         }
         numbers = {name: _saved_numbers(name, array, size) for name, array in episodes.items()}
+        for name, most in (("stream", self.streams - 1), ("ending", 2), ("position", inserted)):
+            if name in numbers:
+                _check_range(name, numbers[name], most)
         self._ring.restore(size=size, cursor=cursor, inserted=inserted)
         self._lost = size
         self._claim(size)
@@ -708,11 +711,19 @@ def _flags(name: str, values: ArrayLike | None, count: int) -> np.ndarray:
 def _saved_numbers(name: str, array: np.ndarray | None, size: int) -> np.ndarray:
     if array is None:
         raise ReplayError(f"The saved rows lack {_PREFIX + name!r}: they were saved without streams.")
-    if array.ndim != 1 or len(array) < size or array.dtype.kind not in "iu":
+    dtype = np.uint8 if name == "ending" else np.int64
+    if array.ndim != 1 or len(array) < size or array.dtype != dtype:
         raise ReplayError(
-            f"The saved {_PREFIX + name!r} must be {size} whole numbers; found {array.dtype} {array.shape}."
+            f"The saved {_PREFIX + name!r} must be {np.dtype(dtype)} ({size},); found {array.dtype} {array.shape}."
         )
     return np.ascontiguousarray(array[:size], np.int64)
+
+
+def _check_range(name: str, values: np.ndarray, most: int) -> None:
+    for position in np.flatnonzero((values < 0) | (values > most))[:1]:
+        raise ReplayError(
+            f"The saved {_PREFIX + name!r} must lie in [0, {most}]; found {values[position]} at position {position}."
+        )
 
 
 def matching_rows(

@@ -39,6 +39,7 @@ _MANIFEST_LIMIT = 64 * 2**20
 _NPY_HEADER_LIMIT = 10_000  # as NumPy's own
 _CHUNK_BYTES = 4 * 2**20
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
+_CRC32 = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -197,9 +198,9 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check manifest.json."""
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > _MANIFEST_LIMIT:
+        if _plain_file(folder, MANIFEST).st_size > _MANIFEST_LIMIT:
             raise CheckpointError(f"{MANIFEST} is longer than {_MANIFEST_LIMIT} bytes.")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object_of)
     except OSError as error:
         raise CheckpointError(f"{MANIFEST} cannot be read ({error}).") from error
     except (ValueError, RecursionError) as error:
@@ -207,7 +208,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != "pearl checkpoint":
         raise CheckpointError(f'{MANIFEST} does not say "format": "pearl checkpoint".')
     version = content.get("format_version")
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:  # True == 1
         raise CheckpointError(
             f"its format version is {version!r} (written by PEARL {content.get('pearl_version')!r}); "
             f"this PEARL reads version {FORMAT_VERSION}. Load it with the PEARL that wrote it."
@@ -223,12 +224,22 @@ def read_manifest(folder: Path) -> Manifest:
     return _parse_manifest(content)
 
 
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key that stands twice is refused, because readers of JSON differ in which value they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
 def _parse_manifest(content: dict[str, Any]) -> Manifest:
     expected = {"format", "format_version", "pearl_version", "crc32"} | set(Manifest.__dataclass_fields__)
     if unknown := sorted(set(content) - expected):
         raise CheckpointError(f"{MANIFEST} has unknown keys {unknown}.")
     if missing := sorted(expected - set(content)):
         raise CheckpointError(f"{MANIFEST} lacks the keys {missing}.")
+    if not isinstance(content["pearl_version"], str):
+        raise CheckpointError(f"its pearl_version is {content['pearl_version']!r}; a text was expected.")
     if not is_count(content["step"]):
         raise CheckpointError(f"its step is {content['step']!r}; a whole number in [0, 2**63) was expected.")
     for key, kinds in (
@@ -250,18 +261,34 @@ def _parse_entry(name: str, entry: dict[str, Any]) -> FileEntry:
             f"{MANIFEST} names the file {name!r}; only tensors/<group>.safetensors and arrays/<name>.npy "
             "inside the checkpoint are read."
         )
-    if set(entry) != {"bytes", "crc32"} or not is_count(entry["bytes"]) or not isinstance(entry["crc32"], str):
+    sound = set(entry) == {"bytes", "crc32"} and is_count(entry["bytes"]) and isinstance(entry["crc32"], str)
+    if not sound or not _CRC32.fullmatch(entry["crc32"]):
         raise CheckpointError(f"{MANIFEST} does not give bytes and crc32 of {name!r}; found {entry!r}.")
     return FileEntry(entry["bytes"], entry["crc32"])
+
+
+def _plain_file(folder: Path, name: str) -> os.stat_result:
+    """The status of the file `name`; CheckpointError where it, or a folder on the way to it, is a link.
+
+    A link could lead outside the checkpoint.
+    """
+    path = folder
+    *parents, _ = parts = name.split("/")
+    for count, part in enumerate(parts, 1):
+        path = path / part
+        status = path.lstat()
+        if count <= len(parents) and not stat.S_ISDIR(status.st_mode):
+            raise CheckpointError(f"{'/'.join(parts[:count])} is not a plain folder.")
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{name} is not a plain file.")
+    return status
 
 
 def check_file(folder: Path, name: str, entry: FileEntry) -> None:
     """Raise CheckpointError unless the file `name` has the size and CRC-32 of its entry."""
     file = folder / name
     try:
-        status = file.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{name} is not a plain file.")
+        status = _plain_file(folder, name)
         if status.st_size != entry.bytes:
             raise CheckpointError(f"{name} has {status.st_size} bytes; {entry.bytes} were written.")
         crc = 0

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
 
 from pearl.algorithms.trainer import TrainerLike
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, ReplayError
 from pearl.replay.protocol import ReplayManager
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
+from pearl.runtime.checkpoint_files import is_count
 from pearl.runtime.trainer_state import (
     RANDOM_GROUP,
+    check_module_tensors,
     load_module_tensors,
     module_tensors,
     restore_torch_random,
@@ -27,7 +30,7 @@ from pearl.runtime.trainer_state import (
 _RETURN_WINDOW = 100
 _BEST = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
-_N = TypeVar("_N", int, float)
+_REPLAY, _STORAGE = "replay/", "storage/"  # prefixes of arrays and scalars
 _STORAGE_SCALARS = ("size", "cursor", "inserted")
 
 
@@ -93,15 +96,42 @@ class Counters:
 
     @classmethod
     def from_scalars(cls, scalars: Mapping[str, Any], where: Path) -> Counters:
-        """The inverse; CheckpointError names what is missing or malformed."""
-        try:
-            # Earlier checkpoints knew no change of the ratio.
-            found = {"ratio_stored": 0, "ratio_samples": 0, **scalars}
-            counters = cls(**{k: type(v)(found[k]) for k, v in vars(cls()).items() if k != "returns"})
-            counters.returns.extend(float(r) for r in json.loads(str(scalars["returns"])))
-        except (KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(f"The checkpoint in {where} has no valid counter {error}.") from error
+        """The inverse; CheckpointError names what is missing, malformed, or contradicts another counter."""
+        counts = [name for name, value in vars(cls()).items() if type(value) is int]
+        for name in counts:
+            if not is_count(scalars.get(name)):
+                _refuse(where, name, "a whole number of at least 0", scalars.get(name))
+        wall_s = scalars.get("wall_s")
+        if isinstance(wall_s, bool) or not isinstance(wall_s, int | float) or not 0 <= wall_s < math.inf:
+            _refuse(where, "wall_s", "seconds, at least 0", wall_s)
+        counters = cls(**{name: scalars[name] for name in counts}, wall_s=float(wall_s))
+        counters.returns.extend(_saved_returns(scalars.get("returns"), counters.episodes, where))
+        for name, most in (("stored", "collected"), ("ratio_stored", "stored"), ("ratio_samples", "samples")):
+            if getattr(counters, name) > getattr(counters, most):
+                _refuse(where, name, f"at most {most}, {getattr(counters, most)}", getattr(counters, name))
         return counters
+
+
+def _saved_returns(text: object, episodes: int, where: Path) -> list[float]:
+    """The returns of the last episodes, as many as are kept of so many."""
+    count = min(episodes, _RETURN_WINDOW)
+    try:
+        found: Any = json.loads(text) if isinstance(text, str) else None
+        returns = [float(value) for value in found if type(value) in (int, float)]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        found, returns = None, []
+    if not isinstance(found, list) or not len(found) == len(returns) == count:
+        _refuse(where, "returns", f"a list of {count} numbers, for {episodes} episodes", text)
+    return returns
+
+
+def _refuse(where: Path, name: str, expected: str, found: object) -> NoReturn:
+    text = repr(found)
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    raise CheckpointError(
+        f"{name} of the checkpoint in {where} must be {expected}; found {shown}. "
+        "The checkpoint is damaged: move it away, and resume from another."
+    )
 
 
 class Best(NamedTuple):
@@ -132,12 +162,12 @@ class RunState:
         scalars = counters.to_scalars()
         for key, value in self.replay.state_dict().items():
             if isinstance(value, np.ndarray):
-                arrays[f"replay/{key}"] = value
+                arrays[f"{_REPLAY}{key}"] = value
             else:
-                scalars[f"replay/{key}"] = value
+                scalars[f"{_REPLAY}{key}"] = value
         for name, column in self.storage.columns.items():
-            arrays[f"storage/{name}"] = column[: self.storage.size]
-        scalars |= {f"storage/{name}": getattr(self.storage, name) for name in _STORAGE_SCALARS}
+            arrays[f"{_STORAGE}{name}"] = column[: self.storage.size]
+        scalars |= {f"{_STORAGE}{name}": getattr(self.storage, name) for name in _STORAGE_SCALARS}
         tensors = {**module_tensors(self.trainer), RANDOM_GROUP: torch_random_tensors()}
         if best is not None:
             scalars |= {f"{_BEST}{name}": getattr(best, name) for name in _BEST_SCALARS}
@@ -146,42 +176,72 @@ class RunState:
         return save_checkpoint(directory, state)
 
     def load(self, directory: Path) -> tuple[Counters, Best | None]:
-        """Take the newest checkpoint of `directory` back; CheckpointError if it belongs to another program."""
+        """Take the newest checkpoint of `directory` back.
+
+        CheckpointError if it belongs to another program, or if any of its parts is malformed or contradicts another.
+        """
         state = load_checkpoint(directory, self.identity)
         counters = Counters.from_scalars(state.counters, directory)
-        best = _saved_best(state, counters)
+        if counters.env_steps != state.step:
+            _refuse(directory, "env_steps", f"its step, {state.step}", counters.env_steps)
+        best = self._saved_best(state, counters, directory)
+        replay = {**_part(state.arrays, _REPLAY), **_part(state.counters, _REPLAY)}
+        columns = _part(state.arrays, _STORAGE)
+        place = {name: _saved_count(state.counters, f"{_STORAGE}{name}", directory) for name in _STORAGE_SCALARS}
+        self._check_names(state, directory)
+        _check_rows(columns, replay, place["size"], directory)
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(_BEST)})
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
-        self.replay.load_state_dict({**_part(state.arrays, "replay/"), **_part(state.counters, "replay/")})
-        scalars = {name: _saved_number(state.counters, f"storage/{name}", int) for name in _STORAGE_SCALARS}
-        self.storage.restore(_part(state.arrays, "storage/"), **scalars)
+        self.replay.load_state_dict(replay)
+        try:
+            self.storage.restore(columns, **place)
+        except ReplayError as error:
+            raise CheckpointError(
+                f"The transitions of the checkpoint in {directory} cannot be restored: {error}"
+            ) from error
         return counters, best
 
+    def _saved_best(self, state: CheckpointState, counters: Counters, where: Path) -> Best | None:
+        tensors, scalars = _part(state.tensors, _BEST), _part(state.counters, _BEST)
+        if not tensors and not scalars:
+            return None
+        mean = scalars.get("mean")
+        if isinstance(mean, bool) or not isinstance(mean, int | float) or math.isnan(mean) or not tensors:
+            _refuse(where, f"{_BEST}mean", f"a number, beside weights in {_BEST}...", mean)
+        counts = {name: _saved_count(state.counters, f"{_BEST}{name}", where) for name in _BEST_SCALARS[1:]}
+        for name in ("env_steps", "gradient_steps"):
+            if counts[name] > (most := getattr(counters, name)):
+                _refuse(where, f"{_BEST}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
+        check_module_tensors(self.trainer, tensors)
+        return Best(float(mean), **counts, tensors=tensors)
 
-def _saved_best(state: CheckpointState, counters: Counters) -> Best | None:
-    tensors = _part(state.tensors, _BEST)
-    if not tensors:
-        return None
-    whole = {name: _saved_number(state.counters, f"{_BEST}{name}", int) for name in _BEST_SCALARS[1:]}
-    best = Best(_saved_number(state.counters, f"{_BEST}mean", float), **whole, tensors=tensors)
-    for name, most in (("env_steps", counters.env_steps), ("gradient_steps", counters.gradient_steps)):
-        if not 0 <= (found := getattr(best, name)) <= most:
-            raise CheckpointError(
-                f"The best weights of a checkpoint at {name} {most:,} cannot be of {name} {found:,}. "
-                "The checkpoint is damaged: resume from another."
-            )
-    return best
+    def _check_names(self, state: CheckpointState, where: Path) -> None:
+        """Refuse what no part of a run would take: it would be lost with the next checkpoint."""
+        known = {*vars(Counters()), *(f"{_STORAGE}{name}" for name in _STORAGE_SCALARS)}
+        known |= {f"{_BEST}{name}" for name in _BEST_SCALARS}
+        known |= {f"{_REPLAY}{name}" for name in self.replay.state_dict()}
+        for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
+            if unknown := [n for n in names if n not in known and not (kind == "arrays" and n.startswith(_STORAGE))]:
+                _refuse(where, f"each of the {kind}", "one that a run has", unknown[0])
 
 
-def _saved_number(counters: Mapping[str, Any], name: str, kind: type[_N]) -> _N:
-    try:
-        return kind(counters[name])
-    except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(
-            f"The checkpoint's {name} must be a number; found {counters.get(name, 'nothing')!r}."
-        ) from error
+def _check_rows(columns: Mapping[str, Any], replay: Mapping[str, Any], size: int, where: Path) -> None:
+    """Refuse columns of another length than `size`, and a replay that has other slots written than these rows."""
+    for name, column in columns.items():
+        if column.ndim < 1 or len(column) != size:
+            _refuse(where, f"{_STORAGE}{name}", f"{size} rows, as storage/size says", column.shape)
+    generations = replay.get("generations")
+    written = np.flatnonzero(generations) if isinstance(generations, np.ndarray) else np.empty(0, np.int64)
+    if not np.array_equal(written, np.arange(size)):
+        _refuse(where, "replay/generations", f"above 0 in the {size} slots that are stored, and there alone", written)
+
+
+def _saved_count(counters: Mapping[str, Any], name: str, where: Path) -> int:
+    if not is_count(counters.get(name)):
+        _refuse(where, name, "a whole number of at least 0", counters.get(name))
+    return int(counters[name])
 
 
 def _part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,9 +17,11 @@ import torch
 
 from pearl.errors import CheckpointError
 from pearl.runtime.checkpoint_files import JsonValue, Tensors
+from pearl.runtime.state_form import check_optimizer_state, check_scheduler_state
 
 RANDOM_GROUP = "random"  # torch's random states; never part of a trainer
 
+_RANDOM_DEVICE = re.compile(r"cpu|cuda\.[0-9]{1,3}")
 _SCALARS = "scalars.json"  # the tensor that holds, as UTF-8 bytes, the part of a state dict that is not tensors
 
 _log = logging.getLogger(__name__)
@@ -48,19 +51,37 @@ def load_module_tensors(trainer: object, tensors: Tensors) -> None:
     tensors = {group: content for group, content in tensors.items() if group != RANDOM_GROUP}
     own = getattr(trainer, "load_state_tensors", None)
     if own is not None:
-        own(tensors)
+        _load(trainer, "load_state_tensors", own, tensors)
         return
+    for name, (load, state) in _prepared_loads(trainer, tensors).items():
+        _load(trainer, name, load, state)
+
+
+def check_module_tensors(trainer: object, tensors: Tensors) -> None:
+    """Raise CheckpointError where `load_module_tensors` would refuse `tensors`, and load nothing.
+
+    A trainer's own `load_state_tensors` is not asked.
+    """
+    if getattr(trainer, "load_state_tensors", None) is None:
+        _prepared_loads(trainer, tensors)
+
+
+def _prepared_loads(trainer: object, tensors: Tensors) -> dict[str, tuple[Callable[[Any], object], Any]]:
     attributes = _stateful_attributes(trainer)
     _check_names(f"{type(trainer).__name__}'s networks and optimizers", attributes, tensors)
-    loads = {name: _prepared_load(name, value, tensors[name]) for name, value in attributes.items()}
-    for name, (load, state) in loads.items():
-        try:
-            load(state)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{name!r} of {type(trainer).__name__} did not take the state of the checkpoint: {error}. "
-                "The trainer is now partly loaded: resume with the classes that were saved."
-            ) from error
+    return {name: _prepared_load(name, value, tensors[name]) for name, value in attributes.items()}
+
+
+def _load(trainer: object, name: str, load: Callable[[Any], object], state: Any) -> None:
+    try:
+        load(state)
+    except CheckpointError:
+        raise
+    except Exception as error:  # what torch's and users' methods raise is not promised
+        raise CheckpointError(
+            f"{name!r} of {type(trainer).__name__} did not take the state of the checkpoint: {error!r}. "
+            "The trainer is now partly loaded: resume with the classes that were saved."
+        ) from error
 
 
 def _stateful_attributes(trainer: object) -> dict[str, Any]:
@@ -129,20 +150,28 @@ def _prepared_load(name: str, value: Any, found: Mapping[str, torch.Tensor]) -> 
     if isinstance(value, torch.nn.Module):
         module = _uncompiled(value)
         state = module.state_dict()
-        extra = _json_value(name, found) if _SCALARS in found else {}
-        kept = {k: t for k, t in found.items() if k in state or not any(k.startswith(f"{e}/") for e in extra)}
-        kept.pop(_SCALARS, None)
+        unflattened = _Unflattener(name, found)
+        extra = {k: unflattened(k, v) for k, v in (_json_value(name, found) if _SCALARS in found else {}).items()}
+        kept = {k: t for k, t in found.items() if k != _SCALARS and k not in unflattened.used}
         _check_tensors(name, {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}, kept)
-        return module.load_state_dict, {**kept, **{k: _unflatten(name, v, found) for k, v in extra.items()}}
+        return module.load_state_dict, {**kept, **extra}
     scalars = _json_value(name, found)
     if scalars.get("class") != type(value).__name__:
         raise CheckpointError(
             f"{name!r} is a {type(value).__name__}; the checkpoint holds a {scalars.get('class')}. "
             "Resume with the class that was saved."
         )
+    expected = {"class", "state_dict"} | ({"parameters"} if isinstance(value, torch.optim.Optimizer) else set())
+    _check_names(f"The parts of {name!r}", expected, scalars)
+    unflattened = _Unflattener(name, found)
+    state = unflattened("", scalars["state_dict"])
+    _check_names(f"The tensors of {name!r}", unflattened.used, set(found) - {_SCALARS})
     if isinstance(value, torch.optim.Optimizer):
-        _check_parameters(name, _parameter_shapes(value), scalars.get("parameters"))
-    return value.load_state_dict, _unflatten(name, scalars.get("state_dict"), found)
+        _check_parameters(name, _parameter_shapes(value), scalars["parameters"])
+        check_optimizer_state(name, value, state)
+    else:
+        check_scheduler_state(name, value, state)
+    return value.load_state_dict, state
 
 
 def _uncompiled(module: Any) -> Any:
@@ -157,12 +186,13 @@ def _parameter_shapes(optimizer: torch.optim.Optimizer) -> list[JsonValue]:
 def _check_parameters(name: str, expected: Any, found: Any) -> None:
     if expected == found:
         return
-    if isinstance(found, list) and [len(g) for g in found] == [len(g) for g in expected]:
+    shapes = isinstance(found, list) and all(isinstance(g, list) and all(isinstance(s, list) for s in g) for g in found)
+    if shapes and [len(g) for g in found] == [len(g) for g in expected]:
         flat_expected, flat_found = [s for g in expected for s in g], [s for g in found for s in g]
         at = next(i for i, (e, f) in enumerate(zip(flat_expected, flat_found, strict=True)) if e != f)
         what = f"parameter {at} has shape {tuple(flat_expected[at])}; the checkpoint's has {tuple(flat_found[at])}"
     else:
-        counts = [len(g) for g in found] if isinstance(found, list) else found
+        counts = [len(g) for g in found] if shapes else found
         what = f"its groups have {[len(g) for g in expected]} parameters; the checkpoint's have {counts}"
     raise CheckpointError(f"Optimizer {name!r} differs: {what}. Resume with the networks that were saved.")
 
@@ -197,12 +227,14 @@ def _json_tensor(value: JsonValue) -> torch.Tensor:
 
 
 def _json_value(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    try:
-        value = json.loads(tensors[_SCALARS].cpu().numpy().tobytes())
+    found = tensors.get(_SCALARS)
+    if found is not None and found.dtype == torch.uint8 and found.ndim == 1:
+        try:
+            value = json.loads(found.cpu().numpy().tobytes().decode("utf-8"))
+        except (ValueError, RecursionError):
+            value = None
         if isinstance(value, dict):
             return value
-    except (KeyError, ValueError, RecursionError):
-        pass
     raise CheckpointError(f"Group {name!r} of the checkpoint lacks a readable {_SCALARS!r}: it is of another kind.")
 
 
@@ -232,24 +264,52 @@ def _flatten(group: str, path: str, value: Any, tensors: dict[str, torch.Tensor]
     )
 
 
-def _unflatten(group: str, value: JsonValue, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unflatten(group, item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    try:
+class _Unflattener:
+    """What `_flatten` made of a state dict, back: from JSON, and the tensors of the group under their paths.
+
+    CheckpointError unless each tensor stands under the path of its place, so that nothing is left over or taken twice.
+    """
+
+    def __init__(self, group: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._group, self._tensors = group, tensors
+        self.used: set[str] = set()
+
+    def __call__(self, path: str, value: JsonValue) -> Any:
+        try:
+            return self._value(path, value)
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"The state dict of {self._group!r} in the checkpoint is malformed: {error!r}. Resume from another."
+            ) from error
+
+    def _value(self, path: str, value: JsonValue) -> Any:
+        prefix = f"{path}/" if path else ""
+        if isinstance(value, list):
+            return [self._value(f"{prefix}{i}", item) for i, item in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
         ((kind, content),) = value.items()
         if kind == "tensor":
-            return tensors[str(content)].clone()
-        items = _unflatten(group, content, tensors)
-        builders: dict[str, Callable[[Any], object]] = {
-            "tuple": tuple,
-            "mapping": dict,
-            "counter": lambda pairs: Counter(dict(pairs)),
-        }
-        return builders[kind](items)
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"The state dict of {group!r} in the checkpoint is malformed: {error!r}.") from error
+            if content != path:
+                raise ValueError(f"the tensor at {path!r} is said to be {content!r}")
+            self.used.add(path)
+            return self._tensors[path].clone()
+        if not isinstance(content, list):
+            raise ValueError(f"a {kind} is a list; found {content!r:.60}")
+        if kind == "tuple":
+            return tuple(self._value(path, content))
+        pairs = [self._pair(prefix, pair) for pair in content]
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            raise ValueError(f"a key stands twice at {path!r}")
+        return {"mapping": dict, "counter": Counter}[kind](mapping)
+
+    def _pair(self, prefix: str, pair: JsonValue) -> tuple[Any, Any]:
+        if not isinstance(pair, list):
+            raise ValueError(f"a key and its value are a list; found {pair!r:.60}")
+        saved_key, value = pair
+        key = self._value("", saved_key)
+        return key, self._value(f"{prefix}{key}", value)
 
 
 def torch_random_tensors() -> dict[str, torch.Tensor]:
@@ -262,14 +322,21 @@ def torch_random_tensors() -> dict[str, torch.Tensor]:
 
 def restore_torch_random(tensors: Mapping[str, torch.Tensor]) -> None:
     """Set torch's global random states; those of GPUs absent here are passed over with a warning."""
+    if "cpu" not in tensors:
+        raise CheckpointError("The checkpoint holds no random state of the CPU: it is damaged. Resume from another.")
     for name, state in tensors.items():
-        device, _, index = name.partition(".")
+        if not _RANDOM_DEVICE.fullmatch(name):
+            raise CheckpointError(
+                f"The checkpoint holds a random state of {name!r}; expected cpu or cuda.0, cuda.1, ..."
+            )
         try:
-            if device == "cpu":
+            if name == "cpu":
+                if state.shape != torch.get_rng_state().shape:
+                    raise ValueError(f"its shape is {tuple(state.shape)}")
                 torch.set_rng_state(state)
-            elif device == "cuda" and index.isdecimal() and int(index) < torch.cuda.device_count():
-                torch.cuda.set_rng_state(state, int(index))
+            elif (index := int(name.removeprefix("cuda."))) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(state, index)
             else:
                 _log.warning("The checkpoint holds a random state of %s, which is absent here.", name)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(f"The random state of {name} does not fit this torch: {error}.") from error

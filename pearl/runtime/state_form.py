@@ -1,0 +1,147 @@
+"""Whether a saved state dict has the form of the object that is to load it: keys, types, shapes, ranges.
+
+torch's own `load_state_dict` of optimizers and schedulers takes nearly anything, and fails at a later step, or lets a
+kernel work on memory that is too short.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pearl.errors import CheckpointError
+
+_COUNTS = ("last_epoch", "_step_count", "step")  # whole numbers of at least 0, whatever their type
+
+
+def check_like(path: str, expected: Any, found: Any) -> None:
+    """Raise CheckpointError, naming the place below `path`, unless `found` has the form of `expected`.
+
+    Same keys, lengths, kinds of values, shapes and dtypes of tensors; numbers that are not NaN. What is None may have
+    become a number or a text (such as an option left open), and a choice None.
+    """
+    if isinstance(expected, Mapping):
+        if not isinstance(found, Mapping):
+            _refuse(path, "a mapping", found)
+        if expected.keys() != found.keys():
+            _refuse(path, f"the keys {sorted(map(str, expected))}", sorted(map(str, found)))
+        for key, value in expected.items():
+            if key in _COUNTS:
+                _check_count(f"{path}.{key}", found[key])
+            check_like(f"{path}.{key}", value, found[key])
+    elif isinstance(expected, list | tuple):
+        if type(found) is not type(expected) or len(found) != len(expected):
+            _refuse(path, f"{len(expected)} values in a {type(expected).__name__}", found)
+        for index, (value, other) in enumerate(zip(expected, found, strict=True)):
+            check_like(f"{path}[{index}]", value, other)
+    elif isinstance(expected, torch.Tensor):
+        what = f"a tensor of shape {tuple(expected.shape)} and dtype {expected.dtype}"
+        if not isinstance(found, torch.Tensor):
+            _refuse(path, what, found)
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            _refuse(path, what, f"shape {tuple(found.shape)} and dtype {found.dtype}")
+    else:
+        _check_scalar(path, expected, found)
+
+
+def _check_scalar(path: str, expected: Any, found: Any) -> None:
+    if isinstance(found, float) and math.isnan(found) and not (isinstance(expected, float) and math.isnan(expected)):
+        _refuse(path, "a number", found)
+    if expected is None or isinstance(expected, bool):
+        fits = found is None or isinstance(found, bool if isinstance(expected, bool) else bool | int | float | str)
+    elif isinstance(expected, int | float):
+        fits = isinstance(found, int | float) and not isinstance(found, bool)
+    else:
+        fits = isinstance(found, type(expected))
+    if not fits:
+        _refuse(path, f"a value like {expected!r}", found)
+
+
+def _check_count(path: str, found: Any) -> None:
+    value = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not whole or value < 0 or value != int(value):
+        _refuse(path, "a whole number of at least 0", found)
+
+
+def check_optimizer_state(name: str, optimizer: torch.optim.Optimizer, found: Any) -> None:
+    """Raise CheckpointError unless `found` is a state dict that `optimizer`, one of torch's own, could have now.
+
+    Settings are judged by the optimizer's constructor, its state by what one step of its class leaves behind. Any other
+    optimizer is left to its own `load_state_dict`.
+    """
+    if not _is_torchs(optimizer):
+        return
+    live = optimizer.state_dict()
+    if not isinstance(found, Mapping) or set(found) != {"state", "param_groups"}:
+        _refuse(name, "the keys 'state' and 'param_groups'", found)
+    groups, states = found["param_groups"], found["state"]
+    if not isinstance(groups, list) or len(groups) != len(live["param_groups"]) or not isinstance(states, Mapping):
+        _refuse(name, f"{len(live['param_groups'])} groups of parameters and their state", found)
+    copies: list[dict[str, Any]] = []
+    for at, (group, expected, own) in enumerate(zip(groups, live["param_groups"], optimizer.param_groups, strict=True)):
+        path = f"{name}.param_groups[{at}]"
+        _check_group(path, expected, group)
+        copies.append({**group, "params": [torch.zeros_like(p).requires_grad_() for p in own["params"]]})
+    if not states:
+        return
+    expected_states = _state_after_a_step(name, type(optimizer), copies)
+    for key, state in states.items():
+        if type(key) is not int or key not in expected_states:
+            _refuse(f"{name}.state", f"numbers of parameters, 0 to {len(expected_states) - 1}", key)
+        check_like(f"{name}.state[{key}]", expected_states[key], state)
+
+
+def check_scheduler_state(name: str, scheduler: Any, found: Any) -> None:
+    """The same for a learning-rate scheduler or a gradient scaler of torch's own."""
+    if _is_torchs(scheduler):
+        check_like(name, scheduler.state_dict(), found)
+
+
+def _is_torchs(value: object) -> bool:
+    return type(value).__module__.startswith("torch.")
+
+
+def _check_group(path: str, expected: Mapping[str, Any], found: Any) -> None:
+    if not isinstance(found, Mapping):
+        _refuse(path, "a mapping", found)
+    extra = {key: value for key, value in found.items() if key not in expected}  # such as a scheduler's initial_lr
+    for key, value in extra.items():
+        if not isinstance(key, str):
+            _refuse(path, "settings by name", key)
+        check_like(f"{path}.{key}", 0.0, value)
+    check_like(path, expected, {key: value for key, value in found.items() if key in expected})
+    if found["params"] != expected["params"]:
+        _refuse(f"{path}.params", expected["params"], found["params"])
+
+
+def _state_after_a_step(name: str, kind: Any, groups: list[dict[str, Any]]) -> dict[int, Any]:
+    """The state, by number of parameter, that a step of `kind` leaves for parameters and settings of these `groups`."""
+    known = inspect.signature(kind.__init__).parameters
+    try:
+        # Each group apart: only a constructor's own arguments are judged by it.
+        for group in groups:
+            kind(group["params"], **{key: value for key, value in group.items() if key in known and key != "params"})
+        probe = kind(groups)
+        for group in groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        probe.step()
+        found: dict[int, Any] = probe.state_dict()["state"]
+    except Exception as error:
+        raise CheckpointError(
+            f"The settings of {name!r} in the checkpoint are none that {kind.__name__} takes: {error}."
+        ) from error
+    return found
+
+
+def _refuse(path: str, expected: object, found: object) -> None:
+    text = repr(found)
+    raise CheckpointError(
+        f"{path} of the checkpoint must be {expected}; found {text if len(text) <= 80 else f'{text[:77]}...'}. "
+        "The checkpoint is damaged, or of another version of torch: resume from another."
+    )
