@@ -61,6 +61,7 @@ def place(
     messages_us: float = 0.0,
     pipelines: Mapping[Candidacy, float] | None = None,
     replay_ratio: float | None = None,
+    priority_update_delay: int = 1,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -79,7 +80,7 @@ def place(
     alone; None: by nothing. `messages_us` is what the host's messages of an iteration cost where two devices talk
     through it. `pipelines` are iterations measured as a whole, in microseconds: where they took longer than the sum of
     their parts, the difference is contention. `replay_ratio` is that at which the Actors were taken to collect, inf
-    where they run free; it is kept with the placement.
+    where they run free; it and `priority_update_delay` are kept with the placement (Eq. 7 has strict order).
 
     Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
     missing active_watts where power counts.
@@ -133,6 +134,7 @@ def place(
         unavailable=matrix.unavailable,
         unsupported=matrix.unsupported,
         replay_ratio=None if replay_ratio is None or math.isinf(replay_ratio) else replay_ratio,
+        priority_update_delay=priority_update_delay,
     )
 
 

@@ -221,6 +221,7 @@ class Composer:
             messages_us=profiler.messages_us,
             pipelines=profiler.pipelines(self._matrix),
             replay_ratio=self._problem.train.replay_ratio,
+            priority_update_delay=self._problem.train.priority_update_delay,
         )
         self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config
@@ -264,6 +265,12 @@ class Composer:
         )
         problem = self._problem
         check_training_begins(problem.train, timesteps)
+        delay = self._training.get("priority_update_delay", 0)
+        if delay > placement.delay_in_effect:
+            self._say(
+                f"priority_update_delay={delay} has no effect in setting 2: its loop samples after the last update of "
+                "priorities, a delay of 0"
+            )
         goal = check_goal(reward_threshold(problem.actors.env) if until_return is None else until_return)
         given = {
             "seed": seed,

@@ -550,10 +550,10 @@ class SharedDesign:
 
     @property
     def exposed_sampling_cycles(self) -> int:
-        """Cycles by which sampling delays the Learner, which starts on an item as soon as it is sampled (PEARL IV-C).
+        """Cycles by which sampling delays a Learner that starts on an item as soon as it is sampled (PEARL IV-C).
 
         The first item's way through the tree, and for each further one what it comes later than the Learner could have
-        taken it.
+        taken it. Not counted: the kernels' LOSS waits for the importance weights, which need the whole batch.
         """
         return self.exposed_cycles(self.tree.sampling_cycles(1), self.tree.shape.sample_cycles)
 

@@ -136,11 +136,30 @@ class Candidate:
 
     def __post_init__(self) -> None:
         costs = (self.t_itr_us, self.eps, *(() if self.watts is None else (self.watts,)))
+        self._check_parts()
         if not all(0 < cost < math.inf for cost in costs) or not self.storage:
             raise ConfigurationError(
                 f"The pair {' + '.join(self.pair)} needs t_itr_us, eps and watts above 0 and a device for the Data "
                 f"Storage; found {self.t_itr_us!r}, {self.eps!r}, {self.watts!r} and {len(self.storage)} devices."
             )
+
+    def _check_parts(self) -> None:
+        """Refuse what no search gives, such as a document that was cut or edited in the wrong place."""
+        where = f"The pair {' + '.join(self.pair)}"
+        for part, values in (
+            ("terms", dataclasses.asdict(self.terms)),
+            *((f"storage on {option.device}", dataclasses.asdict(option)) for option in self.storage),
+            ("pair", {"message_bytes": self.message_bytes}),
+        ):
+            for name, value in values.items():
+                if isinstance(value, float | int) and not 0 <= value < math.inf:
+                    raise ConfigurationError(f"{where} needs {name} of its {part} of at least 0; found {value!r}.")
+        if not math.isclose(self.terms.t_itr_us, self.t_itr_us, rel_tol=1e-6):
+            raise ConfigurationError(
+                f"{where} has t_itr_us {self.t_itr_us!r}, but its terms add up to {self.terms.t_itr_us!r}."
+            )
+        if len({option.device for option in self.storage}) < len(self.storage):
+            raise ConfigurationError(f"{where} lists a device for the Data Storage twice.")
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -222,11 +241,27 @@ class Placement:
     implementation: str = "torch"
     unsupported: tuple[UnsupportedLearner, ...] = ()
     replay_ratio: float | None = None
+    priority_update_delay: int = 1
 
     FORMAT = "pearl-placement"
     VERSION = 1
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "transition_bytes", "actor_count", "envs_per_actor"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"A placement's {name} must be at least 1; found {getattr(self, name)!r}.")
+        if self.priority_update_delay < 0:
+            raise ConfigurationError(
+                f"A placement's priority_update_delay must be at least 0; found {self.priority_update_delay!r}."
+            )
+        if len({candidate.names for candidate in self.candidates}) < len(self.candidates):
+            raise ConfigurationError("A placement lists each pair once for each implementation; found one twice.")
+        for candidate in self.candidates:
+            if not math.isclose(candidate.eps * candidate.t_itr_us, self.batch_size * 1e6, rel_tol=1e-6):
+                raise ConfigurationError(
+                    f"The pair {' + '.join(candidate.pair)} trains {self.batch_size} experiences in "
+                    f"{candidate.t_itr_us!r} us, but its eps are {candidate.eps!r}."
+                )
         storages = [option.device for option in self.chosen.storage]
         if self.storage not in storages:
             raise PlacementError(
@@ -272,6 +307,11 @@ class Placement:
     def setting(self) -> Literal[1, 2]:
         """2 where RM and Learner share a device, else 1."""
         return self.chosen.setting
+
+    @property
+    def delay_in_effect(self) -> int:
+        """How many priority updates a sampling may run ahead: 0 in setting 2, whose loop samples after the update."""
+        return self.priority_update_delay if self.setting == 1 else 0
 
     @property
     def terms(self) -> IterationTerms:

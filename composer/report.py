@@ -82,7 +82,8 @@ def _source_text(measurement: Measurement) -> str:
 
 
 def _choice_table(placement: Placement) -> Table:
-    table = Table(title=f"Placement for {placement.metric}, setting {placement.setting}", box=box.ASCII2)
+    delay = f"priority update delay {placement.delay_in_effect}"
+    table = Table(title=f"Placement for {placement.metric}, setting {placement.setting}, {delay}", box=box.ASCII2)
     for heading in ("primitive", "device", "parameters"):
         table.add_column(heading)
     replay, learner = placement.replay_config, placement.learner_config

@@ -284,7 +284,8 @@ class TrainSpec:
     """One training run's schedule.
 
     `replay_ratio` is samples trained per transition inserted (`inf`: train as fast as the Learner can);
-    `priority_update_delay` (thesis 4.3.1) is how many updates a sampling may run ahead.
+    `priority_update_delay` (thesis 4.3.1) is how many updates a sampling may run ahead in setting 1; setting 2 samples
+    after the last update.
     """
 
     batch_size: int = 64

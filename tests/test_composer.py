@@ -205,6 +205,22 @@ def test_two_cpus_offer_both_settings(csv_pair: CsvPair, tmp_path: Path) -> None
     assert "TrainingLoop(" in together.read_text()
 
 
+def test_a_priority_update_delay_without_effect_is_named(
+    csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = csv_pair(*TWO_CPUS, connections=["cpu0,cpu1,1,10"])
+    composer = described(files, progress=True, training={"priority_update_delay": 3})
+    replay, learner = composer.run()
+    capsys.readouterr()
+    replay = dataclasses.replace(replay, device="cpu0")
+    apart = composer.runtime_gen(replay, dataclasses.replace(learner, device="cpu1"), tmp_path / "apart.py")
+    assert "priority_update_delay=3," in apart.read_text()
+    assert "no effect" not in capsys.readouterr().out
+    together = composer.runtime_gen(replay, dataclasses.replace(learner, device="cpu0"), tmp_path / "together.py")
+    assert "priority_update_delay=0," in together.read_text()
+    assert "priority_update_delay=3 has no effect in setting 2" in capsys.readouterr().out
+
+
 def test_one_edited_configuration_is_enough(csv_pair: CsvPair, tmp_path: Path) -> None:
     composer = described(csv_pair(*TWO_CPUS, connections=["cpu0,cpu1,1,10"]))
     replay, _ = composer.run()

@@ -401,6 +401,16 @@ def test_a_placement_edited_as_json_is_accepted_back_or_refused_with_the_choices
         Placement.from_json(json.dumps(document))
 
 
+def test_a_placement_says_the_priority_update_delay_that_is_in_effect() -> None:
+    asked = dataclasses.replace(run(MATRIX, SERVER), priority_update_delay=3)
+    apart = asked.with_choice(replay_manager="fpga0", learner="gpu0")
+    together = asked.with_choice(replay_manager="gpu0", learner="gpu0")
+    assert (apart.delay_in_effect, together.delay_in_effect) == (3, 0)
+    assert "setting 1, priority update delay 3" in str(apart)
+    assert "setting 2, priority update delay 0" in str(together)
+    assert Placement.from_json(together.to_json()) == together
+
+
 def test_table_lists_every_pair_best_first() -> None:
     table = run(MATRIX, SERVER).to_pandas()
     assert list(table["t_itr_us"]) == sorted(table["t_itr_us"])

@@ -85,6 +85,7 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
     assert found["env_steps"] >= 2000
     assert found["gradient_steps"] > 100
     assert found["measured_eps"] > 0
+    assert found["priority_update_delay"] == (1 if setting == 1 else 0), "what is in effect"
     assert found["last"]["episodes"] == found["best"]["episodes"] == 3
     assert found["last"]["step"] == found["env_steps"]
     # 2 samples are trained per transition collected, give or take what may be under way.

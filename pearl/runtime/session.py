@@ -68,7 +68,7 @@ from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging, run
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
 from pearl.runtime.serial import InlineActor
-from pearl.runtime.workers import Worker
+from pearl.runtime.workers import TrainingLoop, Worker
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 logger = logging.getLogger("pearl.runtime")
@@ -147,6 +147,7 @@ class Session:
         self._rrq: ReplayRequestQueue | None = None
         self._in_flight: deque[np.ndarray] = deque()
         self._requested = self._granted = self._buffered = 0
+        self._update_delay = train.priority_update_delay  # in effect
         self._insertion_waits = False
         self._seen = 0
         self._progressed = False
@@ -306,6 +307,13 @@ class Session:
 
     def launch(self, worker: Worker) -> None:
         """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
+        if isinstance(worker, TrainingLoop):
+            if self._update_delay:
+                self._say(
+                    f"priority_update_delay={self._update_delay} has no effect in setting 2: its loop samples after "
+                    "the last update of priorities, a delay of 0."
+                )
+            self._update_delay = 0
         self._workers.append(worker)
         # What is there by now stays: collections of garbage, which steps of torch set off, need not look at it again.
         gc.freeze()
@@ -468,7 +476,11 @@ class Session:
         return not self._draining and not buffer.full and self._ratio.collection_allowed()
 
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
-        """Insert now: the buffer is full (or the run drains), and no slot it would take is being trained on."""
+        """Insert now: the buffer is full (or the run drains), and in setting 1 no slot it would take is trained on.
+
+        In setting 2 the host knows no slots: there the Learner trains on copies, and the Replay Manager drops the
+        priorities of slots that were overwritten meanwhile.
+        """
         self._buffered = buffer.count
         wanted = buffer.full or (self._draining and buffer.count > 0)
         # A sampling that is still under way may return any slot: insertion waits for its end.
@@ -484,7 +496,7 @@ class Session:
             # What is being trained on must leave room for what was collected, or neither would ever go on.
             and not self._insertion_waits
             and self._requested == len(self._in_flight)
-            and self._requested <= self.train.priority_update_delay
+            and self._requested <= self._update_delay
             and self._ratio.batches_allowed() > self._requested
         )
 
@@ -771,7 +783,7 @@ class Session:
             "gradient_steps": counters.gradient_steps,
             "episodes": counters.episodes,
             "replay_ratio": self._ratio.achieved,
-            "priority_update_delay": self.train.priority_update_delay,
+            "priority_update_delay": self._update_delay,
             "stale_updates": replay.stale,
             "saturated_priorities": replay.saturated,
             "priority_rescales": replay.rescales,

@@ -379,7 +379,8 @@ class TrainingLoop(Worker):
     """Setting 2: Replay Manager and Learner on one device, sample -> gather -> train -> update without the host.
 
     Where all three are native, so is the loop (`kernel` tells), and its thread never takes the GIL. The host inserts
-    inside `insertion_window`, which opens when a sampling has ended: while the Learner trains.
+    inside `insertion_window`, which opens when a sampling has ended and its rows are copied: while the Learner trains
+    on the copies. Where all of an iteration samples (`Learner.join`, on an FPGA), it opens between iterations.
     """
 
     def __init__(

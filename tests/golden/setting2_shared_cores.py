@@ -70,7 +70,7 @@ TRAIN = TrainSpec(
     batch_size=64,
     replay_ratio=8.0,
     learning_starts=1000,
-    priority_update_delay=1,
+    priority_update_delay=0,  # setting 2: each sampling waits for the last update
     gamma=0.99,
     n_step=1,
     weight_sync_interval=8,
@@ -139,7 +139,7 @@ def main() -> int:
             for dcq in dcqs:
                 if session.wants_data(buffer) and (message := buffer.take(dcq)):
                     session.collected(message)
-            # Populate the replay while the Learner trains: the window opens between samplings.
+            # Populate the replay between two samplings: the Learner trains on copies of the rows it was given.
             if session.insertion_due(buffer):
                 with loop.insertion_window():
                     replay.insert(storage.insert(buffer.take_all()))
