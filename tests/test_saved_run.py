@@ -296,7 +296,7 @@ def mutate(data: st.DataObject, folder: Path) -> None:
             if data.draw(st.integers(0, 5)) == 0:
                 found[data.draw(st.sampled_from(["more", "state/1/step", *names]))] = found.pop(name)
             else:
-                found[name] = torch.from_numpy(np.ascontiguousarray(changed_values(data, found[name].numpy())))
+                found[name] = torch.from_numpy(np.array(changed_values(data, found[name].numpy()), order="C"))
 
         change_tensors(folder, group, change)
 
