@@ -250,6 +250,10 @@ class Placement:
         for name in ("batch_size", "transition_bytes", "actor_count", "envs_per_actor"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"A placement's {name} must be at least 1; found {getattr(self, name)!r}.")
+        if self.replay_ratio is not None and not 0 < self.replay_ratio < math.inf:
+            raise ConfigurationError(
+                f"A placement's replay_ratio must be a number above 0, or None; found {self.replay_ratio!r}."
+            )
         if self.priority_update_delay < 0:
             raise ConfigurationError(
                 f"A placement's priority_update_delay must be at least 0; found {self.priority_update_delay!r}."

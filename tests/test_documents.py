@@ -33,7 +33,8 @@ def imported(text: str, folder: Path) -> str:
 
 
 def kept(folder: Path) -> str:
-    store = CalibrationStore(folder / "theirs.json")
+    (folder / "kept.json").unlink(missing_ok=True)
+    store = CalibrationStore(folder / "kept.json")
     store.put(key(), VALUES)
     store.put(key("learner"), {"step": Measurement.from_samples([4.0, 5.0])})
     return store.path.read_text()
