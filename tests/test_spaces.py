@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -122,6 +123,8 @@ def test_actions_of_another_algorithm() -> None:
         made(DQN, actions=ARM)
     with pytest.raises(EnvError, match=r"SAC is a SAC .* derive from pearl\.algorithms\.DQN"):
         made(SAC, actions=THREE)
+    with pytest.raises(EnvError, match=r"actions of one dimension or more; .* of shape \(\)"):
+        made(TD3, actions=spaces.Box(-1.0, 1.0, ()))
     with pytest.raises(EnvError, match="actions of floating point"):
         made(TD3, actions=spaces.Box(0, 5, (2,), np.int64))
 
@@ -130,6 +133,29 @@ def test_actions_of_another_algorithm() -> None:
 def test_exploration_that_is_none_of_the_kinds(exploration: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"`exploration` must be one of EpsilonGreedy\(\), .*, or None; found"):
         make_explorer(exploration, ARM, 1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "name", "value"),
+    [
+        (DQN, "hidden_sizes", 64),
+        (DQN, "hidden_sizes", (64, 0)),
+        (SAC, "hidden_sizes", ("wide",)),
+        (DQN, "learning_rate", "fast"),
+        (TD3, "learning_rate", 0.0),
+        (DDPG, "actor_learning_rate", -1e-3),
+        (SAC, "tau", 1.5),
+        (DQN, "target_update_interval", 0),
+    ],
+)
+def test_settings_that_cannot_be(trainer: type, name: str, value: object) -> None:
+    with pytest.raises(TrainerError, match=rf"{trainer.__name__}\.{name} must be .*; found {re.escape(repr(value))}\."):
+        made(trainer, actions=THREE if trainer is DQN else ARM, **{name: value})
+
+
+def test_a_dueling_network_has_a_hidden_layer() -> None:
+    with pytest.raises(TrainerError, match=r"DQN\.hidden_sizes must be one size or more where dueling is True"):
+        made(DQN, hidden_sizes=(), dueling=True)
 
 
 # --- observations ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Policy, TwinCritic, mlp, scaled_observations
 from pearl.algorithms.spaces import check_actions, check_observations
-from pearl.algorithms.trainer import Phase, Trainer, observation_size
+from pearl.algorithms.trainer import Phase, Trainer, is_number, observation_size
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 
@@ -44,6 +44,11 @@ class ActorCritic(Trainer):
         name = type(self).__name__
         check_actions(name, self._algorithm, "Box", self.action_space)
         check_observations(name, self.observation_space)
+        self._require(
+            is_number(self.actor_learning_rate) and self.actor_learning_rate > 0,
+            "actor_learning_rate",
+            "a number above 0",
+        )
         self._require(isinstance(self.scale_observations, bool), "scale_observations", "True or False")
         if self.scale_observations and not scaled_observations(self._boxes[0], asked=True).any():
             raise TrainerError(
@@ -152,11 +157,6 @@ class ActorCritic(Trainer):
             nn.utils.clip_grad_norm_([flat.parameter], self.max_grad_norm)
         optimizer.step()
         flat.zero_grad()
-
-    def _require(self, condition: bool, setting: str, wanted: str) -> None:
-        """Raise TrainerError naming a setting that cannot be."""
-        if not condition:
-            raise TrainerError(f"{type(self).__name__}.{setting} must be {wanted}; found {getattr(self, setting)!r}.")
 
 
 class TwinCriticTrainer(ActorCritic):

@@ -34,6 +34,11 @@ class DQN(Trainer):
         name = type(self).__name__
         check_actions(name, "DQN", "Discrete", self.action_space)
         check_observations(name, self.observation_space)
+        interval = self.target_update_interval
+        self._require(type(interval) is int and interval >= 1, "target_update_interval", "a whole number of at least 1")
+        self._require(
+            not self.dueling or bool(self.hidden_sizes), "hidden_sizes", "one size or more where dueling is True"
+        )
 
     def build_q_network(self) -> nn.Module:
         """The action-value network; Nature CNN for images, else an MLP of `hidden_sizes`."""

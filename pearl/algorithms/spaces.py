@@ -49,6 +49,11 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
             f"{name} is a {algorithm} and needs {described} action space; the environment has {space}. "
             f"For {'discrete' if kind == 'Discrete' else 'continuous'} actions {_DERIVE[kind]}."
         )
+    if space.shape == () and kind == "Box":
+        raise EnvError(
+            f"{name} needs actions of one dimension or more; the environment has {space}, of shape (). "
+            "Wrap it with a gymnasium.ActionWrapper that takes actions of shape (1,)."
+        )
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
         raise EnvError(
             f"{name} needs actions of floating point; the environment has {space}. "

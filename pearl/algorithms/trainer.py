@@ -7,6 +7,8 @@ import copy
 import difflib
 import inspect
 import math
+import numbers
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -90,6 +92,7 @@ class Trainer(abc.ABC):
         self.step_count = np.zeros(1, np.int64)  # in memory that kernels count in
         self.input_shape = tuple(observation_space.shape or ())
         self.check_spaces()
+        self._check_settings()
         # A local generator state: building networks must not disturb the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -112,6 +115,22 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def build(self) -> None:
         """Make the networks and optimizers on `self.device`."""
+
+    def _check_settings(self) -> None:
+        """Raise TrainerError for a setting that could only fail later, as something else."""
+        try:
+            whole = all(operator.index(size) >= 1 for size in self.hidden_sizes)
+        except TypeError:
+            whole = False
+        self._require(whole, "hidden_sizes", "whole numbers of at least 1, such as (64, 64)")
+        self._require(is_number(self.learning_rate) and self.learning_rate > 0, "learning_rate", "a number above 0")
+        tau = getattr(self, "tau", 1.0)
+        self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
+
+    def _require(self, condition: bool, setting: str, wanted: str) -> None:
+        """Raise TrainerError naming a setting that cannot be."""
+        if not condition:
+            raise TrainerError(f"{type(self).__name__}.{setting} must be {wanted}; found {getattr(self, setting)!r}.")
 
     def check_networks(self) -> None:  # noqa: B027  (an algorithm need not know its networks' shapes)
         """Raise TrainerError if the outputs of a network do not fit the spaces."""
@@ -393,6 +412,11 @@ def flattening_note(trainer: object) -> str | None:
         f"{type(trainer).__name__} has no convolutions: it takes observations of shape {trainer.input_shape} as "
         f"{numbers:,} numbers in a row"
     )
+
+
+def is_number(value: object) -> bool:
+    """Whether a setting is a number; true and false are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def observation_size(space: gym.Space[Any]) -> int:
