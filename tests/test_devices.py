@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.platform import Platform
+from pearl import _native, control_groups
 from pearl.devices import Connection, Device, NullTimes, cuda, describe_cpu, discover, discovery, sycl, write_csv
-from pearl.devices.cpu import cpu_device, measure_memory_bandwidth
+from pearl.devices.cpu import cpu_device, measure_memory_bandwidth, measure_memory_latency_us
 from pearl.devices.description import cuda_index
 from pearl.errors import ConfigurationError, DeviceError
+from pearl.replay import memory
 
 NULL = "sample_us=5;insert_us=2;update_us=3;learner_us=100"
 
@@ -102,6 +104,90 @@ def test_quota_of_version_1_control_groups(tmp_path: Path) -> None:
     folder = "fs/cgroup/cpu,cpuacct/box/"
     sys_root = tree(tmp_path / "sys", {f"{folder}cpu.cfs_quota_us": "50000", f"{folder}cpu.cfs_period_us": "100000"})
     assert describe_cpu(proc, sys_root, affinity={0, 1}).logical_cores == 1
+
+
+V1_UNLIMITED = "9223372036854771712"  # what version 1 says where there is no limit
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit", "free"),
+    [
+        # The container's own group has no limit: that of the slice around it counts, less what is no cache there.
+        (
+            "0::/kubepods/pod1/box",
+            {
+                "kubepods/pod1/memory.max": "600000",
+                "kubepods/pod1/memory.current": "500000",
+                "kubepods/pod1/memory.stat": "anon 1\nfile 300000\nshmem 100000\n",
+                "kubepods/pod1/box/memory.max": "max",
+                "kubepods/pod1/box/memory.current": "400000",
+            },
+            600_000,
+            300_000,
+        ),
+        # Seen from inside, a container's group is the root.
+        ("0::/", {"memory.max": "max", "memory.high": "250000", "memory.current": "50000"}, 250_000, 200_000),
+        # The nearer limit is the larger one, and nearly used up.
+        (
+            "0::/a/b",
+            {
+                "a/memory.max": "300000",
+                "a/memory.current": "100000",
+                "a/b/memory.max": "400000",
+                "a/b/memory.current": "390000",
+            },
+            300_000,
+            10_000,
+        ),
+        # Version 1: the group lies outside what the container sees, whose root has the limit.
+        (
+            "9:memory:/docker/box\n0::/elsewhere",
+            {
+                "memory/memory.limit_in_bytes": "500000",
+                "memory/memory.usage_in_bytes": "450000",
+                "memory/memory.stat": "cache 1\ntotal_cache 50000\ntotal_shmem 10000\n",
+                "memory/docker/box/memory.limit_in_bytes": V1_UNLIMITED,
+                "memory/docker/box/memory.usage_in_bytes": "0",
+            },
+            500_000,
+            90_000,
+        ),
+    ],
+    ids=["pod", "inside", "nested", "version 1"],
+)
+def test_memory_limits_of_containers_count(
+    groups: str, files: dict[str, str], limit: int, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = "MemTotal:       1000 kB\nMemFree:        300 kB\nMemAvailable:    500 kB\n"
+    proc = tree(tmp_path / "proc", {"meminfo": meminfo, "self/cgroup": groups})
+    sys_root = tree(tmp_path / "sys", {f"fs/cgroup/{name}": text for name, text in files.items()})
+    info = describe_cpu(proc, sys_root, affinity={0})
+    assert (info.memory_total, info.memory_available) == (limit, free)
+    monkeypatch.setattr(memory, "group_memory", lambda: control_groups.group_memory(proc, sys_root))
+    assert memory.free_memory() == free
+
+
+def test_a_container_without_limits_has_the_machines_memory(tmp_path: Path) -> None:
+    proc = tree(tmp_path / "proc", {"meminfo": "MemAvailable:    500 kB\n", "self/cgroup": "3:memory:/box\n0::/box\n"})
+    files = {"fs/cgroup/memory/box/memory.limit_in_bytes": V1_UNLIMITED, "fs/cgroup/unified/box/memory.max": "max"}
+    assert describe_cpu(proc, tree(tmp_path / "sys", files), affinity={0}).memory_available == 500 << 10
+
+
+@pytest.mark.parametrize("available", [100 << 10, 10 << 20, 1 << 30, 64 << 30])
+def test_bandwidth_is_measured_within_the_free_memory(available: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def measured(nbytes: int, _: int) -> float:
+        sizes.append(nbytes)
+        return 1.0
+
+    monkeypatch.setattr(_native, "copy_bandwidth", measured)
+    monkeypatch.setattr(_native, "random_access_ns", measured)
+    info = dataclasses.replace(describe_cpu(), memory_available=available)
+    measure_memory_bandwidth(info)
+    measure_memory_latency_us(info)
+    assert len(sizes) == 2
+    assert all(0 < 2 * size <= max(available // 2, 128 << 10) for size in sizes)
 
 
 def test_a_machine_that_tells_nothing_is_described_without_failing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pearl.control_groups import PROC, SYS, cpu_quota, group_memory
 from pearl.devices.description import Device
 
 _GB = 1e9
@@ -34,11 +35,15 @@ _ISA_FLAGS = {
 # A bandwidth buffer is far larger than any cache, yet leaves most of a small machine's memory alone.
 _LARGEST_BUFFER = 512 << 20
 _SMALLEST_BUFFER = 8 << 20
+_LEAST_BUFFER = 64 << 10  # where hardly any memory is free: a wrong number rather than the end of the process
 
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """Facts about the CPU. Caches in bytes (0: unknown), memory in bytes, `cpu_quota` in cores (None: no limit)."""
+    """Facts about the CPU. Caches in bytes (0: unknown), `cpu_quota` in cores (None: no limit).
+
+    Memory in bytes, of the machine or what a container's limits leave of it (0: unknown).
+    """
 
     model: str
     logical_cores: int
@@ -95,27 +100,6 @@ def _parse_cpu_list(text: str) -> set[int]:
     return cpus
 
 
-def _cgroup_quota(proc: Path, sys: Path) -> float | None:
-    """Cores this process may use by its control groups (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), ancestors included."""
-    limits: list[float] = []
-    groups = [line.split(":", 2) for line in _read(proc / "self" / "cgroup").splitlines() if line.count(":") >= 2]
-    root = sys / "fs" / "cgroup"
-    for _, controllers, group in groups:
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / controllers if controllers and (root / controllers).exists() else root
-        base = root / "cpu" if controllers and base == root else base
-        parts = [part for part in group.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            folder = base.joinpath(*parts[:depth])
-            quota, _, period = _read(folder / "cpu.max").partition(" ")
-            if not quota:
-                quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-            if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
-                limits.append(int(quota) / int(period))
-    return min(limits, default=None)
-
-
 def _caches(sys: Path, cpuinfo: str, cpu: int) -> tuple[int, int, int]:
     found: dict[str, int] = {}
     for index in sorted((sys / "devices/system/cpu" / f"cpu{cpu}" / "cache").glob("index*")):
@@ -156,20 +140,23 @@ def _package_watts(sys: Path) -> float | None:
     return round(watts, 1) or None
 
 
-def describe_cpu(proc: Path = Path("/proc"), sys: Path = Path("/sys"), affinity: set[int] | None = None) -> CpuInfo:
+def describe_cpu(proc: Path = PROC, sys: Path = SYS, affinity: set[int] | None = None) -> CpuInfo:
     """Describe the CPU as far as this process may use it; `proc`, `sys` and `affinity` are for tests."""
     cpus = affinity or (
         set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     )
     cpuinfo = _read(proc / "cpuinfo")
     meminfo = _read(proc / "meminfo")
-    quota = _cgroup_quota(proc, sys)
+    quota, group = cpu_quota(proc, sys), group_memory(proc, sys)
     logical = len(cpus) if quota is None else max(1, min(len(cpus), int(quota)))
     l1d, l2, l3 = _caches(sys, cpuinfo, min(cpus))
     max_khz = _read_number(sys / "devices/system/cpu" / f"cpu{min(cpus)}" / "cpufreq/cpuinfo_max_freq")
     shown_mhz = re.search(r"^cpu MHz\s*:\s*([0-9.]+)$", cpuinfo, re.MULTILINE)
     clock = max_khz / 1e3 if max_khz else float(shown_mhz[1]) if shown_mhz else None
     memory = {name: int(kb) << 10 for name, kb in re.findall(r"^(\w+):\s+([0-9]+) kB$", meminfo, re.MULTILINE)}
+    total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", memory.get("MemFree", 0))
+    if group is not None:
+        total, available = min(total or group.limit, group.limit), min(available or group.free, group.free)
     return CpuInfo(
         model=_cpuinfo_value(cpuinfo, "model name", "Hardware", "cpu model") or platform.machine() or "unknown",
         logical_cores=logical,
@@ -181,16 +168,20 @@ def describe_cpu(proc: Path = Path("/proc"), sys: Path = Path("/sys"), affinity:
         isa=_isa(cpuinfo),
         clock_mhz=clock,
         numa_nodes=max(1, len(list((sys / "devices/system/node").glob("node[0-9]*")))),
-        memory_total=memory.get("MemTotal", 0),
-        memory_available=memory.get("MemAvailable", memory.get("MemFree", 0)),
+        memory_total=total,
+        memory_available=available,
         package_watts=_package_watts(sys),
     )
 
 
 def _buffer_bytes(info: CpuInfo) -> int:
-    wanted = max(256 << 20, 4 * info.l3_bytes)
-    allowed = info.memory_available // 8 if info.memory_available else wanted
-    return max(_SMALLEST_BUFFER, min(wanted, allowed, _LARGEST_BUFFER))
+    """Bytes of one of the two buffers of a measurement, which together take a quarter of the free memory at most."""
+    wanted = min(max(256 << 20, 4 * info.l3_bytes), _LARGEST_BUFFER)
+    if not info.memory_available:
+        return wanted
+    return max(
+        _LEAST_BUFFER, min(wanted, max(_SMALLEST_BUFFER, info.memory_available // 8), info.memory_available // 4)
+    )
 
 
 def measure_memory_bandwidth(info: CpuInfo, repeats: int = 5) -> float:

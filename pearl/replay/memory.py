@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from pearl.byte_size import readable_size
+from pearl.control_groups import group_memory
 from pearl.errors import CapacityError
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
@@ -39,11 +39,6 @@ def _machine_free() -> int:
 
 
 def _group_free() -> int | None:
-    """What a container's limit leaves (cgroup v2); its page cache can be taken back."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        counters = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(int(limit) - used + int(counters.get("file", 0)), 0)
+    """What the limits of a container leave."""
+    group = group_memory()
+    return None if group is None else group.free
