@@ -77,8 +77,15 @@ _Entries: TypeAlias = "dict[str, _Entry]"
 
 
 def default_path() -> Path:
-    """`calibration.json` in PEARL's cache folder: $PEARL_CACHE_DIR, else `~/.cache/pearl`."""
-    return cache_folder() / "calibration.json"
+    """`calibration-N.json`, N the version of the format, in $PEARL_CACHE_DIR or else `~/.cache/pearl`.
+
+    So versions of PEARL that share a cache have files of their own.
+    """
+    return cache_folder() / f"calibration-{VERSION}.json"
+
+
+class _OtherVersionError(Exception):
+    """The file is a calibration store of another version of the format."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,18 @@ class Imported:
 class CalibrationStore:
     """Measurements by CalibrationKey, in `path` (default: `default_path()`).
 
-    Safe for several processes; one store object belongs to one thread. Where the file cannot be written the store
-    keeps its measurements in memory and says so once.
+    Safe for several processes; one store object belongs to one thread. Where the file cannot be written, or is of
+    another version of the format, the store keeps its measurements in memory and says so once.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path is not None else default_path()
         self._warned = False
-        self._entries: _Entries = self._load()
+        self._entries: _Entries = {}
+        try:
+            self._entries = self._load()
+        except _OtherVersionError as error:
+            self._warn_once(str(error), "Choose another file.")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -151,6 +162,12 @@ class CalibrationStore:
         try:
             return _decode_entries(text)
         except ConfigurationError as error:
+            version = _version(text)
+            if version not in (None, VERSION):
+                raise _OtherVersionError(
+                    f"is of version {version}, and this PEARL reads version {VERSION}: it is left as it is, and "
+                    "measurements stay in memory"
+                ) from error
             return self._set_aside(str(error))
 
     def _set_aside(self, reason: str) -> _Entries:
@@ -172,6 +189,8 @@ class CalibrationStore:
             with self._lock():
                 self._entries = self._entries | self._load() | new
                 write_text(self.path, _encode_entries(self._entries))
+        except _OtherVersionError as error:
+            self._warn_once(str(error), "Choose another file.")
         except OSError as error:
             if required:
                 raise ConfigurationError(
@@ -180,10 +199,10 @@ class CalibrationStore:
                 ) from error
             self._warn_once(f"cannot be written ({error.strerror or error}); measurements stay in memory")
 
-    def _warn_once(self, what: str) -> None:
+    def _warn_once(self, what: str, advice: str = "Set PEARL_CACHE_DIR to a writable folder.") -> None:
         if not self._warned:
             self._warned = True
-            log.warning("The calibration file %s %s. Set PEARL_CACHE_DIR to a writable folder.", self.path, what)
+            log.warning("The calibration file %s %s. %s", self.path, what, advice)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -215,6 +234,18 @@ def _encode_entries(entries: _Entries) -> str:
         for _, entry in sorted(entries.items())
     ]
     return json.dumps({"format": FORMAT, "version": VERSION, "entries": listed}, allow_nan=False)
+
+
+def _version(text: str) -> int | None:
+    """The version of the format of which `text` is a calibration store; None if it is none."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("format") != FORMAT or type(document.get("version")) is not int:
+        return None
+    version: int = document["version"]
+    return version
 
 
 def _decode_entries(text: str) -> _Entries:

@@ -52,7 +52,7 @@ def test_every_part_of_the_key_counts_but_not_the_order_of_parameters(tmp_path: 
         assert store.get(key(**{field.name: other})) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"format": "pearl-calibration", "version": 99}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"format": "pearl-calibration", "version": "9"}'])
 def test_a_corrupt_file_is_set_aside_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
@@ -66,6 +66,37 @@ def test_a_corrupt_file_is_set_aside_and_named(
     assert len(store) == 0
     store.put(key(), VALUES)
     assert CalibrationStore(path).get(key()) == VALUES
+
+
+def test_versions_of_the_format_share_a_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path))
+    CalibrationStore().put(key(), VALUES)
+    with monkeypatch.context() as newer:
+        newer.setattr(calibration, "VERSION", calibration.VERSION + 1)
+        assert CalibrationStore().get(key()) is None
+        CalibrationStore().put(key("learner"), VALUES)
+    assert CalibrationStore().get(key()) == VALUES, "both keep what they measured, run after run"
+    assert caplog.text == ""
+    assert not list(tmp_path.glob("*corrupt*"))
+
+
+def test_a_named_file_of_another_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"format": "pearl-calibration", "version": 99, "entries": []}')
+    content = path.read_bytes()
+    store = CalibrationStore(path)
+    store.put(key(), VALUES)
+    assert store.get(key()) == VALUES
+    assert path.read_bytes() == content
+    assert not list(tmp_path.glob("*corrupt*"))
+    assert caplog.text.count("version 99") == 1
+    path.unlink()
+    other = CalibrationStore(path)
+    path.write_bytes(content)  # a newer PEARL writes it meanwhile
+    other.put(key(), VALUES)
+    assert path.read_bytes() == content
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -175,8 +206,8 @@ def test_default_path_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("PEARL_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_path() == Path("/home/someone/.cache/pearl/calibration.json")
+    assert default_path() == Path("/home/someone/.cache/pearl/calibration-1.json")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert default_path() == Path("/xdg/pearl/calibration.json")
+    assert default_path() == Path("/xdg/pearl/calibration-1.json")
     monkeypatch.setenv("PEARL_CACHE_DIR", "/here")
-    assert default_path() == Path("/here/calibration.json")
+    assert default_path() == Path("/here/calibration-1.json")
