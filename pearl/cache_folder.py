@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, DeviceError
 from pearl.process_limits import no_home
+
+_GROUP_OR_WORLD = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
@@ -22,3 +26,60 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "pearl"
     except RuntimeError as error:
         raise ConfigurationError(no_home()) from error
+
+
+def make_private(folder: Path) -> None:
+    """Make `folder`, and what is missing of its parents, for its owner alone. Raises OSError."""
+    missing = []
+    at = folder
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(folder))
+
+
+def check_private(folder: Path, setting: str = "PEARL_CACHE_DIR") -> None:
+    """Raise DeviceError if anybody but this user and root may have written what lies in `folder`.
+
+    Native code is loaded from there: whoever writes to it runs code as this user. `setting` is the environment variable
+    that names another folder.
+    """
+    try:
+        top = folder.stat()
+        shut = not top.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # then nobody else gets at what is in it
+        for path, found in _entries(folder, top):
+            writable = not stat.S_ISLNK(found.st_mode) and found.st_mode & _GROUP_OR_WORLD
+            if found.st_uid not in (os.geteuid(), 0):
+                wrong = f"belongs to user {found.st_uid}"
+            elif writable and (path == folder or not shut):
+                wrong = f"may be written to by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+            else:
+                continue
+            raise DeviceError(
+                f"Native code would be loaded from {folder}, and {path} {wrong}. If you trust what is in the folder, "
+                f"make it yours alone (chown -R, chmod -R go-w), else remove it; or set {setting} to another folder."
+            )
+    except OSError as error:
+        raise DeviceError(
+            f"Native code would be loaded from {folder}, and whether others may write there cannot be seen: "
+            f"{error.strerror or error}. Set {setting} to a folder of your own."
+        ) from error
+
+
+def _entries(folder: Path, top: os.stat_result) -> Iterator[tuple[Path, os.stat_result]]:
+    """The folder itself and all that is in it, links not followed."""
+    yield folder, top
+    folders = [folder]
+    while folders:
+        at = folders.pop()
+        try:
+            with os.scandir(at) as entries:
+                for entry in entries:
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+        except FileNotFoundError:  # another process tidied up meanwhile
+            continue

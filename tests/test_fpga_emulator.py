@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes.util
+import hashlib
 import importlib.util
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import zipfile
@@ -62,19 +64,26 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def fill(index: Path, driver: bytes) -> None:
+def fill(index: Path, driver: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make up wheels, and have their hashes be those that are pinned."""
     opencl, compiler, tbb = fpga_emulator._WHEELS
     make_wheel(index, opencl, {f"lib/{DRIVER}": driver, "lib/libintelocl.so": b"not needed", "lib/clbltfnz0.rtl": b"x"})
     make_wheel(index, compiler, {"lib/libsvml.so": b"s", "lib/icx-lto.so": b"not needed"})
     make_wheel(index, tbb, {"lib/libtbb.so.12": b"t", "lib/libtbb.so": b"not needed"})
+    made = {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in index.iterdir()}
+    wheels = [made[requirement.split("==")[0]] for requirement in fpga_emulator._WHEELS]
+    hashes = tuple(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
+    monkeypatch.setattr(fpga_emulator, "_HASHES", hashes)
 
 
 def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_what_is_needed_is_taken_out_of_the_wheels(index: Path, tmp_path: Path) -> None:
-    fill(index, a_library())
+def test_what_is_needed_is_taken_out_of_the_wheels(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(index, a_library(), monkeypatch)
     said: list[str] = []
     assert fpga_emulator.emulator_library() is None
     folder = fpga_emulator.setup_emulator(said.append)
@@ -104,7 +113,7 @@ def test_what_is_needed_is_taken_out_of_the_wheels(index: Path, tmp_path: Path) 
 def test_a_folder_of_the_users_own_is_filled_and_found(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(index, a_library())
+    fill(index, a_library(), monkeypatch)
     monkeypatch.setenv("PEARL_FPGA_EMULATOR", str(tmp_path / "mine" / "emulator"))
     assert fpga_emulator.setup_emulator(print) == tmp_path / "mine" / "emulator"
     assert fpga_emulator.emulator_library() is not None
@@ -130,8 +139,40 @@ def test_a_damaged_wheel_leaves_nothing_behind(index: Path, tmp_path: Path, monk
     assert left_in(tmp_path / "cache") == []
 
 
-def test_an_emulator_that_does_not_load_is_not_kept(index: Path, tmp_path: Path) -> None:
-    fill(index, b"no library")
+def test_a_wheel_with_another_content_is_refused(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(index, a_library(), monkeypatch)
+    (wheel,) = index.glob("tbb-*")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("tbb-2021.13.1.data/data/lib/libsvml.so", "an attacker's")
+    with pytest.raises(DeviceError, match=r"(?is)cannot be fetched.*do not match"):
+        fpga_emulator.setup_emulator(print)
+    assert left_in(tmp_path / "cache") == []
+
+
+def test_an_emulator_that_others_may_change_is_not_loaded(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(index, a_library(), monkeypatch)
+    before = os.umask(0)
+    try:
+        folder = fpga_emulator.setup_emulator(print)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    fpga_emulator.check_emulator()
+    folder.chmod(0o775)
+    with pytest.raises(DeviceError, match=r"others?.*mode 0775.*PEARL_CACHE_DIR"):
+        fpga_emulator.setup_emulator(print)
+    folder.chmod(0o755)
+    (folder / "lib" / DRIVER).chmod(0o666)
+    with pytest.raises(DeviceError, match=r"may be written to by other users \(mode 0666\)"):
+        fpga_emulator.check_emulator()
+
+
+def test_an_emulator_that_does_not_load_is_not_kept(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(index, b"no library", monkeypatch)
     with pytest.raises(DeviceError, match=r"does not load here: .*libintelocl_emu"):
         fpga_emulator.setup_emulator(print)
     assert left_in(tmp_path / "cache") == []
@@ -148,7 +189,7 @@ def test_a_fetch_that_takes_too_long_is_given_up(index: Path, tmp_path: Path, mo
 
 
 def test_what_stands_in_the_way_is_named(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(index, a_library())
+    fill(index, a_library(), monkeypatch)
     find_spec = importlib.util.find_spec
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import types
@@ -440,6 +441,22 @@ def test_what_is_compiled_is_kept_apart_by_version_and_source(tmp_path: Path) ->
     own = Path(run_python(SHOW.format(before=""), SYCL_CACHE_DIR=tmp_path / "own").split()[1])
     assert own == tmp_path / "own" / folders[0].name
     assert Path(run_python(SHOW.format(before=""), SYCL_CACHE_DIR=own).split()[1]) == own
+
+
+@pytest.mark.sycl
+def test_native_code_is_not_taken_from_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    folder = Path(run_python(SHOW.format(before="import os; os.umask(0)"), SYCL_CACHE_DIR=tmp_path / "own").split()[1])
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700, 0o700]
+    code = "from pearl.devices import sycl; print(sycl.sycl_availability('cpu').reason)"
+    assert "Native code" not in run_python(code, SYCL_CACHE_DIR=tmp_path / "own")
+    folder.chmod(0o777)
+    shown = run_python(code, SYCL_CACHE_DIR=tmp_path / "own")
+    for text in (str(folder), "0777", "chmod -R go-w", "SYCL_CACHE_DIR"):
+        assert text in shown
+    if os.geteuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 12345, -1)
+        assert "belongs to user 12345" in run_python(code, SYCL_CACHE_DIR=tmp_path / "own")
 
 
 @pytest.mark.sycl

@@ -19,13 +19,19 @@ from pathlib import Path
 
 from pearl.atomic_file import write_text
 from pearl.byte_size import readable_size
-from pearl.cache_folder import cache_folder
+from pearl.cache_folder import cache_folder, check_private, make_private
 from pearl.errors import DeviceError
 
 VERSION = "2024.1.0"
 SETUP_COMMAND = "pearl devices --setup-fpga-emulator"
 
 _WHEELS = (f"intel-opencl-rt=={VERSION}", f"intel-cmplr-lib-rt=={VERSION}", "tbb==2021.13.1")
+# Of these wheels for Linux on x86-64, as PyPI has them: native code is taken out of them, whatever the index says.
+_HASHES = (
+    "13589917a058318a7e222731bfdd0c6b4c716be101816686e580fe13ec0327c4",
+    "f66bffebb3dcbf65e18cedad90bd35c2aa5ca265ce903b20ec15f8ba4f7b3ccc",
+    "d916359dc685579d09e4b344241550afc1cc034f7f5ec7234c258b6680912d70",
+)
 # Of 930 MB these 440 are used: the driver and the libraries it needs, its compiler, and what each kind of CPU needs.
 _NEEDED = re.compile(
     r"[^/]+\.data/data/lib/(libintelocl_emu\.so\.[0-9.]+|libcommon_clang\.so\.[0-9.]+|libonnxruntime\.[0-9.]+\.so"
@@ -59,6 +65,13 @@ def emulator_library() -> Path | None:
     return drivers[-1] if drivers and (folder / _CONFIGURATION).is_file() else None
 
 
+def check_emulator() -> None:
+    """Raise DeviceError if the emulator is set up where others than this user and root may write."""
+    if emulator_library() is not None:
+        named = "PEARL_FPGA_EMULATOR"
+        check_private(emulator_folder(), named if os.environ.get(named) else "PEARL_CACHE_DIR")
+
+
 def setup_emulator(report: Callable[[str], None]) -> Path:
     """Fetch the emulator with pip into `emulator_folder()` unless it is there, and return that folder.
 
@@ -66,6 +79,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
     the network.
     """
     folder = emulator_folder()
+    check_emulator()
     if emulator_library() is not None:
         _add_workers(folder / "lib" / _CONFIGURATION)
         report(f"The FPGA emulator is already in {folder}")
@@ -76,7 +90,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
             "missing. Move it away, then try again."
         )
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private(folder.parent)
         free = shutil.disk_usage(folder.parent).free
         if free < _NEEDED_BYTES:
             raise DeviceError(
@@ -86,7 +100,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
             wheels, made = Path(scratch) / "wheels", Path(scratch) / "emulator"
             report(f"Fetching the FPGA emulator (280 MB): {', '.join(_WHEELS)}")
-            _fetch(wheels)
+            _fetch(wheels, Path(scratch) / "requirements.txt")
             report(f"Taking out what it needs (440 MB) into {folder}")
             _extract(sorted(wheels.glob("*.whl")), made)
             (made / "lib" / _CONFIGURATION).write_text(_BE_THE_EMULATOR + _MORE_WORKERS, encoding="ascii")
@@ -123,14 +137,16 @@ def _move(made: Path, folder: Path) -> None:
         raise
 
 
-def _fetch(target: Path) -> None:
+def _fetch(target: Path, requirements: Path) -> None:
     if importlib.util.find_spec("pip") is None:
         raise DeviceError(
             f"The FPGA emulator is fetched with pip, which this environment lacks. Add it with '{sys.executable} -m "
             "ensurepip' (or 'uv pip install pip'), then try again."
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--dest", str(target), *_WHEELS]
+    pinned = (f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in zip(_WHEELS, _HASHES, strict=True))
+    requirements.write_text("".join(pinned), encoding="ascii")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    command += ["--disable-pip-version-check", "--dest", str(target), "--requirement", str(requirements)]
     try:
         subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
@@ -149,7 +165,7 @@ def _fetch(target: Path) -> None:
 def _extract(wheels: list[Path], target: Path) -> None:
     """Write what is needed of `wheels` to `target`/lib, and their licenses beside it."""
     for folder in (target / "lib", target / "licenses"):
-        folder.mkdir(parents=True)
+        make_private(folder)
     for wheel in wheels:
         try:
             with zipfile.ZipFile(wheel) as archive:

@@ -25,8 +25,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from pearl.cache_folder import cache_folder
-from pearl.devices.fpga_emulator import emulator_library
+from pearl.cache_folder import cache_folder, check_private, make_private
+from pearl.devices.fpga_emulator import check_emulator, emulator_library
 from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ def _add_drivers() -> None:
     listed = [name for name in os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep) if name]
     present = {os.path.realpath(name) for name in listed}
     drivers = (find_library("libintelocl.so"), emulator_library())
+    check_emulator()
     listed += [str(driver) for driver in drivers if driver and os.path.realpath(driver) not in present]
     if listed:
         os.environ["OCL_ICD_FILENAMES"] = os.pathsep.join(listed)
@@ -211,12 +212,13 @@ def _set_cache(version: str, sources: str) -> None:
     """Have what is compiled kept on disk, in a folder that other versions and other sources do not see."""
     os.environ.setdefault("SYCL_CACHE_PERSISTENT", "1")
     key = hashlib.sha256(f"{version}/{sources}".encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("SYCL_CACHE_DIR") or cache_folder() / "sycl")
-    if folder.name == key:
-        return  # a process of this one's
-    folder = folder / key
+    own = os.environ.get("SYCL_CACHE_DIR")
+    setting = "SYCL_CACHE_DIR" if own else "PEARL_CACHE_DIR"
+    folder = Path(own or cache_folder() / "sycl")
+    if folder.name != key:  # else a process of this one's
+        folder = folder / key
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except OSError as error:
         log.warning(
             "Kernels are compiled anew in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
@@ -226,4 +228,5 @@ def _set_cache(version: str, sources: str) -> None:
         )
         os.environ["SYCL_CACHE_PERSISTENT"] = "0"
         return
+    check_private(folder, setting)
     os.environ["SYCL_CACHE_DIR"] = str(folder)
