@@ -19,6 +19,8 @@ using Array = py::array_t<T, py::array::c_style>;
 Array<std::uint32_t> quantise(const Array<float>& priorities, double alpha, int scale) {
   const auto count = static_cast<std::size_t>(priorities.size());
   pearl::check_exponent("alpha", alpha);
+  if (scale < -1024 || scale > 1024)
+    throw pearl::ReplayError("scale must lie in [-1024, 1024]; found " + std::to_string(scale) + ".");
   pearl::check_priorities(priorities.data(), count);
   Array<std::uint32_t> leaves(priorities.size());
   pearl::replay_kernels().quantise(priorities.data(), count, pearl::exponent_q28(alpha), scale, leaves.mutable_data());

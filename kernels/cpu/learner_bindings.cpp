@@ -105,7 +105,8 @@ void gemm(const py::array_t<float>& a, const Floats& b, Floats& c, const Optiona
   constexpr auto kFloat = static_cast<py::ssize_t>(sizeof(float));
   const bool shapes = a.ndim() == 2 && b.ndim() == 2 && c.ndim() == 2 && a.shape(1) == b.shape(0) &&
                       c.shape(0) == a.shape(0) && c.shape(1) == b.shape(1);
-  if (!shapes || (a.strides(0) != kFloat && a.strides(1) != kFloat))
+  if (!shapes || (a.strides(0) != kFloat && a.strides(1) != kFloat) || a.strides(0) % kFloat != 0 ||
+      a.strides(1) % kFloat != 0)
     throw pearl::LearnerError("gemm needs matrices (m, k), (k, n) and (m, n), each row or column of the first " +
                               std::string("contiguous; found ") + shape_of(a) + ", " + shape_of(b) + " and " +
                               shape_of(c) + ".");
@@ -198,17 +199,19 @@ py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& a
 
 std::vector<float> copied(const Floats& values) { return {values.data(), values.data() + values.size()}; }
 
-// A learner on the caller's arrays.
+// A learner on the caller's arrays and networks.
 struct HeldActorCritic : learner::ActorCriticLearner {
-  HeldActorCritic(const learner::ActorCriticModel& model, std::size_t threads, std::vector<Floats> arrays)
-      : ActorCriticLearner(model, threads), held(std::move(arrays)) {}
-  std::vector<Floats> held;
+  HeldActorCritic(const learner::ActorCriticModel& model, std::size_t threads, std::vector<py::object> parts)
+      : ActorCriticLearner(model, threads), held(std::move(parts)) {}
+  std::vector<py::object> held;
 };
 
 std::unique_ptr<HeldActorCritic> make_actor_critic(
-    const learner::Network& actor, const std::vector<const learner::Network*>& critics, Floats actor_weights,
+    const learner::Network& actor, const std::vector<py::object>& critic_objects, Floats actor_weights,
     OptionalFloats target_actor_weights, Floats critic_weights, Floats target_critic_weights, const Floats& obs_center,
     const Floats& obs_half_range, const Floats& action_center, const Floats& action_half_range, std::size_t threads) {
+  std::vector<const learner::Network*> critics;
+  for (const py::object& critic : critic_objects) critics.push_back(&critic.cast<const learner::Network&>());
   if (critics.empty() || critics.size() > 2)
     throw pearl::LearnerError("There must be one critic or two; found " + std::to_string(critics.size()) + ".");
   if (threads < 1) throw pearl::LearnerError("threads must be at least 1; found 0.");
@@ -230,7 +233,9 @@ std::unique_ptr<HeldActorCritic> make_actor_critic(
   model.target_critic_weights = target_critic_weights.mutable_data();
   model.observations = {copied(obs_center), copied(obs_half_range)};
   model.actions = {copied(action_center), copied(action_half_range)};
-  std::vector<Floats> held = {actor_weights, critic_weights, target_critic_weights};
+  // The critics themselves: the caller may change the list.
+  std::vector<py::object> held = critic_objects;
+  for (const Floats& array : {actor_weights, critic_weights, target_critic_weights}) held.push_back(array);
   if (target_actor_weights) held.push_back(*target_actor_weights);
   return std::make_unique<HeldActorCritic>(model, threads, std::move(held));
 }
@@ -397,8 +402,7 @@ void bind_learner(py::module_& m) {
            py::arg("target_actor_weights").noconvert(), py::arg("critic_weights").noconvert(),
            py::arg("target_critic_weights").noconvert(), py::arg("obs_center").noconvert(),
            py::arg("obs_half_range").noconvert(), py::arg("action_center").noconvert(),
-           py::arg("action_half_range").noconvert(), py::arg("threads"), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 3>())
+           py::arg("action_half_range").noconvert(), py::arg("threads"), py::keep_alive<1, 2>())
       .def(
           "set",
           [](HeldActorCritic& self, bool stochastic, double saturation_penalty, double target_noise, double noise_clip,

@@ -17,7 +17,7 @@ using namespace bindings;
 
 template <class T, class... Args>
 std::unique_ptr<OnBuffer<T>> on_buffer(const py::buffer& buffer, Args... args) {
-  return std::make_unique<OnBuffer<T>>(buffer.request(true), args...);
+  return std::make_unique<OnBuffer<T>>(whole_buffer(buffer, "The buffer", true), args...);
 }
 
 void bind_shared(py::module_& m) {
@@ -76,7 +76,7 @@ void bind_shared(py::module_& m) {
       .def(
           "write",
           [](Shot& snapshot, const py::buffer& payload) {
-            const py::buffer_info info = payload.request();
+            const py::buffer_info info = whole_buffer(payload, "A Snapshot's payload", false);
             if (static_cast<std::size_t>(info.size * info.itemsize) != snapshot.payload_bytes())
               throw pearl::QueueError("A Snapshot's payload must have " + std::to_string(snapshot.payload_bytes()) +
                                       " bytes; found " + std::to_string(info.size * info.itemsize) + ".");
@@ -87,7 +87,7 @@ void bind_shared(py::module_& m) {
       .def(
           "read",
           [](const Shot& snapshot, const py::buffer& out, std::uint64_t seen_version) {
-            const py::buffer_info info = out.request(true);
+            const py::buffer_info info = whole_buffer(out, "A Snapshot's payload", true);
             if (static_cast<std::size_t>(info.size * info.itemsize) != snapshot.payload_bytes())
               throw pearl::QueueError("A Snapshot's payload must have " + std::to_string(snapshot.payload_bytes()) +
                                       " bytes; found " + std::to_string(info.size * info.itemsize) + ".");
@@ -98,8 +98,13 @@ void bind_shared(py::module_& m) {
 }
 
 void bind_probes(py::module_& m) {
-  m.def("copy_bandwidth", &pearl::copy_bandwidth_gbps, py::arg("nbytes"), py::arg("repeats"),
-        py::call_guard<Released>());
+  m.def(
+      "copy_bandwidth",
+      [](std::size_t nbytes, int repeats) {
+        if (nbytes < 1 || repeats < 1) throw pearl::Error("A bandwidth is measured over at least one byte, once.");
+        return pearl::copy_bandwidth_gbps(nbytes, repeats);
+      },
+      py::arg("nbytes"), py::arg("repeats"), py::call_guard<Released>());
   m.def("random_access_ns", &pearl::random_access_ns, py::arg("nbytes"), py::arg("steps"),
         py::call_guard<Released>());
   m.def("cpu_features", &pearl::cpu_features);

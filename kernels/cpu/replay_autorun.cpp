@@ -4,6 +4,7 @@
 
 #include "pearl/errors.hpp"
 #include "pearl/sum_tree_replay.hpp"
+#include "pearl/threads.hpp"
 
 namespace pearl {
 namespace {
@@ -33,7 +34,7 @@ ReplayAutorun::ReplayAutorun(ReplayOperations& replay, std::size_t max_batch, st
     response.weights.reserve(max_batch);
     response.generations.reserve(max_batch);
   }
-  thread_ = std::thread([this] { loop(); });
+  thread_ = start_thread([this] { loop(); });
 }
 
 ReplayAutorun::~ReplayAutorun() { stop(); }

@@ -11,6 +11,7 @@
 
 #include "bindings.hpp"
 #include "pearl/column_store.hpp"
+#include "pearl/episode_check.hpp"
 #include "pearl/episode_links.hpp"
 
 namespace {
@@ -26,6 +27,7 @@ struct NamedColumns {
       const auto array = value.cast<py::array>();
       if (array.ndim() < 1 || array.shape(0) < 1 || (capacity && array.shape(0) != capacity) || !contiguous(array))
         throw pearl::ReplayError("Columns must be contiguous and of one length of at least 1.");
+      if (holds_objects(array)) throw pearl::ReplayError("Columns cannot hold Python's objects.");
       capacity = array.shape(0);
       fields.push_back({py::str(key), array});
       raw.push_back({static_cast<char*>(fields.back().column.mutable_data()),
@@ -69,18 +71,26 @@ struct NamedColumns {
     return fits ? found : nullptr;
   }
 
+  // Rows to insert. The arrays are held: without Python's lock, others may take them out of the caller's dictionary.
+  struct Sources {
+    std::vector<py::array> held;
+    std::vector<const void*> raw;
+  };
+
   // Where the first `count` rows to insert into each column lie among `sources`; nothing unless all fit.
-  std::optional<std::vector<const void*>> rows_of(const py::dict& sources, py::ssize_t count) const {
+  std::optional<Sources> rows_of(const py::dict& sources, py::ssize_t count) const {
     if (sources.size() != fields.size()) return std::nullopt;
-    std::vector<const void*> raw(fields.size());
-    for (std::size_t i = 0; i < raw.size(); ++i) {
+    Sources found;
+    found.held.reserve(fields.size());
+    found.raw.reserve(fields.size());
+    for (std::size_t i = 0; i < fields.size(); ++i) {
       PyObject* source = matching(i, sources);
       if (source == nullptr) return std::nullopt;
-      const auto array = py::reinterpret_borrow<py::array>(source);
-      if (array.shape(0) < count) return std::nullopt;
-      raw[i] = array.data();
+      found.held.push_back(py::reinterpret_borrow<py::array>(source));
+      if (found.held.back().shape(0) < count) return std::nullopt;
+      found.raw.push_back(found.held.back().data());
     }
-    return raw;
+    return found;
   }
 
   pearl::ColumnStore store;
@@ -97,13 +107,13 @@ void bind_column_store(py::module_& m) {
           [](NamedColumns& columns, py::ssize_t start, py::ssize_t count, const py::dict& sources) -> py::object {
             const auto capacity = static_cast<py::ssize_t>(columns.store.capacity());
             if (start < 0 || start >= capacity) throw pearl::ReplayError("An insertion must fit the columns.");
-            const auto raw = columns.rows_of(sources, count);
-            if (count < 0 || count > capacity || !raw) return py::none();
+            const auto rows = columns.rows_of(sources, count);
+            if (count < 0 || count > capacity || !rows) return py::none();
             auto slots = new_vector<std::int64_t>(count);
             std::int64_t* taken = slots.mutable_data();
             {
               const Released released;
-              columns.store.insert(static_cast<std::size_t>(start), static_cast<std::size_t>(count), *raw);
+              columns.store.insert(static_cast<std::size_t>(start), static_cast<std::size_t>(count), rows->raw);
               const py::ssize_t before_end = std::min(count, capacity - start);
               std::iota(taken, taken + before_end, start);
               std::iota(taken + before_end, taken + count, 0);
@@ -147,7 +157,7 @@ void bind_column_store(py::module_& m) {
 void bind_episode_links(py::module_& m) {
   using Links = pearl::EpisodeLinks;
   struct Held {
-    py::dict arrays;
+    std::vector<py::array> arrays;  // not the caller's dictionary, which may change
     std::unique_ptr<Links> links;
   };
   const auto checked = [](const Held& held, const Slots& indices, py::ssize_t size) {
@@ -162,12 +172,17 @@ void bind_episode_links(py::module_& m) {
                        const std::optional<py::array>& next_obs, const std::optional<py::array>& kept_obs) {
              const auto capacity = arrays["next"].cast<py::array>().size();
              const auto streams = arrays["open"].cast<py::array>().size();
+             if (capacity < 1 || streams < 1) throw pearl::ReplayError("Links need a slot and a stream at least.");
+             if (static_cast<bool>(kept_obs) ? !obs : static_cast<bool>(obs) != static_cast<bool>(next_obs))
+               throw pearl::ReplayError("Observations that are compared come with what followed them.");
+             std::vector<py::array> held;
              const auto raw = [&](const char* name, py::ssize_t size, auto type) {
                using T = decltype(type);
                auto array = arrays[name].cast<py::array>();
                if (!py::isinstance<Array<T>>(array) || array.size() != size)
                  throw pearl::ReplayError(std::string("The links' ") + name + " must be contiguous and have " +
                                           std::to_string(size) + " items.");
+               held.push_back(array);
                return static_cast<T*>(array.mutable_data());
              };
              const auto whole = [&](const char* name) { return raw(name, capacity, std::int64_t{}); };
@@ -181,19 +196,21 @@ void bind_episode_links(py::module_& m) {
              py::ssize_t bytes = 0;
              for (const auto* column : {&obs, &next_obs, &kept_obs}) {
                if (!*column) continue;
-               if ((*column)->ndim() < 1 || (*column)->shape(0) != capacity || (bytes && bytes != (*column)->nbytes()))
-                 throw pearl::ReplayError("The observations must be columns of one shape.");
+               if ((*column)->ndim() < 1 || (*column)->shape(0) != capacity || (bytes && bytes != (*column)->nbytes()) ||
+                   !NamedColumns::contiguous(**column) || holds_objects(**column))
+                 throw pearl::ReplayError("The observations must be contiguous columns of one shape.");
                bytes = (*column)->nbytes();
+               held.push_back(**column);
              }
              const auto data = [](const std::optional<py::array>& array) {
                return array ? static_cast<const char*>(array->data()) : nullptr;
              };
-             py::dict held(arrays);
-             held["observations"] = py::make_tuple(obs, next_obs, kept_obs);
-             return std::make_unique<Held>(Held{
-                 held, std::make_unique<Links>(a, static_cast<std::size_t>(capacity), static_cast<std::size_t>(streams),
-                                               slice, static_cast<std::size_t>(bytes / capacity), data(obs),
-                                               data(next_obs), const_cast<char*>(data(kept_obs)))});
+             char* kept = kept_obs ? static_cast<char*>(py::array(*kept_obs).mutable_data()) : nullptr;
+             auto links = std::make_unique<Links>(a, static_cast<std::size_t>(capacity),
+                                                  static_cast<std::size_t>(streams), slice,
+                                                  static_cast<std::size_t>(bytes / capacity), data(obs),
+                                                  data(next_obs), kept);
+             return std::make_unique<Held>(Held{std::move(held), std::move(links)});
            }),
            py::arg("arrays"), py::arg("slice"), py::arg("obs"), py::arg("next_obs"), py::arg("kept_obs"))
       .def(
@@ -204,8 +221,10 @@ void bind_episode_links(py::module_& m) {
              const std::optional<py::dict>& sources) {
             const std::size_t count = rows(streams, "streams");
             rows(endings, "endings", streams.size());
-            if (start >= held.links->capacity() || count > held.links->capacity())
+            if (start >= held.links->capacity() || count > held.links->capacity() || filled > held.links->capacity())
               throw pearl::ReplayError("An insertion must fit the slots.");
+            if (held.links->compares() && !(obs && next_obs))
+              throw pearl::ReplayError("An insertion needs its observations and what followed them.");
             const auto data = [&](const std::optional<py::array>& array) {
               if (array && (!(array->flags() & py::array::c_style) ||
                             static_cast<std::size_t>(array->nbytes()) != count * held.links->obs_bytes()))
@@ -214,21 +233,30 @@ void bind_episode_links(py::module_& m) {
             };
             const Links::Rows from{streams.data(), endings.data(), data_or_null(positions, "positions", count),
                                    data(obs), data(next_obs)};
-            std::vector<const void*> raw;
+            NamedColumns::Sources from_sources;
             if (columns) {
-              const auto found = columns->rows_of(*sources, static_cast<py::ssize_t>(count));
+              auto found = sources ? columns->rows_of(*sources, static_cast<py::ssize_t>(count)) : std::nullopt;
               if (!found || columns->store.capacity() != held.links->capacity())
                 throw pearl::ReplayError("Rows to insert must be contiguous and of the column's shape.");
-              raw = *found;
+              from_sources = std::move(*found);
             }
             const Released released;
             held.links->insert(start, count, filled, from, [&] {
-              if (columns) columns->store.insert(start, count, raw);
+              if (columns) columns->store.insert(start, count, from_sources.raw);
             });
           },
           py::arg("start"), py::arg("filled"), py::arg("streams").noconvert(), py::arg("endings").noconvert(),
           py::arg("positions").noconvert(), py::arg("obs"), py::arg("next_obs"), py::arg("columns"),
           py::arg("sources"))
+      .def(
+          "damage",
+          [](const Held& held, std::size_t size, std::size_t cursor) {
+            if (size > held.links->capacity() || cursor >= held.links->capacity())
+              throw pearl::ReplayError("size and cursor must fit the slots.");
+            const Released released;
+            return pearl::damage_of(*held.links, size, cursor);
+          },
+          py::arg("size"), py::arg("cursor"), "What is wrong with links that come from a file; \"\" if nothing is.")
       .def(
           "remaining",
           [checked](const Held& held, const Slots& indices, py::ssize_t size) {
@@ -269,8 +297,10 @@ void bind_episode_links(py::module_& m) {
                 mask.ndim() != 2 || mask.shape(0) != slots.shape(0) || mask.shape(1) != slots.shape(1) ||
                 columns.store.capacity() != held.links->capacity())
               throw pearl::ReplayError("Slots and mask of steps must have the shape (items, length).");
+            std::vector<py::array> kept_alive;  // as in NamedColumns::Sources
             const auto raw = [&](py::array target, std::size_t item_bytes) {
-              if (!NamedColumns::contiguous(target) ||
+              kept_alive.push_back(target);
+              if (!NamedColumns::contiguous(target) || holds_objects(target) ||
                   static_cast<std::size_t>(target.nbytes()) != static_cast<std::size_t>(slots.size()) * item_bytes)
                 throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
               return static_cast<char*>(target.mutable_data());
@@ -361,7 +391,7 @@ void bind_episode_links(py::module_& m) {
           "gather_next",
           [checked](const Held& held, const Slots& indices, py::ssize_t size, py::array& target) {
             const std::size_t count = checked(held, indices, size);
-            if (!held.links->keeps_apart() || !(target.flags() & py::array::c_style) ||
+            if (!held.links->keeps_apart() || !(target.flags() & py::array::c_style) || holds_objects(target) ||
                 static_cast<std::size_t>(target.nbytes()) != count * held.links->obs_bytes())
               throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
             const std::int64_t* slots = indices.data();

@@ -39,6 +39,13 @@ void InsertionWindow::enter_sampling() {
   mutex_.lock();
 }
 
+void TrainingLoop::check(const Queues& queues) {
+  for (const SlotQueue* queue : {queues.grants, queues.done})
+    if (queue->room() < kField + sizeof(std::int64_t))
+      throw LearnerError("Grants and answers need slots of " + std::to_string(kField + sizeof(std::int64_t)) +
+                         " bytes; found " + std::to_string(queue->room()) + ".");
+}
+
 TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, learner::Algorithm& algorithm,
                            std::size_t batch_size, const Queues& queues, std::vector<Weights> policy,
                            std::size_t interval, bool prefetch)
@@ -54,6 +61,7 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
       pool_(prefetch ? 2 : 1, kLinger) {
   if (batch_size < 1 || interval < 1)
     throw LearnerError("A training loop needs a batch and an interval of at least 1.");
+  check(queues);
   std::size_t bytes[learner::kColumns];
   algorithm.item_bytes(bytes);
   if (storage.columns().size() != learner::kColumns)

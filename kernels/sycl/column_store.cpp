@@ -20,7 +20,7 @@ std::size_t padded(std::size_t count) { return (count + kPadding - 1) / kPadding
 std::vector<RawMemory> allocated(DeviceQueue& queue, const std::vector<std::size_t>& row_bytes, std::size_t rows,
                                  Placement placement) {
   std::vector<RawMemory> memory;
-  for (const std::size_t bytes : row_bytes) memory.emplace_back(queue, rows * bytes, placement);
+  for (const std::size_t bytes : row_bytes) memory.emplace_back(queue, bytes_of(rows, bytes), placement);
   return memory;
 }
 
@@ -48,6 +48,11 @@ ColumnStore::ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacit
       kernels_(queue_->compile("column_store", {{"pearl_copy_rows", {}}})),
       insertion_(*queue_, row_bytes_.size(), Placement::pinned) {
   for (const RawMemory& column : columns_) sources_.push_back(column.data());
+}
+
+void* ColumnStore::column(std::size_t i) const {
+  require_open();
+  return columns_[i].data();
 }
 
 void ColumnStore::require_open() const {

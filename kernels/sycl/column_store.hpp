@@ -53,7 +53,8 @@ class ColumnStore {
   // The rows at `indices`, in memory of the device, to device_batch(count).
   void launch_gather(const std::int64_t* indices, std::size_t count);
 
-  void* column(std::size_t i) const { return columns_[i].data(); }
+  // In the device's memory until close(), after which this throws ReplayError.
+  void* column(std::size_t i) const;
   const std::vector<std::size_t>& row_bytes() const { return row_bytes_; }
   std::size_t capacity() const { return capacity_; }
   const std::shared_ptr<DeviceQueue>& queue() const { return queue_; }

@@ -1,5 +1,6 @@
 #include "bindings.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "column_store.hpp"
+#include "pearl/column_store.hpp"
 #include "device_queue.hpp"
 #include "pearl/python_arrays.hpp"
 
@@ -44,6 +46,28 @@ py::array new_rows(const Form& form, std::size_t rows) {
   return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape_of(form, rows));
 }
 
+// The first `count` rows of the arrays of every column; throws ReplayError unless they are such rows.
+std::vector<const void*> rows_of(const Store& store, const std::vector<py::array>& columns, std::size_t count) {
+  if (columns.size() != store.forms.size())
+    throw ReplayError("An insertion has " + std::to_string(store.forms.size()) + " columns; found " +
+                      std::to_string(columns.size()) + ".");
+  std::vector<const void*> rows;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const py::array& column = columns[i];
+    const Form& form = store.forms[i];
+    const bool fits = column.ndim() == static_cast<py::ssize_t>(form.shape.size()) + 1 &&
+                      static_cast<std::size_t>(column.shape(0)) >= count &&
+                      std::equal(form.shape.begin(), form.shape.end(), column.shape() + 1) &&
+                      (column.flags() & py::array::c_style) != 0 &&
+                      py::detail::npy_api::get().PyArray_EquivTypes_(column.dtype().ptr(), form.dtype);
+    if (!fits)
+      throw ReplayError("Column " + std::to_string(i) + " to insert must be contiguous, of the store's dtype and shape, " +
+                        "and have " + std::to_string(count) + " rows or more.");
+    rows.push_back(column.data());
+  }
+  return rows;
+}
+
 py::capsule owner_of(std::shared_ptr<RowBatch> batch) {
   return py::capsule(new std::shared_ptr<RowBatch>(std::move(batch)),
                      [](void* held) { delete static_cast<std::shared_ptr<RowBatch>*>(held); });
@@ -57,11 +81,16 @@ void bind_column_store(py::module_& module) {
                                                          "The columns of a Data Storage on a queue's device.")
       .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::size_t capacity,
                        const std::vector<std::pair<py::dtype, std::vector<py::ssize_t>>>& columns) {
+             if (capacity < 1 || columns.empty()) throw ReplayError("A Data Storage needs a slot and a column at least.");
              std::vector<std::size_t> row_bytes;
              std::vector<Form> forms;
              for (const auto& [dtype, shape] : columns) {
+               if (dtype.attr("hasobject").cast<bool>()) throw ReplayError("Columns cannot hold Python's objects.");
                std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
-               for (const py::ssize_t side : shape) bytes *= static_cast<std::size_t>(side);
+               for (const py::ssize_t side : shape) {
+                 if (side < 0) throw ReplayError("A column's sides must be at least 0; found " + std::to_string(side) + ".");
+                 bytes = bytes_of(bytes, static_cast<std::size_t>(side));
+               }
                row_bytes.push_back(bytes);
                forms.push_back({dtype.inc_ref().ptr(), shape});
              }
@@ -72,8 +101,9 @@ void bind_column_store(py::module_& module) {
       .def(
           "insert",
           [](Store& store, std::size_t start, std::size_t count, const std::vector<py::array>& columns) {
-            std::vector<const void*> rows;
-            for (const py::array& column : columns) rows.push_back(column.data());
+            if (start >= store.capacity() || count > store.capacity())
+              throw ReplayError("An insertion must fit the columns' " + std::to_string(store.capacity()) + " rows.");
+            const std::vector<const void*> rows = rows_of(store, columns, count);
             const Released released;
             store.insert(start, count, rows);
           },
@@ -84,6 +114,7 @@ void bind_column_store(py::module_& module) {
           [](Store& store, const Array<std::int64_t>& indices) {
             const std::size_t count = bindings::rows(indices, "indices");
             const std::int64_t* slots = indices.data();
+            check_stored(slots, count, store.capacity());
             std::shared_ptr<RowBatch> batch;
             {
               const Released released;
@@ -95,10 +126,13 @@ void bind_column_store(py::module_& module) {
               columns.append(array_of(store.forms[i], count, batch->column(i), owner));
             return columns;
           },
-          py::arg("indices").noconvert(), "The rows at checked indices, in memory that host and device share.")
+          py::arg("indices").noconvert(), "The rows at the indices, in memory that host and device share.")
       .def(
           "read",
           [](const Store& store, std::size_t column, std::size_t count) {
+            if (column >= store.forms.size() || count > store.capacity())
+              throw ReplayError("There are " + std::to_string(store.forms.size()) + " columns of " +
+                                std::to_string(store.capacity()) + " rows.");
             py::array rows = new_rows(store.forms[column], count);
             void* data = rows.mutable_data();
             {

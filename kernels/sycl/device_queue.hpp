@@ -129,6 +129,11 @@ class DeviceQueue {
 // memory that moves to whoever touches it), `pinned` on the host, or on the `device` alone.
 enum class Placement { device, shared, pinned };
 
+// Bytes of `count` items; where that overflows, more than any device has.
+inline std::size_t bytes_of(std::size_t count, std::size_t item_bytes) {
+  return item_bytes != 0 && count > SIZE_MAX / item_bytes ? SIZE_MAX : count * item_bytes;
+}
+
 class RawMemory {
  public:
   RawMemory() = default;
@@ -152,7 +157,7 @@ class DeviceArray {
  public:
   DeviceArray() = default;
   DeviceArray(DeviceQueue& queue, std::size_t count, Placement placement)
-      : memory_(queue, count * sizeof(T), placement), count_(count) {}
+      : memory_(queue, bytes_of(count, sizeof(T)), placement), count_(count) {}
 
   T* data() const { return static_cast<T*>(memory_.data()); }
   std::size_t size() const { return count_; }

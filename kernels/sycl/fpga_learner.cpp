@@ -210,7 +210,8 @@ LearnerMetrics FpgaLearner::finish() {
       for (std::size_t row = 0; row < rows_; ++row) {
         const std::size_t from = replay_ == nullptr ? row : replay_->last_slot(row);
         std::int64_t action;
-        std::memcpy(&action, static_cast<const char*>(context.columns[1]) + from * sizeof action, sizeof action);
+        // Joined to a Replay Manager, the column is the Data Storage's, in memory that only the device can read.
+        queue_->copy(static_cast<const char*>(context.columns[1]) + from * sizeof action, &action, sizeof action);
         if (action < 0 || static_cast<std::size_t>(action) >= actions) throw_wrong_action(actions, row);
       }
     }
@@ -253,6 +254,7 @@ LearnerMetrics FpgaLearner::train(std::int64_t step, double beta) {
   if (shape_for(shape_.rows) != shape_)
     throw LearnerError("An optimizer's rule, or double_q, changed after the pipeline was made. Make it anew.");
   prepare(step);
+  for (std::size_t i = 0; i < 5; ++i) context().columns[i] = memory_->storage->column(i);  // ReplayError once closed
   replay_->train(rows_, beta, memory_->context.data());
   return finish();
 }

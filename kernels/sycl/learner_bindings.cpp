@@ -24,7 +24,13 @@ struct HeldLoop {
         steps(std::move(steps_held)),
         loop(std::move(replay), std::move(storage), *learner.learner, batch_size,
              {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot},
-             weights_of(policy), interval, steps.mutable_data()) {}
+             weights_of(policy), interval, one_of(steps)) {}
+
+  static std::int64_t* one_of(Array<std::int64_t>& steps) {
+    if (steps.size() != 1)
+      throw LearnerError("steps must hold one number; found " + std::to_string(steps.size()) + ".");
+    return steps.mutable_data();
+  }
 
   static std::vector<Weights> weights_of(const std::vector<Floats>& arrays) {
     std::vector<Weights> weights;

@@ -14,6 +14,7 @@
 
 #include "../cpu/bindings.hpp"
 #include "learner.hpp"
+#include "pearl/tape.hpp"
 
 namespace pearl::device {
 
@@ -32,10 +33,17 @@ inline NetworkSource network_of(const std::pair<std::size_t, std::vector<OpTuple
   return made;
 }
 
-// Memory that kernels see too.
-inline float* shared_memory(DeviceQueue& queue, const OptionalFloats& array, const char* name) {
+inline void check_size(const Floats& array, const char* name, std::size_t size) {
+  if (static_cast<std::size_t>(array.size()) != size)
+    throw LearnerError(std::string(name) + " must hold " + std::to_string(size) + " numbers; found " +
+                       std::to_string(array.size()) + ".");
+}
+
+// Memory of `size` numbers that kernels see too, and write to.
+inline float* shared_memory(DeviceQueue& queue, const OptionalFloats& array, const char* name, std::size_t size) {
   if (!array) return nullptr;
-  auto* data = const_cast<float*>(array->data());
+  check_size(*array, name, size);
+  float* data = Floats(*array).mutable_data();  // ValueError for memory that is not to be written to
   if (sycl::get_pointer_type(data, queue.sycl().get_context()) == sycl::usm::alloc::unknown)
     throw LearnerError(std::string(name) +
                        " must lie in memory that the device shares: make it by Queue.shared_floats.");
@@ -62,14 +70,48 @@ struct HeldLearner {
     model.actor_critic = actor_critic;
     for (const auto& network : networks) model.networks.push_back(network_of(network));
     for (std::size_t v = 0; v < 4; ++v) {
-      model.parameters[v] = shared_memory(*queue, arrays[v], "Parameters");
       model.counts[v] = arrays[v] ? static_cast<std::size_t>(arrays[v]->size()) : 0;
+      model.parameters[v] = shared_memory(*queue, arrays[v], "Parameters", model.counts[v]);
     }
+    check_model(model, observation_size, action_size, static_cast<std::size_t>(scales.size()));
     model.scales.assign(scales.data(), scales.data() + scales.size());
     model.observation_size = observation_size;
     model.action_size = action_size;
-    model.log_alpha = shared_memory(*queue, alpha, "log_alpha");
+    twofold = actor_critic && model.networks[0].ops.back().width == 2 * action_size;
+    model.log_alpha = shared_memory(*queue, alpha, "log_alpha", 1);
+    counts = {model.counts[tape::kOnline], actor_critic ? model.counts[tape::kActor] : 0, alpha ? std::size_t{1} : 0};
     return model;
+  }
+
+  // Kernels check nothing: what networks reach for must be there.
+  static void check_model(const LearnerModel& model, std::size_t observations, std::size_t actions,
+                          std::size_t scales) {
+    const auto check = [&](std::size_t network, std::size_t vector, std::size_t inputs, bool wanted) {
+      if (model.parameters[vector] == nullptr && !wanted) return;
+      const NetworkSource& source = model.networks[network];
+      static_cast<void>(learner::Network(source.inputs, source.ops, model.counts[vector]));
+      if (source.inputs != inputs)
+        throw LearnerError("Network " + std::to_string(network) + " takes " + std::to_string(source.inputs) +
+                           " inputs; its transitions bring " + std::to_string(inputs) + ".");
+    };
+    if (model.networks.empty()) return;  // for the learner to say
+    if (!model.actor_critic) {
+      for (const std::size_t vector : {tape::kOnline, tape::kTarget}) check(0, vector, observations, true);
+      return;
+    }
+    check(0, tape::kActor, observations, true);
+    check(0, tape::kTargetActor, observations, false);
+    for (std::size_t critic = 1; critic < model.networks.size(); ++critic)
+      for (const std::size_t vector : {tape::kOnline, tape::kTarget})
+        check(critic, vector, observations + actions, true);
+    const std::size_t says = model.networks[0].ops.back().width;
+    if (says != actions && says != 2 * actions)
+      throw LearnerError("An actor says " + std::to_string(actions) + " numbers or twice as many; found " +
+                         std::to_string(says) + ".");
+    if (scales != 2 * (observations + actions))
+      throw LearnerError("Scales are centers and half ranges of observations and actions, " +
+                         std::to_string(2 * (observations + actions)) + " numbers; found " + std::to_string(scales) +
+                         ".");
   }
 
   void set_adam(int which, double lr, double beta1, double beta2, double eps, double decay, bool decoupled,
@@ -81,10 +123,12 @@ struct HeldLearner {
     settings.eps = eps;
     settings.decay = decay;
     settings.decoupled = decoupled;
-    settings.first = shared_memory(*queue, first, "exp_avg");
-    settings.second = shared_memory(*queue, second, "exp_avg_sq");
-    settings.max_second = shared_memory(*queue, max_second, "max_exp_avg_sq");
-    settings.steps = const_cast<float*>(steps.data());
+    const std::size_t size = size_of(which);
+    settings.first = shared_memory(*queue, first, "exp_avg", size);
+    settings.second = shared_memory(*queue, second, "exp_avg_sq", size);
+    settings.max_second = shared_memory(*queue, max_second, "max_exp_avg_sq", size);
+    check_size(steps, "steps", 1);
+    settings.steps = Floats(steps).mutable_data();
     hold(which, settings, {first, second, max_second, steps});
   }
   void set_sgd(int which, double lr, double momentum, double dampening, double decay, bool nesterov,
@@ -97,11 +141,23 @@ struct HeldLearner {
     settings.decay = decay;
     settings.nesterov = nesterov;
     settings.fresh = fresh;
-    settings.first = shared_memory(*queue, buffer, "momentum_buffer");
+    settings.first = shared_memory(*queue, buffer, "momentum_buffer", size_of(which));
     hold(which, settings, {buffer});
   }
-  void hold(int which, const OptimizerSettings& settings, std::vector<OptionalFloats> held) {
+  void check_settings(bool stochastic, std::int64_t target_interval, std::int64_t policy_delay) const {
+    if (target_interval < 1 || policy_delay < 1)
+      throw LearnerError("target_interval and policy_delay must be at least 1; found " +
+                         std::to_string(target_interval) + " and " + std::to_string(policy_delay) + ".");
+    if (stochastic && !twofold) throw LearnerError("A stochastic actor says a mean and a deviation for each action.");
+  }
+  // How many numbers an optimizer moves.
+  std::size_t size_of(int which) const {
     if (which < 0 || which > 2) throw LearnerError("Optimizers are 0, 1 and 2; found " + std::to_string(which) + ".");
+    if (counts[static_cast<std::size_t>(which)] == 0)
+      throw LearnerError("This Learner has nothing that optimizer " + std::to_string(which) + " could move.");
+    return counts[static_cast<std::size_t>(which)];
+  }
+  void hold(int which, const OptimizerSettings& settings, std::vector<OptionalFloats> held) {
     learner->set_optimizer(static_cast<LearnerWhich>(which), settings);
     state[static_cast<std::size_t>(which)] = std::move(held);
   }
@@ -109,6 +165,8 @@ struct HeldLearner {
   std::shared_ptr<DeviceQueue> queue;
   std::array<OptionalFloats, 4> arrays;
   OptionalFloats alpha;
+  std::array<std::size_t, 3> counts{};
+  bool twofold = false;  // the actor says two numbers for each action
   std::array<std::vector<OptionalFloats>, 3> state;
   std::unique_ptr<Kernel> learner;
 };
@@ -127,6 +185,7 @@ template <class Kernel>
 std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py::array>& columns,
                                  const Floats& weights, std::int64_t number) {
   const auto rows = static_cast<std::size_t>(weights.size());
+  if (rows < 1) throw LearnerError("A batch needs at least one transition; found none.");
   const DeviceBatch batch = self.learner->own_batch(rows);
   const std::size_t observation = self.learner->observation_size() * sizeof(float);
   const std::size_t bytes[5] = {observation, self.learner->action_bytes(), sizeof(float), observation, sizeof(float)};
@@ -164,6 +223,7 @@ void bind_learner_methods(py::class_<HeldLearner<Kernel>>& cls) {
           [](Held& self, bool double_q, bool stochastic, float saturation_penalty, float target_noise,
              float noise_clip, float log_std_low, float log_std_high, float target_entropy, float max_grad_norm,
              double tau, std::int64_t target_interval, std::int64_t policy_delay, std::uint64_t noise_seed) {
+            self.check_settings(stochastic, target_interval, policy_delay);
             self.learner->set({double_q, stochastic, saturation_penalty, target_noise, noise_clip, log_std_low,
                               log_std_high, target_entropy, max_grad_norm, tau, target_interval, policy_delay,
                               noise_seed});

@@ -64,6 +64,8 @@ void bind_sum_tree_replay(py::module_& module) {
             const BatchMemory& batch = launched(tree);
             rows(priorities, "priorities", static_cast<py::ssize_t>(batch.count()));
             const float* values = priorities.data();
+            if (sycl::get_pointer_type(values, tree.queue()->sycl().get_context()) == sycl::usm::alloc::unknown)
+              throw ReplayError("priorities must lie in memory that the device shares: make it by Queue.shared_floats.");
             const Released released;
             tree.launch_update(batch.indices(), values, batch.generations(), batch.count());
           },

@@ -33,6 +33,7 @@ DeviceLoop::DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<Co
       interval_(interval),
       steps_(steps) {
   if (batch_size < 1 || interval < 1) throw LearnerError("A training loop needs a batch and an interval of at least 1.");
+  TrainingLoop::check(queues);
   const std::size_t observation = learner.observation_size() * sizeof(float);
   const std::vector<std::size_t> wanted = {observation, learner.action_bytes(), sizeof(float), observation, sizeof(float)};
   if (storage_->row_bytes().size() != wanted.size())

@@ -18,6 +18,8 @@ constexpr std::array<std::pair<const char*, OpKind>, 7> kKinds = {{{"linear", Op
                                                                    {"sub", OpKind::subtract},
                                                                    {"mean", OpKind::mean}}};
 
+constexpr std::size_t kWidest = std::size_t{1} << 31;  // a product of two widths does not overflow
+
 // Rows of a transposed panel start at odd multiples of a cache line: a power of two would crowd a few cache sets.
 std::size_t padded(std::size_t width) {
   const std::size_t lines = round_up(width, 16) / 16;
@@ -59,9 +61,9 @@ void Workspace::clear() {
 
 Network::Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters)
     : kernels_(learner_kernels()), parameters_(parameters) {
-  if (input_width < 1 || ops.empty())
-    throw LearnerError("A network needs an input and at least one operation; found " + std::to_string(input_width) +
-                       " inputs and " + std::to_string(ops.size()) + " operations.");
+  if (input_width < 1 || input_width > kWidest || ops.empty())
+    throw LearnerError("A network needs 1 to " + std::to_string(kWidest) + " inputs and at least one operation; found " +
+                       std::to_string(input_width) + " inputs and " + std::to_string(ops.size()) + " operations.");
   std::vector<std::size_t> widths = {input_width};
   for (std::size_t i = 0; i < ops.size(); ++i) {
     check(ops[i], i, widths);
@@ -82,10 +84,11 @@ void Network::check(const Op& op, std::size_t index, const std::vector<std::size
       fail("must take values computed before it; found value " + std::to_string(op.inputs[k]));
   const std::size_t in = widths[static_cast<std::size_t>(op.inputs[0])];
   const auto fits = [&](std::ptrdiff_t offset, std::size_t count) {
-    if (offset != kNone && (offset < 0 || static_cast<std::size_t>(offset) + count > parameters_))
+    if (offset != kNone && (offset < 0 || count > parameters_ || static_cast<std::size_t>(offset) > parameters_ - count))
       fail("has parameters beyond the " + std::to_string(parameters_) + " there are");
   };
   if (op.width < 1) fail("must have at least one output");
+  if (op.width > kWidest) fail("has at most " + std::to_string(kWidest) + " outputs; found " + std::to_string(op.width));
   if (op.kind == OpKind::linear) {
     if (op.weight == kNone) fail("needs weights");
     fits(op.weight, op.width * in);

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <limits>
 
+#include "pearl/threads.hpp"
+
 namespace pearl::learner {
 namespace {
 
@@ -33,10 +35,18 @@ void await(Signal& signal, Ready ready) {
 }  // namespace
 
 Team::Team(std::size_t size) {
-  for (std::size_t worker = 1; worker < size; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
+  check_threads("threads", size);
+  try {
+    start_threads(threads_, size - 1, [this](std::size_t thread) { serve(thread + 1); });
+  } catch (...) {
+    stop();  // a joinable thread that is destroyed ends the process
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { stop(); }
+
+void Team::stop() {
   stopping_.store(true, std::memory_order_release);
   job_.fetch_add(1, std::memory_order_release);
   started_.ring();

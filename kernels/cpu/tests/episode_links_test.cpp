@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "check.hpp"
 #include "pearl/column_store.hpp"
+#include "pearl/episode_check.hpp"
 
 namespace {
 
@@ -81,6 +83,32 @@ class World {
     }
     ring.links.insert(start, count, filled, {streams.data(), endings.data(), nullptr, obs.data(), next_obs.data()},
                       [&] { write(start, numbers, obs, next_obs); });
+  }
+
+  std::string damage() const {
+    return damage_of(ring.links, std::min(steps_.size(), capacity_), steps_.size() % capacity_);
+  }
+
+  // Every question, whatever the answers.
+  void use() {
+    const std::size_t count = std::min(steps_.size(), capacity_);
+    std::vector<std::int64_t> slots(count), walked(count * 5), found(count), last(count), steps(count);
+    for (std::size_t i = 0; i < count; ++i) slots[i] = static_cast<std::int64_t>(i);
+    const std::vector<float> rewards(capacity_);
+    const std::vector<double> discounts(6, 0.5);
+    std::vector<float> sums(count), after(count);
+    std::vector<char> next(count * 5 * kItem);
+    const auto copy = [&] { if (ring.share) ring.links.copy_next(walked.data(), count * 5, next.data()); };
+    ring.links.forward(slots.data(), count, 5, walked.data(), found.data(), copy);
+    ring.links.backward(slots.data(), count, 5, walked.data(), found.data(), copy);
+    ring.links.remaining(slots.data(), count, found.data());
+    ring.links.n_step(slots.data(), count, 5, rewards.data(), discounts.data(), sums.data(), last.data(), steps.data(),
+                      after.data());
+    if (slice_ && ring.counter(EpisodeLinks::kStarts) > 0) {
+      const std::uint64_t words[2] = {0, ~std::uint64_t{0}};
+      ring.links.draw(words, 2, walked.data());
+      CHECK(walked[0] < static_cast<std::int64_t>(count) && walked[1] < static_cast<std::int64_t>(count));
+    }
   }
 
   void check(std::size_t length) {
@@ -232,11 +260,42 @@ void links_tell_what_a_list_of_steps_tells() {
     for (int round = 0; round < 12; ++round) {
       world.insert(random() % (capacity + 1));
       world.check(1 + random() % 6);
+      CHECK(world.damage().empty());
     }
     // What was given back is taken again: the tables never outgrow the slots.
     CHECK(world.ring.counter(EpisodeLinks::kEpisodes) <= static_cast<std::int64_t>(capacity));
     CHECK(world.ring.counter(EpisodeLinks::kKept) <= static_cast<std::int64_t>(capacity));
   }
+}
+
+// One number of the links is another: that is found, or makes no difference to whoever uses them.
+void damaged_links_are_found_or_harmless() {
+  std::mt19937 random(2);
+  std::size_t found = 0;
+  constexpr std::uint32_t kWorlds = 4000;
+  for (std::uint32_t seed = 0; seed < kWorlds; ++seed) {
+    const std::size_t capacity = 2 + random() % 12;
+    World world(capacity, 1 + random() % 3, random() % 4, seed % 2 == 1, seed);
+    for (int round = 0; round < 3; ++round) world.insert(random() % (capacity + 1));
+    if (random() % 8 == 0) {
+      world.ring.ending[random() % capacity] = static_cast<std::uint8_t>(random() % 5);
+    } else {
+      auto& array = world.ring.arrays[random() % 14];
+      const bool near = random() % 4 != 0;
+      array[random() % capacity] = near ? static_cast<std::int64_t>(random() % (capacity + 3)) - 2
+                                        : static_cast<std::int64_t>(std::uint64_t{random()} << 32 | random());
+    }
+    if (!world.damage().empty()) {
+      ++found;
+      continue;
+    }
+    for (int round = 0; round < 4; ++round) {
+      world.use();
+      world.insert(1 + random() % capacity);
+    }
+    CHECK(world.damage().empty());
+  }
+  CHECK(found > kWorlds / 4 && found < kWorlds);
 }
 
 void refused_rows_change_nothing() {
@@ -313,6 +372,7 @@ void readers_see_whole_steps_beside_an_insertion(bool share) {
 int main() {
   links_tell_what_a_list_of_steps_tells();
   refused_rows_change_nothing();
+  damaged_links_are_found_or_harmless();
   readers_see_whole_steps_beside_an_insertion(false);
   readers_see_whole_steps_beside_an_insertion(true);
 }

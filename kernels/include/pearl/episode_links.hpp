@@ -63,7 +63,11 @@ class EpisodeLinks {
   std::size_t capacity() const { return capacity_; }
   std::size_t streams() const { return streams_; }
   std::size_t obs_bytes() const { return obs_bytes_; }
+  std::size_t slice() const { return static_cast<std::size_t>(slice_); }
+  const Arrays& arrays() const { return a_; }
   bool keeps_apart() const { return kept_obs_ != nullptr; }
+  // Whether an insertion needs the rows' observations.
+  bool compares() const { return kept_obs_ != nullptr || next_obs_ != nullptr; }
 
   // Links `count` items into the slots from `start` on, of which those below `filled` held items, then calls `write`,
   // which writes the columns: readers of this process find neither a link to an item not yet written nor, until then,
@@ -75,6 +79,9 @@ class EpisodeLinks {
         throw ReplayError("Stream at position " + std::to_string(r) + " must lie in [0, " + std::to_string(streams_) +
                           "); found " + std::to_string(rows.streams[r]) + ".");
       if (rows.endings[r] > 2) throw ReplayError("An ending must be 0, 1 or 2.");
+      if (rows.positions && (rows.positions[r] < 0 || rows.positions[r] >= std::int64_t{1} << 61))
+        throw ReplayError("Position at position " + std::to_string(r) + " must lie in [0, 2**61); found " +
+                          std::to_string(rows.positions[r]) + ".");
     }
     const std::unique_lock lock(mutex_);
     for (std::size_t r = 0; r < count; ++r) {

@@ -33,6 +33,22 @@ Array<T> new_vector(py::ssize_t count) {
   return py::reinterpret_steal<Array<T>>(new_array(py::dtype::of<T>(), 1, &count).release());
 }
 
+// Whether the items are Python's objects, which must not be copied as bytes.
+inline bool holds_objects(const py::array& array) { return array.dtype().attr("hasobject").cast<bool>(); }
+
+// The memory of a buffer of which every byte counts: one with gaps would be read and written past its end.
+inline py::buffer_info whole_buffer(const py::buffer& buffer, const char* name, bool writable) {
+  py::buffer_info info = buffer.request(writable);
+  py::ssize_t step = info.itemsize;
+  for (py::ssize_t i = info.ndim - 1; i >= 0 && info.size > 0; --i) {
+    const auto d = static_cast<std::size_t>(i);
+    if (info.shape[d] != 1 && info.strides[d] != step)
+      throw pearl::Error(std::string(name) + " must be contiguous; found strides that leave gaps. Copy it first.");
+    step *= info.shape[d];
+  }
+  return info;
+}
+
 inline std::size_t rows(const py::array& array, const char* name, py::ssize_t expected = -1) {
   if (array.ndim() != 1 || (expected >= 0 && array.size() != expected))
     throw pearl::ReplayError(std::string(name) + " must be a vector" +

@@ -16,6 +16,17 @@ struct SharedHeader {
   std::uint64_t shape[3];
 };
 
+// The most bytes of a shared structure: sums and products of sizes up to here do not overflow.
+inline constexpr std::size_t kMostSharedBytes = std::size_t{1} << 46;
+
+// `count` items of `item_bytes`; throws QueueError where no memory could hold them.
+inline std::size_t shared_bytes(const char* what, std::size_t count, std::size_t item_bytes) {
+  if (item_bytes > kMostSharedBytes || count > kMostSharedBytes / (item_bytes + 128))
+    throw QueueError(std::string(what) + " of " + std::to_string(count) + " times " + std::to_string(item_bytes) +
+                     " bytes fits no memory.");
+  return count * item_bytes;
+}
+
 inline void* check_region(const char* what, void* memory, std::size_t nbytes, std::size_t needed) {
   if (nbytes < needed)
     throw QueueError(std::string(what) + " needs a buffer of " + std::to_string(needed) + " bytes; found " +

@@ -29,6 +29,7 @@ class SlotQueue {
 
  public:
   static std::size_t nbytes(std::size_t slots, std::size_t slot_bytes) {
+    shared_bytes("A SlotQueue", slots, slot_bytes);
     return payload_offset(slots) + slots * stride(slot_bytes);
   }
 
@@ -62,6 +63,8 @@ class SlotQueue {
     return payload_offset(slots_) + slot * stride_;
   }
   std::size_t slots() const { return slots_; }
+  // Bytes of a slot's payload, rounded up.
+  std::size_t room() const { return stride_; }
 
   // Called from the producer side only. The slot to fill next, -1 on timeout; the same one until it is published.
   std::int64_t reserve(double timeout_s) {

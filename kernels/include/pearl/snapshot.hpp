@@ -3,6 +3,10 @@
 // Two halves alternate, so a reader of the newest version is disturbed only if the writer laps it. Each half carries a
 // sequence number, odd while it is written. Payload words are stored with release and loaded with acquire order, which
 // keeps them between the two reads of the sequence number and costs nothing on x86.
+//
+// A payload may also announce what is done to ordinary memory (a Data Storage's place, before and after an insertion):
+// what the writer does after write() is seen by nobody who does not see the payload, and what a reader reads before
+// read() is read before the payload is. Two fences say so; on x86 neither is an instruction, on ARM64 each is one.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +28,9 @@ class Snapshot {
   static constexpr std::uint64_t kMagic = 0x3154'4F48'5353'5250;  // "PRSSHOT1"
 
  public:
-  static std::size_t nbytes(std::size_t payload_bytes) { return sizeof(Layout) + 2 * half_bytes(payload_bytes); }
+  static std::size_t nbytes(std::size_t payload_bytes) {
+    return sizeof(Layout) + 2 * half_bytes(shared_bytes("A Snapshot", 1, payload_bytes));
+  }
 
   Snapshot(void* memory, std::size_t size, std::size_t payload_bytes, bool create) : payload_bytes_(payload_bytes) {
     layout_ = static_cast<Layout*>(check_region("A Snapshot", memory, size, nbytes(payload_bytes)));
@@ -64,17 +70,27 @@ class Snapshot {
     }
     sequence.store(2 * version, std::memory_order_release);
     layout_->version.store(version, std::memory_order_release);
+    // A release store lets later plain stores pass it (ARM64: STLR, STR); this keeps them behind (DMB).
+    std::atomic_thread_fence(std::memory_order_release);
     return version;
   }
 
   // Copies the newest payload out and returns its version; copies nothing and returns `seen_version` if it is the
-  // newest. Any process, any thread.
+  // newest. Any process, any thread. Throws QueueError for a Snapshot, in a file perhaps, that is damaged.
   std::uint64_t read(void* payload, std::uint64_t seen_version) const {
-    for (;;) {
+    // An acquire load lets earlier plain loads pass it (ARM64: LDR, LDAR); this keeps them before (DMB).
+    std::atomic_thread_fence(std::memory_order_acquire);
+    std::uint64_t last = 0;
+    for (int unchanged = 0;;) {
       const std::uint64_t version = layout_->version.load(std::memory_order_acquire);
       if (version == seen_version || version == 0) return seen_version;
       const std::atomic<std::uint64_t>& sequence = layout_->sequence[version & 1];
-      if (sequence.load(std::memory_order_acquire) != 2 * version) continue;  // lapped: a newer version is complete
+      if (sequence.load(std::memory_order_acquire) != 2 * version) {  // lapped: a newer version is complete
+        unchanged = version == last ? unchanged + 1 : 0;
+        last = version;
+        if (unchanged > kMostLooks) throw QueueError("A Snapshot is damaged: its version was never written whole.");
+        continue;
+      }
       const Word* words = half(version);
       char* bytes = static_cast<char*>(payload);
       std::size_t at = 0;
@@ -91,6 +107,9 @@ class Snapshot {
   }
 
  private:
+  // The version moves on before its half is written again: this often at one version, a reader is not lapped.
+  static constexpr int kMostLooks = 1 << 22;
+
   static std::size_t half_bytes(std::size_t payload_bytes) { return round_up(payload_bytes, kCacheLine); }
   Word* half(std::uint64_t version) const {
     char* payload = reinterpret_cast<char*>(layout_ + 1);

@@ -26,8 +26,10 @@ namespace pearl {
 // Shuts samplings out while the host inserts. The loop lets a waiting host go first: it asks far more often.
 class InsertionWindow {
  public:
-  // Called from the host only.
+  // Called from the host only. A window that is open stays so, and a closed one closed: a thread that locks a mutex
+  // twice, or unlocks what it has not locked, is lost.
   void open() {
+    if (open_) return;
     wanted_.store(true, std::memory_order_seq_cst);
     mutex_.lock();
     open_ = true;
@@ -48,6 +50,7 @@ class InsertionWindow {
   std::mutex mutex_;
   bool open_ = false;  // the host's own
   std::atomic<bool> wanted_{false};
+  bool open_ = false;
   Signal closed_{};
 };
 
@@ -69,6 +72,8 @@ class TrainingLoop {
     char* done_memory;
     Snapshot* snapshot;
   };
+  // Throws LearnerError unless the slots of both queues take a grant and an answer.
+  static void check(const Queues& queues);
   TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, learner::Algorithm& algorithm, std::size_t batch_size,
                const Queues& queues, std::vector<Weights> policy, std::size_t interval, bool prefetch = false);
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pearl/futex.hpp"
+#include "pearl/threads.hpp"
 
 namespace pearl {
 
@@ -20,7 +21,9 @@ namespace pearl {
 class WorkerPool {
  public:
   explicit WorkerPool(unsigned workers, std::chrono::microseconds linger = {})
-      : workers_(workers < 1 ? 1 : workers), linger_(linger) {}
+      : workers_(workers < 1 ? 1 : workers), linger_(linger) {
+    check_threads("workers", workers_);
+  }
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
   ~WorkerPool() {
@@ -31,9 +34,9 @@ class WorkerPool {
 
   unsigned workers() const { return workers_; }
 
-  // Throws std::system_error where the system has no thread left; afterwards no job does.
+  // Throws Error where the system has no thread left, before any of a job is done; afterwards no job does.
   void start() {
-    while (threads_.size() + 1 < workers_) threads_.emplace_back([this] { serve(); });
+    start_threads(threads_, workers_ - 1, [this](std::size_t) { serve(); });
   }
 
   // Calls work(chunk) once for each of `chunks` (below 2^32), in any order and on any worker, and returns when all are

@@ -24,7 +24,7 @@ struct Shares {
 
 class Team {
  public:
-  // The caller of run() is worker 0; `size` - 1 threads are started.
+  // The caller of run() is worker 0; `size` - 1 threads are started. Throws Error where the system has fewer left.
   explicit Team(std::size_t size);
   ~Team();
   Team(const Team&) = delete;
@@ -44,6 +44,7 @@ class Team {
   using Call = void (*)(void* object, std::size_t worker);
   void start(Call call, void* object);
   void serve(std::size_t worker);
+  void stop();
 
   Call call_ = nullptr;
   void* object_ = nullptr;
