@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import glob
 import json
+import logging
 import math
 import mmap
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,16 +21,25 @@ import numpy as np
 
 from pearl import _native
 from pearl.byte_size import readable_size
-from pearl.errors import CapacityError, ConfigurationError, PearlError, ReplayError
+from pearl.errors import CapacityError, ConfigurationError, PearlError, QueueError, ReplayError
 from pearl.runtime.shared_buffer import SharedBuffer
 
 BackingKind: TypeAlias = Literal["ram", "memmap", "shared"]
 BACKINGS: tuple[BackingKind, ...] = ("ram", "memmap", "shared")
 
-FILE_FORMAT = 1
+log = logging.getLogger(__name__)
+
+FILE_FORMAT = 2
 _MAGIC = b"PEARLSTO"
 _HEADER_NBYTES = 1 << 16  # magic, length of the JSON text, the text
 _PAGE = 4096
+# At the end of the page with the ring's place: whether the file was closed, and in which run of the system it was open.
+_MARK_NBYTES = 64
+_CLOSED, _IN_USE = b"closed", b"in use"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_RESERVED_AT_ONCE = 16 << 20
+_PARTIAL = ".partial"
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class ArraySpec:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    grows: bool = False  # takes its room on the disk as `reserve` says, not at once
 
     @property
     def nbytes(self) -> int:
@@ -71,10 +85,13 @@ class RamBacking:
         """How far the ring was said to be."""
         return self._place
 
+    def reserve(self, name: str, rows: int) -> None:
+        """Nothing: memory is committed as it is written to."""
+
     def flush(self) -> None:
         """Nothing: there is no file."""
 
-    def close(self) -> None:
+    def close(self, *, complete: bool = True) -> None:
         """Let go of the arrays."""
         self.arrays = {}
 
@@ -99,6 +116,9 @@ class MappedBacking:
         self._lock = lock
         with contextlib.suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)  # not every file system has them
+        self._mark = np.frombuffer(memory, np.uint8, _MARK_NBYTES, _HEADER_NBYTES + _PAGE - _MARK_NBYTES)
+        self._reserved: dict[str, int] = {}  # rows of the arrays that take their room on the disk step by step
+        self._specs = {s.name: (s, offset) for s, offset in zip(specs, _offsets(specs), strict=True) if s.grows}
         place_bytes = np.frombuffer(memory, np.uint8, _PLACE_NBYTES, _HEADER_NBYTES)
         self._snapshot = _native.Snapshot(place_bytes, _PLACE.itemsize * len(Place._fields), create)
         self.arrays: dict[str, np.ndarray] = {}
@@ -115,20 +135,67 @@ class MappedBacking:
     def place(self) -> Place:
         """How far the ring was last said to be. Any process."""
         values = np.empty(len(Place._fields), _PLACE)
-        if self._snapshot.read(values.view(np.uint8), 0) == 0:
+        try:
+            version = self._snapshot.read(values.view(np.uint8), 0)
+        except QueueError as error:
+            raise ReplayError(f"The place of the Data Storage's ring is damaged: {error}") from error
+        if version == 0:
             raise ReplayError("The Data Storage was never completed by the process that made it.")
         return Place(*values.tolist())
+
+    def take_over(self) -> None:
+        """Mark the file as in use until `close`."""
+        self._set_mark(_IN_USE)
+
+    def check_mark(self) -> None:
+        """Raise ReplayError unless the file was closed, or its writer ended while the system went on.
+
+        A file outlives a killed process whole. It outlives the system's end only as far as it was written out.
+        """
+        state, _, boot = self._mark.tobytes().rstrip(b"\0").partition(b":")
+        if state not in (_CLOSED, _IN_USE):
+            raise ReplayError(f"{self.path} is damaged: it says neither closed nor in use. Remove the file.")
+        if state == _IN_USE and boot != _boot_id():
+            raise ReplayError(
+                f"{self.path} was in use when the system ended, and may lack rows. Remove the file, and restore a "
+                "checkpoint."
+            )
+
+    def _set_mark(self, state: bytes) -> None:
+        self._mark[:] = np.frombuffer((state + b":" + _boot_id()).ljust(_MARK_NBYTES, b"\0"), np.uint8)
+        if self._memory is not None and self.kind == "memmap":
+            self._memory.flush(_HEADER_NBYTES, _PAGE)
+
+    def reserve(self, name: str, rows: int) -> None:
+        """Take room on the disk for the first `rows` rows of an array that `grows`; CapacityError if it is full."""
+        if self._lock < 0 or rows <= self._reserved.get(name, 0):
+            return
+        spec, offset = self._specs[name]
+        row = spec.nbytes // spec.shape[0]
+        rows = min(spec.shape[0], rows + _RESERVED_AT_ONCE // max(row, 1))
+        assert self.path is not None
+        reserve_disk(self.path, self._lock, offset, rows * row)
+        self._reserved[name] = rows
 
     def flush(self) -> None:
         """Wait until the system has written a file's pages out: what survives a loss of power."""
         if self._memory is not None and self.shared is None:
             self._memory.flush()
 
-    def close(self) -> None:
-        """Let go of the arrays; the mapping ends when the last view of it does."""
+    def close(self, *, complete: bool = True) -> None:
+        """Let go of the arrays; the mapping ends when the last view of it does.
+
+        A file of this process is written out and marked as closed, unless it is not `complete`.
+        """
+        if complete and self._lock >= 0:
+            try:
+                self.flush()
+                self._set_mark(_CLOSED)
+            except OSError as error:
+                log.warning("%s could not be written out (%s); do not use the file again.", self.path, error.strerror)
         self.arrays = {}
         self._memory = self.shared = None
-        del self._snapshot
+        del self._snapshot, self._mark
         self._release()
 
     def _release(self) -> None:
@@ -168,7 +235,12 @@ def make_backing(kind: BackingKind, specs: Sequence[ArraySpec], path: str | os.P
         return MappedBacking(buffer.memory, specs, create=True, writable=True, shared=buffer)
     assert path is not None
     file = Path(path)
-    return open_file(file, specs, writable=True) if file.exists() else _create_file(file, specs)
+    for _ in range(_ATTEMPTS):
+        try:
+            return open_file(file, specs, writable=True) if file.exists() else _create_file(file, specs)
+        except (FileExistsError, FileNotFoundError):  # another process made it, or removed it, in between
+            continue
+    raise ReplayError(f"{file} keeps appearing and disappearing. Choose another path.")
 
 
 def attach(buffer: SharedBuffer, specs: Sequence[ArraySpec]) -> MappedBacking:
@@ -177,14 +249,30 @@ def attach(buffer: SharedBuffer, specs: Sequence[ArraySpec]) -> MappedBacking:
 
 
 def open_file(path: Path, specs: Sequence[ArraySpec], *, writable: bool) -> MappedBacking:
-    """Open an existing file; raises ReplayError unless it is a Data Storage of exactly these arrays, and whole."""
-    with path.open("r+b") as file:
+    """Open an existing file; raises ReplayError unless it is a Data Storage of exactly these arrays, and whole.
+
+    A writer takes the room of the whole file on the disk, where a copy may have left it out.
+    """
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ReplayError(f"{path} cannot be opened: {error.strerror}. Choose another path.") from error
+    with file:
         _check_header(path, file.read(_HEADER_NBYTES), _document(specs))
         found, expected = file.seek(0, os.SEEK_END), _total_nbytes(specs)
         if found != expected:
             raise ReplayError(f"{path} is truncated: a Data Storage of {expected:,} bytes; found {found:,} bytes.")
         lock = _lock(path, file.fileno()) if writable else -1
-        memory = mmap.mmap(file.fileno(), expected)
+        try:
+            if writable:
+                _reserve_file(path, file.fileno(), specs)
+            memory = mmap.mmap(file.fileno(), expected)
+        except BaseException:
+            if lock >= 0:
+                os.close(lock)
+            raise
     try:
         return MappedBacking(memory, specs, create=False, writable=writable, path=path, lock=lock)
     except PearlError as error:
@@ -192,38 +280,124 @@ def open_file(path: Path, specs: Sequence[ArraySpec], *, writable: bool) -> Mapp
 
 
 def _create_file(path: Path, specs: Sequence[ArraySpec]) -> MappedBacking:
-    total = _total_nbytes(specs)
-    status = os.statvfs(path.parent)
-    free = status.f_bavail * status.f_frsize
-    if total > free:
-        raise CapacityError(
-            f"A Data Storage of {readable_size(total)} does not fit the disk of {path}: {readable_size(free)} are "
-            "free. Lower `capacity`, or choose a path on another disk."
-        )
+    """Make the file, of which nobody sees a part: it gets its name when it is whole, and locked by this process.
+
+    Only its owner may read it, as an environment's observations may be nobody else's business. Raises FileExistsError
+    if another process was quicker.
+    """
     text = json.dumps(_document(specs)).encode()
     if len(text) > _HEADER_NBYTES - 16:
         raise ReplayError(f"The columns' names and shapes do not fit a header of {_HEADER_NBYTES} bytes.")
-    # The header comes last and under the final name, so that a file left by an interrupted start is never taken up.
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    _remove_partial(path)
+    total = _total_nbytes(specs)
     try:
-        with partial.open("w+b") as file:
-            lock = _lock(path, file.fileno())
-            file.truncate(total)  # sparse: the disk's blocks are taken as they are written to
-            memory = mmap.mmap(file.fileno(), total)
-            backing = MappedBacking(memory, specs, create=True, writable=True, path=path, lock=lock)
+        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=_PARTIAL, dir=path.parent)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The Data Storage {path} cannot be made: {error.strerror}. Choose a path in a folder that exists and that "
+            "you may write to."
+        ) from error
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            lock = _lock(path, file.fileno(), wait=True)
+            try:
+                try:
+                    file.truncate(total)
+                except OSError as error:
+                    _refuse_size(path, file.fileno(), total, error)
+                    raise
+                _reserve_file(path, file.fileno(), specs)
+                memory = mmap.mmap(file.fileno(), total)
+                backing = MappedBacking(memory, specs, create=True, writable=True, path=path, lock=lock)
+            except BaseException:
+                os.close(lock)
+                raise
             memory[: 16 + len(text)] = _MAGIC + len(text).to_bytes(8, "little") + text
-        partial.rename(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+            backing.take_over()
+        _publish(Path(name), path)
+    finally:
+        Path(name).unlink(missing_ok=True)
     return backing
 
 
-def _lock(path: Path, fd: int) -> int:
-    """Take the file for writing and return a descriptor that holds it; it ends with the process, however that ends."""
+def _publish(partial: Path, path: Path) -> None:
+    """Give the file its name, unless another has it: a rename would take it away from its owner."""
+    try:
+        os.link(partial, path)
+    except (FileExistsError, FileNotFoundError):  # the latter: taken for one left behind, before it was locked
+        raise
+    except OSError as error:
+        raise ConfigurationError(
+            f"The Data Storage {path} cannot be made: its file system has no hard links ({error.strerror}). Choose a "
+            "path on another disk."
+        ) from error
+
+
+def _remove_partial(path: Path) -> None:
+    """Remove what processes that were killed while they made this file left behind: nobody holds its lock."""
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.*{_PARTIAL}"):
+        with contextlib.suppress(OSError), partial.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial.unlink()
+
+
+def _reserve_file(path: Path, descriptor: int, specs: Sequence[ArraySpec]) -> None:
+    """Take room on the disk for all but the arrays that grow: a disk that is full would end the process by a signal."""
+    start = 0
+    for spec, offset in zip(specs, _offsets(specs), strict=True):
+        if spec.grows:
+            reserve_disk(path, descriptor, start, offset - start)
+            start = offset + -(-spec.nbytes // _PAGE) * _PAGE
+    reserve_disk(path, descriptor, start, _total_nbytes(specs) - start)
+
+
+def reserve_disk(path: Path, descriptor: int, offset: int, nbytes: int) -> None:
+    """Take room on the disk for a part of an open file at `path`; CapacityError if the disk is full."""
+    if nbytes == 0:
+        return
+    try:
+        os.posix_fallocate(descriptor, offset, nbytes)
+    except OSError as error:
+        _refuse_size(path, descriptor, nbytes, error)
+        log.warning(
+            "The disk of %s cannot reserve room (%s): if it fills up, this process ends by SIGBUS.",
+            path,
+            error.strerror,
+        )
+
+
+def _refuse_size(path: Path, descriptor: int, nbytes: int, error: OSError) -> None:
+    """Raise CapacityError if that is what the error means."""
+    if error.errno == errno.EFBIG:
+        raise CapacityError(
+            f"A Data Storage that needs {readable_size(nbytes)} is larger than a file at {path} may be "
+            f"({error.strerror}). Lower `capacity`, raise the limit (ulimit -f), or choose a path on another disk."
+        ) from error
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        status = os.fstatvfs(descriptor)
+        raise CapacityError(
+            f"A Data Storage that needs {readable_size(nbytes)} does not fit the disk of {path}: "
+            f"{readable_size(status.f_bavail * status.f_frsize)} are free. Lower `capacity`, or choose a path on "
+            "another disk."
+        ) from error
+
+
+def _boot_id() -> bytes:
+    """The name of the system's present run, from its start to its end."""
+    try:
+        return _BOOT_ID.read_bytes().strip()[: _MARK_NBYTES // 2 + 8]
+    except OSError:
+        return b""
+
+
+def _lock(path: Path, fd: int, *, wait: bool = False) -> int:
+    """Take the file for writing and return a descriptor that holds it; it ends with the process, however that ends.
+
+    `wait` is for a file without a name, which others hold only while they look whether it was left behind.
+    """
     held = os.dup(fd)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         os.close(held)
         raise ReplayError(
@@ -233,7 +407,8 @@ def _lock(path: Path, fd: int) -> int:
 
 
 def _document(specs: Sequence[ArraySpec]) -> dict[str, Any]:
-    return {"format": FILE_FORMAT, "arrays": [asdict(s) | {"shape": list(s.shape)} for s in specs]}
+    arrays = [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype} for s in specs]
+    return {"format": FILE_FORMAT, "arrays": arrays}
 
 
 def _check_header(path: Path, header: bytes, expected: Mapping[str, Any]) -> None:
@@ -245,7 +420,7 @@ def _check_header(path: Path, header: bytes, expected: Mapping[str, Any]) -> Non
         version, arrays = found["format"], {a["name"]: (a["shape"], a["dtype"]) for a in found["arrays"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ReplayError(f"The header of {path} is damaged or truncated ({error}). Remove the file.") from error
-    if version != FILE_FORMAT:
+    if type(version) is not int or version != FILE_FORMAT:
         raise ReplayError(f"{path} has format {version!r}; this version of PEARL reads format {FILE_FORMAT}.")
     if found == expected:
         return

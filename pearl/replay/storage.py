@@ -131,8 +131,9 @@ class DataStorage:
     CapacityError if the memory that is free does not suffice.
 
     `backing` is where the columns lie. "ram": this process's memory. "shared": memory that a spawned process sees to
-    which the storage is passed. "memmap": the file `path`, made sparse, or opened again with what it holds; it may also
-    be passed to other processes. Those others only read. Rows that are overwritten meanwhile are read again, so what
+    which the storage is passed. "memmap": the file `path`, which takes its room on the disk at once and is its owner's
+    alone to read, or which is opened again with what it holds, if its links are sound; it may also be passed to other
+    processes. Those others only read. Rows that are overwritten meanwhile are read again, so what
     they gather is whole.
 
     With `streams` (environments), the storage knows which item follows which: `insert` takes each row's stream and
@@ -143,7 +144,8 @@ class DataStorage:
 
     With `share_next_obs`, next_obs is stored only where no stored item's obs is the same: for the last item of each
     episode and of each stream. What is gathered is the same to the bit, whatever was inserted; the rows kept apart
-    take at most `capacity` observations, and are committed only as they are needed.
+    take at most `capacity` observations, and are committed, or take their room in a file, only as they are needed:
+    `insert` raises CapacityError, with nothing changed, where the disk is full by then.
     """
 
     def __init__(
@@ -185,17 +187,41 @@ class DataStorage:
         self._steady = backing.writable and not self._apart
 
     def _resume(self) -> None:
-        """Go on where the file's last writer was."""
-        place = self._backing.place()
-        self._ring.restore(size=place.size, cursor=place.cursor, inserted=place.inserted)
-        if place.claimed > place.inserted and self._links is not None:
-            path = self._backing.path
-            self.close()
+        """Go on where the file's last writer was; raises ReplayError, with the file as it is, where that is unsafe."""
+        backing = self._backing
+        assert not isinstance(backing, RamBacking)
+        try:
+            backing.check_mark()
+            try:
+                place = backing.place()
+                self._ring.restore(size=place.size, cursor=place.cursor, inserted=place.inserted)
+                self._lost = place.claimed - place.inserted
+                if not 0 <= self._lost <= self.capacity:
+                    raise ReplayError(f"{self._lost} rows cannot be unfinished.")
+            except ReplayError as error:
+                raise ReplayError(
+                    f"{backing.path} is damaged: {error} Remove the file, restore a checkpoint."
+                ) from error
+            if self._links is not None:
+                self._check_links(self._links, place)
+                self._reserve(0)
+        except BaseException:
+            self._native = self._links = None
+            self._columns = {}
+            backing.close(complete=False)
+            raise
+        backing.take_over()
+
+    def _check_links(self, links: _native.EpisodeLinks, place: Place) -> None:
+        """Raise ReplayError unless every link of a reopened file leads where it should."""
+        damage = links.damage(place.size, place.cursor)
+        if self._lost:
+            damage = damage or "its last writer was interrupted while it inserted"
+        if damage:
             raise ReplayError(
-                f"The last writer of {path} was interrupted while it inserted, and the links between steps may be "
-                "damaged. Remove the file, and restore a checkpoint."
+                f"The links between the steps in {self._backing.path} cannot be relied on: {damage}. Remove the file, "
+                "and restore a checkpoint."
             )
-        self._lost = place.claimed - place.inserted
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._open()
@@ -324,6 +350,7 @@ class DataStorage:
             whose = self._streams(streams, count)
             endings = _flags("terminated", terminated, count) | _flags("truncated", truncated, count) << 1
             endings[endings == 3] = 1  # an end that is also a time limit is an end
+        self._reserve(count)
         self._claim(count)
         if self._links is None:
             store.insert(self._ring.cursor, count, self._stored(rows))
@@ -565,6 +592,12 @@ class DataStorage:
         if not isinstance(self._backing, RamBacking):
             self._backing.publish(Place(ring.size, ring.cursor, ring.inserted, ring.inserted + max(count, self._lost)))
 
+    def _reserve(self, count: int) -> None:
+        """Take room for the next observations that `count` more rows may keep apart."""
+        if self._apart:
+            used = int(self._backing.arrays[_PREFIX + "counters"][2])
+            self._backing.reserve(_KEPT, min(used + count, self.capacity))
+
     def _stored(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Of arrays by name, those whose columns are stored."""
         return {name: rows[name] for name in self._columns}
@@ -625,6 +658,7 @@ class DataStorage:
         endings = saved["ending"].astype(np.uint8)
         for first in range(0, self._ring.size, _CHUNK):
             slots = (oldest + np.arange(first, min(first + _CHUNK, self._ring.size))) % self.capacity
+            self._reserve(len(slots))
             part = {name: np.ascontiguousarray(rows[name][slots]) for name in (OBS, NEXT_OBS) if name in rows}
             self._link(links, int(slots[0]), 0, saved["stream"][slots], endings[slots], saved["position"][slots], part)
 
@@ -683,7 +717,7 @@ def _array_specs(spec: TransitionSpec, capacity: int, options: StorageOptions) -
     arrays.append(ArraySpec(_PREFIX + "counters", (_COUNTERS,), "<i8"))
     if shared:
         field = next(f for f in spec.fields if f.name == NEXT_OBS)
-        arrays.append(ArraySpec(_KEPT, (capacity, *field.shape), np.dtype(field.dtype).str))
+        arrays.append(ArraySpec(_KEPT, (capacity, *field.shape), np.dtype(field.dtype).str, grows=True))
     return arrays
 
 

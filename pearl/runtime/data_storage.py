@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from pearl.errors import ConfigurationError
 from pearl.replay.arguments import as_indices
-from pearl.replay.backing import BackingKind
+from pearl.replay.backing import BackingKind, reserve_disk
 from pearl.replay.storage import DataStorage, matching_rows
 from pearl.spec import DISCOUNT, NEXT_OBS, OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -147,6 +147,7 @@ class ChainedStorage(DataStorage):
             return super().gather_column(name, slots)
         field = next(field for field in self.spec.fields if field.name == name)
         with tempfile.TemporaryFile(dir=self._folder) as file:
+            reserve_disk(self._folder, file.fileno(), 0, len(slots) * field.nbytes)
             target = np.memmap(file, field.dtype, "w+", shape=(len(slots), *field.shape))
         for start in range(0, len(slots), _CHUNK):
             target[start : start + _CHUNK] = super().gather_column(name, slots[start : start + _CHUNK])
