@@ -330,6 +330,46 @@ def test_settings_may_change_between_steps() -> None:
     torch.testing.assert_close(ours._target_flat.parameter, theirs._target_flat.parameter, rtol=0, atol=1e-5)
 
 
+def replaced_parameters(trainer: Small) -> None:
+    values = {name: value.clone() for name, value in trainer.target_q.state_dict().items()}
+    trainer.target_q.load_state_dict(values, assign=True)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda trainer: trainer.q.double(),
+        lambda trainer: trainer.target_q.to(torch.float64).to(torch.float32),
+        lambda trainer: trainer.q[-1].half(),
+        replaced_parameters,
+    ],
+    ids=["double", "to and back", "one layer", "assigned"],
+)
+def test_weights_that_were_moved_are_not_trained_on_where_they_were(move: Callable[[Small], Any]) -> None:
+    trainer = Small(OBS, ACTIONS)
+    learner = NativeLearner(trainer)
+    learner.step(*batch_of(0))
+    trainer.q.load_state_dict(trainer.target_q.state_dict())  # values alone: in place
+    learner.step(*batch_of(1))
+    move(trainer)
+    steps = trainer.gradient_steps
+    for use in (lambda: learner.step(*batch_of(2)), lambda: learner.loops_natively):
+        with pytest.raises(
+            TrainerError, match=r"given other memory after the Learner was made.*load_state_dict\(\) alone"
+        ):
+            use()
+    assert trainer.gradient_steps == steps
+
+
+def test_torch_is_not_left_to_train_parameters_that_were_replaced() -> None:
+    trainer = Small(OBS, ACTIONS)
+    learner = TorchLearner(trainer)
+    learner.step(*batch_of(0))
+    trainer.q.load_state_dict({name: value.clone() for name, value in trainer.q.state_dict().items()}, assign=True)
+    with pytest.raises(TrainerError, match="given other memory"):
+        learner.step(*batch_of(1))
+
+
 def test_the_snapshot_is_the_policy() -> None:
     trainer, other = Small(OBS, ACTIONS), Small(OBS, ACTIONS, seed=5)
     learner = NativeLearner(trainer)

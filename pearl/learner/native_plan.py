@@ -41,6 +41,22 @@ def weights_of(flat: FlatParameters) -> np.ndarray:
     return flat.parameter.detach().numpy()
 
 
+class PinnedWeights:
+    """The memory of flat parameters, and of a single `scalar`, that a kernel was given once."""
+
+    def __init__(self, *flats: FlatParameters, scalar: torch.Tensor | None = None) -> None:
+        self._flats = [(flat, flat.parameter.data_ptr()) for flat in flats]
+        self._scalar = scalar
+        self._address = 0 if scalar is None else scalar.data_ptr()
+
+    def require_in_place(self) -> None:
+        """Raise TrainerError if a module, or the scalar, was given other memory since; called before each step."""
+        for flat, address in self._flats:
+            flat.require_in_place(address)
+        if self._scalar is not None and self._scalar.data_ptr() != self._address:
+            raise TrainerError("log_alpha was given other memory after the Learner was made. Make the Learner again.")
+
+
 def read_operations(
     name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters
 ) -> tuple[int, list[Op]]:

@@ -20,6 +20,7 @@ from pearl.algorithms.sac import SAC, GaussianPolicy
 from pearl.algorithms.td3 import TD3
 from pearl.learner.native_optimizer import NativeOptimizer
 from pearl.learner.native_plan import (
+    PinnedWeights,
     UnsupportedError,
     check_same_structure,
     check_update_rule,
@@ -78,6 +79,7 @@ class _DqnRule:
         self._trainer = trainer
         self._optimizer = NativeOptimizer("optimizer", trainer.optimizer, online.parameter)
         self._native = _native.DqnLearner(network, weights_of(online), weights_of(target), threads)
+        self._weights = PinnedWeights(online, target)
         self._settings: tuple[object, ...] = ()
 
     def algorithm(self) -> _native.Algorithm:
@@ -85,6 +87,7 @@ class _DqnRule:
         return self._native.algorithm(self._optimizer.native, self._trainer.step_count)
 
     def _refresh(self) -> None:
+        self._weights.require_in_place()
         trainer = self._trainer
         settings = (
             bool(trainer.double),
@@ -164,6 +167,10 @@ class _ActorCriticRule:
             *scale_arrays(critic.action_scale),
             threads,
         )
+        flats = (trainer._actor_flat, trainer._critic_flat, trainer._target_critic_flat)
+        scalar = trainer.log_alpha if isinstance(trainer, SAC) else None
+        followers = () if isinstance(trainer, SAC) else (trainer._target_actor_flat,)
+        self._weights = PinnedWeights(*flats, *followers, scalar=scalar)
         self._settings: tuple[object, ...] = ()
 
     def algorithm(self) -> _native.Algorithm | None:
@@ -193,6 +200,7 @@ class _ActorCriticRule:
         return self._trainer.policy_delay if isinstance(self._trainer, TD3) else 1
 
     def _apply_settings(self) -> None:
+        self._weights.require_in_place()
         settings = settings_of(self._trainer)
         if settings != self._settings:
             self._native.set(*settings)

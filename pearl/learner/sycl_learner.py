@@ -28,7 +28,7 @@ from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_optimizer import NativeOptimizer
-from pearl.learner.native_plan import Op, UnsupportedError, read_operations
+from pearl.learner.native_plan import Op, PinnedWeights, UnsupportedError, read_operations
 from pearl.learner.native_rules import make_rule, scale_arrays, settings_of
 from pearl.learner.protocol import StepResult
 from pearl.replay.sycl import SyclReplayManager
@@ -66,6 +66,8 @@ class SyclLearner:
         self._policy = policy_tensors(trainer)
         self._settings: dict[str, Any] = {}
         self._kernel = self._make_kernel(trainer)
+        flats = (flat for flat in _vectors(trainer) if flat is not None)
+        self._weights = PinnedWeights(*flats, scalar=trainer.log_alpha if isinstance(trainer, SAC) else None)
         optimizers: list[tuple[str, object, torch.Tensor]]
         if isinstance(trainer, DQN):
             optimizers = [("optimizer", trainer.optimizer, trainer._q_flat.parameter)]
@@ -161,6 +163,7 @@ class SyclLearner:
 
     def refresh(self) -> None:
         """Take over the trainer's settings and its optimizers' state, which schedules and checkpoints change."""
+        self._weights.require_in_place()
         settings = _settings(self.trainer)
         if settings != self._settings:
             self._kernel.set(**settings)
