@@ -26,8 +26,7 @@ namespace pearl {
 // Shuts samplings out while the host inserts. The loop lets a waiting host go first: it asks far more often.
 class InsertionWindow {
  public:
-  // Called from the host only. A window that is open stays so, and a closed one closed: a thread that locks a mutex
-  // twice, or unlocks what it has not locked, is lost.
+  // Called from the host only. Without effect on an open window: a thread that locks its mutex twice waits for itself.
   void open() {
     if (open_) return;
     wanted_.store(true, std::memory_order_seq_cst);
@@ -50,7 +49,6 @@ class InsertionWindow {
   std::mutex mutex_;
   bool open_ = false;  // the host's own
   std::atomic<bool> wanted_{false};
-  bool open_ = false;
   Signal closed_{};
 };
 
