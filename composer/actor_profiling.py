@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import multiprocessing.connection
-import os
 import pickle
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gymnasium as gym
 
-from composer.measuring import measure, on_own_thread
+from composer.measuring import MOST_SAMPLES, measure, on_own_thread
 from composer.trainer_source import has_main_guard
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.process import cause_of_death, settle_torch, start_process
+from pearl.actors.child_process import ChildProcess
+from pearl.actors.process import register, settle_torch
+from pearl.actors.report import Report
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, GenerationError
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import TransitionSpec
 
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
 logger = logging.getLogger("pearl.composer")
 
 _SILENCE_S = 60.0
-_SIGN_OF_LIFE_S = 1.0
+_LISTEN_INTERVAL_S = 0.05
 
 
 def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
@@ -88,93 +80,80 @@ def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
         import torch
 
         torch.set_num_threads(1)  # and no more: random numbers are the program's
-    return _time_actor(Actor(setup), budget_s, lambda: None)
+    return _time_actor(Actor(setup), budget_s)
 
 
 def _in_own_process(setup: ActorSetup, pickled: bytes, budget_s: float) -> list[float]:
-    receive, send = multiprocessing.connection.Pipe(duplex=False)
-    process = start_process(
-        _run, (pickled, budget_s, send), "profiled-actor", without_program=not names_program(pickled)
+    report = Report(MOST_SAMPLES)
+    process = ChildProcess(
+        _run, (pickled, budget_s, report), "profiled-actor", without_program=not names_program(pickled)
     )
-    send.close()
     try:
-        return _samples(setup, process, receive)
+        return _samples(setup, process, report)
     finally:
         process.kill()
-        process.join()
-        receive.close()
 
 
-def _samples(setup: ActorSetup, process: BaseProcess, receive: Connection) -> list[float]:
-    started = False
-    while receive.poll(_SILENCE_S):
-        try:
-            found: list[float] | str | None = receive.recv()
-        except (EOFError, OSError):
-            process.join()
-            if not started and process.exitcode == 1:  # Python's own: the program, which it imports, failed
-                raise _NotStartedError("The program cannot be imported without running it.") from None
-            raise EnvError(_died(setup, cause_of_death(process))) from None
-        if isinstance(found, list):
-            return found
-        if isinstance(found, str):
-            raise EnvError(_failed(setup, found)) if started else _NotStartedError(found)
-        started = True
+def _samples(setup: ActorSetup, process: ChildProcess, report: Report) -> list[float]:
+    heard, heard_at = report.beats, time.monotonic()
+    while time.monotonic() - heard_at < _SILENCE_S:
+        ended = process.wait(_LISTEN_INTERVAL_S)  # asked before the report is read: nothing is told afterwards
+        if (samples := report.result) is not None:
+            return samples
+        if ended:
+            raise _end_of(setup, process, report)
+        if report.beats != heard:
+            heard, heard_at = report.beats, time.monotonic()
     raise EnvError(_silent(setup))
 
 
-def _run(pickled: bytes, budget_s: float, report: Connection) -> None:
-    """Main function of the process: sends None as long as it lives, then the samples, or a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the composer's to handle
-    composer = os.getppid()
-    told_at = 0.0
+def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Exception:
+    """What a process that ended without samples stands for."""
+    if (failure := report.failure) is not None:
+        return EnvError(failure) if report.is_ready else _NotStartedError(failure)
+    if not report.is_ready and process.exit_code == 1:  # Python's own: the program, which it imports, failed
+        return _NotStartedError("The program cannot be imported without running it.")
+    return EnvError(_died(setup, process.cause_of_death))
 
-    def live() -> None:
-        nonlocal told_at
-        if (now := time.monotonic()) - told_at > _SIGN_OF_LIFE_S:
-            told_at = now
-            if os.getppid() != composer:
-                raise SystemExit("The composer is gone.")
-            report.send(None)
 
+def _run(pickled: bytes, budget_s: float, report: Report) -> None:
+    """Main function of the process: signs of life, then the samples or why there are none."""
+    setup, environment = pickle.loads(pickled)
     try:
-        setup, environment = pickle.loads(pickled)
         if environment is not None:
-            gym.registry[environment.id] = environment
+            register(environment)
         if setup.policy is None:
             settle_torch(setup)
-        actor = Actor(setup)
+        actor = Actor(setup, on_step=report.beat)
         if "torch" in sys.modules:  # the environment's
             settle_torch(setup)
-        live()
-        report.send(_time_actor(actor, budget_s, live))
+        report.ready()
+        report.deliver(_time_actor(actor, budget_s))
+    except EnvError as error:  # says all that there is to say
+        report.fail(str(error))
+        raise SystemExit(1) from None
     except BaseException:
-        with contextlib.suppress(OSError):
-            report.send(traceback.format_exc(limit=-8))
+        report.fail(_failed(setup, traceback.format_exc(limit=-8)))
         raise SystemExit(1) from None
 
 
-def _time_actor(actor: Actor, budget_s: float, live: Callable[[], None]) -> list[float]:
+def _time_actor(actor: Actor, budget_s: float) -> list[float]:
     envs = actor.envs
     transition = TransitionSpec.from_spaces(envs.single_observation_space, envs.single_action_space)
     queue = DataCollectionQueue(transition, actor.setup.message_rows(), slots=1)
     message = queue.reserve()
     assert message is not None
 
-    def collect() -> None:
-        actor.collect(message)
-        live()
-
     try:
-        return measure(collect, budget_s)
+        return measure(lambda: actor.collect(message), budget_s)
     finally:
         actor.close()
 
 
 def _failed(setup: ActorSetup, found: str) -> str:
     return (
-        f"The environment {setup.spec.env} or the policy failed while an actor was profiled: "
-        f"{found.rstrip().splitlines()[-1]}. Run the environment on its own; the line is named here:\n{found.rstrip()}"
+        f"The environment {setup.spec.env} or the policy failed while an actor was profiled. Run the environment on "
+        f"its own; the line is named here:\n{found.rstrip()}"
     )
 
 
@@ -188,9 +167,9 @@ def _died(setup: ActorSetup, cause: str) -> str:
 
 
 def _silent(setup: ActorSetup) -> str:
-    spec, steps = setup.spec, setup.steps_per_message
+    spec = setup.spec
     return (
         f"An actor in {spec.env} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: the "
-        f"environment hangs, or needs longer than that to start or for {steps} steps of {spec.envs_per_actor} "
-        "environments. Run the environment on its own; if it is that slow, lower envs_per_actor."
+        f"environment hangs, or needs longer than that to start or for a step of {spec.envs_per_actor} environments. "
+        "Run the environment on its own; if it is that slow, lower envs_per_actor."
     )

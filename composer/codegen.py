@@ -25,7 +25,7 @@ from pearl.errors import ConfigurationError, GenerationError
 from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implementation
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.earlier import put_aside
-from pearl.spec import Exponent, ReplaySpec
+from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 _COMMON_NAMES = {
     *("CollectionBuffer", "DataCollectionQueue", "Program", "Session", "WeightSyncQueue"),
@@ -226,6 +226,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "predicted_eps": round(placement.eps, 1),
         "assumption": placement.assumption,
         "actors": problem.actors,
+        "default_timeout_s": ActorSpec.timeout_s,
         "replay": problem.replay,
         "exponents": _exponents(problem.replay),
         "replay_options": _replay_options(problem.replay),

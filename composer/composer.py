@@ -113,9 +113,20 @@ class Composer:
         envs_per_actor: int = 8,
         env_kwargs: Mapping[str, Scalar] | None = None,
         vectorization: str = "sync",
+        timeout_s: float = ActorSpec.timeout_s,
     ) -> None:
-        """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`."""
-        self._actors = ActorSpec(env, num_actors, envs_per_actor, dict(env_kwargs or {}), vectorization)  # type: ignore[arg-type]
+        """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`.
+
+        The other arguments are the fields of `ActorSpec`.
+        """
+        self._actors = ActorSpec(
+            env,
+            num_actors,
+            envs_per_actor,
+            dict(env_kwargs or {}),
+            vectorization,  # type: ignore[arg-type]
+            timeout_s,
+        )
 
     def set_train_function(
         self, learner: type, *, implementation: str = AUTO, imported_from: str | None = None, **settings: Any

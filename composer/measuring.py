@@ -14,7 +14,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 WARM_UP = 5
-_LEAST_SAMPLES, _MOST_SAMPLES = 20, 2000
+_LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
 _SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
 
 
@@ -29,7 +29,7 @@ def measure(work: Callable[[], object], budget_s: float, before: Callable[[], ob
         work()
     samples: list[float] = []
     deadline = time.perf_counter() + budget_s
-    while len(samples) < _MOST_SAMPLES:
+    while len(samples) < MOST_SAMPLES:
         if before is not None:
             before()
         start = time.perf_counter_ns()

@@ -81,6 +81,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "envs_per_actor": _WHOLE,
         "vectorization": _TEXT,
         "env_kwargs": _ENV_KWARGS,
+        "timeout_s": _NUMBER,
     },
     "trainer": {
         "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),

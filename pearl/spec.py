@@ -249,7 +249,8 @@ class ActorSpec:
     """Actors: `count` processes, each stepping `envs_per_actor` copies of environment `env`.
 
     `env_kwargs` are passed to `gymnasium.make`; `vectorization` is "sync" (any environment) or "vector_entry_point"
-    (the environment's own vector implementation, where it has one).
+    (the environment's own vector implementation, where it has one). An actor that hangs for `timeout_s` seconds, in a
+    step or while it makes its environments, is restarted; 0 or `inf`: never.
     """
 
     env: str
@@ -257,6 +258,7 @@ class ActorSpec:
     envs_per_actor: int = 8
     env_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     vectorization: Literal["sync", "vector_entry_point"] = "sync"
+    timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         _require(
@@ -272,6 +274,11 @@ class ActorSpec:
         _require(
             self.vectorization in ("sync", "vector_entry_point"),
             f'vectorization must be "sync" or "vector_entry_point"; found {self.vectorization!r}.',
+        )
+        number = isinstance(self.timeout_s, int | float) and not isinstance(self.timeout_s, bool)
+        _require(
+            number and self.timeout_s >= 0,
+            f"timeout_s of actors must be a number of at least 0, in seconds, or inf; found {self.timeout_s!r}.",
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -192,6 +193,12 @@ def test_environment_that_is_no_text(env: Any) -> None:
 def test_count_of_actors(count: Any) -> None:
     message = message_of(ConfigurationError, lambda: Composer().set_actors(count, env="CartPole-v1"))
     assert_says(message, "count", "whole number", repr(count))
+
+
+@pytest.mark.parametrize("timeout_s", [-1, math.nan, "long", True])
+def test_timeout_of_actors(timeout_s: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"timeout_s of actors must be a number of at least 0.*found"):
+        Composer().set_actors(1, env="CartPole-v1", timeout_s=timeout_s)
 
 
 def test_environment_whose_constructor_fails(files: tuple[Path, Path]) -> None:
@@ -408,7 +415,7 @@ def test_a_replay_that_cannot_take_one_message_is_refused_before_profiling() -> 
         check_messages_fit(ReplaySpec(500), ActorSpec("CartPole-v1", envs_per_actor=100), TrainSpec())
 
 
-@pytest.mark.parametrize("what", ["reward", "observation"])
+@pytest.mark.parametrize("what", ["a reward", "an observation"])
 def test_an_environment_that_returns_nan_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ActorSpec("Counting-v0", envs_per_actor=2)
     setup = ActorSetup(trainers.TinyDQN, {}, spec, TrainSpec(), seed=0)
@@ -417,13 +424,13 @@ def test_an_environment_that_returns_nan_is_named(what: str, monkeypatch: pytest
 
     def broken(actions: np.ndarray) -> tuple[Any, ...]:
         obs, reward, *rest = step(actions)
-        (reward if what == "reward" else obs)[1] = np.nan
+        (reward if what == "a reward" else obs)[1] = np.nan
         return (obs, reward, *rest)
 
     monkeypatch.setattr(actor.envs, "step", broken)
     transition = TransitionSpec.from_spaces(actor.envs.single_observation_space, actor.envs.single_action_space)
     message = DataCollectionQueue(transition, setup.message_rows(), 1).reserve()
     assert message is not None
-    with pytest.raises(EnvError, match=rf"Counting-v0 returned a {what} that is NaN or infinite, in environment 1"):
+    with pytest.raises(EnvError, match=rf"Counting-v0 returned {what} that is NaN or infinite, in environment 1"):
         actor.collect(message)
     actor.close()

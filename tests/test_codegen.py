@@ -279,6 +279,13 @@ def test_the_replay_is_written_out_where_it_is_not_as_by_default() -> None:
     assert eval(ast.unparse(assignments["REPLAY"]), names) == EVERY_OPTION
 
 
+def test_the_timeout_of_actors_is_written_where_it_is_not_as_by_default() -> None:
+    assert "timeout_s" not in text_of(source(placed("cpu0", "cpu0")))
+    for timeout_s, written in ((20.0, "20.0"), (float("inf"), 'float("inf")')):
+        text = text_of(source(placed("cpu0", "cpu0"), actors=ActorSpec("CartPole-v1", timeout_s=timeout_s)))
+        assert f"    timeout_s={written},\n)" in text
+
+
 def test_what_a_gpu_cannot_store_stays_with_the_host() -> None:
     on_gpu = placed("cpu0", "gpu0", storage="gpu0")
     on_sycl = placed("sycl:cpu0", "sycl:cpu0", storage="sycl:cpu0")

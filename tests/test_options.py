@@ -19,6 +19,7 @@ def test_options_have_the_programs_defaults() -> None:
     assert options.checkpoint_dir == options.run_dir / "checkpoints"
     assert (options.checkpoint_interval, options.eval_interval) == (2000, 1000)
     assert (options.resume, options.serial, options.bench) == (False, False, False)
+    assert (options.eval_max_steps, options.actor_timeout_s) == (30_000, None)
 
 
 def test_a_program_may_set_the_defaults_of_seed_evaluations_and_checkpoints(
@@ -58,6 +59,9 @@ def test_options_of_the_command_line() -> None:
     assert options_of("--timesteps", "3").eval_interval == 1
     assert options_of("--seed", str(2**61)).seed == 2**61
     assert options_of("--bench-seconds", "0.5").bench_seconds == 0.5
+    assert options_of("--actor-timeout", "2.5").actor_timeout_s == 2.5
+    assert options_of("--actor-timeout", "inf").actor_timeout_s == math.inf
+    assert options_of("--eval-max-steps", "1e3").eval_max_steps == 1000
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,8 @@ def test_options_of_the_command_line() -> None:
         (("--bench-seconds=-1",), "expected seconds above 0, found '-1'"),
         (("--bench-seconds", "nan"), "expected seconds above 0, found 'nan'"),
         (("--bench-seconds", "inf"), "expected seconds above 0, found 'inf'"),
+        (("--actor-timeout", "-1"), "expected seconds of at least 0, or \"inf\", found '-1'"),
+        (("--actor-timeout", "nan"), "expected seconds of at least 0, or \"inf\", found 'nan'"),
         (("--until-return", "nan"), 'expected a number, or "none" or "inf" to use all steps; found \'nan\''),
         (("--until-return", "high"), 'expected a number, or "none" or "inf" to use all steps; found \'high\''),
         (("--until-return=-inf",), 'expected a number, or "none" or "inf" to use all steps; found \'-inf\''),

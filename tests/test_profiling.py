@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe, current_process
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from composer.composer import Composer
 from composer.full_replay import FullReplay
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.native_policy import PolicyPlan
+from pearl.actors.report import Report
 from pearl.errors import EnvError
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
@@ -59,6 +59,8 @@ class Witness(gym.Env):
 
     def step(self, action):
         self.steps += 1
+        if self.steps > 10 and self.fate == "loses count":
+            return np.full(3, np.nan, np.float32), 1.0, False, False, {}
         if self.steps > 10 and self.fate in FATES:
             FATES[self.fate]()
         return np.zeros(3, np.float32), 1.0, False, False, {}
@@ -125,6 +127,7 @@ def test_an_actor_is_timed_in_a_process_of_its_own_with_torch_where_it_needs_tha
         ("crashes", ["signal SIGSEGV", "python -X faulthandler -c", "gym.make('Witness-v0')"]),
         ("leaves", ["exit code 7"]),
         ("fails", ["ValueError: the wheel came off", "FATES[self.fate]()"]),
+        ("loses count", ["returned an observation that is NaN or infinite, in environment 0"]),
     ],
 )
 def test_an_environment_that_ends_its_process_is_named(
@@ -132,8 +135,11 @@ def test_an_environment_that_ends_its_process_is_named(
 ) -> None:
     with pytest.raises(EnvError) as caught:
         measure_actor(witness(fate), 0.03)
-    for word in ("Witness-v0", "while an actor was profiled" if fate == "fails" else "an actor was profiled", *words):
-        assert word in str(caught.value)
+    if fate != "loses count":
+        words = ["an actor was profiled", *words]
+    assert "Witness-v0" in str(caught.value)
+    for word in words:
+        assert str(caught.value).count(word) == 1, word
 
 
 def test_a_crash_leaves_the_composer_alive(
@@ -151,7 +157,7 @@ def test_an_environment_that_hangs_is_ended(
 ) -> None:
     monkeypatch.setattr(actor_profiling, "_SILENCE_S", 2.0)
     with pytest.raises(
-        EnvError, match=r"Witness-v0 gave no sign of life for 2 s.*4 steps of 2 environments.*on its own"
+        EnvError, match=r"Witness-v0 gave no sign of life for 2 s.*a step of 2 environments.*on its own"
     ):
         measure_actor(witness("hangs"), 0.03)
     for pid in seen():
@@ -159,15 +165,32 @@ def test_an_environment_that_hangs_is_ended(
             os.kill(pid, signal.SIG_DFL)
 
 
-def test_every_message_is_a_sign_of_life(witness: Callable[..., ActorSetup]) -> None:
-    """So the time allowed is for one message, not for all of the measurement."""
-    signs: list[None] = []
-    samples = actor_profiling._time_actor(Actor(witness()), 0.0, lambda: signs.append(None))
-    assert len(signs) >= len(samples) >= 20
-    receive, send = Pipe(duplex=False)
-    for sent in (None, None, samples):
-        send.send(sent)
-    assert actor_profiling._samples(witness(), current_process(), receive) == samples  # type: ignore[arg-type]
+def test_every_step_is_a_sign_of_life(witness: Callable[..., ActorSetup], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the time allowed is for one step, not for all of the measurement."""
+    clock, report, samples = 0.0, Report(3), [1.0, 2.0, 3.0]
+    monkeypatch.setattr(actor_profiling, "time", SimpleNamespace(monotonic=lambda: clock))
+
+    class Slow:
+        """A process in which a step takes 50 s."""
+
+        def wait(self, timeout_s: float) -> bool:
+            nonlocal clock
+            clock += 50.0
+            if clock < 500.0:
+                report.beat()
+            else:
+                report.deliver(samples)
+            return False
+
+    assert actor_profiling._samples(witness(), Slow(), report) == samples  # type: ignore[arg-type]
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    assert len(actor_profiling._time_actor(Actor(witness(), on_step=count), 0.0)) >= 20
+    assert steps >= 20 * witness().steps_per_message
 
 
 @pytest.mark.parametrize("reason", ["unpicklable", "not importable", "fails elsewhere"])

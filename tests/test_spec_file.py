@@ -82,6 +82,7 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
         envs_per_actor = 3
         vectorization = "vector_entry_point"
         env_kwargs = { sutton_barto_reward = true }
+        timeout_s = 20
         [trainer]
         class = "{module}.py:SpecTrainer"
         hidden_sizes = [32, 32]
@@ -123,6 +124,7 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
     assert (composer._actors.count, composer._actors.envs_per_actor) == (2, 3)
     assert composer._actors.vectorization == "vector_entry_point"
     assert composer._actors.env_kwargs == {"sutton_barto_reward": True}
+    assert composer._actors.timeout_s == 20.0
     assert composer._settings == {
         "hidden_sizes": (32, 32),
         "learning_rate": 1.0,

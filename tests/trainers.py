@@ -187,7 +187,7 @@ class BreakingInHost(Breaking):
     """Never breaks in an actor process."""
 
     def _break_down(self) -> None:
-        if multiprocessing.parent_process() is None:
+        if multiprocessing.current_process().name == "MainProcess":
             super()._break_down()
 
 

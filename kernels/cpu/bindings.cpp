@@ -8,6 +8,7 @@
 #endif
 
 #include "bindings.hpp"
+#include "pearl/parent_watch.hpp"
 #include "pearl/python_errors.hpp"
 
 void bind_kernels(py::module_& m);  // kernel_bindings.cpp
@@ -40,6 +41,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of PEARL.";
   py::register_exception_translator(&pearl::translate_exception);
   m.def("keep_freed_memory", &keep_freed_memory);
+  m.def("end_with_parent", &pearl::end_with_parent, py::arg("parent"));
   bind_kernels(m);
   bind_learner(m);
   bind_queues(m);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,10 +93,15 @@ class _Episodes:
 
 
 class Actor:
-    """Steps its environments with the newest policy and fills messages with transitions."""
+    """Steps its environments with the newest policy and fills messages with transitions.
 
-    def __init__(self, setup: ActorSetup, trainer: TrainerLike | None = None) -> None:
-        self.setup = setup
+    `on_step` is called after each step of all environments.
+    """
+
+    def __init__(
+        self, setup: ActorSetup, trainer: TrainerLike | None = None, *, on_step: Callable[[], None] = lambda: None
+    ) -> None:
+        self.setup, self._on_step = setup, on_step
         self.envs: gym.vector.VectorEnv[Any, Any, Any] = make_vector_env(setup.spec)
         observation_space, action_space = self.envs.single_observation_space, self.envs.single_action_space
         self.trainer = trainer
@@ -150,12 +157,19 @@ class Actor:
         """Take a policy snapshot `(weight_count,)` float32."""
         self.policy.load_weights(weights)
 
-    def collect(self, message: Mapping[str, np.ndarray]) -> int:
-        """Run `steps_per_message` vector steps into the arrays of a DCQ message; returns the rows filled."""
+    def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
+        """Run `steps_per_message` vector steps into the arrays of a DCQ message; returns the rows filled.
+
+        Runs fewer where these take longer than `longest_s`, so that the data of slow environments do not wait.
+        """
         row = episodes = steps = 0
+        deadline = time.monotonic() + longest_s
         for _ in range(self.setup.steps_per_message):
             row, episodes, real = self._step(message, row, episodes)
             steps += real
+            self._on_step()
+            if time.monotonic() >= deadline:
+                break
         message["counts"][:] = (episodes, steps, self.setup.index)
         return row
 
@@ -165,9 +179,9 @@ class Actor:
             action + self._first_action if self._first_action else action
         )
         if not _all_finite(reward):
-            raise EnvError(self._not_finite("reward", reward))
+            raise EnvError(self._not_finite("a reward", reward))
         if self._obs_dtype != np.uint8 and not _all_finite(next_obs):
-            raise EnvError(self._not_finite("observation", next_obs))
+            raise EnvError(self._not_finite("an observation", next_obs))
         done = terminated | truncated
         any_done = bool(np.count_nonzero(done))
         # A step after an episode's end is, under next-step autoreset, the reset itself: no transition.
@@ -217,7 +231,7 @@ class Actor:
     def _not_finite(self, what: str, values: np.ndarray) -> str:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
         return (
-            f"{self.setup.spec.env} returned a {what} that is NaN or infinite, in environment {wrong[0]} of actor "
+            f"{self.setup.spec.env} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
             f"{self.setup.index}: {values[wrong[0]]}. Training on it would destroy the weights; mend the environment, "
             "or clip what it returns with a gymnasium wrapper."
         )

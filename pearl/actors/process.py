@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
-import multiprocessing
-import multiprocessing.connection
-import multiprocessing.resource_tracker
-import os
-import signal
+import math
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,61 +19,68 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.standalone import program_hidden, standalone
+from pearl.actors.child_process import ChildProcess
+from pearl.actors.report import Report
+from pearl.actors.standalone import entry_modules, standalone
 from pearl.errors import ActorError, QueueClosedError
-from pearl.standard_streams import keep_standard_streams
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
     from gymnasium.envs.registration import EnvSpec
 
     from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
 
 logger = logging.getLogger("pearl.actors")
 
-_CONTEXT = multiprocessing.get_context("spawn")
 _CHECK_INTERVAL_S = 0.1
-_HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # that a terminal sends to every process
+_LONGEST_GAP_S = 1.0  # between two checks, as silence: a host that was busy or suspended has not listened
+_SILENCE_S = 60.0  # after so long, a warning
+_WAIT_S = 0.5
+_MESSAGE_S = 0.05  # a message that takes longer than this is sent before it is full
 
 
 def run_actor(
     setup: ActorSetup,
     dcq: DataCollectionQueue,
     wsq: WeightSyncQueue,
-    report: Connection,
+    report: Report,
     environment: EnvSpec | None = None,
 ) -> None:
-    """Main function of an actor process: until its queue closes or its parent is gone.
+    """Main function of an actor process: until its queue closes.
 
     `environment` is registered first: an actor that starts without the program may not know it.
     """
-    for number in _HOSTS_SIGNALS:  # environments may unblock them
-        signal.signal(number, signal.SIG_IGN)
-    keep_standard_streams()
-    host = multiprocessing.parent_process()
-    parent = host.pid if host is not None else os.getppid()  # it may be gone by now
     torch_settled = setup.policy is None and settle_torch(setup)
     try:
         if environment is not None:
-            gym.registry[environment.id] = environment
-        actor = Actor(setup)
+            register(environment)
+        actor = Actor(setup, on_step=report.beat)
         if not torch_settled and "torch" in sys.modules:  # the environment's, or the program's
             settle_torch(setup)
+        report.ready()
         with contextlib.suppress(QueueClosedError):
-            while os.getppid() == parent:
-                message = dcq.reserve(timeout_s=0.5)
+            while True:
+                report.beat()
+                message = dcq.reserve(_WAIT_S)
                 if message is None:
                     continue
                 # After the wait for room, which the replay ratio may make long: the newest weights.
                 if (weights := wsq.poll()) is not None:
                     actor.load_weights(weights)
-                dcq.publish(actor.collect(message))
+                dcq.publish(actor.collect(message, longest_s=_MESSAGE_S))
         actor.close()
     except BaseException:
-        report.send_bytes(traceback.format_exc(limit=-8).encode())
+        report.fail(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
+
+
+def register(environment: EnvSpec) -> None:
+    """Have Gymnasium know an environment, as it is known in the process that sent it."""
+    # Modules of environments may register them when they are imported, which making one does. A second registration
+    # would warn that it overrides the first: the import comes before this one, which is the one that counts.
+    for module in entry_modules(environment):
+        with contextlib.suppress(Exception):  # making the environment will say it
+            importlib.import_module(module)
+    gym.registry[environment.id] = environment
 
 
 def settle_torch(setup: ActorSetup) -> bool:
@@ -88,42 +92,37 @@ def settle_torch(setup: ActorSetup) -> bool:
     return True
 
 
-def start_process(
-    target: Callable[..., None], args: tuple[object, ...], name: str, *, without_program: bool
-) -> BaseProcess:
-    """Start `target(*args)` in a spawned process that ends with this one; it begins with SIGINT and SIGHUP blocked.
-
-    `without_program`: it does not import the program, of which it needs nothing.
-    """
-    process = _CONTEXT.Process(target=target, args=args, name=name, daemon=True)
-    # Ctrl-C reaches every process of the terminal, and so does its closing. The process inherits that both are
-    # blocked: it would end before it could say that they are the host's to handle.
-    # (The resource tracker would unblock it when it starts.)
-    multiprocessing.resource_tracker.ensure_running()
-    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, _HOSTS_SIGNALS)
-    try:
-        with program_hidden() if without_program else contextlib.nullcontext():
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
-    return process
-
-
-def cause_of_death(process: BaseProcess) -> str:
-    """How a process that has ended did: "signal SIGSEGV", "exit code 1"."""
-    code = process.exitcode or 0
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 @dataclass
 class _Running:
-    process: BaseProcess
-    report: Connection
+    process: ChildProcess
+    report: Report
     setup: ActorSetup
+    hangs: int = 0  # of this actor, one after the other, each before its environments were made
+    beats: int = -1
+    silent_s: float = 0.0
+    is_named: bool = False
+
+    def listen(self, passed_s: float) -> None:
+        """Note signs of life, or that there were none for another `passed_s`."""
+        beats = self.report.beats
+        if beats == self.beats:
+            self.silent_s += passed_s
+        else:
+            self.beats, self.silent_s, self.is_named = beats, 0.0, False
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        return "while it stepped its environments" if self.report.is_ready else "while it made its environments"
 
 
 class ActorGroup:
-    """The running actors. `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`."""
+    """The running actors.
+
+    `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`. An actor is silent while
+    neither a step of its environments ends nor it waits for room in its queue. `check` names a silent one after a
+    minute, and after `timeout_s` (`inf`: never) has it die.
+    """
 
     def __init__(
         self,
@@ -131,53 +130,78 @@ class ActorGroup:
         dcqs: Sequence[DataCollectionQueue],
         wsq: WeightSyncQueue,
         *,
+        timeout_s: float = math.inf,
         most_deaths: int = 3,
         window_s: float = 60.0,
     ) -> None:
         self._dcqs, self._wsq = list(dcqs), wsq
-        self._most_deaths, self._window_s = most_deaths, window_s
+        self._timeout_s, self._most_deaths, self._window_s = timeout_s, most_deaths, window_s
         self._deaths: deque[float] = deque()
-        self._next_check = 0.0
+        self._checked_at = time.monotonic()
         self.restarts = 0
-        self._running = [self._start(setup, dcq) for setup, dcq in zip(setups, self._dcqs, strict=True)]
+        self._running: list[_Running] = []
+        for setup, dcq in zip(setups, self._dcqs, strict=True):
+            self._running.append(self._start(setup, dcq))
 
     def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
-        receive, send = _CONTEXT.Pipe(duplex=False)
+        report = Report()
         alone = standalone(setup)
         sent, environment = alone if alone is not None else (setup, None)
-        process = start_process(
+        process = ChildProcess(
             run_actor,
-            (sent, dcq, self._wsq, send, environment),
+            (sent, dcq, self._wsq, report, environment),
             f"actor-{setup.index}",
             without_program=alone is not None,
         )
-        send.close()
-        return _Running(process, receive, setup)
+        return _Running(process, report, setup)
 
     @property
     def pids(self) -> list[int]:
         """Process ids, by actor index."""
-        return [r.process.pid or 0 for r in self._running]
+        return [r.process.pid for r in self._running]
 
     def check(self, env_steps: int) -> None:
-        """Restart dead actors (at most ten looks a second). ActorError when they die too often."""
+        """Restart dead and hung actors (at most ten looks a second). ActorError when they die too often."""
         now = time.monotonic()
-        if now < self._next_check:
+        passed_s = now - self._checked_at
+        if passed_s < _CHECK_INTERVAL_S:
             return
-        self._next_check = now + _CHECK_INTERVAL_S
-        dead = set(multiprocessing.connection.wait([r.process.sentinel for r in self._running], timeout=0))
+        self._checked_at = now
         for index, running in enumerate(self._running):
-            if running.process.sentinel in dead:
-                self._replace(index, running, env_steps, now)
+            if running.process.exit_code is not None:
+                self._replace(index, running, running.process.cause_of_death, env_steps, hangs=0)
+                continue
+            running.listen(min(passed_s, _LONGEST_GAP_S))
+            if running.silent_s > self._timeout_s:
+                self._end_hung(index, running, env_steps)
+            elif running.silent_s > _SILENCE_S and not running.is_named:
+                running.is_named = True
+                self._name_silent(running)
 
-    def _replace(self, index: int, running: _Running, env_steps: int, now: float) -> None:
-        running.process.join()
-        cause = cause_of_death(running.process)
-        detail = ""
-        with contextlib.suppress(EOFError, OSError):
-            if running.report.poll():
-                detail = "\n" + running.report.recv_bytes().decode(errors="replace").rstrip()
-        running.report.close()
+    def _name_silent(self, running: _Running) -> None:
+        then = "" if math.isinf(self._timeout_s) else f" It is restarted after {self._timeout_s:g} s (--actor-timeout)."
+        logger.warning(
+            "%s (process %d) has given no sign of life for %.0f s, %s: an environment may hang.%s Ctrl-C saves and "
+            "stops.",
+            *(running.process.name, running.process.pid, running.silent_s, running.place, then),
+        )
+
+    def _end_hung(self, index: int, running: _Running, env_steps: int) -> None:
+        running.process.kill()
+        cause = f"process {running.process.pid} hung for {running.silent_s:.0f} s {running.place}"
+        hangs = 0 if running.report.is_ready else running.hangs + 1
+        if hangs >= self._most_deaths:
+            raise ActorError(
+                f"{running.process.name} hung {hangs} times in a row ({cause}). The run stops here; its checkpoint can "
+                "be resumed with --resume once the environment's constructor and reset return. If they are that slow, "
+                "give --actor-timeout more seconds."
+            )
+        self._replace(index, running, cause, env_steps, hangs=hangs)
+
+    def _replace(self, index: int, running: _Running, cause: str, env_steps: int, *, hangs: int) -> None:
+        failure = running.report.failure
+        detail = "" if failure is None else "\n" + failure.rstrip()
+        now = time.monotonic()
         self._deaths.append(now)
         while self._deaths and now - self._deaths[0] > self._window_s:
             self._deaths.popleft()
@@ -190,17 +214,18 @@ class ActorGroup:
         logger.warning("%s died (%s) and is restarted.%s", name, cause, detail)
         self.restarts += 1
         setup = dataclasses.replace(running.setup, env_steps=env_steps, restarts=running.setup.restarts + 1)
-        self._running[index] = self._start(setup, self._dcqs[index])
+        self._running[index] = dataclasses.replace(self._start(setup, self._dcqs[index]), hangs=hangs)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Close the queues, wait for the processes, and end those that do not stop."""
         for dcq in self._dcqs:
             dcq.close()
+        # One that still imports or makes its environments has nothing to end in good order.
+        for running in self._running:
+            if not running.report.is_ready:
+                running.process.kill()
         deadline = time.monotonic() + timeout_s
         for running in self._running:
-            running.process.join(max(0.0, deadline - time.monotonic()))
-            if running.process.is_alive():
+            if not running.process.wait(max(0.0, deadline - time.monotonic())):
                 logger.warning("%s did not stop in %.0f s and is killed.", running.process.name, timeout_s)
                 running.process.kill()
-                running.process.join()
-            running.report.close()

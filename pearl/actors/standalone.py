@@ -6,12 +6,9 @@ policy in an environment of an installed package needs nothing of it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import pickle
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +26,7 @@ def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
     An environment of the user's own modules may rest on what the program does when it is imported.
     """
     spec = gym.registry.get(setup.spec.env)
-    if setup.policy is None or spec is None or not all(map(_is_installed, _modules(spec))):
+    if setup.policy is None or spec is None or not all(map(_is_installed, entry_modules(spec))):
         return None
     bare = without_trainer(setup)
     try:
@@ -49,7 +46,8 @@ def names_program(pickled: bytes) -> bool:
     return b"__main__" in pickled
 
 
-def _modules(spec: EnvSpec) -> Iterator[str]:
+def entry_modules(spec: EnvSpec) -> Iterator[str]:
+    """The modules that making the environment imports."""
     entries = [spec.entry_point, spec.vector_entry_point, *(w.entry_point for w in spec.additional_wrappers)]
     for entry in entries:
         if entry is not None:
@@ -62,15 +60,3 @@ def _is_installed(module: str) -> bool:
     except ValueError:  # of a module that was not found by importing it, as the program itself
         return False
     return found is not None and found.origin is not None and bool(_INSTALLED & set(Path(found.origin).parts))
-
-
-@contextlib.contextmanager
-def program_hidden() -> Iterator[None]:
-    """Processes that are spawned meanwhile do not import the program."""
-    # multiprocessing has the child import what it finds here.
-    program = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = program

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pearl.errors import ConfigurationError
+from pearl.spec import ActorSpec
 
 MOST_SEED = 2**62 - 1
 
@@ -29,6 +30,8 @@ class Options:
     eval_episodes: int
     eval_interval: int
     until_return: float | None
+    eval_max_steps: int = 30_000  # a game of Atari may take 27,000
+    actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
 
 
 def _whole(text: str) -> int:
@@ -55,6 +58,16 @@ def _seconds(text: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return value
+
+
+def _patience(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f'expected seconds of at least 0, or "inf", found {text!r}')
     return value
 
 
@@ -166,6 +179,21 @@ def parse_options(
         f"(default: {eval_interval or 'a twentieth of the run'})",
     )
     add(
+        "--eval-max-steps",
+        type=_whole,
+        default=Options.eval_max_steps,
+        metavar="N",
+        help="end an evaluation's episode after so many steps, where the environment has no time limit of its own; "
+        "0 for never (default: %(default)s)",
+    )
+    add(
+        "--actor-timeout",
+        type=_patience,
+        metavar="S",
+        help="restart an actor that hangs for so many seconds; 0 for never (default: the timeout_s of the actors, "
+        f"{ActorSpec.timeout_s:g} unless set)",
+    )
+    add(
         "--until-return",
         type=_return,
         default=check_goal(until_return),
@@ -186,4 +214,6 @@ def parse_options(
         eval_episodes=a.eval_episodes,
         eval_interval=a.eval_interval or max(1, a.timesteps // 20),
         until_return=a.until_return,
+        eval_max_steps=a.eval_max_steps,
+        actor_timeout_s=a.actor_timeout,
     )

@@ -54,7 +54,7 @@ from pearl.runtime.collection import CollectionBuffer, collides, insertion_rows
 from pearl.runtime.data_storage import make_storage
 from pearl.runtime.earlier import move_aside
 from pearl.runtime.entry import run_log_file
-from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.evaluation import Evaluation, EvaluationEnvs
 from pearl.runtime.interruption import Interruption
 from pearl.runtime.learning_curve import plot_learning_curve
 from pearl.runtime.options import Options
@@ -90,8 +90,6 @@ _REPLAY_STATISTICS = (
     "saturated",
 )
 _WAIT_S = 0.05
-_SILENCE_S = 60.0
-_LISTEN_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,9 @@ class Session:
         self._stop_reason = ""
         self._failure: PearlError | None = None
         self._interruption_told = False
-        self._heard_at: float | None = None  # when the actors last sent something, or were not asked to
         self._workers: list[Worker] = []
         self._inline: list[InlineActor] = []
+        self._evaluation_envs = EvaluationEnvs(actors, options.eval_max_steps)
         self._group: ActorGroup | None = None
         self._restarts = 0
         self._rrq: ReplayRequestQueue | None = None
@@ -153,7 +151,7 @@ class Session:
         self._progressed = False
         self._td_error = self._beta = math.nan
         self._greedy_note = ""  # the last greedy evaluation, as the display shows it
-        self._shown_at = self._logged_at = self._listened_at = self._folder_checked_at = -math.inf
+        self._shown_at = self._logged_at = self._folder_checked_at = -math.inf
         self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
@@ -184,6 +182,7 @@ class Session:
         try:
             self._stop_parties()
         finally:
+            self._evaluation_envs.close()
             if self._display is not None:
                 self._display.__exit__(kind, error, traceback)
             if self._log is not None:
@@ -279,6 +278,7 @@ class Session:
             self._log_evaluation,
             self._interrupted,
             policy,
+            self._evaluation_envs,
             best,
         )
         if self.options.bench:
@@ -326,7 +326,10 @@ class Session:
         if self.options.serial:
             self._inline = [InlineActor(s, q, wsq) for s, q in zip(setups, dcqs, strict=True)]
         else:
-            self._group = ActorGroup(setups, dcqs, wsq)
+            timeout_s = self.options.actor_timeout_s
+            self._group = ActorGroup(
+                setups, dcqs, wsq, timeout_s=(self.actors.timeout_s if timeout_s is None else timeout_s) or math.inf
+            )
 
     def watch(self, rrq: ReplayRequestQueue) -> None:
         """Have the RRQ's answers wake the host, and let the session tell when nothing is under way."""
@@ -373,7 +376,6 @@ class Session:
             self._check_worker(worker)
         self._interrupted()
         self._check_actors()
-        self._warn_of_silence()
         if self.options.bench and self._rate.total_s >= self.options.bench_seconds and not self._warming_up:
             self._stop("measured")
         ended = not self.options.bench and self.counters.env_steps >= self.options.timesteps
@@ -414,19 +416,6 @@ class Session:
         except ActorError as error:
             self._failure = error
             self._stop("actors failed")
-
-    def _warn_of_silence(self) -> None:
-        now = time.monotonic()
-        if now - self._listened_at < _LISTEN_INTERVAL_S:
-            return
-        self._listened_at = now
-        if self._heard_at is None or self._stop_reason or not self._ratio.collection_allowed():
-            self._heard_at = now
-        elif now - self._heard_at > _SILENCE_S:
-            self._heard_at = now
-            logger.warning(
-                "The actors have sent nothing for %.0f s: an environment may hang. Ctrl-C saves and stops.", _SILENCE_S
-            )
 
     def _due(self, ended: bool) -> list[Callable[[], None]]:
         due: list[Callable[[], None]] = []
@@ -538,7 +527,6 @@ class Session:
         counters.env_steps += steps
         counters.collected += rows
         self._buffered += rows
-        self._heard_at = time.monotonic()
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             counters.episodes += 1
             counters.returns.append(float(ret))

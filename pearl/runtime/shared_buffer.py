@@ -32,6 +32,11 @@ class SharedBuffer:
         os.ftruncate(fd, nbytes)
         return fd
 
+    @property
+    def descriptor(self) -> int:
+        """The open file of the memory, for a process that is being started; it belongs to this object."""
+        return self._fd
+
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise TypeError("A SharedBuffer can only be passed to a process that is being spawned.")

@@ -1,0 +1,215 @@
+"""Processes that the host starts. Each ends with the host, however the host ends, and takes its own children along."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
+import os
+import pickle
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
+
+from pearl import _native
+from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.standard_streams import keep_standard_streams
+
+_HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # that a terminal sends to every process
+_PROGRAM = ("init_main_from_name", "init_main_from_path")
+_POLL_S = 0.01
+_LONGEST_DEATH_S = 5.0  # a process that the system does not let die, as in a broken driver, is waited for no longer
+_LONGEST_PARTING_S = 1.0
+
+
+class ChildProcess:
+    """`target(*args)` in a new interpreter, which begins with SIGINT and SIGHUP blocked: they are the host's to handle.
+
+    `args` are pickled as `multiprocessing` does, so that queues may be among them. With `without_program`, the process
+    does not import the program, of which it needs nothing.
+
+    It is no `multiprocessing.Process`. A daemonic one may start no children, which environments do; any other is
+    waited for when the host ends. Both are known to have ended by a pipe that their children hold open. This one leads
+    a process group: with the process, its group is killed.
+    """
+
+    def __init__(
+        self, target: Callable[..., None], args: tuple[object, ...], name: str, *, without_program: bool = False
+    ) -> None:
+        self.name = name
+        tracker = multiprocessing.resource_tracker.getfd()
+        assert tracker is not None  # it was started
+        launch = _Launch([tracker])
+        payload = launch.pickled(target, args, name, without_program=without_program)
+        # A file in memory, not a pipe: the host does not wait until a process reads that may never do so.
+        file = SharedBuffer(len(payload))
+        file.memory[:] = payload
+        command = multiprocessing.spawn.get_command_line(tracker_fd=tracker, pipe_handle=launch.duplicate(file))
+        # Ctrl-C reaches every process of the terminal, and so does its closing. The process inherits that both are
+        # blocked: it would end before it leads a group of its own.
+        allowed = signal.pthread_sigmask(signal.SIG_BLOCK, _HOSTS_SIGNALS)
+        try:
+            self._process = subprocess.Popen(command, pass_fds=launch.descriptors)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while the process runs; the negative number of the signal that ended it, or its exit code.
+
+        What the process leaves running of its group is killed.
+        """
+        if self._process.returncode is None and self._has_ended():
+            self._kill_group()  # before the process is reaped: until then, nobody else gets its id
+            self._process.wait()
+        return self._process.returncode
+
+    def _has_ended(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody else has reaped it
+            return True
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has ended; False if it has not in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.exit_code is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def kill(self) -> None:
+        """End the process and its group at once."""
+        if self.exit_code is None:
+            self._kill_group()
+            self._process.kill()  # it may not lead its group yet
+            self.wait(_LONGEST_DEATH_S)
+
+    @property
+    def cause_of_death(self) -> str:
+        """How a process that has ended did: "signal SIGSEGV", "exit code 1"."""
+        code = self.exit_code or 0
+        return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal; of a real-time signal its distance from the first one."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+class _Launch:
+    """Collects the descriptors that a new process inherits, as pickling asks for them."""
+
+    def __init__(self, descriptors: list[int]) -> None:
+        self.descriptors = descriptors
+
+    def pickled(
+        self, target: Callable[..., None], args: tuple[object, ...], name: str, *, without_program: bool
+    ) -> bytes:
+        """What `multiprocessing.spawn.spawn_main` reads: how to prepare the process, and what it runs."""
+        preparation = multiprocessing.spawn.get_preparation_data(name)
+        program = {key: preparation.pop(key) for key in _PROGRAM if key in preparation}
+        multiprocessing.context.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            work = self._dumped((target, args))
+            start = _Start(os.getpid(), {} if without_program else program, work)
+            return self._dumped(preparation) + self._dumped(start)
+        finally:
+            multiprocessing.context.set_spawning_popen(None)
+
+    @staticmethod
+    def _dumped(value: object) -> bytes:
+        file = io.BytesIO()
+        reduction.dump(value, file)
+        return file.getvalue()
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Asked by `reduction.DupFd`."""
+        self.descriptors.append(descriptor)
+        return descriptor
+
+    def duplicate(self, buffer: SharedBuffer) -> int:
+        """The descriptor of a buffer, for the new process."""
+        return self.duplicate_for_child(buffer.descriptor)
+
+    def DupFd(self, descriptor: int) -> _Inherited:  # noqa: N802  (multiprocessing's name)
+        """Asked by `reduction.DupFd`."""
+        return _Inherited(descriptor)
+
+
+@dataclass(frozen=True)
+class _Inherited:
+    """A descriptor that is open in the new process under the number that it has here."""
+
+    descriptor: int
+
+    def detach(self) -> int:
+        """The descriptor, which is now the caller's."""
+        return self.descriptor
+
+
+class _Start:
+    """What the new process runs, in the place of the process object of `multiprocessing`.
+
+    `program` is how to import the host's program, `work` the pickled target and its arguments.
+    """
+
+    def __init__(self, host: int, program: Mapping[str, Any], work: bytes) -> None:
+        self._state = host, program, work
+
+    def __getstate__(self) -> tuple[int, Mapping[str, Any], bytes]:
+        return self._state
+
+    def __setstate__(self, state: tuple[int, dict[str, Any], bytes]) -> None:
+        host, program, work = state
+        os.setpgid(0, 0)
+        for number in _HOSTS_SIGNALS:  # blocked so far, and environments may unblock them
+            signal.signal(number, signal.SIG_IGN)
+        # Before the program, and with it torch, is imported: that takes seconds.
+        _native.end_with_parent(host)
+        keep_standard_streams()
+        multiprocessing.spawn.prepare(program)
+        self._target, self._args = pickle.loads(work)
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        """Called by `multiprocessing.spawn`; the exit code."""
+        os.close(parent_sentinel)
+        try:
+            self._target(*self._args)
+        finally:
+            _end_children()
+        return 0
+
+
+def _end_children() -> None:
+    """End children that Python would wait for before the process may end."""
+    left = [child for child in multiprocessing.active_children() if not child.daemon]
+    for child in left:
+        child.terminate()
+    deadline = time.monotonic() + _LONGEST_PARTING_S
+    for child in left:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.kill()

@@ -1,0 +1,95 @@
+"""What a process tells the one that started it: signs of life, a result, or why it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pearl.runtime.shared_buffer import SharedBuffer
+
+_MOST_BYTES = 32 * 1024  # of a failure's text: more than the tracebacks that someone reads
+_BEATS, _READY, _FAILED, _LENGTH, _NUMBERS = range(5)
+_HEADER_BYTES = 8 * (_NUMBERS + 1)
+
+
+class Report:
+    """One teller, one listener, in shared memory: telling never waits, and what was told outlives the teller.
+
+    It is no pipe, which a long text fills and whose end a child of the teller would hold open. `most_numbers` is how
+    many floats `deliver` may tell.
+    """
+
+    def __init__(self, most_numbers: int = 0) -> None:
+        self._attach(most_numbers, SharedBuffer(_HEADER_BYTES + 8 * most_numbers + _MOST_BYTES))
+
+    def _attach(self, most_numbers: int, buffer: SharedBuffer) -> None:
+        self._most_numbers, self._buffer = most_numbers, buffer
+        self._header = np.frombuffer(buffer.memory, np.int64, _NUMBERS + 1)
+        self._numbers = np.frombuffer(buffer.memory, np.float64, most_numbers, _HEADER_BYTES)
+        self._text = np.frombuffer(buffer.memory, np.uint8, _MOST_BYTES, _HEADER_BYTES + 8 * most_numbers)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._most_numbers, self._buffer
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._attach(*state)
+
+    # --- the teller -------------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._header[_BEATS] += 1
+
+    def ready(self) -> None:
+        """Tell that everything was made and the work begins."""
+        self._header[_READY] = 1
+        self.beat()
+
+    def deliver(self, numbers: Sequence[float]) -> None:
+        """Tell the result."""
+        self._numbers[: len(numbers)] = numbers
+        self._header[_NUMBERS] = len(numbers)
+
+    def fail(self, text: str) -> None:
+        """Tell why the teller ends; of a long text the beginning and the end are kept."""
+        encoded = shortened(text, _MOST_BYTES).encode(errors="replace")
+        self._text[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        self._header[_LENGTH] = len(encoded)
+        self._header[_FAILED] = 1
+
+    # --- the listener -----------------------------------------------------------------------------------------------
+
+    @property
+    def beats(self) -> int:
+        """Signs of life so far."""
+        return int(self._header[_BEATS])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the work has begun."""
+        return bool(self._header[_READY])
+
+    @property
+    def result(self) -> list[float] | None:
+        """What was delivered, if anything was."""
+        count = int(self._header[_NUMBERS])
+        return self._numbers[:count].tolist() if count else None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the teller ended, if it could tell."""
+        if not self._header[_FAILED]:
+            return None
+        return bytes(self._text[: int(self._header[_LENGTH])]).decode(errors="replace")
+
+
+def shortened(text: str, most_bytes: int) -> str:
+    """`text` in at most `most_bytes` bytes of UTF-8: its beginning, how much is left out, and its end."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= most_bytes:
+        return text
+    kept = (most_bytes - 100) // 2
+    first, last = (part.decode(errors="ignore") for part in (encoded[:kept], encoded[-kept:]))
+    return f"{first}\n... ({len(encoded) - 2 * kept:,} bytes are left out here) ...\n{last}"

@@ -1,0 +1,274 @@
+"""Actor processes whose environments crash, hang, fork and start processes: none is missed, none outlives the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from programs import is_alive
+from trainers import TinyDQN
+from unruly import LONG_MESSAGE, note_program, unruly_setup
+
+from composer.actor_profiling import measure_actor
+from pearl.actors import process
+from pearl.actors.child_process import ChildProcess, signal_name
+from pearl.actors.process import ActorGroup
+from pearl.errors import ActorError
+from pearl.runtime.evaluation import evaluate
+from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.spec import TransitionSpec
+
+LONGEST_S = 60.0
+
+Group = Callable[..., tuple[ActorGroup, list[DataCollectionQueue]]]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    """`group(fate, count)` starts actors in environments of such a fate."""
+    started: list[ActorGroup] = []
+
+    def start(fate: str, count: int = 1, **options: float) -> tuple[ActorGroup, list[DataCollectionQueue]]:
+        setups = [unruly_setup(fate, tmp_path, index, count) for index in range(count)]
+        env = gym.make("Unruly-v0")
+        transition = TransitionSpec.from_spaces(env.observation_space, env.action_space)
+        queues = [DataCollectionQueue(transition, setup.message_rows(), 2) for setup in setups]
+        actors = ActorGroup(setups, queues, WeightSyncQueue(8), **options)  # type: ignore[arg-type]
+        started.append(actors)
+        return actors, queues
+
+    yield start
+    for actors in started:
+        actors.stop(0.1)
+
+
+def until(condition: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while not condition():
+        assert time.monotonic() < deadline, "not met in time"
+        meanwhile()
+        time.sleep(0.03)
+
+
+def children_of_environments(folder: Path) -> list[int]:
+    return [int(file.stem) for file in folder.glob("*.pid")]
+
+
+# --- deaths -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_traceback_is_told_in_its_beginning_and_end(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    actors, queues = group("fails at length")
+    until(lambda: actors.restarts == 1, lambda: actors.check(0))
+    (told,) = caplog.messages
+    assert "actor-0 died (exit code 1)" in told
+    assert "in _misbehave" in told, "the line that failed"
+    assert "the beginning" in told
+    assert told.endswith("the end")
+    assert "bytes are left out" in told
+    assert len(told) < len(LONG_MESSAGE) / 5
+    until(lambda: len(queues[0]))  # the one that was started in its place
+
+
+def test_a_child_that_the_environment_forked_does_not_hide_a_death(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors, queues = group("forks")
+    until(lambda: actors.restarts == 1, lambda: actors.check(0))
+    assert "actor-0 died (signal SIGKILL) and is restarted." in caplog.messages
+    (child,) = children_of_environments(tmp_path)
+    until(lambda: not is_alive(child))
+    until(lambda: len(queues[0]))
+
+
+def test_a_real_time_signal_is_named(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    actors, _ = group("real-time signal")
+    until(lambda: actors.restarts == 1, lambda: actors.check(0))
+    assert "actor-0 died (signal SIGRTMIN+3) and is restarted." in caplog.messages
+    assert [signal_name(number) for number in (9, 34, 35, 64, 99)] == [
+        *("SIGKILL", "SIGRTMIN", "SIGRTMIN+1", "SIGRTMAX", "99")
+    ]
+
+
+# --- silence ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time as the group sees it; it passes when the test says so."""
+    now = SimpleNamespace(s=time.monotonic())
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+@pytest.mark.parametrize("place", ["constructor", "step"])
+def test_one_hung_actor_of_two_is_named_and_restarted(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SimpleNamespace, place: str
+) -> None:
+    actors, queues = group(f"hangs in {place}", 2, timeout_s=90.0)
+    until(lambda: children_of_environments(tmp_path) and sum(len(q) == 2 for q in queues) == 1)
+    (hung,) = (index for index, queue in enumerate(queues) if not len(queue))
+    pids = actors.pids
+
+    def second() -> None:
+        clock.s += 1.0
+        actors.check(0)
+
+    until(lambda: caplog.messages, second)
+    (named,) = caplog.messages
+    doing = "made" if place == "constructor" else "stepped"
+    assert f"actor-{hung} (process {pids[hung]}) has given no sign of life for 61 s, while it {doing} its env" in named
+    assert "--actor-timeout" in named
+    # The other one waits for room in its queue, which nobody empties: it is not silent.
+    until(lambda: actors.restarts == 1, second)
+    restarted = caplog.messages[-1]
+    assert f"actor-{hung} died (process {pids[hung]} hung for 91 s while it {doing} its environments)" in restarted
+    assert len(caplog.messages) == 2
+    assert actors.pids[1 - hung] == pids[1 - hung]
+    assert not any(map(is_alive, [pids[hung], *children_of_environments(tmp_path)]))
+    until(lambda: len(queues[hung]))
+
+
+def test_an_actor_is_not_silent_while_the_host_does_not_listen(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SimpleNamespace
+) -> None:
+    actors, _ = group("hangs in step")
+    until(lambda: children_of_environments(tmp_path))
+    actors.check(0)
+    clock.s += 10_000.0  # the host evaluated, or was suspended
+    actors.check(0)
+    assert not caplog.messages
+
+
+def test_an_actor_that_never_starts_is_given_up(
+    group: Group, tmp_path: Path, clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors, _ = group("hangs in constructor", timeout_s=5.0)
+
+    def hang_again() -> None:
+        (tmp_path / "once").unlink(missing_ok=True)
+        until(lambda: (tmp_path / "once").exists())
+        for _ in range(7):
+            clock.s += 1.0
+            actors.check(0)
+        clock.s += 1000.0  # deaths of long ago do not count
+
+    hang_again()
+    hang_again()
+    assert actors.restarts == 2
+    with pytest.raises(ActorError, match=r"actor-0 hung 3 times in a row.*--actor-timeout more seconds"):
+        hang_again()
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_actor_that_has_not_begun_is_ended_quietly(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors, _ = group("hangs in constructor")
+    until(lambda: children_of_environments(tmp_path))
+    pids = [*actors.pids, *children_of_environments(tmp_path)]
+    actors.stop(LONGEST_S)
+    assert not caplog.messages
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_child_that_an_environment_leaves_delays_nothing(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors, _ = group("leaves a child")
+    until(lambda: children_of_environments(tmp_path))
+    pids = [*actors.pids, *children_of_environments(tmp_path)]
+    actors.stop(LONGEST_S)
+    assert not caplog.messages
+    assert not any(map(is_alive, pids))
+
+
+HOST = """
+import sys, time
+from pathlib import Path
+from pearl.actors.process import ActorGroup
+from pearl.runtime.evaluation import evaluate
+from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.spec import TransitionSpec
+from unruly import Unruly, unruly_setup
+
+if __name__ == "__main__":
+    env = Unruly()
+    transition = TransitionSpec.from_spaces(env.observation_space, env.action_space)
+    setup = unruly_setup("hangs in step", Path(sys.argv[1]))
+    group = ActorGroup([setup], [DataCollectionQueue(transition, setup.message_rows(), 2)], WeightSyncQueue(8))
+    print(*group.pids, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_neither_a_hung_actor_nor_its_children_outlive_a_killed_host(tmp_path: Path) -> None:
+    program = tmp_path / "host.py"
+    program.write_text(HOST)
+    with subprocess.Popen(
+        [sys.executable, program, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    ) as host:
+        try:
+            assert host.stdout is not None
+            pid = int(host.stdout.readline())
+            until(lambda: children_of_environments(tmp_path))
+            assert is_alive(pid)
+        finally:
+            host.kill()
+    until(lambda: not any(map(is_alive, [pid, *children_of_environments(tmp_path)])))
+
+
+# --- processes of environments, and of the program --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["actor", "composing", "evaluation"])
+def test_environments_may_start_processes(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    setup = unruly_setup("pool", tmp_path)
+    if where == "actor":
+        actors, queues = group("pool")
+        until(lambda: len(queues[0]), lambda: actors.check(0))
+        assert actors.restarts == 0, caplog.messages
+    elif where == "composing":
+        assert len(measure_actor(setup, 0.0)) >= 20
+    else:
+        trainer = TinyDQN(spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2))
+        found = evaluate(trainer, setup.spec, 2, seed=0)
+        assert found is not None
+        assert found.lengths.tolist() == [1, 1]
+
+
+def test_a_process_without_the_program_hides_it_from_nobody(tmp_path: Path) -> None:
+    program, seen, over = sys.modules["__main__"], set(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(1e-5):
+            seen.add(id(sys.modules["__main__"]))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        child = ChildProcess(note_program, (tmp_path / "main",), "child", without_program=True)
+    finally:
+        over.set()
+        watcher.join()
+    assert child.wait(LONGEST_S)
+    assert child.exit_code == 0
+    assert seen == {id(program)}
+    assert (tmp_path / "main").read_text() == "None"
