@@ -18,26 +18,30 @@ from pearl.actors.policy_plan import read_policy
 from pearl.algorithms import DDPG, DQN, Batch
 from pearl.algorithms.trainer import Trainer
 from pearl.errors import EnvError
-from pearl.runtime.evaluation import Evaluation, evaluate
+from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 
 class LongOrShort(gym.Env[np.ndarray, Any]):
-    """Chance decides per environment whether all its episodes take 1 step or 40; a step is worth the action taken."""
+    """Chance decides per environment whether all its episodes take 1 step or `longest`.
+
+    A step is worth the action taken.
+    """
 
     made = 0
     closed = 0
 
-    def __init__(self, first_action: int = 0) -> None:
+    def __init__(self, first_action: int = 0, longest: int = 40) -> None:
         LongOrShort.made += 1
-        self.observation_space = spaces.Box(0, 100, (2,), np.float64)
+        self._longest = longest
+        self.observation_space = spaces.Box(0, 1 << 40, (2,), np.float64)
         self.action_space = spaces.Discrete(4, start=first_action)
         self._length = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self._length = self._length or (1 if self.np_random.random() < 0.5 else 40)
+        self._length = self._length or (1 if self.np_random.random() < 0.5 else self._longest)
         self._step = 0
         return np.array([self._length, 0.0]), {}
 
@@ -152,6 +156,42 @@ def test_environments_are_closed_even_if_the_policy_fails() -> None:
     assert "RuntimeError: no action" in str(error.value)
     assert LongOrShort.made == LongOrShort.closed == 3
     assert trainer.net.training
+
+
+def test_environments_are_kept_for_all_evaluations() -> None:
+    LongOrShort.made = LongOrShort.closed = 0
+    spec, trainer = ActorSpec("PearlLongOrShort-v0"), Always(1)
+    envs = EvaluationEnvs(spec)
+    for episodes, made in ((3, 3), (2, 3), (5, 5), (5, 5)):
+        played(trainer, spec, episodes, seed=episodes, envs=envs)
+        assert (LongOrShort.made, LongOrShort.closed) == (made, 0)
+    envs.close()
+    assert (LongOrShort.made, LongOrShort.closed) == (5, 5)
+
+
+def test_kept_environments_play_as_new_ones() -> None:
+    trainer = DQN(spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
+    spec, envs = ActorSpec("CartPole-v1"), EvaluationEnvs(ActorSpec("CartPole-v1"))
+    for seed in (3, 4, 3):
+        kept, fresh = played(trainer, spec, 12, seed=seed, envs=envs), played(trainer, spec, 12, seed=seed)
+        assert np.array_equal(kept.returns, fresh.returns)
+    envs.close()
+
+
+def test_episodes_without_end_are_ended_and_count(caplog: pytest.LogCaptureFixture) -> None:
+    gym.register("PearlEndless-v0", lambda: LongOrShort(longest=1 << 40), disable_env_checker=True)
+    gym.register("PearlLimited-v0", lambda: LongOrShort(longest=1 << 40), max_episode_steps=60)
+    for env, most, expected in (("PearlEndless-v0", 50, 50), ("PearlLimited-v0", 50, 60), ("PearlLimited-v0", 0, 60)):
+        envs = EvaluationEnvs(ActorSpec(env), most)
+        for _ in range(2):
+            result = played(Always(1), envs.spec, 8, seed=0, envs=envs)
+            assert len(result.lengths) == 8
+            assert set(result.lengths.tolist()) == {1, expected}
+            assert np.array_equal(result.returns, result.lengths)
+        envs.close()
+    (warning,) = caplog.messages
+    assert "An episode of PearlEndless-v0 did not end within 50 steps" in warning
+    assert "--eval-max-steps" in warning
 
 
 def test_an_evaluation_that_is_stopped_has_no_result() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import traceback
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -16,10 +18,12 @@ from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike, policy_snapshot, policy_tensors, set_evaluation_mode
 from pearl.errors import EnvError, PearlError
+from pearl.runtime.options import Options
 from pearl.spec import ActorSpec
 
+logger = logging.getLogger("pearl.runtime")
+
 _MOST_ENVS = 100
-_LONGEST_EPISODE = 200_000  # steps; beyond, an environment without a time limit would never let a run end
 
 
 class Evaluation(NamedTuple):
@@ -39,6 +43,61 @@ class Evaluation(NamedTuple):
         return float(self.returns.std())
 
 
+class EvaluationEnvs:
+    """The environments in which a run is evaluated: made when they are first needed, and kept for all its evaluations.
+
+    So what they say when they are made and first used is said once. Episodes start with a seed; what an environment
+    keeps across a reset, it keeps across evaluations. An episode ends after `most_steps` (0: never) where the
+    environment registers no longer time limit of its own.
+    """
+
+    def __init__(self, spec: ActorSpec, most_steps: int = Options.eval_max_steps) -> None:
+        # One by one, without the environment's own vector, which would go on with those that are done.
+        self.spec = dataclasses.replace(spec, vectorization="sync")
+        self._most_steps = most_steps
+        self._vectors: list[gym.vector.SyncVectorEnv] = []
+        self._has_warned = False
+
+    def first(self, count: int) -> list[gym.Env[Any, Any]]:
+        """`count` environments, the same at each call. Raises EnvError where they cannot be made."""
+        if (missing := count - len(self._envs)) > 0:
+            vector = make_vector_env(self.spec, missing)
+            assert isinstance(vector, gym.vector.SyncVectorEnv)
+            self._vectors.append(vector)
+        return self._envs[:count]
+
+    @property
+    def _envs(self) -> list[gym.Env[Any, Any]]:
+        return [env for vector in self._vectors for env in vector.envs]
+
+    def is_too_long(self, length: int) -> bool:
+        """Whether an episode of `length` steps is to be ended; the first time, a warning says so."""
+        if not self._most_steps or length < self._longest:
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "An episode of %s did not end within %s steps of greedy evaluation. Such episodes are ended there, and "
+                "count with the return so far. Register the environment with max_episode_steps, or set "
+                "--eval-max-steps.",
+                *(self.spec.env, f"{self._longest:,}"),
+            )
+        return True
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        return max(self._most_steps, gym.spec(self.spec.env).max_episode_steps or 0)
+
+    def close(self) -> None:
+        """Close the environments; `first` makes new ones."""
+        vectors, self._vectors = self._vectors, []
+        for vector in vectors:
+            try:
+                vector.close()
+            except Exception as error:  # the environment's own: nothing depends on it any more
+                logger.warning("%s failed in close(): %s: %s", self.spec.env, type(error).__name__, error)
+
+
 def evaluate(
     trainer: TrainerLike,
     spec: ActorSpec,
@@ -46,19 +105,26 @@ def evaluate(
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
     policy: NativePolicy | None = None,
+    envs: EvaluationEnvs | None = None,
 ) -> Evaluation | None:
     """Play `episodes` greedy episodes and return all their returns; None if `should_stop` said so before the end.
 
     Up to a hundred environments play a fixed count of episodes each, so that short ones are not over-represented.
     With a `policy`, which takes the trainer's weights of now, that one acts; otherwise `trainer.get_action`, its
-    modules in evaluation mode meanwhile. Raises EnvError, with the environment's own traceback, where it fails.
+    modules in evaluation mode meanwhile. It plays in `envs`, which are left open, or in environments of its own.
+    Raises EnvError, with the environment's own traceback, where it fails; `envs` are then closed.
     """
     training = set_evaluation_mode(trainer)
+    used = envs or EvaluationEnvs(spec)
+    over = False
     try:
-        if policy is None:
-            return _play(_torch_policy(trainer), spec, episodes, seed, should_stop)
-        policy.load_weights(policy_snapshot(trainer))
-        return _play(policy.act, spec, episodes, seed, should_stop)
+        act = _torch_policy(trainer)
+        if policy is not None:
+            policy.load_weights(policy_snapshot(trainer))
+            act = policy.act
+        found = _play(act, used, episodes, seed, should_stop)
+        over = True
+        return found
     except PearlError:
         raise
     except Exception as error:
@@ -68,6 +134,8 @@ def evaluate(
         # Not train(), which would reach what the user froze inside.
         for module in training:
             module.training = True
+        if envs is None or not over:
+            used.close()
 
 
 def _torch_policy(trainer: TrainerLike) -> Callable[[np.ndarray], np.ndarray]:
@@ -82,7 +150,7 @@ def _torch_policy(trainer: TrainerLike) -> Callable[[np.ndarray], np.ndarray]:
 
 def _play(
     act: Callable[[np.ndarray], np.ndarray],
-    spec: ActorSpec,
+    made: EvaluationEnvs,
     episodes: int,
     seed: int,
     should_stop: Callable[[], bool],
@@ -90,43 +158,32 @@ def _play(
     count = min(episodes, _MOST_ENVS)
     left = np.full(count, episodes // count)
     left[: episodes % count] += 1
-    vector = make_vector_env(dataclasses.replace(spec, vectorization="sync"), count)
-    try:
-        # Stepped one by one, for the vector would go on with those that are done.
-        assert isinstance(vector, gym.vector.SyncVectorEnv)
-        envs, actions = vector.envs, vector.single_action_space
-        first_action = int(actions.start) if isinstance(actions, spaces.Discrete) else None
-        observations = vector.single_observation_space
-        obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
-        for number, env in enumerate(envs):
-            obs[number], _ = env.reset(seed=seed + number)
-        running, length = np.zeros(count), np.zeros(count, np.int64)
-        returns: list[float] = []
-        lengths: list[int] = []
-        playing = np.arange(count)
-        while len(playing):
-            if should_stop():
-                return None
-            chosen = act(obs[playing])
-            for number, action in zip(playing.tolist(), chosen, strict=True):
-                # Of whole numbers Python's own, which environments check in a third of the time.
-                taken = action if first_action is None else int(action) + first_action
-                obs[number], reward, terminated, truncated, _ = envs[number].step(taken)
-                running[number] += float(reward)
-                length[number] += 1
-                if terminated or truncated:
-                    returns.append(float(running[number]))
-                    lengths.append(int(length[number]))
-                    running[number], length[number] = 0.0, 0
-                    left[number] -= 1
-                    if left[number]:
-                        obs[number], _ = envs[number].reset()
-            if length.max() > _LONGEST_EPISODE:
-                raise EnvError(
-                    f"An episode of {spec.env} did not end within {_LONGEST_EPISODE:,} steps of greedy evaluation. "
-                    "Register the environment with max_episode_steps, or evaluate with --eval-episodes 0."
-                )
-            playing = playing[left[playing] > 0]
-    finally:
-        vector.close()
+    envs = made.first(count)
+    actions, observations = envs[0].action_space, envs[0].observation_space
+    first_action = int(actions.start) if isinstance(actions, spaces.Discrete) else None
+    obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
+    for number, env in enumerate(envs):
+        obs[number], _ = env.reset(seed=seed + number)
+    running, length = np.zeros(count), np.zeros(count, np.int64)
+    returns: list[float] = []
+    lengths: list[int] = []
+    playing = np.arange(count)
+    while len(playing):
+        if should_stop():
+            return None
+        chosen = act(obs[playing])
+        for number, action in zip(playing.tolist(), chosen, strict=True):
+            # Of whole numbers Python's own, which environments check in a third of the time.
+            taken = action if first_action is None else int(action) + first_action
+            obs[number], reward, terminated, truncated, _ = envs[number].step(taken)
+            running[number] += float(reward)
+            length[number] += 1
+            if terminated or truncated or made.is_too_long(int(length[number])):
+                returns.append(float(running[number]))
+                lengths.append(int(length[number]))
+                running[number], length[number] = 0.0, 0
+                left[number] -= 1
+                if left[number]:
+                    obs[number], _ = envs[number].reset()
+        playing = playing[left[playing] > 0]
     return Evaluation(np.array(returns), np.array(lengths))

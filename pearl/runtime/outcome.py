@@ -13,7 +13,7 @@ import torch
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike, modules_of
 from pearl.atomic_file import write_bytes, write_text
-from pearl.runtime.evaluation import Evaluation, evaluate
+from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.options import Options
 from pearl.runtime.run_log import EvaluationKind
 from pearl.runtime.run_state import Best, Counters
@@ -41,7 +41,7 @@ class Evaluator:
 
     `record` is told every evaluation, what it is for and the environment step of the weights that played. `should_stop`
     is asked at every step, and ends an evaluation without a result. With a `policy` that one acts, by the trainer's
-    weights.
+    weights; with `envs`, it acts in those.
     """
 
     trainer: TrainerLike
@@ -51,13 +51,14 @@ class Evaluator:
     record: Callable[[EvaluationKind, int, Evaluation], None]
     should_stop: Callable[[], bool] = lambda: False
     policy: NativePolicy | None = None
+    envs: EvaluationEnvs | None = None
     best: Best | None = field(default=None, repr=False)
     last: Evaluation | None = None
     best_again: Evaluation | None = None
 
     def _play(self, kind: EvaluationKind, step: int, episodes: int, seed: int) -> Evaluation | None:
         seed += self.options.seed
-        found = evaluate(self.trainer, self.actors, episodes, seed, self.should_stop, self.policy)
+        found = evaluate(self.trainer, self.actors, episodes, seed, self.should_stop, self.policy, self.envs)
         if found is not None:
             self.record(kind, step, found)
         return found
