@@ -15,7 +15,8 @@ from composer.measuring import MOST_SAMPLES, measure, on_own_thread
 from composer.trainer_source import has_main_guard
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.child_process import ChildProcess
-from pearl.actors.process import register, settle_torch
+from pearl.actors.environment import register
+from pearl.actors.process import settle_torch
 from pearl.actors.report import Report
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, GenerationError

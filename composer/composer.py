@@ -405,7 +405,7 @@ class Composer:
         check_batch_fits(self._replay, train)
         check_messages_fit(self._replay, self._actors, train)
         rows = message_rows(self._actors, train)
-        check_samples_last(self._replay, train, insertion_rows(self._replay, rows) + rows)
+        check_samples_last(self._replay, train, insertion_rows(self._replay, self._actors, rows) + rows)
         _check_memory(self._replay, transition)
         self._check_supports(trainer)
         self._networks = extract_networks(trainer, observation_space.shape)

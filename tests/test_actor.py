@@ -279,6 +279,17 @@ def test_messages_have_room_for_ends_of_every_environment_at_once() -> None:
     assert setup.message_rows() >= 20
 
 
+def test_a_message_that_takes_long_is_sent_before_it_is_full() -> None:
+    actor = Actor(setup_of(envs_per_actor=2))
+    transition = TransitionSpec.from_spaces(actor.envs.single_observation_space, actor.envs.single_action_space)
+    message = DataCollectionQueue(transition, actor.setup.message_rows(), slots=1).reserve()
+    assert message is not None
+    assert actor.collect(message, longest_s=0.0) == 2
+    assert message["counts"].tolist() == [0, 2, 0]
+    assert actor.collect(message, longest_s=3600.0) == 8
+    actor.close()
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "vector_entry_point"])
 def test_discrete_actions_that_start_at_one(vectorization: str) -> None:
     found = joined(

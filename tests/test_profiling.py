@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from composer.actor_profiling import measure_actor
 from composer.composer import Composer
 from composer.full_replay import FullReplay
 from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.report import Report
 from pearl.errors import EnvError
@@ -70,6 +72,7 @@ def fail():
     raise ValueError("the wheel came off")
 
 
+gym.register("Witness-v0", "witness_env:Witness", disable_env_checker=True)
 FATES = {
     "fails": fail,
     "crashes": lambda: os.kill(os.getpid(), 11),
@@ -119,6 +122,17 @@ def test_an_actor_is_timed_in_a_process_of_its_own_with_torch_where_it_needs_tha
     ((pid, modules),) = (item for item in seen().items() if item[0] != pid)
     assert pid != os.getpid()
     assert {"torch", "trainers"} <= modules
+
+
+def test_a_module_that_registers_its_environment_overrides_nothing(
+    witness: Callable[..., ActorSetup], capfd: pytest.CaptureFixture[str]
+) -> None:
+    setup = witness()
+    assert len(measure_actor(setup, 0.0)) >= 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_vector_env(setup.spec).close()
+    assert "Overriding" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -234,7 +235,28 @@ class Grid(gym.Env[np.ndarray, np.int64]):
 
 
 gym.register("NormalizedCounting-v0", lambda: NormalizeReward(NormalizeObservation(Counting())))
-for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid):
+
+
+class Grumbling(Counting):
+    """Warns when it is made, when it starts and when it steps; its episodes have no end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        warnings.warn("this gearbox is old", stacklevel=1)
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        warnings.warn("this gearbox needs oil", stacklevel=1)
+        return super().reset(**options)
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        with warnings.catch_warnings():  # after which Python shows again what it has shown
+            pass
+        warnings.warn("this gearbox squeaks", stacklevel=1)
+        obs, reward, *_, info = super().step(action)
+        return np.clip(obs, 0.0, 1.0), reward, False, False, info
+
+
+for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid, Grumbling):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 
 

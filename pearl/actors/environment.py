@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from pearl.errors import EnvError
@@ -42,6 +47,8 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.Vect
     Raises EnvError for an unknown name (with near matches), a missing dependency or a constructor that fails.
     """
     _check_name(spec.env)
+    if (known := gym.registry.get(spec.env)) is not None:
+        register(known)
     count = spec.envs_per_actor if envs is None else envs
     vector_kwargs: dict[str, Any] = {}
     env_kwargs: dict[str, Any] = dict(spec.env_kwargs)
@@ -66,6 +73,36 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.Vect
         raise EnvError(
             f"Environment {spec.env!r} failed in its constructor: {type(error).__name__}: {error}"
         ) from error
+
+
+def entry_modules(environment: EnvSpec) -> Iterator[str]:
+    """The modules that making an environment imports."""
+    wrappers = (wrapper.entry_point for wrapper in environment.additional_wrappers)
+    for entry in (environment.entry_point, environment.vector_entry_point, *wrappers):
+        if entry is not None:
+            yield entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+
+
+def register(environment: EnvSpec) -> None:
+    """Have Gymnasium know `environment`, and import its modules.
+
+    A module may register its environments when it is imported: once more, if the program registered them first, if it
+    is the program itself under its own name, or if another process sent the environment here. Gymnasium would warn of
+    each that it overrides; what was registered first stays.
+    """
+    modules = {name for name in entry_modules(environment) if name not in sys.modules and not _is_gymnasium(name)}
+    known = {name: spec for name, spec in gym.registry.items() if not modules.isdisjoint(entry_modules(spec))}
+    for name in known:
+        del gym.registry[name]
+    for name in modules:
+        with contextlib.suppress(Exception):  # making the environment will say it
+            importlib.import_module(name)
+    gym.registry.update(known)
+    gym.registry[environment.id] = environment
+
+
+def _is_gymnasium(module: str) -> bool:
+    return module.partition(".")[0] == "gymnasium"
 
 
 def autoreset_mode(envs: gym.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import logging
 import math
 import sys
@@ -15,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import gymnasium as gym
 import numpy as np
 
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.child_process import ChildProcess
+from pearl.actors.environment import register
 from pearl.actors.report import Report
-from pearl.actors.standalone import entry_modules, standalone
+from pearl.actors.shared_warnings import SharedWarnings
+from pearl.actors.standalone import standalone
 from pearl.errors import ActorError, QueueClosedError
 
 if TYPE_CHECKING:
@@ -44,11 +44,14 @@ def run_actor(
     wsq: WeightSyncQueue,
     report: Report,
     environment: EnvSpec | None = None,
+    shared_warnings: SharedWarnings | None = None,
 ) -> None:
     """Main function of an actor process: until its queue closes.
 
     `environment` is registered first: an actor that starts without the program may not know it.
     """
+    if shared_warnings is not None:
+        shared_warnings.install()
     torch_settled = setup.policy is None and settle_torch(setup)
     try:
         if environment is not None:
@@ -71,16 +74,6 @@ def run_actor(
     except BaseException:
         report.fail(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
-
-
-def register(environment: EnvSpec) -> None:
-    """Have Gymnasium know an environment, as it is known in the process that sent it."""
-    # Modules of environments may register them when they are imported, which making one does. A second registration
-    # would warn that it overrides the first: the import comes before this one, which is the one that counts.
-    for module in entry_modules(environment):
-        with contextlib.suppress(Exception):  # making the environment will say it
-            importlib.import_module(module)
-    gym.registry[environment.id] = environment
 
 
 def settle_torch(setup: ActorSetup) -> bool:
@@ -121,7 +114,7 @@ class ActorGroup:
 
     `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`. An actor is silent while
     neither a step of its environments ends nor it waits for room in its queue. `check` names a silent one after a
-    minute, and after `timeout_s` (`inf`: never) has it die.
+    minute, and after `timeout_s` (`inf`: never) has it die. With `shared_warnings`, they show what nobody has shown.
     """
 
     def __init__(
@@ -133,7 +126,9 @@ class ActorGroup:
         timeout_s: float = math.inf,
         most_deaths: int = 3,
         window_s: float = 60.0,
+        shared_warnings: SharedWarnings | None = None,
     ) -> None:
+        self._shared_warnings = shared_warnings
         self._dcqs, self._wsq = list(dcqs), wsq
         self._timeout_s, self._most_deaths, self._window_s = timeout_s, most_deaths, window_s
         self._deaths: deque[float] = deque()
@@ -149,7 +144,7 @@ class ActorGroup:
         sent, environment = alone if alone is not None else (setup, None)
         process = ChildProcess(
             run_actor,
-            (sent, dcq, self._wsq, report, environment),
+            (sent, dcq, self._wsq, report, environment, self._shared_warnings),
             f"actor-{setup.index}",
             without_program=alone is not None,
         )

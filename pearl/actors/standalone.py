@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from pearl.actors.actor import ActorSetup
+from pearl.actors.environment import entry_modules
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -44,14 +44,6 @@ def without_trainer(setup: ActorSetup) -> ActorSetup:
 def names_program(pickled: bytes) -> bool:
     """Whether something in there is the program's own, so that only what imports the program can load it."""
     return b"__main__" in pickled
-
-
-def entry_modules(spec: EnvSpec) -> Iterator[str]:
-    """The modules that making the environment imports."""
-    entries = [spec.entry_point, spec.vector_entry_point, *(w.entry_point for w in spec.additional_wrappers)]
-    for entry in entries:
-        if entry is not None:
-            yield entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
 
 
 def _is_installed(module: str) -> bool:

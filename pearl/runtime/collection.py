@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import ReplaySpec, TransitionSpec
+from pearl.spec import ActorSpec, ReplaySpec, TransitionSpec
 
-_INSERTION_ROWS = 128  # an insertion brings at least so many transitions, where the replay is large enough
+_INSERTION_ROWS = 128  # more make an insertion no cheaper
+_INSERTION_STEPS = 16  # of all environments: a few environments do not wait until they have brought many rows
 
 
-def insertion_rows(replay: ReplaySpec, message_rows: int) -> int:
+def insertion_rows(replay: ReplaySpec, actors: ActorSpec, message_rows: int) -> int:
     """How many transitions an insertion brings at least, where messages have up to `message_rows`."""
-    return min(_INSERTION_ROWS, replay.capacity - message_rows)
+    return min(_INSERTION_ROWS, _INSERTION_STEPS * actors.env_count, replay.capacity - message_rows)
 
 
 class _Ring(Protocol):
@@ -37,6 +39,7 @@ class CollectionBuffer:
     def __init__(self, transition: TransitionSpec, rows: int, message_rows: int) -> None:
         self._columns = transition.empty(rows + message_rows)
         self._threshold = rows
+        self._since = 0.0
         self.count = 0
 
     @property
@@ -44,12 +47,19 @@ class CollectionBuffer:
         """Enough has been collected for an insertion."""
         return self.count >= self._threshold
 
+    @property
+    def age_s(self) -> float:
+        """For how long the oldest transition has been waiting."""
+        return time.monotonic() - self._since if self.count else 0.0
+
     def take(self, dcq: DataCollectionQueue) -> Mapping[str, np.ndarray] | None:
         """Copy the queue's oldest message in, if there is one; returns it (valid until the next take) for counting."""
         found = dcq.peek()
         if found is None:
             return None
         message, rows = found
+        if not self.count:
+            self._since = time.monotonic()
         end = self.count + rows
         for name, column in self._columns.items():
             column[self.count : end] = message[name][:rows]

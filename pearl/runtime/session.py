@@ -31,6 +31,7 @@ from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.normalization import normalization_warnings
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
+from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.atomic_file import replace_file
@@ -90,6 +91,7 @@ _REPLAY_STATISTICS = (
     "saturated",
 )
 _WAIT_S = 0.05
+_INSERTION_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Session:
         self.program, self.options = program, options
         self.actors, self.replay_spec, self.train = actors, replay, train
         self._trainer_class, self._settings = trainer_class, dict(settings)
+        self._shared_warnings = SharedWarnings()
+        self._shared_warnings.install()
         probe = make_vector_env(actors, 1)
         self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
         self._warnings = normalization_warnings(probe, actors.env)
@@ -129,7 +133,7 @@ class Session:
         self.bell = Bell()
         check_messages_fit(replay, actors, train)
         self.message_rows = message_rows(actors, train)
-        self.insertion_rows = insertion_rows(replay, self.message_rows)
+        self.insertion_rows = insertion_rows(replay, actors, self.message_rows)
         check_samples_last(replay, train, self.insertion_rows + self.message_rows)
         self.counters = Counters()
         self._interruption = Interruption()
@@ -183,6 +187,7 @@ class Session:
             self._stop_parties()
         finally:
             self._evaluation_envs.close()
+            self._shared_warnings.uninstall()
             if self._display is not None:
                 self._display.__exit__(kind, error, traceback)
             if self._log is not None:
@@ -328,7 +333,11 @@ class Session:
         else:
             timeout_s = self.options.actor_timeout_s
             self._group = ActorGroup(
-                setups, dcqs, wsq, timeout_s=(self.actors.timeout_s if timeout_s is None else timeout_s) or math.inf
+                setups,
+                dcqs,
+                wsq,
+                timeout_s=(self.actors.timeout_s if timeout_s is None else timeout_s) or math.inf,
+                shared_warnings=self._shared_warnings,
             )
 
     def watch(self, rrq: ReplayRequestQueue) -> None:
@@ -465,13 +474,16 @@ class Session:
         return not self._draining and not buffer.full and self._ratio.collection_allowed()
 
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
-        """Insert now: the buffer is full (or the run drains), and in setting 1 no slot it would take is trained on.
+        """Insert now: the buffer is full, or its data have waited, or the run drains.
 
-        In setting 2 the host knows no slots: there the Learner trains on copies, and the Replay Manager drops the
-        priorities of slots that were overwritten meanwhile.
+        In setting 1 no slot that the insertion takes may be trained on. In setting 2 the host knows
+        no slots: there the Learner trains on copies, and the Replay Manager drops the priorities of slots that were
+        overwritten meanwhile.
         """
         self._buffered = buffer.count
-        wanted = buffer.full or (self._draining and buffer.count > 0)
+        # What slow environments bring does not wait for a full buffer. Time must not show in a serial run.
+        late = not self.options.serial and buffer.age_s > _INSERTION_S
+        wanted = buffer.full or late or (self._draining and buffer.count > 0)
         # A sampling that is still under way may return any slot: insertion waits for its end.
         sampled = self._requested == len(self._in_flight)
         ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight)
