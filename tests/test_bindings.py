@@ -173,10 +173,19 @@ def linear(inputs: int, outputs: int) -> _native.Network:
 
 
 def actor_critic(critics: list[_native.Network]) -> _native.ActorCriticLearner:
-    weights = [np.zeros(6, np.float32) for _ in range(2)] + [np.zeros(4, np.float32) for _ in range(2)]
-    scales = [np.zeros(2, np.float32), np.ones(2, np.float32), np.zeros(1, np.float32), np.ones(1, np.float32)]
+    zeros, ones = np.zeros, np.ones
     return _native.ActorCriticLearner(
-        linear(2, 1), critics, weights[0][:3], weights[1][:3], weights[2], weights[3], *scales, 1
+        linear(2, 1),
+        critics,
+        zeros(3, np.float32),
+        zeros(3, np.float32),
+        zeros(4, np.float32),
+        zeros(4, np.float32),
+        zeros(2, np.float32),
+        ones(2, np.float32),
+        zeros(1, np.float32),
+        ones(1, np.float32),
+        1,
     )
 
 
@@ -256,9 +265,9 @@ def test_a_system_without_threads_left_is_an_error() -> None:
 
 @pytest.mark.parametrize("count", [0, 10**6])
 def test_absurd_numbers_of_threads_are_refused(count: int) -> None:
-    weights = [np.zeros(10, np.float32) for _ in range(2)]
+    online, target = np.zeros(10, np.float32), np.zeros(10, np.float32)
     with pytest.raises(PearlError, match=r"threads must"):
-        _native.DqnLearner(linear(4, 2), *weights, count)
+        _native.DqnLearner(linear(4, 2), online, target, count)
     if count:
         with pytest.raises(PearlError, match=r"workers must lie in \[1, 4096\]"):
             _native.SumTree(100, 16, "prioritized", 0.6, 0, workers=count)
