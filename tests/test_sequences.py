@@ -55,12 +55,10 @@ class World:
         self.storage = DataStorage(SPEC, capacity, streams=streams, **options)  # type: ignore[arg-type]
 
     def step(self, stream: int, end_rate: float, gap_rate: float) -> Step:
-        oldest = len(self.steps) - self.capacity
-        newest = max((s.number for s in self.steps if s.stream == stream), default=-1)
         gap = self.rng.random() < gap_rate
         if gap:  # a step of the environment that is never inserted
             self._obs[stream] = np.float32(self.rng.random())
-        if (gap or newest < oldest + 1) and self._position[stream]:  # nothing stored that this step could follow
+        if gap and self._position[stream]:
             self._begin(stream)
         next_obs = np.float32(self.rng.random())
         ended = self.rng.random() < end_rate
@@ -120,6 +118,7 @@ def check(world: World, length: int, n: int, gamma: float) -> None:
     assert np.array_equal(found["obs"][:, 0], np.float32([s.obs for s in stored]))
     assert np.array_equal(found["next_obs"], np.float32([[s.next_obs] * 2 for s in stored]))
     assert storage.remaining(slots).tolist() == [len(world.after(s)) for s in stored]
+    assert storage.positions(slots).tolist() == [s.position for s in stored]
     assert storage.terminated(slots).tolist() == [s.terminated for s in stored]
     assert storage.truncated(slots).tolist() == [s.truncated for s in stored]
     slices = gather_slices(storage, slots, length)

@@ -26,8 +26,12 @@ class Check {
       if (const char* wrong = range(slot)) return at(slot, wrong);
     for (std::int64_t slot = 0; slot < size_; ++slot)
       if (const char* wrong = order(slot)) return at(slot, wrong);
-    for (std::int64_t stream = 0; stream < streams_; ++stream)
+    for (std::int64_t stream = 0; stream < streams_; ++stream) {
       if (!open_fits(stream)) return "the open episode of stream " + std::to_string(stream) + " does not fit";
+      const std::int64_t resumed = a_.resumed[stream];
+      if (resumed < 0 || resumed > kMostPosition || (resumed != 0 && a_.open[stream] != 0))
+        return "the position at which stream " + std::to_string(stream) + " goes on does not fit";
+    }
     // Rows of a table: each is of a live episode (or item), or free, and never both or twice.
     std::vector<bool> taken(static_cast<std::size_t>(capacity_));
     for (std::int64_t slot = 0; slot < size_; ++slot)

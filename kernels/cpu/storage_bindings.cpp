@@ -191,7 +191,8 @@ void bind_episode_links(py::module_& m) {
                                    kept_obs ? whole("kept") : nullptr, whole("last"), whole("stream"),
                                    whole("tail"), whole("free_episodes"), kept_obs ? whole("free_kept") : nullptr,
                                    slice ? whole("starts") : nullptr, slice ? whole("start_place") : nullptr,
-                                   raw("open", streams, std::int64_t{}),
+                                   raw("open", streams, std::int64_t{}), raw("resumed", streams, std::int64_t{}),
+                                   raw("awaited", streams, std::int64_t{}),
                                    raw("counters", Links::kCounters, std::int64_t{})};
              py::ssize_t bytes = 0;
              for (const auto* column : {&obs, &next_obs, &kept_obs}) {

@@ -109,6 +109,7 @@ class StorageOnDevice:
 _LINKS = ("next", "prev", "episode", "position", "last", "stream", "tail", "free_episodes")
 _COUNTERS = 6
 _SAVED = ("stream", "ending", "position")  # what the links of each item are rebuilt from
+_SAVED_STREAMS = ("resumed", "awaited")  # of each stream: where an episode goes on of which no item is stored
 _PREFIX = "episode/"
 _KEPT = "kept/next_obs"
 _CHUNK = 4096  # rows linked at a time when restoring
@@ -278,7 +279,8 @@ class DataStorage:
     def unfinished(self) -> np.ndarray:
         """Slots `(n,)` of a reopened file that an interrupted insertion may have damaged.
 
-        Gathering them raises ReplayError until they are inserted into, which happens first: give them priority 0.
+        Gathering them raises ReplayError until they are inserted into, which happens first: give them priority 0 (in
+        a Replay Manager whose `priority_epsilon` is 0).
         """
         slots = (self._ring.cursor + np.arange(self._lost)) % self.capacity
         return slots[slots < self._ring.size]
@@ -287,7 +289,8 @@ class DataStorage:
     def columns(self) -> Mapping[str, np.ndarray]:
         """Read-only views `(capacity, *shape)`; rows from `size` on are not written yet.
 
-        With streams, also what `restore` needs of the links. That, and a shared next_obs, are copies of `size` rows.
+        With streams, also what `restore` needs of the links. That, and a shared next_obs, are copies of `size` rows, or
+        of one row `(1, streams)`.
         """
         self._open()
         views = {name: column.view() for name, column in self._columns.items()}
@@ -300,6 +303,7 @@ class DataStorage:
             views[_PREFIX + "stream"] = arrays[_PREFIX + "stream"][arrays[_PREFIX + "episode"][stored]]
             views[_PREFIX + "ending"] = arrays[_PREFIX + "ending"][stored]
             views[_PREFIX + "position"] = arrays[_PREFIX + "position"][stored]
+            views |= {_PREFIX + name: arrays[_PREFIX + name].copy().reshape(1, -1) for name in _SAVED_STREAMS}
         for view in views.values():
             view.flags.writeable = False
         return MappingProxyType(views)
@@ -528,15 +532,19 @@ class DataStorage:
         store = self._open()
         self._require_writer()
         saved = dict(columns)
-        episodes = {name: saved.pop(_PREFIX + name, None) for name in _SAVED} if self._links is not None else {}
+        tracked = self._links is not None
+        episodes = {name: saved.pop(_PREFIX + name, None) for name in _SAVED if tracked}
+        resumed = {name: saved.pop(_PREFIX + name, None) for name in _SAVED_STREAMS if tracked}
         rows = {
             name: np.ascontiguousarray(rows)
             for name, rows in zip(self._names, matching_rows(self.spec, saved, size), strict=True)
         }
         numbers = {name: _saved_numbers(name, array, size) for name, array in episodes.items()}
-        for name, most in (("stream", self.streams - 1), ("ending", 2), ("position", inserted)):
+        numbers |= {name: _saved_streams(name, array, min(size, 1), self.streams) for name, array in resumed.items()}
+        limits = ("stream", self.streams - 1), ("ending", 2), ("position", inserted), ("resumed", inserted)
+        for name, most in limits:
             if name in numbers:
-                _check_range(name, numbers[name], most)
+                _check_range(name, numbers[name].ravel(), most)
         self._ring.restore(size=size, cursor=cursor, inserted=inserted)
         self._lost = size
         self._claim(size)
@@ -661,6 +669,8 @@ class DataStorage:
             self._reserve(len(slots))
             part = {name: np.ascontiguousarray(rows[name][slots]) for name in (OBS, NEXT_OBS) if name in rows}
             self._link(links, int(slots[0]), 0, saved["stream"][slots], endings[slots], saved["position"][slots], part)
+        for name in _SAVED_STREAMS:
+            self._backing.arrays[_PREFIX + name][:] = saved[name] if len(saved[name]) else 0
 
 
 def _unknown(spec: TransitionSpec, name: str) -> ReplayError:
@@ -713,7 +723,7 @@ def _array_specs(spec: TransitionSpec, capacity: int, options: StorageOptions) -
     ]
     arrays += [ArraySpec(_PREFIX + name, (capacity,), "<i8") for name in names]
     arrays.append(ArraySpec(_PREFIX + "ending", (capacity,), "|u1"))
-    arrays.append(ArraySpec(_PREFIX + "open", (options.streams,), "<i8"))
+    arrays += [ArraySpec(_PREFIX + name, (options.streams,), "<i8") for name in ("open", *_SAVED_STREAMS)]
     arrays.append(ArraySpec(_PREFIX + "counters", (_COUNTERS,), "<i8"))
     if shared:
         field = next(f for f in spec.fields if f.name == NEXT_OBS)
@@ -751,6 +761,16 @@ def _saved_numbers(name: str, array: np.ndarray | None, size: int) -> np.ndarray
             f"The saved {_PREFIX + name!r} must be {np.dtype(dtype)} ({size},); found {array.dtype} {array.shape}."
         )
     return np.ascontiguousarray(array[:size], np.int64)
+
+
+def _saved_streams(name: str, array: np.ndarray | None, rows: int, streams: int) -> np.ndarray:
+    if array is None:
+        raise ReplayError(f"The saved rows lack {_PREFIX + name!r}: they were saved without streams.")
+    if array.ndim != 2 or len(array) < rows or array.shape[1] != streams or array.dtype != np.int64:
+        raise ReplayError(
+            f"The saved {_PREFIX + name!r} must be int64 ({rows}, {streams}); found {array.dtype} {array.shape}."
+        )
+    return np.ascontiguousarray(array[:rows])
 
 
 def _check_range(name: str, values: np.ndarray, most: int) -> None:

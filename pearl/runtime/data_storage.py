@@ -22,6 +22,7 @@ FILE_NAME = "replay.storage"
 
 _CHUNK = 4096  # rows gathered at a time
 _STREAM = "episode/stream"  # the name under which a Data Storage saves whose step each row is
+_RESUMED = ("episode/resumed", "episode/awaited")  # likewise, where episodes go on of which no row is stored
 
 
 def make_storage(
@@ -158,5 +159,8 @@ class ChainedStorage(DataStorage):
         saved = dict(columns)
         if _STREAM in saved:
             saved[_STREAM] = saved[_STREAM] % self.streams
+        for name in _RESUMED:  # of another number of chains: whose they were is not known
+            if name in saved and saved[name].ndim == 2 and saved[name].shape[1] != self.streams:
+                saved[name] = np.zeros((len(saved[name]), self.streams), np.int64)
         super().restore(saved, size=size, cursor=cursor, inserted=inserted)
         self._begin_chains()

@@ -23,10 +23,10 @@ constexpr std::size_t kItem = 12;  // bytes of an observation: no power of two
 // Everything EpisodeLinks keeps, beside the columns of observations and numbers.
 struct Ring {
   Ring(std::size_t capacity, std::size_t streams, std::size_t slice, bool share)
-      : share(share), arrays(15, std::vector<std::int64_t>(std::max<std::size_t>({capacity, streams, 8}))),
+      : share(share), arrays(16, std::vector<std::int64_t>(std::max<std::size_t>({capacity, streams, 8}))),
         ending(capacity), obs(capacity * kItem), next_obs(capacity * kItem), kept(capacity * kItem), number(capacity),
         links({a(0), a(1), a(2), a(3), ending.data(), share ? a(4) : nullptr, a(5), a(6), a(7), a(8),
-               share ? a(9) : nullptr, slice ? a(10) : nullptr, slice ? a(11) : nullptr, a(12), a(13)},
+               share ? a(9) : nullptr, slice ? a(10) : nullptr, slice ? a(11) : nullptr, a(12), a(14), a(15), a(13)},
               capacity, streams, slice, kItem, obs.data(), share ? nullptr : next_obs.data(),
               share ? kept.data() : nullptr),
         columns(capacity, {{reinterpret_cast<char*>(number.data()), sizeof(std::int64_t)},
@@ -145,6 +145,7 @@ class World {
       CHECK(found[i] == static_cast<std::int64_t>(std::min(to_end, length)));
       CHECK(found_before[i] == static_cast<std::int64_t>(std::min(to_begin, length)));
       CHECK(endings[i] == step.ending);
+      CHECK(ring.a(3)[slots[i]] == step.position);
       double sum = 0.0;
       for (std::size_t k = 0; k < length; ++k) {
         const std::int64_t expected = *(here + static_cast<std::ptrdiff_t>(std::min(k, to_end - 1)));
@@ -173,15 +174,12 @@ class World {
   Step make() {
     const auto stream = static_cast<std::int64_t>(random_() % last_.size());
     const std::int64_t before = last_[static_cast<std::size_t>(stream)];
-    // The step before must still be stored when this one comes, or nothing tells that it follows it.
-    const auto number = static_cast<std::int64_t>(steps_.size());
-    const bool stored = before >= 0 && before + static_cast<std::int64_t>(capacity_) > number;
     const bool lost = random_() % 16 == 0;
     Step step{};
     step.stream = stream;
     step.next_obs = ++images_;
     step.ending = random_() % 8 ? 0 : static_cast<std::uint8_t>(1 + random_() % 2);
-    if (stored && !lost && steps_[static_cast<std::size_t>(before)].ending == 0) {
+    if (before >= 0 && !lost && steps_[static_cast<std::size_t>(before)].ending == 0) {
       const Step& previous = steps_[static_cast<std::size_t>(before)];
       step.episode = previous.episode;
       step.position = previous.position + 1;

@@ -39,7 +39,10 @@ class EpisodeLinks {
     std::int64_t* free_kept;
     std::int64_t* starts;
     std::int64_t* start_place;
-    std::int64_t* open;      // per stream: the episode that goes on, plus 1; 0 for none
+    // One per stream.
+    std::int64_t* open;     // the episode that goes on, plus 1; 0 for none
+    std::int64_t* resumed;  // of an episode that goes on, but has no stored item: its next position; 0 for none
+    std::int64_t* awaited;  // likewise: hash of its next observation
     std::int64_t* counters;  // of Counter
   };
   enum Counter { kEpisodes, kFreeEpisodes, kKept, kFreeKept, kStarts, kBreaks, kCounters };
@@ -234,6 +237,7 @@ class EpisodeLinks {
     const std::int64_t episode = a_.episode[slot];
     const std::int64_t next = a_.next[slot];
     if (next >= 0) a_.prev[next] = -1;
+    const std::int64_t awaited = a_.last[episode] == slot ? hash_of_next(slot) : 0;
     if (kept_obs_) release_kept(slot);
     if (slice_) {
       remove_start(slot);
@@ -241,7 +245,11 @@ class EpisodeLinks {
     }
     if (a_.last[episode] != slot) return;
     std::int64_t& open = a_.open[a_.stream[episode]];
-    if (open == episode + 1) open = 0;
+    if (open == episode + 1) {
+      open = 0;
+      a_.resumed[a_.stream[episode]] = a_.position[slot] + 1;
+      a_.awaited[a_.stream[episode]] = awaited;
+    }
     a_.free_episodes[a_.counters[kFreeEpisodes]++] = episode;
   }
 
@@ -262,8 +270,9 @@ class EpisodeLinks {
       episode = take(kEpisodes, kFreeEpisodes, a_.free_episodes);
       a_.stream[episode] = rows.streams[row];
       a_.tail[episode] = -1;
-      a_.position[slot] = rows.positions ? rows.positions[row] : 0;
+      a_.position[slot] = rows.positions ? rows.positions[row] : resumed_position(row, rows);
     }
+    a_.resumed[rows.streams[row]] = 0;
     a_.prev[slot] = before;
     a_.next[slot] = -1;
     a_.episode[slot] = episode;
@@ -276,6 +285,33 @@ class EpisodeLinks {
                   rows.next_obs + row * obs_bytes_, obs_bytes_);
     }
     if (slice_) add_start(slot, episode);
+  }
+
+  // The position of a row that follows no stored item.
+  std::int64_t resumed_position(std::size_t row, const Rows& rows) {
+    const std::int64_t stream = rows.streams[row];
+    if (a_.resumed[stream] == 0) return 0;
+    if (!compares() || hash_of(rows.obs + row * obs_bytes_) == a_.awaited[stream]) return a_.resumed[stream];
+    a_.counters[kBreaks]++;
+    return 0;
+  }
+
+  // Of the observation after the newest item of an episode, which is in the column.
+  std::int64_t hash_of_next(std::int64_t slot) const {
+    if (!compares()) return 0;
+    return hash_of(kept_obs_ ? kept_obs_ + static_cast<std::size_t>(a_.kept[slot]) * obs_bytes_
+                             : next_obs_ + static_cast<std::size_t>(slot) * obs_bytes_);
+  }
+
+  std::int64_t hash_of(const char* observation) const {
+    std::uint64_t hash = obs_bytes_;
+    for (std::size_t at = 0; at < obs_bytes_; at += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, observation + at, std::min(sizeof word, obs_bytes_ - at));
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 29;
+    }
+    return static_cast<std::int64_t>(hash);
   }
 
   // Whether the row's observation is what the item in slot `before` was followed by.
