@@ -159,6 +159,7 @@ class Composer:
         replacement: bool = True,
         max_times_sampled: int = 0,
         initial_priority: InitialPriority = "max",
+        priority_epsilon: float = 1e-6,
         storage: StorageKind = "ram",
         share_next_obs: bool = False,
     ) -> None:
@@ -185,6 +186,7 @@ class Composer:
             replacement=replacement,
             max_times_sampled=max_times_sampled,
             initial_priority=initial_priority,
+            priority_epsilon=priority_epsilon,
             storage=storage,
             share_next_obs=share_next_obs,
         )

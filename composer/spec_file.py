@@ -97,6 +97,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "stratified": _FLAG,
         "replacement": _FLAG,
         "max_times_sampled": _WHOLE,
+        "priority_epsilon": _NUMBER,
         "initial_priority": _Key('a number, "max" or "mean"', (int, float, str)),
         "storage": _TEXT,
         "share_next_obs": _FLAG,

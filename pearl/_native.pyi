@@ -22,6 +22,7 @@ class SumTree:
         replacement: bool = True,
         max_times_sampled: int = 0,
         initial_priority: float = 0.0,
+        priority_epsilon: float = 0.0,
         workers: int = 1,
     ) -> None: ...
     @property

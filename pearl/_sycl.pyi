@@ -106,6 +106,7 @@ class SumTree:
         seed: int,
         stratified: bool = True,
         initial_priority: float = 0.0,
+        priority_epsilon: float = 0.0,
     ) -> None: ...
     @property
     def filled(self) -> int: ...
@@ -141,6 +142,7 @@ class FpgaSumTree:
         seed: int,
         stratified: bool,
         initial_priority: float,
+        priority_epsilon: float,
         timeout_s: float,
     ) -> None: ...
     @property

@@ -26,6 +26,7 @@ Scalar: TypeAlias = "bool | int | float | str"
 # Names of the columns every transition has, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
 
+EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices take for zero
 _LATE = 10**15  # a step after the end of every schedule
 
 
@@ -149,9 +150,11 @@ class ReplaySpec:
     """Replay buffer: `capacity` slots; `fanout` of the sum tree, a power of two in [2, 256], or "auto".
 
     `mode` draws ("prioritized", "uniform") or takes in order ("fifo": oldest written first, "lifo": newest first,
-    "top_k": highest priority first). `stratified` and `replacement` say how batches are drawn; `max_times_sampled` (0:
-    no limit) is how often an item may be sampled until it is written anew; `initial_priority` is what items get that
-    come without one: the running maximum, the mean of the priorities held, or a number.
+    "top_k": highest priority first). `stratified` and `replacement` say how batches are drawn (see
+    docs/replay_features.md); `max_times_sampled` (0: no limit) is how often an item may be sampled until it is written
+    anew; `initial_priority` is what items get that come without one: the running maximum, the mean of the priorities
+    held, or a number. `priority_epsilon` is added to every priority that is given, so that an item whose TD error is
+    zero is sampled again (Schaul et al. 2016); with 0, a priority of zero means "never sample".
 
     `alpha` and `beta` are numbers in [0, 4] or schedules (`pearl.replay.schedules`: called with environment steps). A
     number alpha stays; a number beta goes to `beta_final` in a straight line over the run.
@@ -171,6 +174,7 @@ class ReplaySpec:
     replacement: bool = True
     max_times_sampled: int = 0
     initial_priority: InitialPriority = "max"
+    priority_epsilon: float = 1e-6
     storage: StorageKind = "ram"
     share_next_obs: bool = False
 
@@ -211,6 +215,12 @@ class ReplaySpec:
         _require(
             initial in ("max", "mean") or number,
             f'initial_priority must be "max", "mean" or a number above 0; found {initial!r}.',
+        )
+        epsilon = self.priority_epsilon
+        number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+        _require(
+            number and (epsilon == 0 or EPSILON_MIN <= epsilon <= 1),
+            f"priority_epsilon must be 0, or a number in [{EPSILON_MIN}, 1]; found {epsilon!r}.",
         )
         _require(
             self.storage in get_args(StorageKind),

@@ -199,6 +199,7 @@ EVERY_OPTION = ReplaySpec(
     replacement=False,
     max_times_sampled=32,
     initial_priority="mean",
+    priority_epsilon=1e-4,
     storage="memmap",
     share_next_obs=True,
 )
@@ -270,6 +271,7 @@ def test_the_replay_is_written_out_where_it_is_not_as_by_default() -> None:
         "replacement=False,",
         "max_times_sampled=32,",
         'initial_priority="mean",',
+        "priority_epsilon=0.0001,",
         'storage="memmap",',
         "share_next_obs=True,",
     ]

@@ -111,6 +111,85 @@ def test_uniform_draws_are_uniform_over_what_was_written(stratified):
     assert statistic < chi_square_bound(freedom)
 
 
+INCLUSION = {
+    "equal": np.full(10, 1000),
+    "across every border": np.full(13, 1000),
+    "unequal": np.array([5, 1, 8, 8, 2, 13, 3, 1, 9, 6, 4, 11, 7, 2, 10, 12]),
+    "some for certain": np.array([1, 90, 2, 3, 4, 300, 5, 6, 7, 8, 40, 9]),
+    "all but one for certain": np.array([1000, 1000, 1, 1, 1000, 1000]),
+}
+
+
+def inclusion(masses: np.ndarray, batch: int) -> np.ndarray:
+    """Return the probability that a batch holds each: in proportion to its mass, those at 1 or more for certain."""
+    certain = np.zeros(len(masses), bool)
+    while True:
+        left = np.where(certain, 0.0, masses)
+        share = (batch - certain.sum()) * left / max(left.sum(), 1.0)
+        if not (share >= 1.0).any():
+            return np.where(certain, 1.0, share)
+        certain |= share >= 1.0
+
+
+def worst_deviate(held: np.ndarray, batches: int, probability: np.ndarray) -> float:
+    """Return the largest deviation of binomial counts, in standard deviations; certainties must hold exactly."""
+    certain, never = probability == 1.0, probability == 0.0
+    assert (held[certain] == batches).all()
+    assert (held[never] == 0).all()
+    p = probability[~certain & ~never]
+    return float(np.abs((held[~certain & ~never] - batches * p) / np.sqrt(batches * p * (1.0 - p))).max(initial=0.0))
+
+
+@pytest.mark.parametrize("name", INCLUSION)
+def test_batches_without_replacement_hold_each_item_with_its_probability(name):
+    leaves = INCLUSION[name]
+    replay = with_leaves(leaves, replacement=False, seed=12)
+    held, batches = np.zeros(len(leaves), np.int64), 20_000
+    for _ in range(batches):
+        held[replay.sample(5).indices] += 1
+    assert held.sum() == 5 * batches
+    assert worst_deviate(held, batches, inclusion(leaves, 5)) < 5.0  # of 16 at most: a false alarm in 100,000
+
+
+@pytest.mark.parametrize("options", [{"replacement": False}, {"max_times_sampled": 1}])
+@pytest.mark.parametrize("batch", [16, 37])
+def test_uniform_batches_without_replacement_hold_each_slot_at_its_rate(options, batch):
+    capacity = 100
+    written = np.random.default_rng(3).permutation(128)[:capacity]
+    held, batches = np.zeros(128, np.int64), 15_000
+    replay = NativeReplayManager(128, mode="uniform", seed=7, **options)
+    replay.insert(written)
+    for _ in range(batches):
+        indices = replay.sample(batch).indices
+        held[indices] += 1
+        if "max_times_sampled" in options:
+            replay.insert(indices)
+    assert held.sum() == held[written].sum() == batch * batches
+    assert worst_deviate(held[written], batches, np.full(capacity, batch / capacity)) < 5.2
+
+
+def test_strata_do_not_follow_the_streams_of_a_ring():
+    # One random start for the whole batch would give each batch items of one of 8 interleaved environments.
+    replay = NativeReplayManager(1024, mode="uniform", replacement=False, seed=1)
+    replay.insert(np.arange(1024))
+    assert len(set((replay.sample(64).indices % 8).tolist())) == 8
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_draws_up_to_a_limit_are_in_proportion(stratified):
+    # Each draw of a fresh replay, by its place in the batch: the first by share alone.
+    leaves = INCLUSION["unequal"]
+    first, count = np.zeros(len(leaves), np.int64), np.zeros(len(leaves), np.int64)
+    for seed in range(8000):
+        replay = with_leaves(leaves, max_times_sampled=3, stratified=stratified, seed=seed)
+        indices = replay.sample(8).indices
+        first[indices[0]] += 1
+        np.add.at(count, indices, 1)
+    assert count.max() <= 3 * 8000
+    statistic, freedom = chi_square(first, leaves / leaves.sum() * 8000)
+    assert statistic < chi_square_bound(freedom)
+
+
 def test_the_chi_square_test_finds_a_small_bias():
     # The test of the test: a twentieth of the leaves drawn a quarter too often is an alarm.
     leaves = np.full(1500, 1000)
@@ -329,6 +408,49 @@ def batch_law(
     return go_on(leaves, 0)
 
 
+def systematic_law(leaves: list[int], batch: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield every batch without replacement that can be drawn stratum by stratum, and its probability."""
+    certain: list[int] = []
+    while whole := [item for item, leaf in enumerate(leaves) if leaf * (batch - len(certain)) >= sum(leaves) > 0]:
+        certain += whole
+        leaves = [0 if item in whole else leaf for item, leaf in enumerate(leaves)]
+    left, total = batch - len(certain), sum(leaves)
+    ends = np.cumsum([leaf * left for leaf in leaves]).tolist()
+    starts = [end - leaf * left for leaf, end in zip(leaves, ends, strict=True)]
+
+    def go_on(k: int, last: int) -> Iterator[tuple[tuple[int, ...], float]]:
+        if k == left:
+            yield (), 1.0
+            return
+        low, high, chances = k * total, (k + 1) * total, dict[int, float]()
+        across = [item for item in range(len(leaves)) if starts[item] < low < ends[item]]
+        behind = ends[across[0]] - low if across else 0
+        again = behind / (total - (low - starts[across[0]])) if across and across[0] != last else 0.0
+        for item in range(len(leaves)):
+            overlap = min(ends[item], high) - max(starts[item], low + behind)
+            if overlap > 0:
+                chances[item] = (1.0 - again) * overlap / (total - behind)
+        if again > 0.0:
+            chances[across[0]] = again
+        for item, chance in chances.items():
+            for rest, probability in go_on(k + 1, item):
+                yield (item, *rest), chance * probability
+
+    for rest, probability in go_on(0, -1):
+        yield (*certain, *rest), probability
+
+
+@given(leaves=leaf_vectors(7), batch=st.integers(1, 4))
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_the_law_of_systematic_batches_holds_each_item_with_its_probability(leaves, batch):
+    batch = min(batch, int(np.count_nonzero(leaves)))
+    held_with = np.zeros(len(leaves))
+    for items, probability in systematic_law(leaves.tolist(), batch):
+        assert len(set(items)) == batch
+        held_with[list(items)] += probability
+    np.testing.assert_allclose(held_with, inclusion(leaves, batch), atol=1e-9)
+
+
 @pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 @pytest.mark.parametrize("stratified", [True, False], ids=["stratified", "independent"])
 @pytest.mark.parametrize("mode", ["prioritized", "uniform"])
@@ -339,7 +461,10 @@ def test_whole_batches_have_the_probabilities_of_their_definition(mode, stratifi
     leaves = held(replay) if mode == "prioritized" else np.ones(len(leaves), np.int64)
     if not replacement:
         batch = min(batch, int(np.count_nonzero(leaves)))
-    law = dict(batch_law(leaves.tolist(), batch, stratified=stratified, replacement=replacement))
+    if stratified and not replacement:
+        law = dict(systematic_law(leaves.tolist(), batch))
+    else:
+        law = dict(batch_law(leaves.tolist(), batch, stratified=stratified, replacement=replacement))
     assert math.isclose(sum(law.values()), 1.0)
     draws, found = 1500, dict.fromkeys(law, 0)
     for _ in range(draws):

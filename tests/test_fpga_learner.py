@@ -420,7 +420,7 @@ def test_its_priorities_lead_to_the_batches_of_the_reference() -> None:
     fpga.close()
 
 
-def test_priorities_beyond_the_scale_go_through_the_host() -> None:
+def test_priorities_beyond_the_scale_go_through_the_host_and_the_scale_recovers() -> None:
     states = []
     for joined in (True, False):
         setup = OnFpga(Plain, joined=joined)
@@ -428,11 +428,17 @@ def test_priorities_beyond_the_scale_go_through_the_host() -> None:
         setup.replay.insert(setup.storage.insert(rows))
         setup.run(5)
         states.append((setup.replay.state_dict(), setup.policy()))
+        rows = {name: rows[:CAPACITY] for name, rows in setup.rows.items()}
+        setup.replay.insert(setup.storage.insert(rows), np.r_[1e5, np.ones(CAPACITY - 1)])
+        setup.run(16)  # which draw that one first
+        states.append((setup.replay.state_dict(), setup.policy()))
         setup.close()
-    assert states[0][0]["scale"] < 20
-    for name, value in states[1][0].items():
-        np.testing.assert_array_equal(states[0][0][name], value, err_msg=name)
-    np.testing.assert_array_equal(states[0][1], states[1][1])
+    assert states[0][0]["scale"] < 16 < states[1][0]["scale"]
+    assert states[1][0]["recoveries"] > 0
+    for found, expected in zip(states[:2], states[2:], strict=True):
+        for name, value in expected[0].items():
+            np.testing.assert_array_equal(found[0][name], value, err_msg=name)
+        np.testing.assert_array_equal(found[1], expected[1])
 
 
 def test_a_joined_learner_takes_no_batches_of_others() -> None:

@@ -24,7 +24,13 @@ from pearl.spec import ReplaySpec
 
 # Each shape is a program of its own, which takes seconds to compile for the first time: there are few of them.
 DEEP = {"capacity": 50, "fanout": 4}  # three levels below the root
-FLAT = {"capacity": 9, "fanout": 16, "stratified": False, "initial_priority": 2.5}  # one level
+FLAT = {
+    "capacity": 9,
+    "fanout": 16,
+    "stratified": False,
+    "initial_priority": 2.5,
+    "priority_epsilon": 1e-3,
+}  # one level
 
 
 def assert_same(a, b):

@@ -79,7 +79,7 @@ priorities_strategy = st.one_of(
 
 def operate(data, manager, modes):
     """Make up operations, and hold a manager to the reference after each."""
-    capacity = data.draw(st.integers(1, 3000), label="capacity")
+    capacity = data.draw(st.integers(1, 12) | st.integers(1, 3000), label="capacity")
     fanout = data.draw(st.sampled_from([2, 4, 16, 256]), label="fanout")
     mode = data.draw(st.sampled_from(["prioritized", *modes]), label="mode")
     seed = data.draw(st.integers(0, 2**64 - 1), label="seed")
@@ -92,6 +92,7 @@ def operate(data, manager, modes):
         options["max_times_sampled"] = data.draw(st.sampled_from([0, 0, 1, 2, 5]), label="max_times_sampled")
     initials = ["max", 1e-3, 7.25, 1e6] if manager is SyclReplayManager else ["max", "mean", 1e-3, 7.25, 1e6]
     options["initial_priority"] = data.draw(st.sampled_from(initials), label="initial_priority")
+    options["priority_epsilon"] = data.draw(st.sampled_from([0.0, 1e-6, 1e-30, 0.01, 1.0]), label="priority_epsilon")
     replay, reference = manager(capacity, **options), ReferenceReplayManager(capacity, **options)
     written: set[int] = set()
     last: Sample | None = None
@@ -272,6 +273,124 @@ def test_a_large_priority_rescales_and_keeps_small_ones_alive(manager):
     assert replay.total == 256_000_001
 
 
+HUGE = 1e9
+
+
+@pytest.mark.parametrize("change", ["update", "insert"])
+def test_the_scale_recovers_once_a_huge_priority_is_gone(manager, change):
+    replay = filled(manager, 200, alpha=1.0)
+    before = replay.state_dict()["leaves"]
+    getattr(replay, change)([7], [HUGE])
+    replay.update([8, 9, 10], replay.retrieve([8, 9, 10]))
+    statistics = replay.statistics()
+    assert (statistics.scale, statistics.rescales, statistics.recoveries) == (20 - 22, 1, 0)
+    getattr(replay, change)([7], [2.0 * 8 / 100])
+    statistics = replay.statistics()
+    assert (statistics.scale, statistics.rescales, statistics.recoveries) == (20, 1, 1)
+    expected = before.copy()
+    expected[7] = round(2.0 * 8 / 100 * 2**20)
+    np.testing.assert_allclose(replay.state_dict()["leaves"], expected, atol=1)  # 0.16 is no float32
+    assert np.array_equal(np.delete(replay.state_dict()["leaves"], 7), np.delete(before, 7))
+    assert replay.total == replay.state_dict()["leaves"].sum()
+    assert replay.max_priority == HUGE  # of all that was given: what new items get
+
+
+def test_the_scale_recovers_as_far_as_what_is_held_allows(manager):
+    replay = filled(manager, 100, alpha=1.0)
+    replay.update([3, 4, 5], [HUGE, 5000.0, np.inf])
+    replay.update([3], [1.0])
+    assert replay.statistics().scale == 15  # 5000 has 13 bits before the point, and leaves have 28
+    assert replay.state_dict()["leaves"][4] == pytest.approx(5000 * 2**15, rel=1e-6)
+    assert replay.state_dict()["leaves"][5] == 2**28 - 1
+    replay.update([6], [HUGE])
+    replay.update([6], [1.0])
+    assert replay.statistics().recoveries == 1  # not before as many writes as there are slots
+    replay.update(np.arange(10, 110) % 100 % 90 + 10, np.ones(100))
+    assert (replay.statistics().scale, replay.statistics().recoveries) == (15, 2)
+    replay.insert([4], [3000.0])  # above a quarter of the range: not worth a look at every slot
+    replay.update(np.arange(10, 110) % 100 % 90 + 10, np.ones(100))
+    assert (replay.statistics().scale, replay.statistics().recoveries) == (15, 2)
+    replay.insert([4], [1.0])
+    assert (replay.statistics().scale, replay.statistics().recoveries) == (20, 3)
+
+
+def test_alternating_priorities_do_not_requantise_all_slots_each_time(manager):
+    replay = filled(manager, 50, alpha=1.0)
+    for _ in range(100):
+        replay.update([0], [HUGE])
+        replay.update([0], [1.0])
+    assert 2 <= replay.statistics().recoveries <= 1 + 200 // 50
+    assert replay.statistics().rescales <= 1 + replay.statistics().recoveries
+    replay = filled(manager, 50, alpha=1.0)
+    for _ in range(100):  # a range that doubles and halves stays
+        replay.update(np.arange(50), np.full(50, 400.0))
+        replay.update(np.arange(50), np.full(50, 200.0))
+    assert (replay.statistics().rescales, replay.statistics().recoveries) == (1, 0)
+
+
+def test_a_saved_state_recovers_its_scale_at_the_same_write(manager):
+    replay = filled(manager, 50, alpha=1.0)
+    for _ in range(2):
+        replay.update([0], [HUGE])
+        replay.update([0], [1.0])
+    twin = manager(50, alpha=1.0)
+    twin.load_state_dict(replay.state_dict())
+    recovered = []
+    for write in range(60):
+        for each in (replay, twin):
+            each.update([1], [1.5])
+        assert_same_state(replay, twin)
+        recovered += [write] if replay.statistics().recoveries == 2 else []
+    assert recovered[0] > 10
+
+
+def test_an_item_of_zero_error_is_sampled_again(manager):
+    replay = manager(4, alpha=0.6, priority_epsilon=1e-6)
+    replay.insert([0, 1, 2])
+    replay.insert([3], [0.0])
+    replay.update([0, 1, 2], [0.0, -0.0, 0.0])
+    assert replay.retrieve(np.arange(4)).tolist() == [float(np.float32(1e-6))] * 4
+    assert set(replay.sample(100).indices.tolist()) == {0, 1, 2, 3}
+    assert replay.state_dict()["leaves"].min() == round(1e-6**0.6 * 2**20)
+    never = manager(4, alpha=0.6)
+    never.insert([0, 1, 2])
+    never.update([1, 2], [0.0, 1e-9])
+    assert set(never.sample(100).indices.tolist()) == {0}
+
+
+def test_epsilon_is_added_to_what_is_given_and_to_nothing_else(manager):
+    replay = manager(8, priority_epsilon=0.01)
+    given = np.array([0.0, 1e-45, 1e-30, 0.02, 1.0, 3e38, np.inf, 7.0], np.float32)
+    replay.update([], [])
+    replay.insert(np.arange(8), given)
+    assert np.array_equal(replay.retrieve(np.arange(8)), given + np.float32(0.01))
+    assert replay.max_priority == given[5]
+    assert replay.statistics().saturated == 1
+    replay.update(np.arange(8), given[::-1])
+    assert np.array_equal(replay.retrieve(np.arange(8)), (given + np.float32(0.01))[::-1])
+    before = replay.state_dict()
+    for wrong in ([-1e-3, 1.0], [np.nan, 1.0]):  # also where epsilon would make it positive
+        with pytest.raises(PriorityError, match="at position 0"):
+            replay.update([0, 1], wrong)
+    replay.load_state_dict(before)
+    assert np.array_equal(replay.retrieve(np.arange(8)), before["priorities"])
+    fresh = manager(2, priority_epsilon=0.5)
+    fresh.insert([0])
+    assert fresh.retrieve([0])[0] == 1.0
+
+
+@pytest.mark.parametrize("backend", [b for b in sorted(REPLAY_BACKENDS) if b not in ("fpga", "sycl")])
+def test_by_default_no_item_that_was_trained_on_is_lost(backend):
+    replay = make_replay_manager(ReplaySpec(100, alpha=1.0), seed=0, backend=backend)
+    replay.insert(np.arange(100))
+    replay.update(np.arange(100), np.zeros(100))
+    assert replay.total == 100  # a unit each
+    replay = make_replay_manager(ReplaySpec(100, priority_epsilon=0.0), seed=0, backend=backend)
+    replay.insert(np.arange(100))
+    replay.update(np.arange(100), np.zeros(100))
+    assert replay.total == 0
+
+
 def test_the_order_in_a_batch_does_not_matter(manager):
     values = np.array([1.0, 1e9, 3.0, 1e5], np.float32)
     forward, backward = manager(4), manager(4)
@@ -367,6 +486,10 @@ def test_lossless_conversions_are_made(manager):
         (10, {"initial_priority": "most"}, "initial_priority must .*found 'most'"),
         (10, {"initial_priority": 0.0}, "initial_priority must .*found 0.0"),
         (10, {"initial_priority": float("nan")}, "initial_priority must .*found nan"),
+        (10, {"priority_epsilon": -1e-6}, r"priority_epsilon must be 0, or a number in \[1e-30, 1\]; found -1e-06"),
+        (10, {"priority_epsilon": 1.5}, "priority_epsilon must be .*found 1.5"),
+        (10, {"priority_epsilon": 1e-40}, "priority_epsilon must be .*found 1e-40"),
+        (10, {"priority_epsilon": float("nan")}, "priority_epsilon must be .*found nan"),
     ],
 )
 def test_a_replay_that_cannot_be_is_refused(manager, capacity, options, message):
@@ -474,7 +597,7 @@ def test_an_order_that_does_not_fit_is_refused(manager, change, message):
     [
         ({"capacity": 7}, "capacity must be 10; found 7"),
         ({"mode": "uniform"}, "mode must be 'prioritized'; found 'uniform'"),
-        ({"format": 99}, "format must be 3; found 99"),
+        ({"format": 99}, "format must be 4; found 99"),
         ({"leaves": np.zeros(9, np.uint32)}, r"leaves must be uint32 of shape \(10,\)"),
         ({"leaves": np.full(10, 2**31, np.uint32)}, "leaves are damaged"),
         ({"generations": np.zeros(10, np.uint32)}, "leaves are damaged"),

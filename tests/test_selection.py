@@ -139,8 +139,21 @@ def test_without_replacement_all_zero_is_uniform(manager):
     assert replay.total == 0
 
 
-def test_weights_without_replacement_are_those_of_the_probabilities(manager):
+def test_weights_without_replacement_are_those_of_the_inclusion(manager):
+    # A batch of 5 holds slots 6 and 7 for certain (7 * 4 / 28 and 8 * 5 / 36 are at least 1), and shares 3 draws over
+    # a sum of 21 among the rest: a share of 7.
     replay = manager(8, alpha=1.0, replacement=False)
+    replay.insert(np.arange(8), np.arange(1, 9))
+    for _ in range(20):
+        sample = replay.sample(5, beta=0.5)
+        assert {6, 7} < set(sample.indices.tolist())
+        expected = np.minimum(sample.indices + 1.0, 7.0) ** -0.5
+        np.testing.assert_allclose(sample.weights, expected / expected.max(), rtol=1e-6)
+    assert np.all(replay.sample(8, beta=1.0).weights == 1.0)
+
+
+def test_weights_of_draws_in_turn_are_those_of_a_single_draw(manager):
+    replay = manager(8, alpha=1.0, replacement=False, stratified=False)
     replay.insert(np.arange(8), np.arange(1, 9))
     sample = replay.sample(5, beta=0.5)
     expected = (sample.indices + 1.0) ** -0.5
@@ -353,6 +366,9 @@ def test_the_specification_reaches_the_manager(backend):
         ({"initial_priority": "median"}, 'initial_priority must be "max", "mean" or a number above 0'),
         ({"initial_priority": 0}, "initial_priority must be"),
         ({"initial_priority": math.inf}, "initial_priority must be"),
+        ({"priority_epsilon": -1e-6}, "priority_epsilon must be 0, or a number in [1e-30, 1]; found -1e-06"),
+        ({"priority_epsilon": math.nan}, "priority_epsilon must be"),
+        ({"priority_epsilon": True}, "priority_epsilon must be"),
     ],
 )
 def test_selections_that_cannot_be(settings, message):

@@ -150,6 +150,7 @@ stratified = false
 replacement = false
 max_times_sampled = 32
 initial_priority = "mean"
+priority_epsilon = 1e-4
 storage = "memmap"
 share_next_obs = true
 beta = { kind = "Constant", value = 1 }
@@ -169,6 +170,7 @@ steps = 50_000
         replacement=False,
         max_times_sampled=32,
         initial_priority="mean",
+        priority_epsilon=1e-4,
         storage="memmap",
         share_next_obs=True,
     )

@@ -75,14 +75,16 @@ void bind_sum_tree(py::module_& m) {
   cls
       .def(py::init([](std::int64_t capacity, unsigned fanout, const std::string& mode, double alpha,
                        std::uint64_t seed, bool stratified, bool replacement, std::uint32_t max_times_sampled,
-                       float initial_priority, unsigned workers) {
+                       float initial_priority, float priority_epsilon, unsigned workers) {
              return std::make_unique<Tree>(capacity, fanout, alpha, seed,
                                            pearl::ReplayOptions{bindings::selection_of(mode), stratified, replacement,
-                                                                max_times_sampled, initial_priority, workers});
+                                                                max_times_sampled, initial_priority, priority_epsilon,
+                                                                workers});
            }),
            py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"), py::arg("seed"),
            py::arg("stratified") = true, py::arg("replacement") = true, py::arg("max_times_sampled") = 0,
-           py::arg("initial_priority") = pearl::kInitialMax, py::arg("workers") = 1)
+           py::arg("initial_priority") = pearl::kInitialMax, py::arg("priority_epsilon") = 0.0f,
+           py::arg("workers") = 1)
       .def(
           "sample_indices",
           [](Tree& tree, py::ssize_t count) {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "pearl/aligned.hpp"
 #include "pearl/errors.hpp"
+#include "pearl/quantise.hpp"
 #include "pearl/replay_kernels.hpp"
 
 namespace pearl {
@@ -42,31 +44,27 @@ class KarySumTree final : public SumTree {
                                   values);
   }
 
-  std::ptrdiff_t assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
-                             std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) override {
-    std::uint32_t* leaves = leaves_.data();
-    const std::size_t levels = levels_one_by_one(batch);
-    std::ptrdiff_t grown = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i < ahead_count) prefetch_path(static_cast<std::size_t>(ahead[i]));
-      std::size_t node = static_cast<std::size_t>(indices[i]);
-      const std::uint32_t before = leaves[node];
-      const std::uint32_t after = values[i];
-      leaves[node] = after;
-      grown += static_cast<std::ptrdiff_t>(after != 0) - static_cast<std::ptrdiff_t>(before != 0);
-      // Differences wrap modulo 2^64, so one addition serves both signs.
-      const std::uint64_t difference = std::uint64_t{after} - std::uint64_t{before};
-      for (std::size_t level = 0; level < levels; ++level) {
-        node >>= kShift;
-        levels_[level][node] += difference;
-      }
+  std::uint64_t sum_before(std::size_t leaf) const override {
+    std::size_t node = leaf >> kShift;
+    std::uint64_t before = sum_of(leaves_.data() + (node << kShift), leaves_.data() + leaf);
+    for (std::size_t level = 0; level < top(); ++level) {
+      const std::uint64_t* sums = levels_[level];
+      const std::size_t parent = node >> kShift;
+      before += sum_of(sums + (parent << kShift), sums + node);
+      node = parent;
     }
-    for (std::size_t i = count; i < ahead_count; ++i) prefetch_path(static_cast<std::size_t>(ahead[i]));
-    return grown;
+    return before;
   }
 
-  void finish(std::size_t batch, std::ptrdiff_t grown) override {
-    positive_ += static_cast<std::size_t>(grown);
+  Growth assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count, std::size_t batch,
+                     const std::int64_t* ahead, std::size_t ahead_count) override {
+    return watches_large_ ? assign_leaves<true>(indices, values, count, batch, ahead, ahead_count)
+                          : assign_leaves<false>(indices, values, count, batch, ahead, ahead_count);
+  }
+
+  void finish(std::size_t batch, const Growth& grown) override {
+    positive_ += static_cast<std::size_t>(grown.positive);
+    large_ += grown.large;
     for (std::size_t level = levels_one_by_one(batch); level < levels_.size(); ++level)
       sum_range(level, 0, nodes_[level]);
   }
@@ -79,8 +77,10 @@ class KarySumTree final : public SumTree {
     if (count == 0) return;
     std::uint32_t* leaves = leaves_.data() + first;
     positive_ -= above_zero(leaves, count);
+    if (watches_large_) large_ -= sum_of_large(leaves, count);
     std::copy_n(values, count, leaves);
     positive_ += above_zero(leaves, count);
+    if (watches_large_) large_ += sum_of_large(leaves, count);
     std::size_t last = first + count - 1;
     for (std::size_t level = 0; level < levels_.size(); ++level) {
       first >>= kShift;
@@ -92,14 +92,45 @@ class KarySumTree final : public SumTree {
   void rebuild() override {
     for (std::size_t level = 0; level < levels_.size(); ++level) sum_range(level, 0, nodes_[level]);
     positive_ = above_zero(leaves_.data(), leaves_.size());
+    large_ = watches_large_ ? sum_of_large(leaves_.data(), leaves_.size()) : 0;
   }
 
   std::uint64_t total() const override { return levels_.back()[0]; }
   std::uint32_t* leaves() override { return leaves_.data(); }
 
  private:
+  template <bool watched>
+  Growth assign_leaves(const std::int64_t* indices, const std::uint32_t* values, std::size_t count, std::size_t batch,
+                       const std::int64_t* ahead, std::size_t ahead_count) {
+    std::uint32_t* leaves = leaves_.data();
+    const std::size_t levels = levels_one_by_one(batch);
+    Growth grown;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i < ahead_count) prefetch_path(static_cast<std::size_t>(ahead[i]));
+      std::size_t node = static_cast<std::size_t>(indices[i]);
+      const std::uint32_t before = leaves[node];
+      const std::uint32_t after = values[i];
+      leaves[node] = after;
+      grown.positive += static_cast<std::ptrdiff_t>(after != 0) - static_cast<std::ptrdiff_t>(before != 0);
+      if constexpr (watched) grown.large += std::uint64_t{pearl::large(after)} - pearl::large(before);
+      // Differences wrap modulo 2^64, so one addition serves both signs.
+      const std::uint64_t difference = std::uint64_t{after} - std::uint64_t{before};
+      for (std::size_t level = 0; level < levels; ++level) {
+        node >>= kShift;
+        levels_[level][node] += difference;
+      }
+    }
+    for (std::size_t i = count; i < ahead_count; ++i) prefetch_path(static_cast<std::size_t>(ahead[i]));
+    return grown;
+  }
+
   static std::size_t above_zero(const std::uint32_t* leaves, std::size_t count) {
     return static_cast<std::size_t>(std::count_if(leaves, leaves + count, [](std::uint32_t leaf) { return leaf != 0; }));
+  }
+
+  template <class T>
+  static std::uint64_t sum_of(const T* first, const T* end) {
+    return std::accumulate(first, end, std::uint64_t{0});
   }
 
   std::size_t top() const { return levels_.size() - 1; }
@@ -165,11 +196,11 @@ class KarySumTree final : public SumTree {
 }  // namespace
 
 void SumTree::assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count) {
-  std::ptrdiff_t grown = assign_part(nullptr, nullptr, 0, count, indices, std::min(count, kPart));
+  Growth grown = assign_part(nullptr, nullptr, 0, count, indices, std::min(count, kPart));
   for (std::size_t start = 0; start < count; start += kPart) {
     const std::size_t end = std::min(start + kPart, count);
-    grown += assign_part(indices + start, values + start, end - start, count, indices + end,
-                         std::min(end + kPart, count) - end);
+    grown.add(assign_part(indices + start, values + start, end - start, count, indices + end,
+                          std::min(end + kPart, count) - end));
   }
   finish(count, grown);
 }

@@ -12,6 +12,7 @@
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
 #include "pearl/replay_kernels.hpp"
+#include "pearl/systematic_sampling.hpp"
 
 namespace pearl {
 
@@ -46,6 +47,11 @@ void check_exponent(const char* name, double exponent) {
   throw ReplayError(message.str());
 }
 
+float checked_epsilon(float epsilon) {
+  if (epsilon == 0.0f || (epsilon >= kEpsilonMin && epsilon <= 1.0f)) return epsilon;
+  throw ReplayError("priority_epsilon must be 0, or lie in [1e-30, 1]; found " + std::to_string(epsilon) + ".");
+}
+
 namespace {
 
 std::size_t checked_capacity(std::int64_t capacity) {
@@ -76,9 +82,10 @@ SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alph
       stratified_(options.stratified),
       replacement_(options.replacement),
       limit_(options.max_times_sampled),
-      in_turn_((selection_ == Selection::kPrioritized || selection_ == Selection::kUniform) &&
+      limited_((selection_ == Selection::kPrioritized || selection_ == Selection::kUniform) &&
                (!replacement_ || limit_ != 0)),
       initial_(options.initial_priority),
+      epsilon_(checked_epsilon(options.priority_epsilon)),
       alpha_(checked_alpha(alpha)),
       alpha_q28_(exponent_q28(alpha)),
       seed_(seed),
@@ -86,7 +93,7 @@ SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alph
       workers_(options.workers),
       slots_(capacity_),
       times_(capacity_) {
-  if (prioritized_ || in_turn_) tree_ = make_sum_tree(capacity_, fanout_);
+  if (prioritized_ || limited_) tree_ = make_sum_tree(capacity_, fanout_);
   if (selection_ == Selection::kTopK) maxima_ = std::make_unique<MaxTree>(capacity_);
   if (by_time_) {
     newer_ = AlignedArray<std::int64_t>(capacity_ + 1);
@@ -199,19 +206,58 @@ void SumTreeReplay::store(const std::int64_t* indices, const float* priorities, 
   tree_->assign(indices, values_.data(), count);
 }
 
+const float* SumTreeReplay::raise(const float* priorities, std::size_t count, PriorityScan& found) {
+  if (epsilon_ == 0.0f) return priorities;
+  raised_.resize(count);
+  for (std::size_t i = 0; i < count; ++i) raised_[i] = raised(priorities[i], epsilon_);
+  found.largest += epsilon_;  // at most 1 where none is finite, which fits any scale and is below any maximum
+  return raised_.data();
+}
+
 void SumTreeReplay::fit_scale(float largest) {
   if (!(largest > 0.0f)) return;
   const int excess = excess_bits(largest, alpha_q28_, scale_);
   if (excess == 0) return;
-  std::uint32_t* leaves = tree_->leaves();
-  for (std::size_t i = 0; i < end_; ++i) {
-    if (leaves[i] == 0) continue;
-    const bool infinite = slots_[i].priority > std::numeric_limits<float>::max();  // these stay the largest
-    leaves[i] = infinite ? kLeafMax : rescaled(leaves[i], excess);
-  }
-  tree_->rebuild();
-  scale_ -= excess;
+  set_scale(scale_ - excess);
   ++counters_.rescales;
+}
+
+// Raises a scale that a priority lowered which is no longer held. The look at all slots comes after as many writes as
+// there are slots, so that it costs a constant time a write, whatever is written.
+void SumTreeReplay::recover_scale() {
+  if (scale_ == kDefaultScale || tree_->large() != 0) return;
+  const std::uint64_t writes = counters_.inserts + counters_.updates;
+  if (writes - looked_at_ < filled_) return;
+  looked_at_ = writes;
+  const int highest = highest_scale();
+  if (highest <= scale_) return;
+  set_scale(highest);
+  ++counters_.recoveries;
+}
+
+// The highest scale that fits all that may be sampled.
+int SumTreeReplay::highest_scale() const {
+  float largest = 0.0f;
+  for (std::size_t i = 0; i < end_; ++i)
+    if (slots_[i].priority <= std::numeric_limits<float>::max() && !exhausted(i))
+      largest = std::max(largest, slots_[i].priority);
+  return pearl::highest_scale(largest, alpha_q28_);
+}
+
+void SumTreeReplay::set_scale(int scale) {
+  scale_ = scale;
+  std::uint32_t* leaves = tree_->leaves();
+  constexpr std::size_t kChunk = 1024;
+  float priorities[kChunk];
+  for (std::size_t first = 0; first < end_; first += kChunk) {
+    const std::size_t count = std::min(kChunk, end_ - first);
+    for (std::size_t i = 0; i < count; ++i) priorities[i] = slots_[first + i].priority;
+    replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves + first);
+    for (std::size_t i = first; limit_ != 0 && i < first + count; ++i)
+      if (exhausted(i)) leaves[i] = 0;
+  }
+  tree_->watch_large(scale_ < kDefaultScale);
+  tree_->rebuild();
 }
 
 void SumTreeReplay::admit(const PriorityScan& found) {
@@ -259,6 +305,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
   if (count == 0) return;
   values_.resize(count);
   if (priorities != nullptr) {
+    priorities = raise(priorities, count, found);
     admit(found);
     replay_kernels().quantise(priorities, count, alpha_q28_, scale_, values_.data());
   } else {
@@ -268,9 +315,11 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
     kept_priorities_.assign(count, initial);
     priorities = kept_priorities_.data();
   }
-  if (insert_range(indices, priorities, count)) return;
-  for (std::size_t i = 0; i < count; ++i) bump(static_cast<std::size_t>(indices[i]));
-  store(indices, priorities, count);
+  if (!insert_range(indices, priorities, count)) {
+    for (std::size_t i = 0; i < count; ++i) bump(static_cast<std::size_t>(indices[i]));
+    store(indices, priorities, count);
+  }
+  recover_scale();
 }
 
 std::int64_t SumTreeReplay::written(std::size_t rank) {
@@ -286,11 +335,13 @@ std::int64_t SumTreeReplay::written(std::size_t rank) {
 
 // Fills targets_ with numbers uniform in [0, 2^64): any, or the k-th in the k-th of `count` equal slices.
 void SumTreeReplay::random(std::size_t count) {
+  if (!stratified_) return independent(count);
   targets_.resize(count);
-  if (stratified_) {
-    for_each_stratified(seed_, call_, count, [&](std::uint64_t lane, std::uint64_t x) { targets_[lane] = x; });
-    return;
-  }
+  for_each_stratified(seed_, call_, count, [&](std::uint64_t lane, std::uint64_t x) { targets_[lane] = x; });
+}
+
+void SumTreeReplay::independent(std::size_t count) {
+  targets_.resize(count);
   for (std::size_t lane = 0; lane < count; lane += 2) {
     const PhiloxWords words = philox_lane_pair(seed_, call_, lane / 2);
     targets_[lane] = words[0] | std::uint64_t{words[1]} << 32;
@@ -318,8 +369,7 @@ void SumTreeReplay::take_in_order(std::size_t count, std::int64_t* indices) {
 
 // Each is drawn from what the ones before have left; afterwards the tree is as it was. values_ gets the leaves.
 void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices) {
-  random(count);
-  values_.resize(count);
+  independent(count);
   const std::uint32_t none = 0;
   std::size_t drawn = 0;
   for (; drawn < count && tree.total() > 0; ++drawn) {
@@ -333,10 +383,23 @@ void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t*
   tree.assign(indices, values_.data(), drawn);
   if (limit_ != 0)
     for (std::size_t i = 0; i < drawn; ++i) --times_[static_cast<std::size_t>(indices[i])];
-  if (drawn < count)
-    throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled: " + std::to_string(drawn) +
-                      " draws are left before each item that can be drawn was sampled " + std::to_string(limit_) +
-                      " times.");
+  if (drawn < count) throw_used_up(count, drawn);
+}
+
+void SumTreeReplay::throw_used_up(std::size_t count, std::size_t draws) const {
+  throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled: " + std::to_string(draws) +
+                    " draws are left before each item that can be drawn was sampled " + std::to_string(limit_) +
+                    " times.");
+}
+
+// Draws from a tree by the options, where an item that is drawn may not be drawn again. values_ gets what the batch
+// counts for weights.
+void SumTreeReplay::draw_limited(SumTree& tree, std::size_t count, std::int64_t* indices) {
+  values_.resize(count);
+  if (!stratified_ || (replacement_ && limit_ != 1)) return draw_in_turn(tree, count, indices);
+  if (count > tree.positive()) throw_used_up(count, tree.positive());
+  independent(2 * count);
+  sample_systematically(tree, count, targets_, indices, values_.data());
 }
 
 // Everything but the draw by priority in one go, which sample() does.
@@ -348,16 +411,16 @@ void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
     throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled without repetition: " +
                       std::to_string(available) + " items can be sampled.");
   if (!drawn) return take_in_order(count, indices);
-  if (!in_turn_) {
+  if (!limited_) {
     random(count);
     for (std::size_t i = 0; i < count; ++i) indices[i] = written(mulhi64(filled_, targets_[i]));
     return;
   }
-  if (any_positive || !prioritized_) return draw_in_turn(*tree_, count, indices);
+  if (any_positive || !prioritized_) return draw_limited(*tree_, count, indices);
   const std::unique_ptr<SumTree> ones = make_sum_tree(capacity_, fanout_);
   for (std::size_t i = 0; i < end_; ++i) ones->leaves()[i] = slots_[i].generation != 0 && !exhausted(i);
   ones->rebuild();
-  draw_in_turn(*ones, count, indices);
+  draw_limited(*ones, count, indices);
 }
 
 inline void SumTreeReplay::prefetch_tally(std::int64_t slot) const {
@@ -466,7 +529,7 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   if (sampleable() == 0)
     throw ReplayError("All " + std::to_string(filled_) + " items were sampled " + std::to_string(limit_) +
                       " times: insert before sampling again.");
-  if (selection_ == Selection::kPrioritized && !in_turn_ && tree_->total() > 0) {
+  if (selection_ == Selection::kPrioritized && !limited_ && tree_->total() > 0) {
     draw(count, beta, indices, weights, generations);
   } else {
     const bool by_priority = selection_ == Selection::kPrioritized && tree_->total() > 0;
@@ -533,7 +596,7 @@ void SumTreeReplay::update_part(const Part& part, const Part& ahead, std::size_t
   }
   done.count += count;
   replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves);
-  done.grown += tree_->assign_part(slots, leaves, count, batch, ahead.slots, ahead.count);
+  done.grown.add(tree_->assign_part(slots, leaves, count, batch, ahead.slots, ahead.count));
 }
 
 void SumTreeReplay::prefetch(const Part& part) const {
@@ -604,7 +667,7 @@ std::size_t SumTreeReplay::update_written(const Part& batch, const PriorityScan&
       all.count += part.count;
       all.infinite += part.infinite;
       all.largest = std::max(all.largest, part.largest);
-      all.grown += part.grown;
+      all.grown.add(part.grown);
     }
   }
   tree_->finish(batch.count, all.grown);
@@ -617,6 +680,7 @@ std::size_t SumTreeReplay::update_written(const Part& batch, const PriorityScan&
   counters_.saturated += all.infinite;
   counters_.stale += batch.count - all.count;
   counters_.updates += all.count;
+  recover_scale();
   return all.count;
 }
 
@@ -628,9 +692,11 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     counters_.updates += count;
     return count;
   }
+  if (count == 0) return 0;
   const bool written = all_written(indices, count);
   if (!written) check_indices(indices, count, capacity_);
   PriorityScan found = check_priorities(priorities, count);
+  priorities = raise(priorities, count, found);
   const bool fits = !(found.largest > 0.0f) || excess_bits(found.largest, alpha_q28_, scale_) == 0;
   if (plain() && fits && written) return update_written({indices, priorities, generations, count}, found);
   bool stale = false;
@@ -660,6 +726,7 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   replay_kernels().quantise(priorities, count, alpha_q28_, scale_, values_.data());
   store(indices, priorities, count);
   counters_.updates += count;
+  recover_scale();
   return count;
 }
 
@@ -680,23 +747,8 @@ void SumTreeReplay::set_alpha(double alpha) {
   alpha_ = alpha;
   alpha_q28_ = exponent_q28(alpha);
   if (!prioritized_) return;
-  float largest = 0.0f;
-  for (std::size_t i = 0; i < end_; ++i)
-    if (slots_[i].priority <= std::numeric_limits<float>::max()) largest = std::max(largest, slots_[i].priority);
-  const int excess = largest > 0.0f ? excess_bits(largest, alpha_q28_, kDefaultScale) : 0;
-  scale_ = kDefaultScale - excess;
-  if (excess > 0) ++counters_.rescales;
-  std::uint32_t* leaves = tree_->leaves();
-  constexpr std::size_t kChunk = 1024;
-  float priorities[kChunk];
-  for (std::size_t first = 0; first < end_; first += kChunk) {
-    const std::size_t count = std::min(kChunk, end_ - first);
-    for (std::size_t i = 0; i < count; ++i) priorities[i] = slots_[first + i].priority;
-    replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves + first);
-    for (std::size_t i = first; limit_ != 0 && i < first + count; ++i)
-      if (exhausted(i)) leaves[i] = 0;
-  }
-  tree_->rebuild();
+  set_scale(highest_scale());
+  if (scale_ < kDefaultScale) ++counters_.rescales;
 }
 
 void SumTreeReplay::find(const std::uint64_t* targets, std::int64_t* indices, std::size_t count) {
@@ -720,6 +772,7 @@ ReplayState SumTreeReplay::state_locked() const {
   state.scale = scale_;
   state.max_priority = max_priority_;
   state.counters = counters_;
+  state.looked_at = looked_at_;
   state.filled = filled_;
   state.total = prioritized_ ? tree_->total() : filled_;
   return state;
@@ -779,6 +832,7 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   scale_ = static_cast<int>(state.scale);
   max_priority_ = state.max_priority;
   counters_ = state.counters;
+  looked_at_ = state.looked_at;
   filled_ = 0;
   end_ = 0;
   written_current_ = false;
@@ -802,7 +856,10 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
     end_ = i + 1;
   }
   if (prioritized_) std::copy_n(leaves, capacity_, tree_->leaves());
-  if (tree_) tree_->rebuild();
+  if (tree_) {
+    tree_->watch_large(scale_ < kDefaultScale);
+    tree_->rebuild();
+  }
   if (by_time_) {
     newer_[capacity_] = older_[capacity_] = static_cast<std::int64_t>(capacity_);
     for (std::size_t i = 0; i < order_count; ++i) link_newest(static_cast<std::size_t>(order[i]));

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "pearl/errors.hpp"
 #include "pearl/philox.hpp"
@@ -55,12 +56,13 @@ FpgaReplay::Staging::Staging(DeviceQueue& queue, std::size_t count)
       weights(queue, count, Placement::pinned) {}
 
 FpgaReplay::FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
-                       std::uint64_t seed, bool stratified, float initial_priority,
+                       std::uint64_t seed, bool stratified, float initial_priority, float priority_epsilon,
                        std::chrono::duration<double> patience)
     : queue_(queue),
       shape_(TreeShape::of(capacity, fanout)),
       stratified_(stratified),
       initial_(initial_priority),
+      epsilon_(checked_epsilon(priority_epsilon)),
       alpha_((check_exponent("alpha", alpha), alpha)),
       seed_(seed),
       written_(shape_.capacity),
@@ -135,6 +137,7 @@ Command FpgaReplay::command(Operation operation, std::size_t count) const {
   command.stratified = stratified_;
   command.scale = static_cast<std::int32_t>(progress_.scale);
   command.alpha_q28 = exponent_q28(alpha_);
+  command.epsilon = epsilon_;
   return command;
 }
 
@@ -163,9 +166,11 @@ std::vector<Held> FpgaReplay::held(std::size_t count) const {
 void FpgaReplay::load_tree(const std::vector<Held>& slots) {
   Staging& staging = stage(shape_.capacity);
   std::vector<std::uint64_t> sums(shape_.capacity);
+  large_ = 0;
   for (std::size_t i = 0; i < shape_.capacity; ++i) {
     const Held slot = i < slots.size() ? slots[i] : Held{};
     sums[i] = slot.leaf;
+    large_ += large(slot.leaf);
     staging.items[i] = {slot.leaf | std::uint64_t{slot.times} << 32, static_cast<std::uint32_t>(i), slot.priority,
                         slot.generation};
   }
@@ -187,12 +192,34 @@ void FpgaReplay::fit_scale(float priority) {
   if (!(priority > 0.0f)) return;
   const int excess = excess_bits(priority, exponent_q28(alpha_), static_cast<int>(progress_.scale));
   if (excess == 0) return;
-  std::vector<Held> slots = held(end_);
-  for (Held& slot : slots)
-    if (slot.leaf != 0) slot.leaf = slot.priority == fpga::kInfinityBits ? kLeafMax : rescaled(slot.leaf, excess);
-  load_tree(slots);
-  progress_.scale -= excess;
+  set_scale(held(end_), static_cast<int>(progress_.scale) - excess);
   ++progress_.counters.rescales;
+}
+
+// As pearl::SumTreeReplay has it.
+void FpgaReplay::recover_scale() {
+  if (progress_.scale == kDefaultScale || large_ != 0) return;
+  const std::uint64_t writes = progress_.counters.inserts + progress_.counters.updates;
+  if (writes - progress_.looked_at < progress_.filled) return;
+  progress_.looked_at = writes;
+  std::vector<Held> slots = held(end_);
+  const int highest = highest_scale(slots);
+  if (highest <= progress_.scale) return;
+  set_scale(std::move(slots), highest);
+  ++progress_.counters.recoveries;
+}
+
+int FpgaReplay::highest_scale(const std::vector<Held>& slots) const {
+  float largest = 0.0f;
+  for (const Held& slot : slots)
+    if (slot.priority < fpga::kInfinityBits) largest = std::max(largest, std::bit_cast<float>(slot.priority));
+  return pearl::highest_scale(largest, exponent_q28(alpha_));
+}
+
+void FpgaReplay::set_scale(std::vector<Held> slots, int scale) {
+  for (Held& slot : slots) slot.leaf = quantise(std::bit_cast<float>(slot.priority), exponent_q28(alpha_), scale);
+  load_tree(slots);
+  progress_.scale = scale;
 }
 
 void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
@@ -203,13 +230,14 @@ void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, st
   PriorityScan found{};
   if (priorities != nullptr) found = check_priorities(priorities, count);
   if (count == 0) return;
+  found.largest = raised(found.largest, epsilon_);
   const float initial = initial_ != kInitialMax ? initial_ : progress_.max_priority;
   fit_scale(priorities != nullptr ? found.largest : initial);
   Staging& staging = stage(count);
   for (std::size_t i = 0; i < count; ++i) {
     const auto generation = std::max(static_cast<std::uint32_t>(progress_.counters.inserts + i + 1), 1u);
-    staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]),
-                        std::bit_cast<std::uint32_t>(priorities != nullptr ? priorities[i] : initial), generation};
+    const float priority = priorities != nullptr ? raised(priorities[i], epsilon_) : initial;
+    staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), std::bit_cast<std::uint32_t>(priority), generation};
   }
   const Summary done = request(command(Operation::insert, count));
   for (std::size_t i = 0; i < count; ++i) {
@@ -222,6 +250,8 @@ void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, st
   progress_.max_priority = std::max(progress_.max_priority, found.largest);
   progress_.filled += done.added;
   progress_.total += done.change;
+  large_ += done.large;
+  recover_scale();
 }
 
 // Where all written slots are of zero priority: the host draws among them, the leaves tell what they hold.
@@ -281,7 +311,7 @@ float FpgaReplay::largest_fresh(const std::int64_t* indices, const float* priori
   float largest = 0.0f;
   for (std::size_t i = 0; i < count; ++i) {
     const bool fresh = staging.held[i].generation == generations[i];
-    if (fresh && std::isfinite(priorities[i])) largest = std::max(largest, priorities[i]);
+    if (fresh && std::isfinite(priorities[i])) largest = std::max(largest, raised(priorities[i], epsilon_));
   }
   return largest;
 }
@@ -303,7 +333,7 @@ std::size_t FpgaReplay::update_locked(const std::int64_t* indices, const float* 
       throw ReplayError("Index " + std::to_string(indices[i]) + " at position " + std::to_string(i) +
                         " was never inserted: only written slots can be updated.");
   if (count == 0) return 0;
-  float largest = found.largest;
+  float largest = raised(found.largest, epsilon_);
   // A stale priority must not lower the scale; only where one could is it worth asking which are.
   if (generations != nullptr && largest > 0.0f &&
       excess_bits(largest, exponent_q28(alpha_), static_cast<int>(progress_.scale)) > 0)
@@ -311,19 +341,22 @@ std::size_t FpgaReplay::update_locked(const std::int64_t* indices, const float* 
   fit_scale(largest);
   Staging& staging = stage(count);
   for (std::size_t i = 0; i < count; ++i)
-    staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), std::bit_cast<std::uint32_t>(priorities[i]),
+    staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]),
+                        std::bit_cast<std::uint32_t>(raised(priorities[i], epsilon_)),
                         generations != nullptr ? generations[i] : 0};
   Command update = command(Operation::update, count);
   update.checked = generations != nullptr;
   return updated(request(update), count);
 }
 
-std::size_t FpgaReplay::updated(const Summary& done, std::size_t count) {
+std::size_t FpgaReplay::updated(Summary done, std::size_t count) {
   progress_.counters.updates += done.applied;
   progress_.counters.stale += count - done.applied;
   progress_.counters.saturated += done.infinite;
   progress_.max_priority = std::max(progress_.max_priority, std::bit_cast<float>(done.highest));
   progress_.total += done.change;
+  large_ += done.large;
+  recover_scale();
   return done.applied;
 }
 
@@ -380,17 +413,10 @@ void FpgaReplay::set_alpha(double alpha) {
   const std::lock_guard lock(mutex_);
   require_open();
   alpha_ = alpha;
-  const std::int64_t exponent = exponent_q28(alpha);
   std::vector<Held> slots = held(end_);
-  float largest = 0.0f;
-  for (const Held& slot : slots)
-    if (slot.priority < fpga::kInfinityBits) largest = std::max(largest, std::bit_cast<float>(slot.priority));
-  const int excess = largest > 0.0f ? excess_bits(largest, exponent, kDefaultScale) : 0;
-  progress_.scale = kDefaultScale - excess;
-  progress_.counters.rescales += excess > 0;
-  for (Held& slot : slots)
-    slot.leaf = quantise(std::bit_cast<float>(slot.priority), exponent, static_cast<int>(progress_.scale));
-  load_tree(slots);
+  const int highest = highest_scale(slots);
+  set_scale(std::move(slots), highest);
+  progress_.counters.rescales += highest < kDefaultScale;
 }
 
 ReplayState FpgaReplay::state_locked() const {

@@ -25,7 +25,8 @@ namespace pearl::device {
 class FpgaReplay {
  public:
   FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
-             std::uint64_t seed, bool stratified, float initial_priority, std::chrono::duration<double> patience);
+             std::uint64_t seed, bool stratified, float initial_priority, float priority_epsilon,
+             std::chrono::duration<double> patience);
   ~FpgaReplay();
 
   // As pearl::SumTreeReplay has them, for draws with replacement in proportion to priorities.
@@ -80,6 +81,10 @@ class FpgaReplay {
   std::vector<fpga::Held> held(std::size_t count) const;
   void load_tree(const std::vector<fpga::Held>& slots);
   void fit_scale(float priority);
+  void recover_scale();
+  int highest_scale(const std::vector<fpga::Held>& slots) const;
+  // Quantises the priorities of all slots for another scale.
+  void set_scale(std::vector<fpga::Held> slots, int scale);
   float largest_fresh(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                       std::size_t count) const;
   void stage_visits(std::size_t count);
@@ -87,18 +92,20 @@ class FpgaReplay {
   std::size_t update_locked(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                             std::size_t count);
   void sampled(std::size_t count);
-  std::size_t updated(const fpga::Summary& done, std::size_t count);
+  std::size_t updated(fpga::Summary done, std::size_t count);
   ReplayState state_locked() const;
 
   const std::shared_ptr<DeviceQueue> queue_;
   const TreeShape shape_;
   const bool stratified_;
   const float initial_;
+  const float epsilon_;
   mutable std::mutex mutex_;
   bool closed_ = false;
   double alpha_;
   std::uint64_t seed_;
   ReplayState progress_;  // counters, scale, maximum, and what is held
+  std::uint64_t large_ = 0;  // the sum of large() of all leaves
   std::vector<bool> written_;
   std::size_t end_ = 0;  // one past the highest written slot
   struct {

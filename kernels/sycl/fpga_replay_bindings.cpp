@@ -71,13 +71,14 @@ void bind_fpga_replay(py::module_& module) {
   using Tree = FpgaReplay;
   py::class_<Tree, std::shared_ptr<Tree>> cls(module, "FpgaSumTree", "The Replay Manager as a pipeline on an FPGA.");
   cls.def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
-                      std::uint64_t seed, bool stratified, float initial_priority, double timeout_s) {
+                      std::uint64_t seed, bool stratified, float initial_priority, float priority_epsilon,
+                      double timeout_s) {
             const Released released;
             return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, stratified, initial_priority,
-                                          Seconds(timeout_s));
+                                          priority_epsilon, Seconds(timeout_s));
           }),
           py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("alpha"), py::arg("seed"),
-          py::arg("stratified"), py::arg("initial_priority"), py::arg("timeout_s"))
+          py::arg("stratified"), py::arg("initial_priority"), py::arg("priority_epsilon"), py::arg("timeout_s"))
       .def(
           "update",
           [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,

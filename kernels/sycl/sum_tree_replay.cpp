@@ -89,6 +89,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   memory_.prioritized = prioritized_;
   memory_.stratified = options.stratified;
   memory_.initial = std::bit_cast<std::uint32_t>(options.initial_priority);
+  memory_.epsilon = checked_epsilon(options.priority_epsilon);
   std::size_t sums = 0;
   if (prioritized_) {
     std::size_t nodes = capacity_;
@@ -168,12 +169,13 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
   PriorityScan found{};
   if (priorities != nullptr) found = check_priorities(priorities, count);
   if (count == 0) return;
+  found.largest += memory_.epsilon;
   stage(count);
   const std::vector<std::size_t> positions = lasting(indices, count, capacity_);
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const std::size_t at = positions[i];
     staging_.indices[i] = indices[at];
-    if (priorities != nullptr) staging_.priorities[i] = priorities[at];
+    if (priorities != nullptr) staging_.priorities[i] = raised(priorities[at], memory_.epsilon);
     staging_.generations[i] = std::max(static_cast<std::uint32_t>(inserts_ + at + 1), 1u);
     end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
   }
@@ -181,7 +183,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
   queue_->launch((*kernels_)["pearl_insert"], 1, lanes(positions.size()), device_memory_.data(),
                  staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
                  staging_.generations.data(), std::uint64_t{positions.size()},
-                 std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite});
+                 std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, inserts_);
   const std::uint64_t before = progress_[0].filled;
   queue_->wait();
   written_current_ = written_current_ && progress_[0].filled == before;
@@ -352,12 +354,11 @@ void SumTreeReplay::set_alpha(double alpha) {
   std::vector<float> priorities(end_);
   std::transform(slots.begin(), slots.end(), priorities.begin(),
                  [](const ReplaySlot& slot) { return std::bit_cast<float>(slot.priority); });
-  const float largest = replay_kernels().scan(priorities.data(), end_).largest;
-  const int excess = largest > 0.0f ? excess_bits(largest, memory_.alpha_q28, kDefaultScale) : 0;
-  progress_[0].scale = kDefaultScale - excess;
-  if (excess > 0) ++progress_[0].rescales;
+  progress_[0].scale = highest_scale(replay_kernels().scan(priorities.data(), end_).largest, memory_.alpha_q28);
+  if (progress_[0].scale < kDefaultScale) ++progress_[0].rescales;
   std::vector<std::uint32_t> leaves(end_);
   replay_kernels().quantise(priorities.data(), end_, memory_.alpha_q28, progress_[0].scale, leaves.data());
+  progress_[0].large = sum_of_large(leaves.data(), end_);
   queue_->copy(leaves.data(), leaves_.data(), end_ * sizeof leaves[0]);
   sum_all();
 }
@@ -377,6 +378,8 @@ ReplayState SumTreeReplay::state_locked() const {
   state.counters.stale = progress.stale;
   state.counters.saturated = progress.saturated;
   state.counters.rescales = progress.rescales;
+  state.counters.recoveries = progress.recoveries;
+  state.looked_at = progress.looked_at;
   state.filled = progress.filled;
   state.total = prioritized_ ? progress.total : progress.filled;
   return state;
@@ -454,6 +457,10 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   progress.stale = state.counters.stale;
   progress.saturated = state.counters.saturated;
   progress.rescales = state.counters.rescales;
+  progress.recoveries = state.counters.recoveries;
+  progress.looked_at = state.looked_at;
+  progress.inserts = inserts_;
+  if (prioritized_) progress.large = sum_of_large(leaves, capacity_);
   progress.scale = static_cast<std::int32_t>(state.scale);
   progress.max_priority = std::bit_cast<std::uint32_t>(state.max_priority);
   end_ = 0;

@@ -33,8 +33,8 @@ PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* b
 
 PEARL_KERNEL pearl_insert(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
                           const std::uint32_t* generations, std::uint64_t count, std::uint32_t highest,
-                          std::uint64_t infinite) {
-  insert(*replay, lanes_here(), indices, priorities, generations, count, highest, infinite);
+                          std::uint64_t infinite, std::uint64_t inserts) {
+  insert(*replay, lanes_here(), indices, priorities, generations, count, highest, infinite, inserts);
 }
 
 PEARL_KERNEL pearl_update(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,

@@ -28,16 +28,18 @@ void bind_sum_tree_replay(py::module_& module) {
   cls.attr("INITIAL_MAX") = kInitialMax;
   cls.def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout,
                       const std::string& mode, double alpha, std::uint64_t seed, bool stratified,
-                      float initial_priority) {
+                      float initial_priority, float priority_epsilon) {
             ReplayOptions options;
             options.selection = selection_of(mode);
             options.stratified = stratified;
             options.initial_priority = initial_priority;
+            options.priority_epsilon = priority_epsilon;
             const Released released;
             return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, options);
           }),
           py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"),
-          py::arg("seed"), py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax)
+          py::arg("seed"), py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax,
+          py::arg("priority_epsilon") = 0.0f)
       .def(
           "update",
           [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,

@@ -65,7 +65,7 @@ def __dir__() -> list[str]:
 
 
 def _options(spec: ReplaySpec) -> dict[str, Any]:
-    names = ("mode", "stratified", "replacement", "max_times_sampled", "initial_priority")
+    names = ("mode", "stratified", "replacement", "max_times_sampled", "initial_priority", "priority_epsilon")
     return {"alpha": spec.first_alpha, **{name: getattr(spec, name) for name in names}}
 
 

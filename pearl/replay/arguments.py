@@ -10,17 +10,19 @@ from numpy.typing import ArrayLike
 
 from pearl.errors import CheckpointError, PriorityError, ReplayError
 from pearl.replay.protocol import ReplayStateDict, Sample
-from pearl.spec import ReplayMode
+from pearl.spec import EPSILON_MIN, ReplayMode
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 PRIORITY_MODES = ("prioritized", "top_k")  # these keep priorities
 TIME_MODES = ("fifo", "lifo")  # these keep the order of writing
 TIMES_MAX = 2**16 - 1  # samples of one item, where counting stops
 LEAF_MAX = 2**28 - 1
+LEAF_LARGE = 2**26 - 1  # where none is as large, all fit a scale two bits higher
 EXPONENT_MAX = 4.0
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _INT64, _UINT32, _UINT16, _FLOAT32 = map(np.dtype, (np.int64, np.uint32, np.uint16, np.float32))
-_COUNTS = ("seed", "call", "inserts", "updates", "samples", "stale", "saturated", "rescales", "exhausted")
+_COUNTERS = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "recoveries", "exhausted")
+_COUNTS = ("seed", "call", "looked_at", *_COUNTERS)
 _SCALARS = (*_COUNTS, "alpha", "scale", "max_priority")
 
 
@@ -128,6 +130,13 @@ def check_selection(mode: object, max_times_sampled: object, initial_priority: o
         )
 
 
+def check_epsilon(epsilon: object) -> None:
+    """Raise ReplayError unless `epsilon` is 0 or a number in [1e-30, 1]: what is added to each priority given."""
+    number = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
+    if not number or not (epsilon == 0 or EPSILON_MIN <= epsilon <= 1):  # type: ignore[operator]
+        raise ReplayError(f"priority_epsilon must be 0, or a number in [{EPSILON_MIN}, 1]; found {epsilon!r}.")
+
+
 def checked_state(
     state: Mapping[str, np.ndarray | int | float | str], *, capacity: int, mode: str, max_times_sampled: int
 ) -> ReplayStateDict:
@@ -206,6 +215,11 @@ def _check_values(state: ReplayStateDict, max_times_sampled: int) -> None:
         value = state[name]
         if not isinstance(value, int) or not low <= value < high:
             raise CheckpointError(f"The saved replay's {name} must be a whole number that fits; found {value!r}.")
+    if state["looked_at"] > state["inserts"] + state["updates"]:  # type: ignore[operator]
+        raise CheckpointError(
+            "The saved replay's looked_at must be at most its inserts and updates together, "
+            f"{state['inserts']} and {state['updates']}; found {state['looked_at']}."
+        )
     if not isinstance(alpha, int | float) or not 0 <= alpha <= EXPONENT_MAX:
         raise CheckpointError(f"The saved replay's alpha must lie in [0, 4]; found {alpha!r}.")
     if not isinstance(max_priority, int | float) or not 1 <= max_priority <= _FLOAT32_MAX:

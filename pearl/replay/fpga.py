@@ -11,7 +11,7 @@ from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.devices.sycl import find_sycl_device, sycl_queue
 from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError, ConfigurationError, DeviceError
-from pearl.replay.arguments import check_selection
+from pearl.replay.arguments import check_epsilon, check_selection
 from pearl.replay.kernel import KernelReplayManager
 from pearl.replay.sycl import unsupported_options
 from pearl.spec import InitialPriority, ReplayMode, ReplaySpec
@@ -48,10 +48,12 @@ class FpgaReplayManager(KernelReplayManager):
         replacement: bool = True,
         max_times_sampled: int = 0,
         initial_priority: InitialPriority = "max",
+        priority_epsilon: float = 0.0,
         device: str = EMULATOR_SELECTOR,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         check_selection(mode, max_times_sampled, initial_priority)
+        check_epsilon(priority_epsilon)
         check_options(capacity, fanout, mode, replacement, max_times_sampled, initial_priority)
         if not 0 < timeout_s < float("inf"):
             raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
@@ -65,6 +67,7 @@ class FpgaReplayManager(KernelReplayManager):
             operator.index(seed) % 2**64,
             stratified=bool(stratified),
             initial_priority=0.0 if isinstance(initial_priority, str) else initial_priority,
+            priority_epsilon=priority_epsilon,
             timeout_s=timeout_s,
         )
         super().__init__(tree, capacity, fanout, mode, max_times_sampled)

@@ -9,7 +9,7 @@ import numpy as np
 from pearl import _native
 from pearl.byte_size import readable_size
 from pearl.errors import CapacityError, ReplayError
-from pearl.replay.arguments import PRIORITY_MODES, TIME_MODES, check_selection
+from pearl.replay.arguments import PRIORITY_MODES, TIME_MODES, check_epsilon, check_selection
 from pearl.replay.kernel import KernelReplayManager
 from pearl.replay.memory import free_memory
 from pearl.spec import InitialPriority, ReplayMode
@@ -40,9 +40,11 @@ class NativeReplayManager(KernelReplayManager):
         replacement: bool = True,
         max_times_sampled: int = 0,
         initial_priority: InitialPriority = "max",
+        priority_epsilon: float = 0.0,
         workers: int = 1,
     ) -> None:
         check_selection(mode, max_times_sampled, initial_priority)
+        check_epsilon(priority_epsilon)
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
             raise ReplayError(f"workers must be a whole number in [1, {MOST_WORKERS}]; found {workers!r}.")
         _check_memory(capacity, fanout, mode, drawn_in_turn=not replacement or max_times_sampled > 0)
@@ -56,6 +58,7 @@ class NativeReplayManager(KernelReplayManager):
             replacement=bool(replacement),
             max_times_sampled=max_times_sampled,
             initial_priority=_INITIAL[initial_priority] if isinstance(initial_priority, str) else initial_priority,
+            priority_epsilon=priority_epsilon,
             workers=workers,
         )
         super().__init__(tree, capacity, fanout, mode, max_times_sampled)

@@ -26,6 +26,8 @@ class Sample(NamedTuple):
 class ReplayStatistics:
     """Counts since creation, in items; `scale` is the power of two of one unit of priority.
 
+    `rescales` counts how often a large priority (or alpha) lowered it, `recoveries` how often it rose again.
+
     `exhausted` counts items that were sampled `max_times_sampled` times. `histogram[b]` are the items held whose
     quantised priority has `b` bits (0: never sampled; empty for modes that keep no priorities). `samples_per_item` is
     the mean over the items held, of which each counts up to 65,535. `age_mean` and `age_max` (in items inserted since,
@@ -43,6 +45,7 @@ class ReplayStatistics:
     stale: int
     saturated: int
     rescales: int
+    recoveries: int
     exhausted: int
     histogram: tuple[int, ...]
     samples_per_item: float
@@ -95,6 +98,8 @@ class ReplayManager(Protocol):
     def insert(self, indices: ArrayLike, priorities: ArrayLike | None = None) -> None:
         """Put new items `(n,)` into slots, with the initial priority where `priorities` is None.
 
+        `priority_epsilon` is added to priorities that are given.
+
         Each occurrence gives the slot a new generation: the count of items inserted so far, this one included (modulo
         2**32, never 0). Of duplicates the last priority wins. Raises ReplayError for
         an index out of range, PriorityError for a NaN or negative priority; then nothing has changed.
@@ -105,7 +110,8 @@ class ReplayManager(Protocol):
         """Select `batch_size` slots, in mode "prioritized" with weights `(N P(i))**-beta` over their batch maximum.
 
         Modes "prioritized" and "uniform" draw, the k-th item from the k-th of `batch_size` equal slices where
-        stratified; without replacement an item that is drawn is out of the tree for the rest of the batch. "fifo" (the
+        stratified. Without replacement no item comes twice in a batch; stratified, a batch then holds an item with the
+        probability `batch_size * P(i)`, or for certain where that is 1 or more. "fifo" (the
         oldest written), "lifo" (the newest) and "top_k" (the highest priorities, of equal ones the lower index first)
         take items in order, each once a batch; their weights, and those of "uniform", are 1.
 
@@ -117,7 +123,7 @@ class ReplayManager(Protocol):
         ...
 
     def update(self, indices: ArrayLike, priorities: ArrayLike, generations: ArrayLike | None = None) -> int:
-        """Set priorities `(n,)` and return how many were applied.
+        """Set priorities `(n,)`, with `priority_epsilon` added, and return how many were applied.
 
         Where `generations` (as sampled) are stale, because the slot was overwritten since, nothing is applied and
         the drop is counted. Of duplicates the last wins. Raises as `insert`, and ReplayError for unwritten slots.
@@ -125,7 +131,7 @@ class ReplayManager(Protocol):
         ...
 
     def retrieve(self, indices: ArrayLike) -> np.ndarray:
-        """Return exact priorities `(n,)` float32 as last given; 0 where nothing was written."""
+        """Return exact priorities `(n,)` float32 as last set; 0 where nothing was written."""
         ...
 
     def set_alpha(self, alpha: float) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pearl.errors import ReplayError
 from pearl.replay.arguments import (
+    LEAF_LARGE,
     LEAF_MAX,
     PRIORITY_MODES,
     STATE_FORMAT,
@@ -21,6 +22,7 @@ from pearl.replay.arguments import (
     as_generations,
     as_indices,
     as_priorities,
+    check_epsilon,
     check_exponent,
     check_indices,
     check_out,
@@ -29,6 +31,7 @@ from pearl.replay.arguments import (
     checked_state,
 )
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
+from pearl.replay.systematic_sampling import sample_systematically
 from pearl.spec import InitialPriority, ReplayMode
 
 DEFAULT_SCALE = 20
@@ -194,23 +197,27 @@ class ReferenceReplayManager:
         replacement: bool = True,
         max_times_sampled: int = 0,
         initial_priority: InitialPriority = "max",
+        priority_epsilon: float = 0.0,
     ) -> None:
         if not 1 <= capacity <= 2**36:
             raise ReplayError(f"Replay capacity must lie in [1, 2**36]; found {capacity}.")
         check_selection(mode, max_times_sampled, initial_priority)
+        check_epsilon(priority_epsilon)
         if mode in PRIORITY_MODES and (not 2 <= fanout <= 256 or fanout & (fanout - 1)):
             raise ReplayError(f"Fanout must be a power of two from 2 to 256; found {fanout}.")
         check_exponent("alpha", alpha)
         self._capacity, self._fanout, self._mode = capacity, fanout, mode
         self._stratified, self._replacement = bool(stratified), bool(replacement)
         self._limit, self._initial_priority = max_times_sampled, initial_priority
+        self._epsilon = np.float32(priority_epsilon)
         self._has_priorities = mode in PRIORITY_MODES
         self._lock = threading.Lock()
         self._closed = False
         self._alpha, self._seed, self._call, self._scale = float(alpha), operator.index(seed) % 2**64, 0, DEFAULT_SCALE
         self._max_priority = np.float32(1.0)
-        names = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "exhausted")
+        names = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "recoveries", "exhausted")
         self._counters = dict.fromkeys(names, 0)
+        self._looked_at = 0  # inserts and updates when a higher scale was last looked for
         self._last_ages, self._last_size = np.empty(0, np.uint32), 0.0
         rows = capacity if self._has_priorities else 0
         self._priorities = np.zeros(rows, np.float32)
@@ -271,6 +278,7 @@ class ReferenceReplayManager:
             check_indices(slots, self._capacity)
             if values is not None:
                 check_priorities(values)
+                values = self._raised(values)
             if self._has_priorities and len(slots):
                 if values is None:
                     initial = self._initial()
@@ -287,6 +295,8 @@ class ReferenceReplayManager:
                     self._order[slot] = None
             if self._has_priorities and values is not None:
                 self._assign(slots, values)
+            if len(slots):
+                self._recover_scale()
 
     def sample(self, batch_size: int, beta: float = 0.4, out: Sample | None = None) -> Sample:
         """Select `batch_size` slots; see ReplayManager."""
@@ -307,8 +317,9 @@ class ReferenceReplayManager:
                     f"All {written} items were sampled {self._limit} times: insert before sampling again."
                 )
             by_priority = self._mode == "prioritized" and self._total() > 0
-            indices = self._select(batch_size, masses)
-            weights = importance_weights(self._leaves[indices], beta) if by_priority else np.ones(batch_size, "f4")
+            indices, most = self._select(batch_size, masses)
+            leaves = self._leaves[indices] if by_priority else np.ones(batch_size, np.uint32)
+            weights = importance_weights(np.minimum(leaves, np.uint32(most)), beta)
             drawn = Sample(indices.astype(np.int64), weights, self._generations[indices])
             self._count_samples(drawn)
         if out is None:
@@ -328,6 +339,7 @@ class ReferenceReplayManager:
             if self._has_priorities:
                 check_indices(slots, self._capacity)
                 check_priorities(values)
+                values = self._raised(values)
                 current = self._generations[slots]
                 for position in np.flatnonzero(current == 0)[:1]:
                     raise ReplayError(
@@ -341,6 +353,8 @@ class ReferenceReplayManager:
                 self._admit(values)
                 self._assign(slots, values)
             self._counters["updates"] += len(slots)
+            if count:
+                self._recover_scale()
             return len(slots)
 
     def retrieve(self, indices: ArrayLike) -> np.ndarray:
@@ -361,12 +375,8 @@ class ReferenceReplayManager:
             self._alpha = float(alpha)
             if not self._has_priorities:
                 return
-            finite = self._priorities[np.isfinite(self._priorities)]
-            largest = float(finite.max(initial=0.0))
-            excess = excess_bits(largest, self._alpha, DEFAULT_SCALE) if largest > 0 else 0
-            self._scale = DEFAULT_SCALE - excess
-            self._counters["rescales"] += excess > 0
-            self._leaves = quantise(self._priorities, self._alpha, self._scale) * self._sampleable()
+            self._set_scale(self._highest_scale())
+            self._counters["rescales"] += self._scale < DEFAULT_SCALE
 
     def statistics(self) -> ReplayStatistics:
         """Counts so far."""
@@ -405,6 +415,7 @@ class ReferenceReplayManager:
                 "max_priority": float(self._max_priority),
                 "max_times_sampled": self._limit,
                 **self._counters,
+                "looked_at": self._looked_at,
                 "priorities": self._priorities.copy(),
                 "generations": self._generations.copy(),
                 "leaves": self._leaves.copy(),
@@ -422,6 +433,7 @@ class ReferenceReplayManager:
             self._call, self._scale = cast(int, saved["call"]), cast(int, saved["scale"])
             self._max_priority = np.float32(cast(float, saved["max_priority"]))
             self._counters = {name: cast(int, saved[name]) for name in self._counters}
+            self._looked_at = cast(int, saved["looked_at"])
             self._priorities, self._generations = arrays["priorities"], arrays["generations"]
             self._leaves, self._times = arrays["leaves"], arrays["times_sampled"]
             self._order = dict.fromkeys(arrays["order"].tolist())
@@ -461,7 +473,8 @@ class ReferenceReplayManager:
             return _mean_priority(self._priorities[self._generations > 0])
         return np.float32(self._initial_priority)
 
-    def _select(self, batch_size: int, masses: Words) -> np.ndarray:
+    def _select(self, batch_size: int, masses: Words) -> tuple[np.ndarray, int]:
+        """Return the batch's slots, and what a leaf counts at most for its weight."""
         available = int(np.count_nonzero(masses))
         ordered = self._mode not in ("prioritized", "uniform")
         if (ordered or not self._replacement) and batch_size > available:
@@ -470,14 +483,22 @@ class ReferenceReplayManager:
             )
         if self._mode in TIME_MODES:
             oldest_first = list(self._order)
-            return np.array((oldest_first if self._mode == "fifo" else oldest_first[::-1])[:batch_size], np.int64)
+            in_order = (oldest_first if self._mode == "fifo" else oldest_first[::-1])[:batch_size]
+            return np.array(in_order, np.int64), LEAF_MAX
         if self._mode == "top_k":
             candidates = np.flatnonzero(masses)
-            return candidates[np.argsort(-self._priorities[candidates], kind="stable")[:batch_size]]
-        x = (stratified if self._stratified else independent)(self._seed, self._call, batch_size)
+            return candidates[np.argsort(-self._priorities[candidates], kind="stable")[:batch_size]], LEAF_MAX
         if self._replacement and not self._limit:
-            return np.searchsorted(np.cumsum(masses), mulhi64(x, int(masses.sum())), side="right")
-        return self._draw_in_turn(x, masses)
+            x = (stratified if self._stratified else independent)(self._seed, self._call, batch_size)
+            return np.searchsorted(np.cumsum(masses), mulhi64(x, int(masses.sum())), side="right"), LEAF_MAX
+        if self._stratified and (not self._replacement or self._limit == 1):
+            if batch_size > available:
+                raise self._used_up(batch_size, available)
+            indices, most = sample_systematically(
+                independent(self._seed, self._call, 2 * batch_size), masses, batch_size
+            )
+            return indices, min(most, LEAF_MAX)
+        return self._draw_in_turn(independent(self._seed, self._call, batch_size), masses), LEAF_MAX
 
     def _draw_in_turn(self, x: Words, masses: Words) -> np.ndarray:
         """Draw one after the other, each from what the ones before have left."""
@@ -486,16 +507,19 @@ class ReferenceReplayManager:
         for k in range(len(x)):
             total = int(masses.sum())
             if total == 0:
-                raise ReplayError(
-                    f"A batch of {len(x)} cannot be sampled: {k} draws are left before each item that can be drawn "
-                    f"was sampled {self._limit} times."
-                )
+                raise self._used_up(len(x), k)
             slot = np.searchsorted(np.cumsum(masses), mulhi64(x[k : k + 1], total)[0], side="right")
             indices[k] = slot
             times[slot] += 1
             if not self._replacement or times[slot] == self._limit:
                 masses[slot] = 0
         return indices
+
+    def _used_up(self, batch_size: int, draws: int) -> ReplayError:
+        return ReplayError(
+            f"A batch of {batch_size} cannot be sampled: {draws} draws are left before each item that can be drawn "
+            f"was sampled {self._limit} times."
+        )
 
     def _count_samples(self, drawn: Sample) -> None:
         before = self._sampleable()
@@ -519,14 +543,41 @@ class ReferenceReplayManager:
         self._max_priority = max(self._max_priority, largest)
         self._fit_scale(float(largest))
 
+    def _raised(self, priorities: NDArray[np.float32]) -> NDArray[np.float32]:
+        return priorities + self._epsilon if self._epsilon > 0 else priorities
+
     def _fit_scale(self, largest: float) -> None:
         excess = excess_bits(largest, self._alpha, self._scale) if largest > 0 else 0
         if excess > 0:
-            shifted = self._leaves >> np.uint32(min(excess, 31))
-            leaves = np.where(np.isinf(self._priorities), np.uint32(LEAF_MAX), np.maximum(shifted, np.uint32(1)))
-            self._leaves = np.where(self._leaves > 0, leaves, np.uint32(0))
-            self._scale -= excess
+            self._set_scale(self._scale - excess)
             self._counters["rescales"] += 1
+
+    def _recover_scale(self) -> None:
+        """Raise a scale that a priority lowered which is no longer held.
+
+        Done where every leaf is below a quarter of the range, and no more often than slots are written, so that it
+        costs a constant time a slot.
+        """
+        written = self._counters["inserts"] + self._counters["updates"]
+        if self._scale == DEFAULT_SCALE or ((self._leaves >= LEAF_LARGE) & (self._leaves < LEAF_MAX)).any():
+            return
+        if written - self._looked_at < np.count_nonzero(self._generations):
+            return
+        self._looked_at = written
+        highest = self._highest_scale()
+        if highest > self._scale:
+            self._set_scale(highest)
+            self._counters["recoveries"] += 1
+
+    def _highest_scale(self) -> int:
+        """Return the highest scale, up to the default, that fits all finite priorities that may be sampled."""
+        held = self._priorities[self._sampleable() & np.isfinite(self._priorities)]
+        largest = float(held.max(initial=0.0))
+        return DEFAULT_SCALE - (excess_bits(largest, self._alpha, DEFAULT_SCALE) if largest > 0 else 0)
+
+    def _set_scale(self, scale: int) -> None:
+        self._scale = scale
+        self._leaves = quantise(self._priorities, self._alpha, scale) * self._sampleable()
 
     def _assign(self, slots: np.ndarray, values: np.ndarray) -> None:
         last_first, first = np.unique(slots[::-1], return_index=True)  # of duplicates the last wins

@@ -10,7 +10,7 @@ from pearl.byte_size import readable_size
 from pearl.devices.sycl import find_sycl_device, sycl_queue
 from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError, ConfigurationError
-from pearl.replay.arguments import check_selection
+from pearl.replay.arguments import check_epsilon, check_selection
 from pearl.replay.kernel import KernelReplayManager
 from pearl.replay.memory import free_memory
 from pearl.spec import InitialPriority, ReplayMode
@@ -45,9 +45,11 @@ class SyclReplayManager(KernelReplayManager):
         replacement: bool = True,
         max_times_sampled: int = 0,
         initial_priority: InitialPriority = "max",
+        priority_epsilon: float = 0.0,
         device: str = DEFAULT_DEVICE,
     ) -> None:
         check_selection(mode, max_times_sampled, initial_priority)
+        check_epsilon(priority_epsilon)
         _check_supported(mode, replacement, max_times_sampled, initial_priority)
         _check_memory(capacity, fanout, mode, device)
         self.queue = sycl_queue(device)
@@ -60,6 +62,7 @@ class SyclReplayManager(KernelReplayManager):
             operator.index(seed) % 2**64,
             stratified=bool(stratified),
             initial_priority=0.0 if isinstance(initial_priority, str) else initial_priority,
+            priority_epsilon=priority_epsilon,
         )
         super().__init__(tree, capacity, fanout, mode, max_times_sampled)
 

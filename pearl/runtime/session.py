@@ -787,6 +787,7 @@ class Session:
             "stale_updates": replay.stale,
             "saturated_priorities": replay.saturated,
             "priority_rescales": replay.rescales,
+            "priority_recoveries": replay.recoveries,
             "wall_s": self._wall_s(),
             "actor_restarts": self._restarts,
             **rates,

@@ -20,10 +20,14 @@ inline constexpr std::uint32_t kInfinityBits = 0x7F800000u;
 struct ReplayProgress {
   std::uint64_t total;  // of the leaves
   std::uint64_t filled;
+  std::uint64_t inserts;
   std::uint64_t updates;
   std::uint64_t stale;
   std::uint64_t saturated;
   std::uint64_t rescales;
+  std::uint64_t recoveries;
+  std::uint64_t looked_at;  // inserts and updates when a higher scale was last looked for
+  std::uint64_t large;      // the sum of large() of all leaves; kept where the scale is below the default
   std::uint64_t applied;  // by the last update
   std::int32_t scale;
   std::uint32_t max_priority;
@@ -56,6 +60,7 @@ struct ReplayMemory {
   std::uint32_t prioritized;  // else there are neither leaves nor sums nor priorities
   std::uint32_t stratified;
   std::uint32_t initial;  // bits of what new items get that come without a priority; 0: the running maximum
+  float epsilon;          // added to every priority of an update; 0: none
   std::uint32_t* leaves;
   std::uint64_t* sums;
   ReplaySlot* slots;
@@ -192,57 +197,103 @@ inline void sum_all(const ReplayMemory& replay, const Lanes& lanes) {
   if (lanes.first == 0) replay.progress->total = replay.sums[replay.offsets[replay.levels - 1]];
 }
 
+inline std::uint32_t leaf_of(const ReplayMemory& replay, std::uint32_t priority, std::int32_t scale) {
+  return quantise(std::bit_cast<float>(priority), replay.alpha_q28, scale);
+}
+
+inline std::uint32_t raised(const ReplayMemory& replay, std::uint32_t priority) {
+  return std::bit_cast<std::uint32_t>(pearl::raised(std::bit_cast<float>(priority), replay.epsilon));
+}
+
+// Quantises every priority for another scale, once all lanes have read what they need of the progress.
+inline void set_scale(const ReplayMemory& replay, const Lanes& lanes, std::int32_t scale) {
+  barrier(lanes);
+  std::uint64_t found = 0;
+  for (std::uint64_t slot = lanes.first; slot < replay.capacity; slot += lanes.count) {
+    const std::uint32_t leaf = leaf_of(replay, replay.slots[slot].priority, scale);
+    replay.leaves[slot] = leaf;
+    found += large(leaf);
+  }
+  found = sum(lanes, found);
+  sum_all(replay, lanes);
+  if (lanes.first == 0) {
+    replay.progress->scale = scale;
+    replay.progress->large = found;
+  }
+  barrier(lanes);
+}
+
 // Lowers the scale where `priority`, finite, does not fit. Returns the scale.
 inline std::int32_t fit_scale(const ReplayMemory& replay, const Lanes& lanes, std::uint32_t priority) {
   const std::int32_t scale = replay.progress->scale;
   if (priority == 0) return scale;
   const int excess = excess_bits(std::bit_cast<float>(priority), replay.alpha_q28, scale);
   if (excess == 0) return scale;
-  barrier(lanes);  // all have read the scale
-  for (std::uint64_t slot = lanes.first; slot < replay.capacity; slot += lanes.count) {
-    const std::uint32_t leaf = replay.leaves[slot];
-    if (leaf != 0) replay.leaves[slot] = replay.slots[slot].priority == kInfinityBits ? kLeafMax : rescaled(leaf, excess);
-  }
-  sum_all(replay, lanes);
-  if (lanes.first == 0) {
-    replay.progress->scale = scale - excess;
-    replay.progress->rescales += 1;
-  }
-  barrier(lanes);
+  if (lanes.first == 0) replay.progress->rescales += 1;
+  set_scale(replay, lanes, scale - excess);
   return scale - excess;
 }
 
-inline std::uint32_t leaf_of(const ReplayMemory& replay, std::uint32_t priority, std::int32_t scale) {
-  return quantise(std::bit_cast<float>(priority), replay.alpha_q28, scale);
+// Raises a scale that a priority lowered which is no longer held: as pearl::SumTreeReplay does, once a batch is written
+// and counted. `grown` is what this lane has changed of the sum of large().
+inline void recover_scale(const ReplayMemory& replay, const Lanes& lanes, std::int32_t scale, std::uint64_t grown) {
+  if (scale == kDefaultScale) return;
+  ReplayProgress& progress = *replay.progress;
+  grown = sum(lanes, grown);
+  if (lanes.first == 0) progress.large += grown;
+  barrier(lanes);
+  const std::uint64_t writes = progress.inserts + progress.updates;
+  const bool looks = progress.large == 0 && writes - progress.looked_at >= progress.filled;
+  barrier(lanes);  // all have read
+  if (!looks) return;
+  std::uint32_t highest = 0;
+  for (std::uint64_t slot = lanes.first; slot < replay.capacity; slot += lanes.count) {
+    const std::uint32_t priority = replay.slots[slot].priority;
+    if (priority < kInfinityBits && priority > highest) highest = priority;
+  }
+  const std::int32_t best = highest_scale(std::bit_cast<float>(largest(lanes, highest)), replay.alpha_q28);
+  if (lanes.first == 0) {
+    progress.looked_at = writes;
+    progress.recoveries += best > scale;
+  }
+  if (best > scale) set_scale(replay, lanes, best);
 }
 
-// New items at `indices`, each but once; `priorities` may be null. `highest` is the largest finite one of them.
+// New items at `indices`, each but once; `priorities` may be null. `highest` is the largest finite one of them,
+// `inserts` the count of all insertions, these included.
 inline void insert(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                    const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
-                   std::uint32_t highest, std::uint64_t infinite) {
+                   std::uint32_t highest, std::uint64_t infinite, std::uint64_t inserts) {
   ReplayProgress& progress = *replay.progress;
   std::uint32_t initial = 0;
-  std::int32_t scale = 0;
+  std::int32_t scale = kDefaultScale;
   if (replay.prioritized) {
     initial = replay.initial != 0 ? replay.initial : progress.max_priority;
     scale = fit_scale(replay, lanes, priorities != nullptr ? highest : initial);
   }
-  std::uint64_t added = 0;
+  std::uint64_t added = 0, grown = 0;
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
     const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
     added += replay.slots[slot].generation == 0;
     replay.slots[slot] = {priority, generations[i], 0};
-    if (replay.prioritized) replay.leaves[slot] = leaf_of(replay, priority, scale);
+    if (!replay.prioritized) continue;
+    const std::uint32_t leaf = leaf_of(replay, priority, scale);
+    grown += std::uint64_t{large(leaf)} - large(replay.leaves[slot]);
+    replay.leaves[slot] = leaf;
   }
   added = sum(lanes, added);
   if (replay.prioritized) sum_parents(replay, lanes, indices, count);
-  if (lanes.first != 0) return;
-  progress.filled += added;
-  if (!replay.prioritized) return;
-  progress.total = replay.sums[replay.offsets[replay.levels - 1]];
-  progress.saturated += infinite;
-  if (priorities != nullptr && highest > progress.max_priority) progress.max_priority = highest;
+  if (lanes.first == 0) {
+    progress.filled += added;
+    progress.inserts = inserts;
+    if (replay.prioritized) {
+      progress.total = replay.sums[replay.offsets[replay.levels - 1]];
+      progress.saturated += infinite;
+      if (priorities != nullptr && highest > progress.max_priority) progress.max_priority = highest;
+    }
+  }
+  recover_scale(replay, lanes, scale, grown);
 }
 
 // Where an update is refused: says so, and for which positions first.
@@ -279,8 +330,8 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
   std::uint64_t applied = 0;   // upper half: how many, lower half: how many of them infinite
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
-    const std::uint32_t priority = priorities[i];
-    const bool wrong = priority > kInfinityBits && priority != kClaim;  // minus zero is zero
+    const bool wrong = priorities[i] > kInfinityBits && priorities[i] != kClaim;  // minus zero is zero
+    const std::uint32_t priority = raised(replay, priorities[i]);
     if (wrong || slot >= replay.capacity || replay.slots[slot].generation == 0) {
       highest = kNowhere;
     } else if (fresh(i, slot)) {
@@ -292,31 +343,38 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
   if (highest == kNowhere) return refuse(replay, lanes, indices, priorities, count, refusal);
   applied = sum(lanes, applied);
   const std::int32_t scale = fit_scale(replay, lanes, highest);
+  std::uint64_t grown = 0;
   // Leaves themselves take the claims, which are above all of them.
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
-    if (fresh(i, slot)) Atomic<std::uint32_t>(replay.leaves[slot]).fetch_max(kClaim | static_cast<std::uint32_t>(i));
+    if (!fresh(i, slot)) continue;
+    const std::uint32_t before =
+        Atomic<std::uint32_t>(replay.leaves[slot]).fetch_max(kClaim | static_cast<std::uint32_t>(i));
+    if (before < kClaim) grown -= large(before);
   }
   barrier(lanes);
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
-    const std::uint32_t priority = priorities[i];
+    const std::uint32_t priority = raised(replay, priorities[i]);
     const std::uint32_t leaf = leaf_of(replay, priority, scale);
     if (!fresh(i, slot)) continue;
     const Atomic<std::uint32_t> claimed(replay.leaves[slot]);
     if (claimed.load() != (kClaim | static_cast<std::uint32_t>(i))) continue;
     claimed.store(leaf);
+    grown += large(leaf);
     replay.slots[slot].priority = priority;
   }
   sum_parents(replay, lanes, indices, count);
-  if (lanes.first != 0) return;
-  ReplayProgress& progress = *replay.progress;
-  progress.total = replay.sums[replay.offsets[replay.levels - 1]];
-  progress.applied = applied >> 32;
-  progress.updates += applied >> 32;
-  progress.stale += count - (applied >> 32);
-  progress.saturated += applied & 0xFFFFFFFFu;
-  if (highest > progress.max_priority) progress.max_priority = highest;
+  if (lanes.first == 0) {
+    ReplayProgress& progress = *replay.progress;
+    progress.total = replay.sums[replay.offsets[replay.levels - 1]];
+    progress.applied = applied >> 32;
+    progress.updates += applied >> 32;
+    progress.stale += count - (applied >> 32);
+    progress.saturated += applied & 0xFFFFFFFFu;
+    if (highest > progress.max_priority) progress.max_priority = highest;
+  }
+  recover_scale(replay, lanes, scale, grown);
 }
 
 #endif

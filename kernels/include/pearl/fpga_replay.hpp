@@ -59,7 +59,7 @@ enum class Outcome : std::uint32_t {
 struct Answer {
   std::uint64_t change;  // of the leaf, modulo 2^64
   std::uint32_t slot;
-  std::uint32_t leaf;
+  std::uint32_t leaf;  // before the change
   std::uint32_t priority;
   std::uint32_t generation;
   std::uint32_t times;
@@ -85,6 +85,7 @@ struct Command {
   std::uint64_t call;
   std::int64_t alpha_q28;
   std::int64_t beta_q28;
+  float epsilon;  // added to priorities that come from the Learner; the host's have it already
 };
 
 // One item of a command, in host memory.
@@ -106,6 +107,7 @@ struct Held {
 
 struct Summary {
   std::uint64_t change;    // of the total
+  std::uint64_t large;     // by what the sum of large() of all leaves changes, modulo 2^64
   std::uint64_t applied;   // updates and inserts
   std::uint64_t added;     // slots that had never been written
   std::uint64_t infinite;  // of those applied
@@ -236,6 +238,7 @@ void leaf_stage() {
     Answer answer{};
     answer.slot = slot;
     const std::uint32_t leaf = static_cast<std::uint32_t>(leaves[slot]);
+    answer.leaf = leaf;
     const std::uint32_t generation = generations[slot];
     const std::uint32_t sampled = times[slot];
     switch (request.operation) {
@@ -270,7 +273,6 @@ void leaf_stage() {
       }
       Changes::write(Change{answer.change, slot});
     } else {
-      answer.leaf = leaf;
       answer.priority = priorities[slot];
       answer.generation = generation;
       answer.times = sampled;
@@ -324,6 +326,8 @@ void collect(const Command& command, Held* held, float* weights, Summary* summar
     const Answer answer = In::read();
     if (command.operation == Operation::update || command.operation == Operation::insert) {
       found.change += answer.change;
+      found.large += large(answer.leaf + static_cast<std::uint32_t>(answer.change));
+      found.large -= large(answer.leaf);
       found.applied += answer.outcome != Outcome::dropped;
       found.added += answer.outcome == Outcome::added;
       found.infinite += answer.priority == kInfinityBits;

@@ -25,16 +25,17 @@ struct TrainingLearner {
   // Where a priority does not fit the tree's scale (or is none), slots are only read, and the host does the rest.
   template <class Out>
   static void update(const Command& command, LearnerContext* context) {
-    Result results[rows];
+    Result results[rows];  // with epsilon
     float loss = 0.0f, td_error = 0.0f, largest = 0.0f;
     bool sound = true;
     for (std::uint32_t row = 0; row < context->batch; ++row) {
-      const Result result = Answers::read(row);
-      results[row] = result;
+      Result result = Answers::read(row);
       context->priorities[row] = result.priority;
       loss += result.loss;
       td_error += result.priority;
       sound = sound && std::bit_cast<std::uint32_t>(result.priority) < kInfinityBits;
+      result.priority = raised(result.priority, command.epsilon);
+      results[row] = result;
       largest = result.priority > largest ? result.priority : largest;
     }
     context->loss = loss;

@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace pearl {
@@ -15,6 +16,7 @@ namespace pearl {
 inline constexpr std::uint32_t kLeafMax = (1u << 28) - 1;  // 28 significant bits
 inline constexpr int kDefaultScale = 20;                   // range 256, resolution 1e-6
 inline constexpr double kExponentMax = 4.0;                // of alpha and beta
+inline constexpr int kHysteresisBits = 2;                  // by which all leaves can grow where none is large()
 
 // log2(1 + f) / f on [0, 1) at Chebyshev nodes, lowest power first, Q35.
 inline constexpr std::int64_t kLog2Coefficients[10] = {49570623885, -24785258860, 16521745522, -12368671917,
@@ -95,11 +97,24 @@ inline int excess_bits(float priority, std::int64_t alpha_q28, int scale) {
   return excess;
 }
 
-// A nonzero leaf after the tree's scale fell by `bits`: never 0.
-inline std::uint32_t rescaled(std::uint32_t leaf, int bits) {
-  if (leaf == 0) return 0;
-  const std::uint32_t shifted = bits > 31 ? 0 : leaf >> bits;
-  return shifted < 1 ? 1 : shifted;
+// Zero for a leaf that fits a scale that is kHysteresisBits higher, and for kLeafMax, which infinite priorities have at
+// any scale. Sums of it are zero only where all are.
+inline std::uint32_t large(std::uint32_t leaf) {
+  return (leaf + 1) >> (28 - kHysteresisBits) & ((1u << kHysteresisBits) - 1);
+}
+
+inline std::uint64_t sum_of_large(const std::uint32_t* leaves, std::size_t count) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < count; ++i) sum += large(leaves[i]);
+  return sum;
+}
+
+// A priority with epsilon added. Without one it keeps its bits, which some processors' additions flush to zero.
+inline float raised(float priority, float epsilon) { return epsilon == 0.0f ? priority : priority + epsilon; }
+
+// The highest scale, up to the default, that fits a finite priority (0: none).
+inline int highest_scale(float priority, std::int64_t alpha_q28) {
+  return kDefaultScale - (priority > 0.0f ? excess_bits(priority, alpha_q28, kDefaultScale) : 0);
 }
 
 // (leaf_min / leaf)^beta from the two logarithms; in (0, 1].

@@ -26,7 +26,9 @@ inline py::dict state_dict(const pearl::ReplayState& state) {
   out["stale"] = state.counters.stale;
   out["saturated"] = state.counters.saturated;
   out["rescales"] = state.counters.rescales;
+  out["recoveries"] = state.counters.recoveries;
   out["exhausted"] = state.counters.exhausted;
+  out["looked_at"] = state.looked_at;
   out["filled"] = state.filled;
   out["total"] = state.total;
   return out;
@@ -45,6 +47,8 @@ inline pearl::ReplayState state_of(const py::dict& in) {
   state.counters.stale = in["stale"].cast<std::uint64_t>();
   state.counters.saturated = in["saturated"].cast<std::uint64_t>();
   state.counters.rescales = in["rescales"].cast<std::uint64_t>();
+  state.counters.recoveries = in["recoveries"].cast<std::uint64_t>();
+  state.looked_at = in["looked_at"].cast<std::uint64_t>();
   state.counters.exhausted = in["exhausted"].cast<std::uint64_t>();
   return state;
 }
@@ -52,7 +56,7 @@ inline pearl::ReplayState state_of(const py::dict& in) {
 // Named as the fields of pearl.replay.ReplayStatistics.
 inline py::dict statistics_dict(const pearl::ReplayStatistics& statistics, bool has_priorities) {
   py::dict out = state_dict(statistics.state);
-  for (const char* name : {"alpha", "seed", "call"}) out.attr("pop")(name);
+  for (const char* name : {"alpha", "seed", "call", "looked_at"}) out.attr("pop")(name);
   out["histogram"] = has_priorities ? py::tuple(py::cast(statistics.histogram)) : py::tuple();
   out["samples_per_item"] = statistics.samples_per_item;
   out["age_mean"] = statistics.age_mean;

@@ -20,14 +20,24 @@ class SumTree {
   // that saves the upper levels' searches. Threads may search at once.
   virtual void find(std::uint64_t* targets, std::size_t count, std::size_t ascending, std::int64_t* indices,
                     std::uint32_t* values) const = 0;
+  // The sum of the leaves before `leaf`.
+  virtual std::uint64_t sum_before(std::size_t leaf) const = 0;
   // Sets leaves in order, so that of duplicates the last wins.
   void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count);
   // The same in parts of one batch of `batch` leaves, then finish(), before which the sums are not to be used. Returns
-  // by how many the leaves above zero have grown, whose sum finish() takes. Memory of the leaves `ahead` is fetched
-  // meanwhile. Threads may assign at once, each its own whole runs of granule(batch) leaves.
-  virtual std::ptrdiff_t assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
+  // what finish() takes the sum of. Memory of the leaves `ahead` is fetched meanwhile. Threads may assign at once, each
+  // its own whole runs of granule(batch) leaves.
+  struct Growth {
+    std::ptrdiff_t positive = 0;
+    std::uint64_t large = 0;  // modulo 2^64
+    void add(const Growth& other) {
+      positive += other.positive;
+      large += other.large;
+    }
+  };
+  virtual Growth assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
                                      std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) = 0;
-  virtual void finish(std::size_t batch, std::ptrdiff_t grown) = 0;
+  virtual void finish(std::size_t batch, const Growth& grown) = 0;
   virtual std::size_t granule(std::size_t batch) const = 0;
   // Sets leaves first..first+count-1, in fewer steps.
   virtual void assign_range(std::size_t first, const std::uint32_t* values, std::size_t count) = 0;
@@ -39,6 +49,10 @@ class SumTree {
   static constexpr std::size_t kPart = 64;  // leaves of a part, of which two lie in the nearest cache with their paths
   // Leaves above zero.
   std::size_t positive() const { return positive_; }
+  // Whether large() is kept, from the next rebuild() on: it makes each assignment a little slower.
+  void watch_large(bool wanted) { watches_large_ = wanted; }
+  // The sum of large() of all leaves (pearl/quantise.hpp).
+  std::uint64_t large() const { return large_; }
   std::size_t capacity() const { return capacity_; }
   unsigned fanout() const { return fanout_; }
 
@@ -46,6 +60,8 @@ class SumTree {
   SumTree(std::size_t capacity, unsigned fanout) : capacity_(capacity), fanout_(fanout) {}
 
   std::size_t positive_ = 0;
+  std::uint64_t large_ = 0;
+  bool watches_large_ = false;
 
  private:
   std::size_t capacity_;

@@ -21,6 +21,7 @@ enum class Selection { kPrioritized, kUniform, kFifo, kLifo, kTopK };
 
 inline constexpr float kInitialMax = 0.0f;    // the running maximum
 inline constexpr float kInitialMean = -1.0f;  // the mean of the positive finite priorities held
+inline constexpr float kEpsilonMin = 1e-30f;  // far above subnormal floats, which some devices take for zero
 inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // samples of one item, where counting stops
 
 struct ReplayOptions {
@@ -29,6 +30,7 @@ struct ReplayOptions {
   bool replacement = true;
   std::uint32_t max_times_sampled = 0;   // 0: no limit; at most kTimesMax
   float initial_priority = kInitialMax;  // of items that come without: one of the above, or a number above 0
+  float priority_epsilon = 0.0f;         // added to every priority given: 0, or in [kEpsilonMin, 1]
   unsigned workers = 1;                  // threads that share large batches, the caller's own included
 };
 
@@ -39,6 +41,7 @@ struct ReplayCounters {
   std::uint64_t stale = 0;
   std::uint64_t saturated = 0;
   std::uint64_t rescales = 0;
+  std::uint64_t recoveries = 0;
   std::uint64_t exhausted = 0;
 };
 
@@ -49,6 +52,7 @@ struct ReplayState {
   std::int64_t scale = 0;
   float max_priority = 1.0f;
   ReplayCounters counters;
+  std::uint64_t looked_at = 0;  // inserts and updates when a higher scale was last looked for
   std::uint64_t filled = 0;
   std::uint64_t total = 0;
 };
@@ -68,6 +72,8 @@ void check_indices(const std::int64_t* indices, std::size_t count, std::size_t c
 PriorityScan check_priorities(const float* priorities, std::size_t count);
 // Throws ReplayError unless 0 <= exponent <= 4.
 void check_exponent(const char* name, double exponent);
+// What is added to priorities; throws ReplayError unless it is 0 or lies in [kEpsilonMin, 1].
+float checked_epsilon(float epsilon);
 
 class SumTreeReplay final : public ReplayOperations {
  public:
@@ -137,7 +143,7 @@ class SumTreeReplay final : public ReplayOperations {
     std::size_t count = 0;
     std::size_t infinite = 0;
     float largest = 0.0f;
-    std::ptrdiff_t grown = 0;
+    SumTree::Growth grown;
   };
   struct Part {  // of a batch of updates
     const std::int64_t* slots = nullptr;
@@ -156,9 +162,12 @@ class SumTreeReplay final : public ReplayOperations {
   void account(float priority, bool added);
   float initial_priority() const;
   void random(std::size_t count);
+  void independent(std::size_t count);
   void select(std::size_t count, std::int64_t* indices);
   void take_in_order(std::size_t count, std::int64_t* indices);
   void draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices);
+  void draw_limited(SumTree& tree, std::size_t count, std::int64_t* indices);
+  [[noreturn]] void throw_used_up(std::size_t count, std::size_t draws) const;
   struct Tally {
     std::uint64_t ages = 0;
     std::uint64_t counted = 0;
@@ -178,7 +187,13 @@ class SumTreeReplay final : public ReplayOperations {
   bool may_share(std::size_t count) const;
   void link_newest(std::size_t slot);
   void unlink(std::size_t slot);
+  // Adds epsilon to a batch's priorities, where there is one; `found` becomes what the result holds.
+  const float* raise(const float* priorities, std::size_t count, PriorityScan& found);
   void fit_scale(float largest);
+  void recover_scale();
+  int highest_scale() const;
+  // Changes the scale and quantises every priority for it.
+  void set_scale(int scale);
   // Takes in the batch's priorities: saturation, running maximum, scale.
   void admit(const PriorityScan& found);
   std::int64_t written(std::size_t rank);
@@ -191,8 +206,9 @@ class SumTreeReplay final : public ReplayOperations {
   const bool stratified_;
   const bool replacement_;
   const std::uint32_t limit_;
-  const bool in_turn_;  // drawn one after the other
+  const bool limited_;  // an item that is drawn may not be drawn again in the same batch
   const float initial_;
+  const float epsilon_;
   mutable std::mutex mutex_;
   bool closed_ = false;
   double alpha_;
@@ -202,6 +218,7 @@ class SumTreeReplay final : public ReplayOperations {
   int scale_;
   float max_priority_ = 1.0f;
   ReplayCounters counters_;
+  std::uint64_t looked_at_ = 0;
   std::size_t filled_ = 0;
   std::size_t end_ = 0;  // one past the highest written slot
   std::vector<std::int64_t> written_;
@@ -226,6 +243,7 @@ class SumTreeReplay final : public ReplayOperations {
   std::vector<Applied> applied_;
   std::vector<std::int64_t> kept_indices_;
   std::vector<float> kept_priorities_;
+  std::vector<float> raised_;
 };
 
 }  // namespace pearl
