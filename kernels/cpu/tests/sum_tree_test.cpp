@@ -200,7 +200,7 @@ void workers_change_nothing() {
     std::mt19937 random(3);
     std::vector<float> priorities(kCapacity);
     for (auto& priority : priorities) priority = static_cast<float>(random() % 1000) * 0.01f;
-    priorities[5] = 5000.0f;  // drawn again and again
+    priorities[5] = 1e7f;  // drawn again and again, and beyond the scale
     for (auto* replay : {&alone, &shared}) replay->insert(all.data(), priorities.data(), kCapacity);
     std::vector<std::int64_t> indices(kBatch), others(kBatch);
     std::vector<float> weights(kBatch), other_weights(kBatch);
@@ -218,6 +218,8 @@ void workers_change_nothing() {
       const ReplayStatistics left = alone.statistics(), right = shared.statistics();
       CHECK(left.state.total == right.state.total && left.histogram == right.histogram);
       CHECK(left.state.counters.stale == right.state.counters.stale);
+      CHECK(left.state.scale == right.state.scale && left.state.looked_at == right.state.looked_at);
+      CHECK(left.state.counters.recoveries == right.state.counters.recoveries);
       CHECK(left.samples_per_item == right.samples_per_item && left.age_mean == right.age_mean);
       CHECK(left.effective_sample_size == right.effective_sample_size);
       std::vector<std::uint32_t> leaves(kCapacity), other_leaves(kCapacity), versions_now(kCapacity);
@@ -225,6 +227,12 @@ void workers_change_nothing() {
       alone.save(raw.data(), versions_now.data(), leaves.data());
       shared.save(other_raw.data(), versions_now.data(), other_leaves.data());
       CHECK(raw == other_raw && leaves == other_leaves);
+    }
+    std::fill(priorities.begin(), priorities.end(), 1.0f);
+    for (auto* replay : {&alone, &shared}) {
+      replay->update(all.data(), priorities.data(), nullptr, kCapacity);
+      CHECK(replay->state().scale == kDefaultScale && replay->state().counters.recoveries > 0);
+      CHECK(replay->state().total == kCapacity << kDefaultScale);
     }
   }
 }
