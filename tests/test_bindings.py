@@ -29,7 +29,7 @@ def link_arrays(capacity: int = 4, *names: str) -> dict[str, np.ndarray]:
     arrays = {name: np.zeros(capacity, np.int64) for name in (*LINKS, *names)}
     return arrays | {
         "ending": np.zeros(capacity, np.uint8),
-        "open": np.zeros(1, np.int64),
+        **{name: np.zeros(1, np.int64) for name in ("open", "resumed", "awaited")},
         "counters": np.zeros(6, np.int64),
     }
 

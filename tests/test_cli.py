@@ -17,6 +17,7 @@ from composer.placement import Placement
 from composer.platform import Platform
 from pearl.cli import app
 from pearl.devices import sycl_runtime
+from pearl.runtime.entry import DEBUG_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,7 +69,8 @@ def pearl_command(*arguments, **options):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    # `--debug` sets the variable for the program that it starts; here it must not outlive the command.
+    return CliRunner(env={DEBUG_VARIABLE: None}).invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -295,7 +297,7 @@ def test_compose_says_where_it_cannot_write_before_it_measures(composed, monkeyp
 
 def test_measurements_of_another_machine_are_imported_by_a_command(composed, tmp_path, monkeypatch):
     folder, _ = composed
-    measured = folder / "cache" / "calibration.json"
+    [measured] = (folder / "cache").glob("calibration-*.json")
     monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path))
     result = invoke("calibration", "import", measured)
     assert result.exit_code == 0, result.output
