@@ -230,7 +230,7 @@ def test_a_matrix_whose_rows_lie_between_numbers_is_refused() -> None:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 FEW_THREADS = """
-import os, resource, numpy as np
+import os, resource, signal, numpy as np
 from pearl import _native
 from pearl.errors import PearlError
 network = _native.Network(4, [("linear", 0, -1, 2, 0, 8, 0.0)], 10)
@@ -244,13 +244,14 @@ for make in (
     lambda: _native.DqnLearner(network, *weights, 64),
     lambda: tree.sample(1 << 15, 0.4) and tree.sample(1 << 15, 0.4),
     lambda: [_native.ReplayAutorun(tree, 8) for _ in range(64)],
+    lambda: [_native.end_with_parent(os.getppid()) for _ in range(64)],
 ):
     try:
         make()
     except PearlError as error:
         assert "ulimit -u" in str(error) and "fewer threads" in str(error), error
         print("refused")
-print(_native.DqnLearner(network, *weights, 1) is not None)
+print(_native.DqnLearner(network, *weights, 1) is not None, signal.pthread_sigmask(signal.SIG_BLOCK, []))
 """
 
 
@@ -260,7 +261,7 @@ def test_a_system_without_threads_left_is_an_error() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, timeout=120, env=environment
     )
-    assert shown.stdout.split() == ["refused"] * 3 + ["True"], (shown.returncode, shown.stderr[-2000:])
+    assert shown.stdout.split() == ["refused"] * 4 + ["True", "set()"], (shown.returncode, shown.stderr[-2000:])
 
 
 @pytest.mark.parametrize("count", [0, 10**6])
@@ -339,6 +340,8 @@ def test_a_learner_on_a_device_refuses_memory_of_other_sizes() -> None:
         lambda: make([right[0], queue.shared_floats(8), None, None]),
         lambda: make([right[0], None, None, None]),
         lambda: make(right, observations=3),
+        lambda: make(right, networks=()),
+        lambda: module.Learner(queue, True, [], right, none, 2, 1, None),
         lambda: learner.set_adam(0, *settings, small, second, None, steps),
         lambda: learner.set_adam(0, *settings, first, small, None, steps),
         lambda: learner.set_adam(0, *settings, first, second, small, steps),

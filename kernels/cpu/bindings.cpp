@@ -20,13 +20,13 @@ void bind_storage(py::module_& m);  // storage_bindings.cpp
 
 namespace {
 
-// A training step allocates and frees the same large tensors each time. By default glibc gives them back to the system,
-// and gets them again page by page; of the arenas of other threads than the first, it gives back each empty heap of 64 MB
-// whatever it is told. Hence one arena, for all threads that start later.
+// A training step allocates and frees the same large tensors each time. By default glibc returns them to the system and
+// fetches them again page by page. In arenas other than the first, it returns each empty heap of 64 MB whatever the
+// settings. Hence one arena for all threads that start later.
 //
-// That does not contend on many cores: the threads that allocate while a step runs are the Learner's, the host's and
-// autograd's, however many cores there are. torch's and PEARL's workers run loops over memory that is there, Actors are
-// processes of their own, and blocks of up to 1 KB come from each thread's own cache without the arena's lock.
+// One arena does not contend on many cores: during a step only the Learner's, the host's and autograd's threads
+// allocate. torch's and PEARL's workers loop over existing memory, Actors are separate processes, and blocks of up to
+// 1 KB come from each thread's own cache without the arena's lock.
 void keep_freed_memory() {
 #if defined(__GLIBC__)
   mallopt(M_ARENA_MAX, 1);

@@ -101,7 +101,7 @@ void bind_probes(py::module_& m) {
   m.def(
       "copy_bandwidth",
       [](std::size_t nbytes, int repeats) {
-        if (nbytes < 1 || repeats < 1) throw pearl::Error("A bandwidth is measured over at least one byte, once.");
+        if (nbytes < 1 || repeats < 1) throw pearl::Error("nbytes and repeats must be at least 1.");
         return pearl::copy_bandwidth_gbps(nbytes, repeats);
       },
       py::arg("nbytes"), py::arg("repeats"), py::call_guard<Released>());

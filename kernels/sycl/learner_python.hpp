@@ -92,9 +92,9 @@ struct HeldLearner {
       static_cast<void>(learner::Network(source.inputs, source.ops, model.counts[vector]));
       if (source.inputs != inputs)
         throw LearnerError("Network " + std::to_string(network) + " takes " + std::to_string(source.inputs) +
-                           " inputs; its transitions bring " + std::to_string(inputs) + ".");
+                           " inputs; its transitions have " + std::to_string(inputs) + ".");
     };
-    if (model.networks.empty()) return;  // for the learner to say
+    if (model.networks.empty()) throw LearnerError("A learner needs at least one network; found none.");
     if (!model.actor_critic) {
       for (const std::size_t vector : {tape::kOnline, tape::kTarget}) check(0, vector, observations, true);
       return;
@@ -104,10 +104,10 @@ struct HeldLearner {
     for (std::size_t critic = 1; critic < model.networks.size(); ++critic)
       for (const std::size_t vector : {tape::kOnline, tape::kTarget})
         check(critic, vector, observations + actions, true);
-    const std::size_t says = model.networks[0].ops.back().width;
-    if (says != actions && says != 2 * actions)
-      throw LearnerError("An actor says " + std::to_string(actions) + " numbers or twice as many; found " +
-                         std::to_string(says) + ".");
+    const std::size_t outputs = model.networks[0].ops.back().width;
+    if (outputs != actions && outputs != 2 * actions)
+      throw LearnerError("An actor needs " + std::to_string(actions) + " outputs or twice as many; found " +
+                         std::to_string(outputs) + ".");
     if (scales != 2 * (observations + actions))
       throw LearnerError("Scales are centers and half ranges of observations and actions, " +
                          std::to_string(2 * (observations + actions)) + " numbers; found " + std::to_string(scales) +
@@ -148,13 +148,13 @@ struct HeldLearner {
     if (target_interval < 1 || policy_delay < 1)
       throw LearnerError("target_interval and policy_delay must be at least 1; found " +
                          std::to_string(target_interval) + " and " + std::to_string(policy_delay) + ".");
-    if (stochastic && !twofold) throw LearnerError("A stochastic actor says a mean and a deviation for each action.");
+    if (stochastic && !twofold) throw LearnerError("A stochastic actor needs two outputs for each action: a mean and a deviation.");
   }
-  // How many numbers an optimizer moves.
+  // How many parameters an optimizer has.
   std::size_t size_of(int which) const {
     if (which < 0 || which > 2) throw LearnerError("Optimizers are 0, 1 and 2; found " + std::to_string(which) + ".");
     if (counts[static_cast<std::size_t>(which)] == 0)
-      throw LearnerError("This Learner has nothing that optimizer " + std::to_string(which) + " could move.");
+      throw LearnerError("This Learner has no parameters for optimizer " + std::to_string(which) + ".");
     return counts[static_cast<std::size_t>(which)];
   }
   void hold(int which, const OptimizerSettings& settings, std::vector<OptionalFloats> held) {
@@ -166,7 +166,7 @@ struct HeldLearner {
   std::array<OptionalFloats, 4> arrays;
   OptionalFloats alpha;
   std::array<std::size_t, 3> counts{};
-  bool twofold = false;  // the actor says two numbers for each action
+  bool twofold = false;  // the actor has two outputs for each action
   std::array<std::vector<OptionalFloats>, 3> state;
   std::unique_ptr<Kernel> learner;
 };

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <thread>
+#include "pearl/threads.hpp"
 
 namespace pearl {
 
@@ -17,16 +17,22 @@ inline void kill_own_group() {
 }
 
 // Start a thread that kills the calling process and its group as soon as `parent` is no longer its parent. A thread
-// and not PR_SET_PDEATHSIG: that one fires when the thread ends that forked, and reaches this process alone.
+// and not PR_SET_PDEATHSIG: that one fires when the thread ends that forked, and reaches this process alone. Throws Error
+// where the system has no thread left.
 inline void end_with_parent(pid_t parent) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited: signals go to the process's other threads
-  std::thread([parent] {
-    constexpr timespec kInterval{0, 200'000'000};
-    while (getppid() == parent) nanosleep(&kInterval, nullptr);
-    kill_own_group();
-  }).detach();
+  try {
+    start_thread([parent] {
+      constexpr timespec kInterval{0, 200'000'000};
+      while (getppid() == parent) nanosleep(&kInterval, nullptr);
+      kill_own_group();
+    }).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
