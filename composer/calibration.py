@@ -111,7 +111,7 @@ class CalibrationStore:
         try:
             self._entries = self._load()
         except _OtherVersionError as error:
-            self._warn_once(str(error), "Choose another file.")
+            self._warn_once(f"{error}, and measurements stay in memory", "Choose another file.")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -165,8 +165,7 @@ class CalibrationStore:
             version = _version(text)
             if version not in (None, VERSION):
                 raise _OtherVersionError(
-                    f"is of version {version}, and this PEARL reads version {VERSION}: it is left as it is, and "
-                    "measurements stay in memory"
+                    f"is of version {version}, and this PEARL reads version {VERSION}: it is left as it is"
                 ) from error
             return self._set_aside(str(error))
 
@@ -190,7 +189,9 @@ class CalibrationStore:
                 self._entries = self._entries | self._load() | new
                 write_text(self.path, _encode_entries(self._entries))
         except _OtherVersionError as error:
-            self._warn_once(str(error), "Choose another file.")
+            if required:
+                raise ConfigurationError(f"The calibration file {self.path} {error}. Choose another file.") from error
+            self._warn_once(f"{error}, and measurements stay in memory", "Choose another file.")
         except OSError as error:
             if required:
                 raise ConfigurationError(
@@ -255,5 +256,5 @@ def _decode_entries(text: str) -> _Entries:
     entries: tuple[_Entry, ...] = decode(tuple[_Entry, ...], document.get("entries"), "entries")
     found = {entry.key.digest: entry for entry in entries}
     if len(found) < len(entries):
-        raise ConfigurationError("entries: expected one entry for each key; found two for one.")
+        raise ConfigurationError("entries: expected one entry for each key; found a key twice.")
     return found

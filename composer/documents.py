@@ -33,9 +33,11 @@ def parse_document(text: str, name: str, version: int) -> dict[str, Any]:
         raise ConfigurationError(f"A {name} document holds finite numbers only; found {constant}.")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ConfigurationError(f"A {name} document has each key once; found one twice, of {', '.join(found)}.")
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ConfigurationError(f"A {name} document has each key once; found {_short(key)} twice.")
+            found[key] = value
         return found
 
     try:

@@ -216,7 +216,13 @@ class Profiler:
         key = self._key("actor", self.platform.host, parameters)
         one = self._known(key, ("transition",), self._measure_actor)["transition"]
         parallel = min(actors.count, self.platform.host.cores or 1)
-        return Measurement.from_samples([s / parallel for s in one.samples or (one.value_us,)], one.source)
+        return dataclasses.replace(
+            one,
+            value_us=one.value_us / parallel,
+            p20_us=one.p20_us / parallel,
+            p80_us=one.p80_us / parallel,
+            samples=None if one.samples is None else tuple(s / parallel for s in one.samples),
+        )
 
     @property
     def messages_us(self) -> float:

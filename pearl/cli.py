@@ -351,9 +351,9 @@ def _calibration() -> None:
     """Look after the calibration store, which keeps measurements between compositions."""
 
 
-@calibration_app.command(name="import", epilog=_examples("pearl calibration import lab/calibration.json"))
+@calibration_app.command(name="import", epilog=_examples("pearl calibration import lab/calibration-1.json"))
 def _import_calibration(
-    file: Annotated[Path, typer.Argument(help="The calibration.json of another machine's cache folder.")],
+    file: Annotated[Path, typer.Argument(help="The calibration file of another machine's cache folder.")],
 ) -> None:
     """Take over what another machine has measured; compositions show it as imported.
 

@@ -200,6 +200,11 @@ def test_an_import_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ConfigurationError, match=r"c\.json cannot be written.*PEARL_CACHE_DIR"):
         CalibrationStore(tmp_path / "file" / "c.json").import_file(theirs.path)
+    other = '{"format": "pearl-calibration", "version": 99, "entries": []}'
+    (tmp_path / "other.json").write_text(other)
+    with pytest.raises(ConfigurationError, match=r"other\.json is of version 99.*Choose another file"):
+        CalibrationStore(tmp_path / "other.json").import_file(theirs.path)
+    assert (tmp_path / "other.json").read_text() == other
 
 
 def test_default_path_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

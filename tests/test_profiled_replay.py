@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "replacement": False,
     "max_times_sampled": 100,
     "initial_priority": "mean",
+    "priority_epsilon": 1e-3,
     "storage": "shared",
     "share_next_obs": True,
 }
