@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -276,8 +278,9 @@ class _Search:
 
 def _ties(items: Sequence[_T], cost: Callable[[_T], float]) -> Iterator[list[_T]]:
     """Groups of equal cost, the cheapest first, each in the order of `items`."""
-    left = sorted(((cost(item), number) for number, item in enumerate(items)))
-    while left:
-        count = sum(found <= left[0][0] * (1 + TIE) for found, _ in left)
-        yield [items[number] for number in sorted(number for _, number in left[:count])]
-        left = left[count:]
+    ranked = sorted((cost(item), number) for number, item in enumerate(items))
+    start = 0
+    while start < len(ranked):
+        end = bisect.bisect_right(ranked, ranked[start][0] * (1 + TIE), lo=start, key=operator.itemgetter(0))
+        yield [items[number] for number in sorted(number for _, number in ranked[start:end])]
+        start = end
