@@ -109,7 +109,7 @@ def _samples(setup: ActorSetup, process: ChildProcess, report: Report) -> list[f
 
 
 def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Exception:
-    """What a process that ended without samples stands for."""
+    """The error for a process that ended without samples."""
     if (failure := report.failure) is not None:
         return EnvError(failure) if report.is_ready else _NotStartedError(failure)
     if not report.is_ready and process.exit_code == 1:  # Python's own: the program, which it imports, failed

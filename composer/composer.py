@@ -29,6 +29,7 @@ from pearl.actors.exploration import make_explorer
 from pearl.actors.normalization import normalization_warnings
 from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer
 from pearl.atomic_file import write_text
+from pearl.devices.description import NOT_HERE
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.learner.extract import extract_networks
@@ -436,7 +437,7 @@ class Composer:
             reasons = "; ".join(f"{device.name}: {reason}" for device, reason in unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
         forced = self._implementation
-        given = any(device.backend in ("null", "model") for device in devices)  # whose Learner is only priced
+        given = any(device.backend in NOT_HERE for device in devices)  # whose Learner is only priced
         if forced != AUTO and not given and not any(LEARNERS[forced].runs_on(device) for device in devices):
             raise PlacementError(
                 f"The {forced} Learner runs on {' and '.join(LEARNERS[forced].backends)} devices; found none among "
@@ -458,7 +459,7 @@ class Composer:
         reason = None if forced == AUTO else LEARNERS[forced].supports(trainer)
         if reason is not None:
             raise TrainerError(
-                f"The {forced} Learner cannot train {type(trainer).__name__}: unsupported is {reason}. Change the "
+                f"The {forced} Learner cannot train {type(trainer).__name__} (unsupported: {reason}). Change the "
                 f"trainer, or leave implementation={forced!r} out: then the fastest Learner that can train it is taken."
             )
 

@@ -32,7 +32,7 @@ class FullReplay:
     """The Replay Manager `manager` of `spec`, all of whose slots are written, on a backend and device.
 
     Where items may be sampled so many times only, a run that trains without inserting would use them up: `renew`
-    writes slots anew for samples that were drawn.
+    rewrites slots to make up for samples.
     """
 
     def __init__(self, spec: ReplaySpec, fanout: int, backend: str, device: str | None) -> None:
@@ -50,9 +50,9 @@ class FullReplay:
         return most if limit == 0 else min(most, max(1, self.spec.capacity * limit // (2 * batch_size)))
 
     def renew(self, samples: int) -> None:
-        """Write as many slots anew, in turn, as `samples` samples may have used up, and as many again."""
+        """Rewrite, in turn, twice as many slots as `samples` samples may have used up."""
         if limit := self.spec.max_times_sampled:
-            # Slots are written anew whether used up or not: with twice as many, half of all samples are always left.
+            # Twice: slots are rewritten in turn, used up or not, so that half of all samples are always left.
             rows = min(self.spec.capacity, math.ceil(2 * samples / limit))
             slots = np.arange(self._next, self._next + rows) % self.spec.capacity
             self._next = (self._next + rows) % self.spec.capacity

@@ -281,7 +281,7 @@ class Placement:
                 return candidate
         pairs = ", ".join("{} + {} ({})".format(*candidate.names) for candidate in self.candidates)
         reasons = [i.reason for i in self.impossible if (i.replay_manager, i.learner) == self._names[:2]]
-        reasons += [f"unsupported is {u.reason}" for u in self.unsupported if u.implementation == self.implementation]
+        reasons += [f"unsupported: {u.reason}" for u in self.unsupported if u.implementation == self.implementation]
         because = f" ({'; '.join(reasons)})" if reasons else ""
         raise PlacementError(
             f"RM on {self.replay_manager!r} and the {self.implementation} Learner on {self.learner!r} is not a pair of "

@@ -147,4 +147,4 @@ def _unsupported_lines(unsupported: Sequence[UnsupportedLearner]) -> list[Text]:
 
 def left_out_line(learner: UnsupportedLearner) -> str:
     """Why an implementation of the Learner is left out, in one line."""
-    return f"the {learner.implementation} Learner is left out: unsupported is {learner.reason}"
+    return f"the {learner.implementation} Learner is left out (unsupported: {learner.reason})"

@@ -34,8 +34,6 @@ from pearl.runtime.options import check_count, check_goal
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
 _SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
 _TRAINER = re.compile(r"(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
-
-
 _COUNTS = ("seed", "eval_episodes", "eval_interval", "checkpoint_interval")
 
 
@@ -235,11 +233,11 @@ class _SpecFile:
             raise self._error("program", "a whole number of at least 1", _shown(timesteps), key="timesteps")
         program = output or (self._file("program", "path") if "path" in table else None)
         run_dir = self._file("program", "run_dir") if "run_dir" in table else None
-        if program is None:  # it and its run share a folder of their own
+        if program is None:  # the program and its run share a folder
             run_dir = run_dir or self.folder / "runs" / self.path.stem
             program = run_dir / "program.py"
         if run_dir is not None and not Path(table.get("run_dir", "")).expanduser().is_absolute():
-            run_dir = Path(os.path.relpath(run_dir))  # which the program takes for relative to itself
+            run_dir = Path(os.path.relpath(run_dir))  # relative: the program counts it from its own folder
         with self._naming("program"):
             goal = table.get("until_return")
             check_goal(goal)

@@ -80,7 +80,7 @@ def test_what_fpgas_have_no_kernels_for_is_left_out_with_the_reason(composed: Ca
     row = composed(trainer=OwnTrainer).matrix["fpga0"]
     assert isinstance(row.replay, ReplayCell)
     assert isinstance(row.learner, MissingCell)
-    assert "the fpga Learner is left out: unsupported is " in row.learner.reason
+    assert "the fpga Learner is left out (unsupported: " in row.learner.reason
     row = composed(replay={"max_times_sampled": 8}, training={"replay_ratio": 1.0}).matrix["fpga0"]
     assert isinstance(row.replay, MissingCell)
     assert "The Replay Manager on FPGAs does not have max_times_sampled=8" in row.replay.reason

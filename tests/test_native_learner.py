@@ -355,7 +355,7 @@ def test_weights_that_were_moved_are_not_trained_on_where_they_were(move: Callab
     steps = trainer.gradient_steps
     for use in (lambda: learner.step(*batch_of(2)), lambda: learner.loops_natively):
         with pytest.raises(
-            TrainerError, match=r"given other memory after the Learner was made.*load_state_dict\(\) alone"
+            TrainerError, match=r"given other memory after the Learner was made.*load_state_dict\(\) without assign"
         ):
             use()
     assert trainer.gradient_steps == steps
@@ -542,7 +542,7 @@ def test_an_update_rule_of_ones_own_is_not(name: str) -> None:
     trainer = overriding(name)
     reason = NativeLearner.supports(trainer)
     assert reason == f"Own overrides {name}, a part of DQN's update rule"
-    with pytest.raises(TrainerError, match=f"cannot train Own: unsupported is {reason}. Use .*TorchLearner"):
+    with pytest.raises(TrainerError, match=rf"cannot train Own \(unsupported: {reason}\). Use .*TorchLearner"):
         NativeLearner(trainer)
 
 

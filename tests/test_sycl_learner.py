@@ -378,7 +378,7 @@ def test_what_is_unsupported_is_named() -> None:
     assert "share their parameters" in str(SyclLearner.supports(SharesALayer(OBS, ACTIONS)))
     space = spaces.Box(-1.0, 2.0, (2,), np.float32)
     assert SyclLearner.supports(OwnNoise(OBS, space)) == "OwnNoise overrides draw_noise"
-    with pytest.raises(TrainerError, match="unsupported is OwnNoise overrides draw_noise"):
+    with pytest.raises(TrainerError, match="unsupported: OwnNoise overrides draw_noise"):
         SyclLearner(OwnNoise(OBS, space))
 
 

@@ -60,7 +60,7 @@ class FlatParameters:
         """Raise TrainerError unless the parameters are still views of the flat tensor (at `address`, if given).
 
         `module.double()`, `.to()` and `load_state_dict(assign=True)` give a module other memory: what trains the flat
-        tensor would go on to train what nobody uses. Costs a microsecond.
+        tensor would go on to train weights that the module no longer uses. Costs about 0.3 us for each parameter.
         """
         at = self.parameter.data_ptr()
         try:
@@ -73,8 +73,8 @@ class FlatParameters:
         raise TrainerError(
             f"{len(moved) or 'All'} of the {len(self._places)} parameters that are trained were given other memory "
             "after the Learner was made, as by module.double(), .to() or load_state_dict(assign=True): it would train "
-            "what nobody uses. Change dtype, device and parameters before, or make trainer and Learner again; copy "
-            "values with load_state_dict() alone."
+            "weights that the module no longer uses. Change dtype, device and parameters before, or make trainer and "
+            "Learner again; to copy values, call load_state_dict() without assign=True."
         )
 
     def move_to(self, memory: torch.Tensor) -> None:

@@ -43,7 +43,7 @@ class NativeLearner:
             self._rule = make_rule(trainer, threads)
         except UnsupportedError as error:
             raise TrainerError(
-                f"The native learner cannot train {type(trainer).__name__}: unsupported is {error}. "
+                f"The native learner cannot train {type(trainer).__name__} (unsupported: {error}). "
                 "Use pearl.learner.torch_learner.TorchLearner, which trains any trainer."
             ) from error
         self.trainer = trainer

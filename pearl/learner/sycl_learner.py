@@ -54,7 +54,7 @@ class SyclLearner:
         reason = self.supports(trainer)
         if reason is not None:
             raise TrainerError(
-                f"The {self.backend} learner cannot train {type(trainer).__name__}: unsupported is {reason}. "
+                f"The {self.backend} learner cannot train {type(trainer).__name__} (unsupported: {reason}). "
                 "Use pearl.learner.torch_learner.TorchLearner, which trains any trainer."
             )
         assert isinstance(trainer, (DQN, DDPG, TD3, SAC))
