@@ -106,11 +106,34 @@ def test_schedulers_come_back(scheduler: Callable[[torch.optim.Optimizer], Any])
             self.scheduler.step(*[1.0] * plateau)
             return float(self.optimizer.param_groups[0]["lr"])
 
-    first, second = Scheduled(), Scheduled()
-    for _ in range(4):
-        first.step()
+    for steps in (1, 4):
+        first, second = Scheduled(), Scheduled()
+        for _ in range(steps):
+            first.step()
+        load_module_tensors(second, module_tensors(first))
+        assert [first.step() for _ in range(10)] == [second.step() for _ in range(10)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_optimizers_that_take_more_than_dense_gradients_come_back(kind: Any) -> None:
+    class Embedded:
+        def __init__(self) -> None:
+            self.net = torch.nn.Embedding(3, 2, sparse=kind is torch.optim.SparseAdam)
+            self.optimizer = kind(self.net.parameters())
+
+        def loss(self) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = (self.net(torch.tensor([0, 2])) - 1).square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+    first, second = Embedded(), Embedded()
+    for trainer in (first, first, second):
+        trainer.optimizer.step(trainer.loss)
     load_module_tensors(second, module_tensors(first))
-    assert [first.step() for _ in range(10)] == [second.step() for _ in range(10)]
+    for trainer in (first, second):
+        trainer.optimizer.step(trainer.loss)
+    assert torch.equal(first.net.weight, second.net.weight)
 
 
 def test_groups_are_named_after_attributes_and_are_copies() -> None:

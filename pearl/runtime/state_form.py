@@ -15,7 +15,7 @@ import torch
 
 from pearl.errors import CheckpointError
 
-_COUNTS = ("last_epoch", "_step_count", "step")  # whole numbers of at least 0, whatever their type
+_COUNTS = ("last_epoch", "_step_count", "step")  # whole numbers, whatever their type
 
 
 def check_like(path: str, expected: Any, found: Any) -> None:
@@ -31,7 +31,7 @@ def check_like(path: str, expected: Any, found: Any) -> None:
             _refuse(path, f"the keys {sorted(map(str, expected))}", sorted(map(str, found)))
         for key, value in expected.items():
             if key in _COUNTS:
-                _check_count(f"{path}.{key}", found[key])
+                _check_count(f"{path}.{key}", value, found[key])
             check_like(f"{path}.{key}", value, found[key])
     elif isinstance(expected, list | tuple):
         if type(found) is not type(expected) or len(found) != len(expected):
@@ -61,18 +61,20 @@ def _check_scalar(path: str, expected: Any, found: Any) -> None:
         _refuse(path, f"a value like {expected!r}", found)
 
 
-def _check_count(path: str, found: Any) -> None:
+def _check_count(path: str, expected: Any, found: Any) -> None:
+    # -1: a later part of a SequentialLR has not begun.
+    least = -1 if isinstance(expected, int) and expected == -1 else 0
     value = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
     whole = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not whole or value < 0 or value != int(value):
-        _refuse(path, "a whole number of at least 0", found)
+    if not whole or value < least or value != int(value):
+        _refuse(path, f"a whole number of at least {least}", found)
 
 
 def check_optimizer_state(name: str, optimizer: torch.optim.Optimizer, found: Any) -> None:
     """Raise CheckpointError unless `found` is a state dict that `optimizer`, one of torch's own, could have now.
 
-    Settings are judged by the optimizer's constructor, its state by what one step of its class leaves behind. Any other
-    optimizer is left to its own `load_state_dict`.
+    Settings are judged by the optimizer's constructor, its state by what one step of its class leaves behind. Other
+    optimizers, and those whose step needs more than dense gradients, are left to their own `load_state_dict`.
     """
     if not _is_torchs(optimizer):
         return
@@ -86,10 +88,17 @@ def check_optimizer_state(name: str, optimizer: torch.optim.Optimizer, found: An
     for at, (group, expected, own) in enumerate(zip(groups, live["param_groups"], optimizer.param_groups, strict=True)):
         path = f"{name}.param_groups[{at}]"
         _check_group(path, expected, group)
-        copies.append({**group, "params": [torch.zeros_like(p).requires_grad_() for p in own["params"]]})
+        copies.append(_copied(group, own["params"]))
     if not states:
         return
-    expected_states = _state_after_a_step(name, type(optimizer), copies)
+    try:
+        expected_states = _state_after_a_step(type(optimizer), copies)
+    except Exception as error:
+        if not _can_step(optimizer):
+            return
+        raise CheckpointError(
+            f"The settings of {name!r} in the checkpoint are none that {type(optimizer).__name__} takes: {error}."
+        ) from error
     for key, state in states.items():
         if type(key) is not int or key not in expected_states:
             _refuse(f"{name}.state", f"numbers of parameters, 0 to {len(expected_states) - 1}", key)
@@ -119,23 +128,31 @@ def _check_group(path: str, expected: Mapping[str, Any], found: Any) -> None:
         _refuse(f"{path}.params", expected["params"], found["params"])
 
 
-def _state_after_a_step(name: str, kind: Any, groups: list[dict[str, Any]]) -> dict[int, Any]:
+def _copied(group: Mapping[str, Any], params: list[torch.Tensor]) -> dict[str, Any]:
+    return {**group, "params": [torch.zeros_like(p).requires_grad_() for p in params]}
+
+
+def _can_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step with dense gradients and no closure works: not of LBFGS, nor of SparseAdam."""
+    try:
+        _state_after_a_step(type(optimizer), [_copied(group, group["params"]) for group in optimizer.param_groups])
+    except Exception:
+        return False
+    return True
+
+
+def _state_after_a_step(kind: Any, groups: list[dict[str, Any]]) -> dict[int, Any]:
     """The state, by number of parameter, that a step of `kind` leaves for parameters and settings of these `groups`."""
     known = inspect.signature(kind.__init__).parameters
-    try:
-        # Each group apart: only a constructor's own arguments are judged by it.
-        for group in groups:
-            kind(group["params"], **{key: value for key, value in group.items() if key in known and key != "params"})
-        probe = kind(groups)
-        for group in groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        probe.step()
-        found: dict[int, Any] = probe.state_dict()["state"]
-    except Exception as error:
-        raise CheckpointError(
-            f"The settings of {name!r} in the checkpoint are none that {kind.__name__} takes: {error}."
-        ) from error
+    # Each group apart: only a constructor's own arguments are judged by it.
+    for group in groups:
+        kind(group["params"], **{key: value for key, value in group.items() if key in known and key != "params"})
+    probe = kind(groups)
+    for group in groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    probe.step()
+    found: dict[int, Any] = probe.state_dict()["state"]
     return found
 
 
