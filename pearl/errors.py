@@ -15,6 +15,10 @@ class DeviceFileError(ConfigurationError):
     """A device or connection CSV is missing, unreadable, or has a wrong cell (file, row and column are named)."""
 
 
+class FolderHeldError(ConfigurationError):
+    """Another run writes into the folder."""
+
+
 class EnvError(ConfigurationError):
     """An environment is unknown, cannot be made, or has spaces that the trainer cannot handle."""
 

@@ -52,15 +52,16 @@ def test_a_lock_that_is_held_for_a_moment_costs_a_warning(
         for pause in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S):
             assert saver.save() is None
             assert f"It is tried again in {pause:.0f} s; training goes on" in caplog.messages[-1]
-            assert not saver.overdue
+            assert not saver.is_due(scheduled=True), "the pause counts, however often checkpoints are due"
             clock.now += pause
-            assert saver.overdue
+            assert saver.is_due(scheduled=False)
     finally:
         os.close(holder)
     path = saver.save()
     assert path is not None
     assert f"could be written again: {path}" in caplog.messages[-1]
-    assert not saver.overdue
+    assert saver.is_due(scheduled=True)
+    assert not saver.is_due(scheduled=False)
 
 
 def test_the_end_is_worth_some_tries(tmp_path: Path, clock: Clock) -> None:
@@ -98,6 +99,7 @@ def test_a_disk_that_stays_full_loses_nothing_that_could_be_kept(
         assert f"was written to {kept} instead" in message
     else:
         assert f"The last good checkpoint is {good}." in message
+        assert not list(tmp_path.glob("pearl-checkpoint-*")), "no empty folder stays"
 
 
 def test_a_run_that_was_told_to_stop_does_not_wait_long_for_the_disk(

@@ -19,7 +19,9 @@ from programs import Running, make_program, run, running, summary
 from trainers import Sluggish
 
 from pearl.errors import ConfigurationError
+from pearl.runtime.entry import run_program
 from pearl.runtime.interruption import Interruption, stop_signals
+from pearl.runtime.run_lock import RunLock
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +103,9 @@ def test_only_a_second_request_of_a_person_stops_at_once(hangup: None, monkeypat
         signal.raise_signal(signal.SIGINT)  # from the terminal and from a parent process
         now[0] += 2
         signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(SystemExit) as ended:
+            run_program(lambda: signal.raise_signal(signal.SIGTERM) or 0)
+        assert ended.value.code == 143
     assert interruption.exit_code == 130
 
 
@@ -193,6 +196,38 @@ def test_a_run_outlives_a_locked_checkpoint_folder_and_a_run_folder_that_goes(pr
     assert "SIGINT" in summary(results)["stopped"]
     assert (results / "weights.safetensors").exists()
     assert (tmp_path / "moved" / "episodes.csv").exists()
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_another_took_keeps_its_state_elsewhere(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    results = tmp_path / "results"
+    options = ("--timesteps", "5_000_000", "--eval-interval", "3000", "--eval-episodes", "1")
+    with running(program, *options, "--run-dir", str(results)) as started:
+        under_way(started, results)
+        os.kill(started.process.pid, signal.SIGSTOP)  # it must not make its folder again first
+        results.rename(tmp_path / "moved")
+        locks = [RunLock(results), RunLock(results / "checkpoints")]
+        os.kill(started.process.pid, signal.SIGCONT)
+        started.until(lambda: started.output.count("another run began there") == 2)
+        started.until(lambda: "greedy" in started.output)
+        killed: set[int] = set()
+        while len(killed) < 3:
+            victim = started.until(lambda: [pid for pid in started.actor_pids() if pid not in killed])[0]
+            os.kill(victim, signal.SIGKILL)
+            killed.add(victim)
+        assert started.wait(60) == 1, started.output
+        output = started.output
+    assert "Error: Actors died 3 times" in output
+    assert "Traceback" not in output
+    (kept,) = tmp_path.glob("pearl-checkpoint-*/checkpoint-*")
+    assert f"was written to {kept} instead" in output
+    found = {path.name for path in results.rglob("*")}
+    assert found.isdisjoint({"run.log", "summary.json", "weights.safetensors", "learning_curve.png", kept.name})
+    for lock in locks:
+        lock.release()
 
 
 # --- runs that cannot train -----------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
         r"EPS while a batch was under way, \d+\.\d\d of the [\d,]+ EPS that the composer predicted;", output
     )
     assert re.search(r"replay ratio \S+  greedy \d+\S* at [12],\d\d\d", output), "the display shows greedy evaluations"
+    assert f"\n{found['env_steps']:,}/2,000 steps 100%" in output, "the last counts"
     if setting == 2:
         less = ("--timesteps", "1000", "--eval-episodes", "0", "--run-dir", str(results), "--resume")
         code, output = run(programs[setting], *less)

@@ -123,15 +123,38 @@ def test_a_run_whose_folder_was_taken_over_writes_no_more_into_it(
     assert not folder.keep()
     (tmp_path / "run").rename(tmp_path / "moved")
     assert folder.keep()
-    assert not folder.lost
+    assert folder.error(options.run_dir) is None
     (tmp_path / "run").rename(tmp_path / "moved again")
     hold(tmp_path / "run")
+    caplog.clear()
     assert folder.keep()
-    assert folder.lost
+    assert folder.is_lost(options.run_dir)
+    assert folder.error(options.checkpoint_dir) is None, "nobody has taken that one"
+    assert any("another run began there" in message for message in caplog.messages)
     assert not folder.keep(), "it is told once"
-    assert "goes on without logs" in caplog.messages[-1]
     folder.release()
     assert (tmp_path / "run" / ".lock").exists(), "the other run's"
+
+
+def test_a_folder_that_cannot_be_made_for_a_while_is_not_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parent = tmp_path / "parent"
+    options = parse_options("", timesteps=1, run_dir=parent / "run", arguments=[])
+    folder = RunFolder(options)
+    parent.rename(tmp_path / "moved")
+    parent.touch()
+    assert not folder.keep()
+    assert "cannot be written" in str(folder.error(options.checkpoint_dir))
+    count = len(caplog.messages)
+    assert not folder.keep()
+    assert len(caplog.messages) == count, "it is told once"
+    parent.unlink()
+    assert folder.keep()
+    assert folder.error(options.run_dir) is None
+    assert folder.error(options.checkpoint_dir) is None
+    assert (options.checkpoint_dir / ".lock").exists()
+    folder.release()
 
 
 def test_a_damaged_record_is_not_shown(tmp_path: Path, hold: type[Holder]) -> None:

@@ -170,7 +170,7 @@ def _check_free_space(directory: Path, state: CheckpointState) -> None:
     if needed > free:
         raise CheckpointWriteError(
             f"The checkpoint of step {state.step} needs {readable_size(needed)}; {readable_size(free)} are free in "
-            f"{directory}. Free space, keep fewer checkpoints, or leave the replay out."
+            f"{directory}. Free space, or choose another folder with --checkpoint-dir."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import tempfile
@@ -32,10 +33,9 @@ class CheckpointSaver:
         self._failures = 0
         self._again_at = math.inf
 
-    @property
-    def overdue(self) -> bool:
-        """Whether one that failed should be tried again now."""
-        return time.monotonic() >= self._again_at
+    def is_due(self, scheduled: bool) -> bool:
+        """Whether to save now: if `scheduled`, but after a failure only once its pause is over."""
+        return time.monotonic() >= self._again_at if self._failures else scheduled
 
     def save(self) -> Path | None:
         """Save on the way; None, with a warning, if it cannot be written now."""
@@ -70,7 +70,12 @@ class CheckpointSaver:
     def _given_up(self, error: CheckpointWriteError) -> CheckpointError:
         try:
             folder = Path(tempfile.mkdtemp(prefix="pearl-checkpoint-"))
-            refuge = self._write(folder)
+            try:
+                refuge = self._write(folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                raise
         except (CheckpointError, OSError) as second:
             _log.warning("Nor could it be written elsewhere: %s", second)
             return CheckpointError(f"{error} {self._good()}")

@@ -51,9 +51,9 @@ def run_program(main: Callable[[], int]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = main()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("Interrupted.", file=sys.stderr)
-        code = _INTERRUPTED
+        code = 128 + error.args[0] if error.args else _INTERRUPTED
     except PearlError as error:
         code = _failed(str(error))
     except Exception as error:

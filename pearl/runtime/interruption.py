@@ -20,8 +20,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 class Interruption:
     """Handles the stop signals inside its `with` block, in the main thread.
 
-    The first is noted. A second one, unless it comes at once, raises KeyboardInterrupt; a terminal that closes
-    (SIGHUP) is no second one.
+    The first is noted. A second one, unless it comes at once, raises KeyboardInterrupt with its number; a terminal that
+    closes (SIGHUP) is no second one.
     """
 
     def __init__(self) -> None:
@@ -57,4 +57,4 @@ class Interruption:
             self._signal, self._at = signal.Signals(number), now
         # A terminal and a parent process may both deliver one and the same Ctrl-C.
         elif number != signal.SIGHUP and now - self._at > _SAME_INTERRUPT_S:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, FolderHeldError
 from pearl.runtime.options import Options
 from pearl.runtime.run_lock import RunLock
 
@@ -22,26 +23,52 @@ class RunFolder:
         folders = {options.run_dir.resolve(): "--run-dir"}
         folders.setdefault(options.checkpoint_dir.resolve(), "--checkpoint-dir")
         self._locks: list[RunLock] = []
-        self.lost = False  # to another run, which began after the folder was moved or deleted
+        self._errors: dict[Path, ConfigurationError] = {}
         with contextlib.ExitStack() as stack:
             stack.callback(self.release)
             for folder, option in folders.items():
                 self._locks.append(RunLock(folder, option))
             stack.pop_all()
 
+    def error(self, folder: Path) -> ConfigurationError | None:
+        """Why the run must not write into its `folder`, as `keep` last found; None if it may."""
+        return self._errors.get(folder.resolve())
+
+    def is_lost(self, folder: Path) -> bool:
+        """Whether another run has taken `folder`, after it was moved or deleted: it stays lost."""
+        return isinstance(self.error(folder), FolderHeldError)
+
     def keep(self) -> bool:
-        """Make folders again that were moved or deleted, with a warning; True if there are any, or they were lost."""
-        if self.lost:
+        """Make folders again that were moved or deleted; True, with a warning, if any changed hands or came back.
+
+        A folder that cannot be made now (a full disk, a network that fails) is tried again at the next call.
+        """
+        changed = [self._keep(lock) for lock in self._locks]
+        return any(changed)
+
+    def _keep(self, lock: RunLock) -> bool:
+        earlier = self._errors.get(lock.folder)
+        if isinstance(earlier, FolderHeldError):
             return False
         try:
-            gone = [lock.folder for lock in self._locks if lock.renew()]
+            renewed = lock.renew()
         except ConfigurationError as error:
-            self.lost = True
-            _log.warning("The run goes on without logs, for its folder was moved or deleted. %s", error)
-            return True
-        for folder in gone:
-            _log.warning("The folder %s was moved or deleted. The run goes on, in a new folder of that name.", folder)
-        return bool(gone)
+            self._errors[lock.folder] = error
+            if isinstance(error, FolderHeldError):
+                text = "was moved or deleted, and another run began there. This run goes on without it"
+            else:
+                text = "cannot be used now. The run goes on, and tries again every second"
+            if type(error) is not type(earlier):
+                _log.warning("The folder %s %s. %s", lock.folder, text, error)
+            return isinstance(error, FolderHeldError)
+        self._errors.pop(lock.folder, None)
+        if renewed:
+            _log.warning(
+                "The folder %s was moved or deleted. The run goes on, in a new folder of that name.", lock.folder
+            )
+        elif earlier is not None:
+            _log.warning("The folder %s can be used again.", lock.folder)
+        return renewed or earlier is not None
 
     def release(self) -> None:
         """Let go of the folders; may be called twice."""

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, FolderHeldError
 
 LOCK_FILE = ".lock"
 
@@ -31,8 +31,8 @@ class RunLock:
 
     It is a POSIX record lock on a file of the folder. Such a lock ends with its process, however that ends, and no
     child inherits it, so that a child that an environment forked cannot keep it. The file says who holds it. `option`
-    is the program's option that chooses the folder. Raises ConfigurationError, with nothing written, if another run
-    holds the folder, or if it cannot be made or written.
+    is the program's option that chooses the folder. Raises, with nothing written, FolderHeldError if another run holds
+    the folder, and ConfigurationError if the folder cannot be made or written.
     """
 
     def __init__(self, folder: Path, option: str = "--run-dir") -> None:
@@ -48,18 +48,21 @@ class RunLock:
     def renew(self) -> bool:
         """Hold the folder of this name again if it was moved or deleted; True if so.
 
-        Raises ConfigurationError as construction does: another run may hold the new folder.
+        Raises as construction does: another run may hold the new folder. A folder that cannot be looked at stays held.
         """
-        if self._descriptor >= 0 and self._is_current(self._descriptor):
-            return False
+        try:
+            if self._descriptor >= 0 and self._is_current(self._descriptor):
+                return False
+        except OSError as error:
+            raise self._unusable(error) from error
         self._drop()
         self._descriptor = self._acquire()
         return True
 
     def release(self) -> None:
         """Let go of the folder; may be called twice."""
-        if self._descriptor >= 0 and self._is_current(self._descriptor):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self._descriptor >= 0 and self._is_current(self._descriptor):
                 self._path.unlink()
         self._drop()
 
@@ -81,9 +84,7 @@ class RunLock:
                     return descriptor
                 os.close(descriptor)  # a run that has just ended removed the file
         except OSError as error:
-            raise ConfigurationError(
-                f"The folder {self._folder} cannot be written: {error}. Choose another with {self._option}."
-            ) from error
+            raise self._unusable(error) from error
 
     def _take(self, descriptor: int) -> bool:
         """Lock the open file and write down who holds it; False if the file is no longer the folder's."""
@@ -108,11 +109,16 @@ class RunLock:
     def _is_current(self, descriptor: int) -> bool:
         try:
             return _identity(self._path.stat()) == _identity(os.fstat(descriptor))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def _refusal(self, holder: str) -> ConfigurationError:
+    def _unusable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
+            f"The folder {self._folder} cannot be written: {error}. Choose another with {self._option}."
+        )
+
+    def _refusal(self, holder: str) -> FolderHeldError:
+        return FolderHeldError(
             f"The folder {self._folder} belongs to a run that goes on: {holder}. Wait until it ends, stop "
             f"it, or choose another folder for this run with {self._option}."
         )

@@ -274,6 +274,13 @@ def configure_logging(directory: Path) -> None:
     logger.addHandler(RunFileHandler(directory / "run.log"))
 
 
+def end_log_file() -> None:
+    """From now on, records of the `pearl` logger go to no file."""
+    if (handler := run_file_handler()) is not None:
+        logging.getLogger("pearl").removeHandler(handler)
+        handler.close()
+
+
 class RunFileHandler(logging.Handler):
     """All records of the `pearl` logger, in the file `path`, as well as the disk allows."""
 
@@ -281,6 +288,7 @@ class RunFileHandler(logging.Handler):
         super().__init__()
         self.path = path
         self._file = LogFile(path)
+        self._file.append(b"")  # opened now: the folder may belong to another run by the first record
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -65,7 +65,7 @@ from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
 from pearl.runtime.run_folder import RunFolder
-from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging, run_file_handler
+from pearl.runtime.run_log import EvaluationKind, RunLog, configure_logging, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
 from pearl.runtime.serial import InlineActor
@@ -320,7 +320,7 @@ class Session:
                 )
             self._update_delay = 0
         self._workers.append(worker)
-        # What is there by now stays: collections of garbage, which steps of torch set off, need not look at it again.
+        # Freeze live objects: torch steps trigger frequent GC.
         gc.freeze()
         if not self.options.serial:
             worker.launch()
@@ -435,7 +435,7 @@ class Session:
         competes = ended and self._evaluator.last_may_be_best
         if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
             due.append(self._evaluate)
-        saves = self.counters.env_steps >= self._next_checkpoint or self._saver.overdue
+        saves = self._saver.is_due(self.counters.env_steps >= self._next_checkpoint)
         if saves and not ended:  # finish() saves the end
             due.append(self._checkpoint)
         return due
@@ -494,7 +494,7 @@ class Session:
         """Whether to sample: enough data, the replay ratio, at most D updates ahead, one request at a time."""
         return (
             not self._draining
-            # What is being trained on must leave room for what was collected, or neither would ever go on.
+            # A full buffer waits for the batches under way to end: a further one would delay it without end.
             and not self._insertion_waits
             and self._requested == len(self._in_flight)
             and self._requested <= self._update_delay
@@ -629,9 +629,11 @@ class Session:
             return
         if self._log is not None:
             self._log.reopen()
-            self._log = None if self._folder.lost else self._log
         if (handler := run_file_handler()) is not None:
             handler.reopen()
+        if self._folder.is_lost(self.options.run_dir):
+            self._log = None
+            end_log_file()
 
     def _log_scalars(self) -> None:
         if self._log is None:
@@ -661,8 +663,8 @@ class Session:
         return {f"replay/{name}": value for name, value in scalars.items()}
 
     def _log_evaluation(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
-        assert self._log is not None
-        self._log.evaluation(self.counters.env_steps, self._wall_s(), kind, weights_step, found.returns.tolist())
+        if self._log is not None:
+            self._log.evaluation(self.counters.env_steps, self._wall_s(), kind, weights_step, found.returns.tolist())
         self._greedy_note = f"greedy {found.mean:.4g} at {weights_step:,}"
 
     def _evaluate(self) -> None:
@@ -699,8 +701,8 @@ class Session:
     def _save_into(self, directory: Path) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
         self._keep_folder()
-        if self._folder.lost and directory == self.options.checkpoint_dir:
-            raise CheckpointWriteError(f"{directory} belongs to another run by now: no checkpoint is written there.")
+        if directory == self.options.checkpoint_dir and (error := self._folder.error(directory)) is not None:
+            raise CheckpointWriteError(f"The checkpoint of step {self.counters.env_steps} was not written. {error}")
         counters = dataclasses.replace(self.counters, wall_s=self._wall_s())
         path = self._state.save(directory, counters, self._evaluator.best)
         self._saved = (counters.env_steps, counters.gradient_steps, path)
@@ -718,9 +720,13 @@ class Session:
             write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **rates})
             return self._interruption.exit_code
         rates = self._report_rates()
+        self._shown_at = -math.inf
+        self._show()  # the last counts
         self._log_scalars()
         unsaved = self._save_last()
         if self._failure is not None:
+            if unsaved is not None:  # where the state is now must not be lost behind the failure
+                logger.warning("%s", unsaved)
             raise self._failure
         self._warn_of_no_training()
         directory = self.options.run_dir
@@ -761,14 +767,14 @@ class Session:
 
     def _leave(self, summary: Mapping[str, object]) -> None:
         """Write weights and summary, as well as the disk allows."""
-        if self._folder.lost:
-            return
         directory, self._unwritten = self.options.run_dir, ""
         try:
+            if (refused := self._folder.error(directory)) is not None:
+                raise refused
             self._evaluator.save(directory)
             write_summary(directory / "summary.json", summary)
-        except OSError as error:
-            self._unwritten = f"Weights and summary cannot be written to {directory}: {error}."
+        except (OSError, ConfigurationError) as error:
+            self._unwritten = f"Weights and summary cannot be written to {directory}: {str(error).rstrip('.')}."
             logger.warning("%s The checkpoint %s has the weights.", self._unwritten, self._saved[2])
 
     def _summary(self, rates: Mapping[str, float]) -> dict[str, object]:
@@ -796,6 +802,8 @@ class Session:
     def _plot(self) -> Path | str:
         if not self.counters.episodes:
             return "none, no episode has ended yet"
+        if self._folder.error(self.options.run_dir) is not None:
+            return "none, the run folder was lost"
         title = f"{self._trainer_class.__name__} on {self.actors.env}"
         try:
             return plot_learning_curve(self.options.run_dir, title=title)
