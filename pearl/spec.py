@@ -151,10 +151,10 @@ class ReplaySpec:
 
     `mode` draws ("prioritized", "uniform") or takes in order ("fifo": oldest written first, "lifo": newest first,
     "top_k": highest priority first). `stratified` and `replacement` say how batches are drawn (see
-    docs/replay_features.md); `max_times_sampled` (0: no limit) is how often an item may be sampled until it is written
-    anew; `initial_priority` is what items get that come without one: the running maximum, the mean of the priorities
-    held, or a number. `priority_epsilon` is added to every priority that is given, so that an item whose TD error is
-    zero is sampled again (Schaul et al. 2016); with 0, a priority of zero means "never sample".
+    docs/replay_features.md); `max_times_sampled` (0: no limit) is how often an item may be sampled until its slot is
+    overwritten; `initial_priority` is given to items that come without a priority: the running maximum, the mean of the
+    priorities held, or a number. `priority_epsilon` is added to every priority that is given, so that an item whose TD
+    error is zero is sampled again (Schaul et al. 2016); with 0, a priority of zero means "never sample".
 
     `alpha` and `beta` are numbers in [0, 4] or schedules (`pearl.replay.schedules`: called with environment steps). A
     number alpha stays; a number beta goes to `beta_final` in a straight line over the run.

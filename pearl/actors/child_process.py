@@ -25,7 +25,7 @@ from pearl.standard_streams import keep_standard_streams
 _HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # that a terminal sends to every process
 _PROGRAM = ("init_main_from_name", "init_main_from_path")
 _POLL_S = 0.01
-_LONGEST_DEATH_S = 5.0  # a process that the system does not let die, as in a broken driver, is waited for no longer
+_LONGEST_DEATH_S = 5.0  # a broken driver may keep a killed process alive: the host waits no longer
 _LONGEST_PARTING_S = 1.0
 
 
@@ -35,9 +35,9 @@ class ChildProcess:
     `args` are pickled as `multiprocessing` does, so that queues may be among them. With `without_program`, the process
     does not import the program, of which it needs nothing.
 
-    It is no `multiprocessing.Process`. A daemonic one may start no children, which environments do; any other is
-    waited for when the host ends. Both are known to have ended by a pipe that their children hold open. This one leads
-    a process group: with the process, its group is killed.
+    Not a `multiprocessing.Process`, for three reasons: a daemonic one may start no children, but environments do; the
+    host waits at its end for any other; and children of either keep the pipe open that tells of its death. This one
+    leads a process group, which is killed with it.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class ChildProcess:
         assert tracker is not None  # it was started
         launch = _Launch([tracker])
         payload = launch.pickled(target, args, name, without_program=without_program)
-        # A file in memory, not a pipe: the host does not wait until a process reads that may never do so.
+        # A file in memory, not a pipe: a process that never reads cannot block the host.
         file = SharedBuffer(len(payload))
         file.memory[:] = payload
         command = multiprocessing.spawn.get_command_line(tracker_fd=tracker, pipe_handle=launch.duplicate(file))
-        # Ctrl-C reaches every process of the terminal, and so does its closing. The process inherits that both are
-        # blocked: it would end before it leads a group of its own.
+        # The terminal sends both signals to all its processes. The new one inherits the block: otherwise a signal could
+        # end it before it leads a group of its own.
         allowed = signal.pthread_sigmask(signal.SIG_BLOCK, _HOSTS_SIGNALS)
         try:
             self._process = subprocess.Popen(command, pass_fds=launch.descriptors)

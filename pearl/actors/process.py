@@ -90,7 +90,7 @@ class _Running:
     process: ChildProcess
     report: Report
     setup: ActorSetup
-    hangs: int = 0  # of this actor, one after the other, each before its environments were made
+    hangs: int = 0  # in a row, of this actor, while it made its environments
     beats: int = -1
     silent_s: float = 0.0
     is_named: bool = False
@@ -204,7 +204,7 @@ class ActorGroup:
         if len(self._deaths) >= self._most_deaths:
             raise ActorError(
                 f"Actors died {len(self._deaths)} times within {self._window_s:.0f} s; the last was {name} ({cause}). "
-                f"The run stops here; its checkpoint can be resumed with --resume once the cause is mended.{detail}"
+                f"The run stops here; its checkpoint can be resumed with --resume once the cause is fixed.{detail}"
             )
         logger.warning("%s died (%s) and is restarted.%s", name, cause, detail)
         self.restarts += 1
@@ -215,7 +215,7 @@ class ActorGroup:
         """Close the queues, wait for the processes, and end those that do not stop."""
         for dcq in self._dcqs:
             dcq.close()
-        # One that still imports or makes its environments has nothing to end in good order.
+        # An actor that still imports or makes its environments has nothing to close.
         for running in self._running:
             if not running.report.is_ready:
                 running.process.kill()

@@ -15,7 +15,7 @@ _MOST = 1023  # further ones are shown by every process
 
 
 class SharedWarnings:
-    """Which warnings were shown, in memory that the processes share to which it is sent.
+    """Which warnings were shown: shared with each process to which this object is sent.
 
     Python itself shows a warning once for a line of code, but in each process, and again whenever anybody has changed
     the filters meanwhile.

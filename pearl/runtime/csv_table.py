@@ -99,7 +99,7 @@ class CsvTable:
         except (ValueError, TypeError, csv.Error) as error:
             raise ConfigurationError(
                 f"{self._path} cannot be resumed: a row lacks numbers in env_steps and wall_s ({error}). "
-                "Mend or remove that row, or log into another directory."
+                "Correct or remove that row, or log into another directory."
             ) from error
 
     def _kept(self, resume: ResumePoint | None) -> Iterator[Row]:

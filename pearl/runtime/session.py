@@ -464,7 +464,7 @@ class Session:
                 detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
                 self._failure = ActorError(
                     f"The environment {self.actors.env} or the policy failed in an actor. The run stops here; its "
-                    f"checkpoint can be resumed with --resume once the cause is mended.\n{detail}"
+                    f"checkpoint can be resumed with --resume once the cause is fixed.\n{detail}"
                 )
                 self._stop("actors failed")
                 return
