@@ -53,7 +53,8 @@ def run_program(main: Callable[[], int]) -> None:
         code = main()
     except KeyboardInterrupt as error:
         print("Interrupted.", file=sys.stderr)
-        code = 128 + error.args[0] if error.args else _INTERRUPTED
+        number = error.args[0] if error.args else None  # of the signal, from `Interruption`
+        code = 128 + number if isinstance(number, int) else _INTERRUPTED
     except PearlError as error:
         code = _failed(str(error))
     except Exception as error:
