@@ -172,7 +172,8 @@ class MappedBacking:
             return
         spec, offset = self._specs[name]
         row = spec.nbytes // spec.shape[0]
-        rows = min(spec.shape[0], rows + _RESERVED_AT_ONCE // max(row, 1))
+        ahead = min(_RESERVED_AT_ONCE, spec.nbytes // 16)  # of a small array a part too: most of it may stay empty
+        rows = min(spec.shape[0], rows + ahead // max(row, 1))
         assert self.path is not None
         reserve_disk(self.path, self._lock, offset, rows * row)
         self._reserved[name] = rows
