@@ -382,7 +382,7 @@ def test_composing_takes_no_more_threads_than_cores_and_says_so(csv_pair, caplog
 
     files = csv_pair("cpu0,cpu,cpu,,64,60")
     composer = described(files)
-    platform = composer._read_platform()
+    platform = composer._read_files()
     assert platform.host.cores == describe_cpu().logical_cores < 64
     assert "states 64 cores" in caplog.text
 

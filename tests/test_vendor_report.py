@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from programs import described
 from typer.testing import CliRunner
 
-from composer.calibration import CalibrationStore
+from composer.calibration import CalibrationStore, Imported
 from composer.fpga_model import FpgaPart, ReplayTree, share
 from composer.imported_replay import import_report
 from composer.learner_pipeline import pipeline_of
@@ -279,7 +279,7 @@ def test_what_is_imported_is_there_in_the_next_process(tmp_path: Path) -> None:
     report = read_vendor_report(REPORTS / "oneapi_2025.prj")
     found = import_report(report, BOARD, TREE, CalibrationStore(tmp_path / "c.json"))
     other = CalibrationStore(tmp_path / "other.json")
-    assert other.import_file(tmp_path / "c.json") == 1
+    assert other.import_file(tmp_path / "c.json") == Imported(new=1, total=1, other_versions=0)
     for path in ("c.json", "other.json"):
         (entry,) = CalibrationStore(tmp_path / path)._entries.values()
         read = ReportedReplay.from_measurements(TREE, dict(entry.measurements))
@@ -384,8 +384,8 @@ def test_imported_times_stand_in_the_matrix_and_decide(
     assert "imported" in composer.matrix.to_json()
     candidate = next(c for c in composer.placement.candidates if c.pair == ("board", "cpu0"))
     assert candidate.terms.sample_us == pytest.approx(row.replay.sample.value_us)
-    # Another capacity, another mode, another part: not what was compiled.
-    for problem_changes in ({"capacity": 300}, {"capacity": 256, "mode": "uniform"}, {"capacity": 256, "fanout": 4}):
+    # Another capacity, another fanout, another part: not what was compiled.
+    for problem_changes in ({"capacity": 300}, {"capacity": 256, "fanout": 4}):
         cell = composed(tmp_path, **problem_changes).matrix["board"].replay
         assert {m.source for _, m in cell.measurements()} == {"modelled"}
     assert composed(tmp_path, capacity=256, fanout="auto").matrix["board"].replay == row.replay
