@@ -206,15 +206,18 @@ class Composer:
 
     # --- what it does -----------------------------------------------------------------------------------------------
 
-    def run(self) -> tuple[ReplayConfig, LearnerConfig]:
+    def run(self, *, timesteps: int | None = None) -> tuple[ReplayConfig, LearnerConfig]:
         """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
-        `matrix`, `placement` and `networks` are there afterwards. Raises a ConfigurationError that names what is
-        missing or wrong, and GenerationError for a problem that no program can be written of, before anything is
-        measured.
+        `matrix`, `placement` and `networks` are there afterwards. `timesteps` is the environment steps of the program
+        to be written, where they are known: so few that it would not train are refused at once. Raises a
+        ConfigurationError that names what is missing or wrong, and GenerationError for a problem that no program can
+        be written of, before anything is measured.
         """
         stated = self._read_files()
         self._problem = self._check_problem()
+        if timesteps is not None:
+            check_training_begins(self._problem.train, timesteps)
         self._platform = stated or self._discover()
         self._check_devices(self._platform)
         problem, store = _profiled(self._problem), CalibrationStore(self._store_path)

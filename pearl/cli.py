@@ -294,7 +294,7 @@ def _compose(
     placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")
     for file in (path, matrix_json, placement_json):
         _check_writable(file)
-    replay, learner = composer.run()
+    replay, learner = composer.run(timesteps=options.timesteps)
     _console().print(composer.matrix, composer.placement)
     # Before the program: where none can be written (a null device was chosen), these are what one composed for.
     _write_text(matrix_json, composer.matrix.to_json() + "\n")

@@ -255,12 +255,14 @@ def test_compose_again_keeps_an_edited_program(composed, caplog):
         (SPEC.replace("CartPole-v1", "__import__('os').system('touch pwned')"), "not the name of an environment"),
         (SPEC.replace("CartPole-v1", "Pendulum-v1"), "Discrete action space"),
         (SPEC.replace("batch_size = 32", "batch_size = 2000"), "A batch of 2000"),
+        (SPEC.replace("timesteps = 400", "timesteps = 100"), "would not train: learning_starts is 100"),
         (SPEC + "[platform]\ndevices = 'absent.csv'\nconnections = 'absent.csv'\n", "absent.csv"),
         (SPEC + "[platform\n", "line 15"),
     ],
 )
 def test_compose_explains_what_is_wrong(tmp_path, monkeypatch, text, part):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("composer.composer.Profiler", None)  # nothing is measured
     Path("bad.toml").write_text(text)
     result = invoke("compose", "bad.toml")
     assert result.exit_code == 1
