@@ -18,6 +18,7 @@ trainer = make_trainer(TinyDQN, spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.
 
 NATIVE = """
 from pearl.learner.native_learner import NativeLearner
+from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import TransitionSpec
 batch = TransitionSpec.from_spaces(trainer.observation_space, trainer.action_space).empty(4)
 for column in batch.values():
@@ -25,6 +26,7 @@ for column in batch.values():
 NativeLearner(trainer).step(batch, np.ones(4, np.float32))
 trainer.optimizer.zero_grad()
 trainer.optimizer.load_state_dict(trainer.optimizer.state_dict())
+load_module_tensors(trainer, module_tensors(trainer))
 print("torch._dynamo" in sys.modules)
 """
 
