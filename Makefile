@@ -10,6 +10,8 @@ RTL_STAMP := $(VENV)/.rtl-installed
 SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
 KERNELS := $(shell find kernels cmake CMakeLists.txt -type f -not -path 'kernels/rtl/*' 2>/dev/null)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
+# As many workers as cores, at most four; a file's tests stay with one. PYTEST_ARGS='-n 0' runs all in one process.
+PYTEST_WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PYTEST_ARGS ?=
 BENCH ?= .venv-bench
 BENCH_ARGS ?=
@@ -55,10 +57,10 @@ quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is
 	$(BIN)/python examples/dqn_cartpole.py
 
 test: sycl rtl  ## Run all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_WORKERS) -m "not slow" $(PYTEST_ARGS)
 
 test-all: sycl rtl  ## Run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 lint: setup  ## ruff check and ruff format --check
 	$(BIN)/ruff check .

@@ -486,10 +486,10 @@ int main() {
     test_training();
     test_refused_steps_change_nothing();
     test_actor_critics();
-  test_known_priorities();
+    test_known_priorities();
     test_actor_critic_algorithm();
   }
-  CHECK(throws<pearl::LearnerError>([] { select_learner_kernels("sse9"); }));
+  CHECK(throws<pearl::ConfigurationError>([] { select_learner_kernels("sse9"); }));
   test_team();
   test_ill_formed_networks_are_refused();
 }

@@ -218,5 +218,5 @@ int main() {
   }
   trees_of_every_fanout_find_the_same_leaves();
   sums_do_not_depend_on_how_leaves_came();
-  CHECK(throws<ReplayError>([] { select_replay_kernels("sse9"); }));
+  CHECK(throws<ConfigurationError>([] { select_replay_kernels("sse9"); }));
 }
