@@ -16,12 +16,13 @@ import numpy as np
 
 from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
-from composer.codegen import ProgramSource, check_problem, generate
-from composer.imported_replay import with_imported
+from composer.codegen.program import ProgramSource, check_problem, generate
+from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform, usable, with_cores_of_host
-from composer.profiling import Problem, Profiler
+from composer.problem import Problem
+from composer.profiling.profiler import Profiler
 from composer.report import microseconds
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer.fpga_model import (
+from composer.fpga.learner_pipeline import LearnerPipeline, TensorUnit
+from composer.fpga.model import (
     Exploration,
     FpgaPart,
     ReplayTree,
@@ -16,7 +17,6 @@ from composer.fpga_model import (
     printed_learner,
     share,
 )
-from composer.learner_pipeline import LearnerPipeline, TensorUnit
 from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell
 from pearl.devices.description import EMULATOR_SELECTOR, Device, sycl_filter
 from pearl.devices.modelled import ProcessorParameters, model_parameters
@@ -68,7 +68,7 @@ def _nothing(device: str, reason: str) -> ModelledRow:
 def fpga_row(
     device: Device, work: ModelledWork, *, printed: bool = False, exploration: Exploration | None = None
 ) -> ModelledRow:
-    """The row of an FPGA by `composer.fpga_model`.
+    """The row of an FPGA by `composer.fpga.model`.
 
     The Replay Manager is that of `kernels/rtl`, in whichever fanout, lanes and copy of the leaves fit and are fastest.
     `printed` takes PEARL Eq. 2 to 6 as they stand in the paper instead of what pipelines take. What does not fit, or is

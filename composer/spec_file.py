@@ -21,9 +21,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from composer.codegen.python_source import EXPLORATIONS
+from composer.codegen.trainer_source import check_module_name
 from composer.composer import Composer
-from composer.python_source import EXPLORATIONS
-from composer.trainer_source import check_module_name
 from pearl.algorithms.trainer import check_trainer_class
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError

@@ -397,10 +397,10 @@ def _fpga_report(
     Resources, clock, initiation intervals and latencies of each kernel. Nothing of the report is executed.
     """
     from composer.calibration import CalibrationStore
-    from composer.fpga_model import ReplayTree
-    from composer.imported_replay import import_report
+    from composer.fpga.imported_replay import import_report
+    from composer.fpga.model import ReplayTree
+    from composer.fpga.vendor_report import read_vendor_report
     from composer.platform import read_devices
-    from composer.vendor_report import read_vendor_report
 
     found = read_vendor_report(report)
     _console().print(found)

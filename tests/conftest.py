@@ -52,7 +52,7 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 def quick_profiles() -> Iterator[None]:
     """Short measurements: composing takes a fraction of a second a device."""
     from composer import composer
-    from composer.profiling import Profiler
+    from composer.profiling.profiler import Profiler
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(composer, "Profiler", functools.partial(Profiler, budget_s=0.03))

@@ -20,7 +20,9 @@ from programs import ONE_CPU, CsvPair, described
 from trainers import TinyDQN
 
 from composer.algorithm1 import place
-from composer.codegen import ProgramSource, generate, render
+from composer.codegen.program import ProgramSource, generate, render
+from composer.codegen.python_source import documented, laid_out, literal
+from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -32,9 +34,7 @@ from composer.matrix import (
 )
 from composer.placement import Placement
 from composer.platform import Platform
-from composer.profiling import Problem
-from composer.python_source import documented, laid_out, literal
-from composer.trainer_source import TrainerImport, trainer_import
+from composer.problem import Problem
 from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 from pearl.devices.description import Connection, Device

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from composer.reported_learner import Algorithm, LearnerBuild
+from composer.fpga.reported_learner import Algorithm, LearnerBuild
 from pearl.algorithms import DDPG, DQN, TD3, Trainer
 from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.devices.sycl import sycl_availability

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.fpga_model import (
+from composer.fpga.learner_pipeline import (
+    LayerShape,
+    LearnerPipeline,
+    TensorUnit,
+    actor_critic_pipeline,
+    dqn_pipeline,
+    mlp_layers,
+)
+from composer.fpga.model import (
     CF22_EXPLORATION,
     FANOUTS,
     Exploration,
@@ -20,14 +28,6 @@ from composer.fpga_model import (
     explore,
     printed_learner,
     share,
-)
-from composer.learner_pipeline import (
-    LayerShape,
-    LearnerPipeline,
-    TensorUnit,
-    actor_critic_pipeline,
-    dqn_pipeline,
-    mlp_layers,
 )
 from composer.platform import Platform
 from pearl.devices import Connection, Device

@@ -20,7 +20,6 @@ from programs import ONE_CPU, TWO_CPUS, CsvPair, described, make_program, run
 from trainers import OwnTrainer, TinyDQN, TinyTD3
 from typer.testing import CliRunner
 
-from composer import profiling
 from composer.algorithm1 import place
 from composer.matrix import (
     AssignmentMatrix,
@@ -35,6 +34,7 @@ from composer.matrix import (
 )
 from composer.placement import Placement
 from composer.platform import Platform
+from composer.profiling import profiler as profiling
 from composer.spec_file import load_spec
 from pearl.algorithms.trainer import make_trainer
 from pearl.cli import app

@@ -16,10 +16,10 @@ from pearl import _native
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.algorithms.trainer import Trainer, policy_tensors
 from pearl.errors import ReplayError, TrainerError
+from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
-from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ReplaySpec, TransitionSpec

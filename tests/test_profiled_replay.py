@@ -13,8 +13,8 @@ from programs import ONE_CPU, CsvPair, described
 from composer import full_replay, profiling
 from composer.calibration import CalibrationKey
 from composer.composer import Composer, _profiled
-from composer.full_replay import TIMELESS, FullReplay
 from composer.matrix import Measurement
+from composer.profiling.full_replay import TIMELESS, FullReplay
 from pearl.errors import ReplayError
 from pearl.replay import DataStorage, Linear
 from pearl.replay.backing import RamBacking

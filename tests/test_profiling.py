@@ -19,18 +19,19 @@ import pytest
 from programs import ONE_CPU, CsvPair, described
 from trainers import OwnTrainer, TinyDQN
 
-from composer import actor_profiling, profiling
-from composer.actor_profiling import measure_actor
 from composer.composer import Composer
-from composer.full_replay import FullReplay
+from composer.profiling import actors as actor_profiling
+from composer.profiling import profiler as profiling
+from composer.profiling.actors import measure_actor
+from composer.profiling.full_replay import FullReplay
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.report import Report
 from pearl.errors import EnvError
+from pearl.ipc.queues import Bell
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
-from pearl.runtime.queues import Bell
 from pearl.runtime.workers import GrantQueue, ProgressQueue
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
@@ -238,7 +239,7 @@ PROGRAM = '''
 import os
 import gymnasium as gym
 import numpy as np
-from composer.actor_profiling import measure_actor
+from composer.profiling.actors import measure_actor
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec

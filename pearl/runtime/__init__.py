@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
     from pearl.runtime.collection import CollectionBuffer
     from pearl.runtime.entry import begin_program, run_program
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
-    from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
+    from pearl.runtime.queues import DataCollectionQueue
     from pearl.runtime.session import Program, Session
     from pearl.runtime.trainer_import import import_class
     from pearl.runtime.workers import (
@@ -53,18 +54,19 @@ _MODULES = {
     "entry": ("begin_program", "run_program"),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
-    "queues": ("Bell", "ColumnQueue", "DataCollectionQueue", "WeightSyncQueue"),
+    "queues": ("DataCollectionQueue",),
     "session": ("Program", "Session"),
     "trainer_import": ("import_class",),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: f"pearl.runtime.{module}" for module, names in _MODULES.items() for name in names}
+_MODULE_OF |= dict.fromkeys(("Bell", "ColumnQueue", "WeightSyncQueue"), "pearl.ipc.queues")
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pearl.runtime' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pearl.runtime.{_MODULE_OF[name]}"), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

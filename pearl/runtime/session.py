@@ -44,6 +44,7 @@ from pearl.errors import (
     PearlError,
     TrainerError,
 )
+from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.native_plan import UnsupportedError
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
@@ -61,7 +62,7 @@ from pearl.runtime.learning_curve import plot_learning_curve
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_summary
 from pearl.runtime.progress import ProgressDisplay
-from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
 from pearl.runtime.run_folder import RunFolder

@@ -15,9 +15,10 @@ import numpy as np
 
 from pearl.error_place import described
 from pearl.errors import PearlError, QueueClosedError
+from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.learner.protocol import Learner
 from pearl.replay.protocol import ReplayManager, Sample
-from pearl.runtime.queues import Bell, ColumnQueue, WeightSyncQueue, batch_fields
+from pearl.runtime.queues import batch_fields
 from pearl.spec import FieldSpec, TransitionSpec
 
 

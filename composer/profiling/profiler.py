@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -16,15 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gymnasium as gym
 import numpy as np
 
 import pearl
-from composer.actor_profiling import measure_actor
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.core_sharing import CoreSharing
-from composer.full_replay import FullReplay, chained, fill, fill_rows, host_storage, replay_parameters, steps
-from composer.learner_pipeline import LearnerPipeline, pipeline_of
+from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.matrix import (
     AssignmentMatrix,
     Candidacy,
@@ -38,10 +34,13 @@ from composer.matrix import (
     UnavailableDevice,
     UnsupportedLearner,
 )
-from composer.measuring import WARM_UP, measure, on_own_thread
-from composer.message_profiling import ITERATIONS, busy_processes, measure_messages, measure_pipeline
 from composer.modelled_rows import FPGA_LEARNER, ModelledRow, ModelledWork, fpga_row, processor_row
 from composer.platform import Platform, usable
+from composer.problem import Problem
+from composer.profiling.actors import measure_actor
+from composer.profiling.full_replay import FullReplay, chained, fill, fill_rows, host_storage, replay_parameters, steps
+from composer.profiling.measuring import WARM_UP, measure, on_own_thread
+from composer.profiling.messages import ITERATIONS, busy_processes, measure_messages, measure_pipeline
 from composer.report import left_out_line
 from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
@@ -52,6 +51,7 @@ from pearl.devices.modelled import ProcessorParameters, model_parameters
 from pearl.devices.null import NullTimes
 from pearl.error_place import described
 from pearl.errors import CapacityError, ConfigurationError, DeviceError, PearlError, TrainerError
+from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.extract import extract_networks
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
@@ -63,9 +63,8 @@ from pearl.replay.fpga import check_design, check_options
 from pearl.replay.protocol import Sample
 from pearl.replay.sycl import unsupported_options
 from pearl.replay.sycl_storage import SyclDataStorage
-from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
-from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ReplaySpec
 
 logger = logging.getLogger("pearl.composer")
 
@@ -84,56 +83,15 @@ _AnyStorage = TypeVar("_AnyStorage", DataStorage, SyclDataStorage)
 _Cell = TypeVar("_Cell")
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
-_METHOD = [
-    Path(__file__).with_name(name)
-    for name in ("profiling.py", "full_replay.py", "measuring.py", "actor_profiling.py", "message_profiling.py")
-]
+_METHOD = sorted(Path(__file__).parent.glob("*.py"))
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py"),
     "replay": ("replay/*.py",),
     "learner": (),
-    "messages": ("replay/requests.py", "runtime/queues.py", "runtime/workers.py"),
-    "pipeline": ("replay/*.py", "runtime/queues.py", "runtime/workers.py"),
-    "pair": ("replay/*.py", "runtime/queues.py", "runtime/workers.py"),
+    "messages": ("replay/requests.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
+    "pipeline": ("replay/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
+    "pair": ("replay/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is to be profiled: the user's trainer, spaces, replay, actors and schedule.
-
-    `implementation` is that of the Learner, or "auto" for every one that can train the trainer. `imported_from` names
-    the module by which a program imports the trainer class, where that is not the one that defines it.
-    """
-
-    trainer_class: type
-    settings: Mapping[str, Any]
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    transition: TransitionSpec
-    replay: ReplaySpec
-    train: TrainSpec
-    actors: ActorSpec
-    implementation: str = AUTO
-    imported_from: str | None = None
-
-    def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Synthetic transitions: valid actions and discounts, everything else noise."""
-        columns = self.transition.empty(rows)
-        actions = copy.deepcopy(self.action_space)
-        actions.seed(int(rng.integers(1 << 30)))
-        for name, column in columns.items():
-            if name == ACTION:
-                column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
-            elif name == DISCOUNT:
-                column[:] = self.train.gamma**self.train.n_step  # with more, values would grow without bound
-            elif column.dtype == np.uint8:
-                column[:] = rng.integers(0, 256, column.shape, np.uint8)
-            else:
-                column[:] = rng.standard_normal(column.shape)
-        if isinstance(self.action_space, gym.spaces.Discrete):
-            columns[ACTION] -= self.action_space.start
-        return columns
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """What a vendor's report says of the Replay Manager on an FPGA: cycles of its stages, at the report's clock.
 
 The report says for each kernel of the recipe in `kernels/sycl/board` how often it takes a request and how long one is
-under way; the cycles of a batch are then those of `composer.fpga_model`.
+under way; the cycles of a batch are then those of `composer.fpga.model`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from composer.fpga_model import ReplayTree
+from composer.fpga.model import ReplayTree
+from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
+from composer.fpga.vendor_report import KernelReport, VendorReport
 from composer.matrix import Measurement, ReplayCell
-from composer.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
-from composer.vendor_report import KernelReport, VendorReport
 from pearl.errors import VendorReportError
 
 _KERNEL = re.compile(r"pearl_replay_(?:level(?P<level>[0-9]{1,2})|(?P<bridge>feed|collect))(?![0-9a-z])")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pearl.errors import PearlError
+from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.protocol import Learner, StepResult
 from pearl.replay import ReplayManager, ReplayRequestQueue, Sample
-from pearl.runtime.queues import Bell, WeightSyncQueue
 from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 

@@ -1,7 +1,7 @@
 """Times on an FPGA by a vendor's report: kept in the calibration store, cells of the matrix.
 
-Of the Replay Manager, of the Learner, or of both joined on one FPGA, as `composer.reported_replay` and
-`composer.reported_learner` read them.
+Of the Replay Manager, of the Learner, or of both joined on one FPGA, as `composer.fpga.reported_replay` and
+`composer.fpga.reported_learner` read them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from composer.calibration import CalibrationKey, CalibrationStore
-from composer.fpga_model import FANOUTS, FpgaPart, ReplayTree, share
-from composer.learner_pipeline import pipeline_of
+from composer.fpga.learner_pipeline import pipeline_of
+from composer.fpga.model import FANOUTS, FpgaPart, ReplayTree, share
+from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
+from composer.fpga.reported_replay import ReportedReplay
+from composer.fpga.reported_stages import imported
+from composer.fpga.vendor_report import VendorReport, VendorResources
 from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell
 from composer.platform import Platform
-from composer.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
-from composer.reported_replay import ReportedReplay
-from composer.reported_stages import imported
-from composer.vendor_report import VendorReport, VendorResources
 from pearl import __version__
 from pearl.algorithms.trainer import make_trainer
 from pearl.devices.description import Device
@@ -26,7 +26,7 @@ from pearl.errors import CapacityError, ConfigurationError, VendorReportError
 from pearl.replay.fpga import check_design
 
 if TYPE_CHECKING:
-    from composer.profiling import Problem
+    from composer.problem import Problem
 
 _RAM_BLOCK_KB = FpgaParameters().block_kbit * 1024 / 8000
 _MOST_COPIES = 64  # that are looked for: PEARL_COPIES of kernels/sycl/board

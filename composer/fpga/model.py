@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from composer.learner_pipeline import LearnerPipeline
+from composer.fpga.learner_pipeline import LearnerPipeline
+from composer.fpga.tree_cells import estimate, memory_blocks
+from composer.fpga.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
 from composer.platform import Link
-from composer.tree_cells import estimate, memory_blocks
-from composer.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
 from pearl.devices.description import Device
 from pearl.devices.modelled import FpgaParameters, model_parameters
 from pearl.errors import CapacityError, ConfigurationError

@@ -15,10 +15,11 @@ from pathlib import Path
 import gymnasium as gym
 import jinja2
 
+from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
+from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
-from composer.profiling import Problem, learner_device, replay_backend, storage_stays_on_host, torch_device
-from composer.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
-from composer.trainer_source import TrainerImport, trainer_import
+from composer.problem import Problem
+from composer.profiling.profiler import learner_device, replay_backend, storage_stays_on_host, torch_device
 from pearl.atomic_file import write_text
 from pearl.devices.description import EMULATOR_SELECTOR, Device
 from pearl.errors import ConfigurationError, GenerationError
@@ -310,7 +311,7 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
 
 
 def _environment() -> jinja2.Environment:
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parent.parent
     folders = [here / "runtime_templates", here.parent / "runtime_templates"]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([f for f in folders if f.is_dir()]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
 from composer.matrix import Measurement
-from composer.vendor_report import BlockReport, KernelReport, VendorReport
 from pearl.errors import CapacityError, VendorReportError
 
 

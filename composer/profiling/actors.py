@@ -11,8 +11,8 @@ from pathlib import Path
 
 import gymnasium as gym
 
-from composer.measuring import MOST_SAMPLES, measure, on_own_thread
-from composer.trainer_source import has_main_guard
+from composer.codegen.trainer_source import has_main_guard
+from composer.profiling.measuring import MOST_SAMPLES, measure, on_own_thread
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import register

@@ -1,7 +1,8 @@
 """What a vendor's report says of the Learner on an FPGA, alone or joined to the Replay Manager: T_Learner in cycles.
 
 A step is, one after the other: the weights stream to the copies; the items of a sub-batch through the stages, whose
-makespan is the longest way through their graph, as in `composer.learner_pipeline`; the gradients' way to WU; and WU.
+makespan is the longest way through their graph, as in `composer.fpga.learner_pipeline`; the gradients' way to WU; and
+WU.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
-from composer.fpga_model import ReplayTree
+from composer.fpga.model import ReplayTree
+from composer.fpga.reported_replay import ReportedReplay
+from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
+from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
 from composer.matrix import LearnerCell, Measurement, PairCell
 from composer.modelled_rows import FPGA_LEARNER
-from composer.reported_replay import ReportedReplay
-from composer.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
-from composer.vendor_report import BlockReport, KernelReport, VendorReport
 from pearl.algorithms.ddpg import DDPG
 from pearl.algorithms.dqn import DQN
 from pearl.algorithms.td3 import TD3
