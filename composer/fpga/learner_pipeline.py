@@ -15,10 +15,8 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
-from pearl.algorithms.dqn import DQN
-from pearl.algorithms.sac import SAC
-from pearl.algorithms.trainer import Trainer
+from pearl.algorithms import Trainer, one_of_algorithms
+from pearl.algorithms.update_rule import update_rule_of
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.extract import extract_network
 from pearl.spec import NetworkSpec
@@ -251,22 +249,22 @@ def pipeline_of(trainer: object) -> LearnerPipeline:
     Raises TrainerError that says what of another trainer is not known.
     """
     own = type(trainer).__name__
-    if isinstance(trainer, DQN):
-        layers = layers_of(extract_network("policy", trainer.q, tuple(trainer.input_shape)))
+    rule = update_rule_of(trainer)
+    if rule is not None and rule.actor is None:
+        (network,) = rule.critics
+        layers = layers_of(extract_network("policy", network.module, network.input_shape))
         if not layers:
             raise TrainerError(f"{own}'s network has no layers that can be traced")
-        return dqn_pipeline(layers, double=trainer.double)
-    if isinstance(trainer, ActorCritic):
-        twins = isinstance(trainer, TwinCriticTrainer)
-        critic = trainer.critic.first if isinstance(trainer, TwinCriticTrainer) else trainer.critic
+        return dqn_pipeline(layers, double=rule.double)
+    if rule is not None and rule.actor is not None:
         return actor_critic_pipeline(
-            _linear_layers(own, "actor", trainer.actor),
-            _linear_layers(own, "critic", critic),
-            critics=2 if twins else 1,
-            critics_of_actor=2 if isinstance(trainer, SAC) else 1,
+            _linear_layers(own, "actor", rule.actor.module),
+            _linear_layers(own, "critic", rule.critics[0].module),
+            critics=len(rule.critics),
+            critics_of_actor=rule.actor_critics,
         )
     known = "the update rule of" if isinstance(trainer, Trainer) else "what a step computes in"
-    raise TrainerError(f"{known} {own} is not known: it derives neither from DQN nor from DDPG, TD3 or SAC")
+    raise TrainerError(f"{known} {own} is not known: it does not derive from {one_of_algorithms()}")
 
 
 def _linear_layers(trainer: str, name: str, module: nn.Module) -> tuple[LayerShape, ...]:

@@ -23,15 +23,20 @@ from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_tr
 from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
 from composer.matrix import LearnerCell, Measurement, PairCell
 from composer.modelled_rows import FPGA_LEARNER
-from pearl.algorithms.ddpg import DDPG
-from pearl.algorithms.dqn import DQN
-from pearl.algorithms.td3 import TD3
+from pearl.algorithms.trainer import Trainer
+from pearl.algorithms.update_rule import Bootstrap, update_rule_of
 from pearl.errors import ConfigurationError, VendorReportError
 from pearl.learner.extract import extract_network
 
 Algorithm: TypeAlias = Literal["dqn", "double_dqn", "ddpg", "td3"]
 Activation: TypeAlias = Literal["relu", "tanh"]
 
+# What the recipe generates, by what the targets bootstrap from.
+_ALGORITHMS: Mapping[Bootstrap | None, Algorithm] = {
+    "largest_value": "dqn",
+    "target_action": "ddpg",
+    "disturbed_target_action": "td3",
+}
 _BLOCK = 16  # values that a pipe takes at once: kBlock of pearl/fpga_learner.hpp
 _KERNEL = re.compile(r"pearl_learner_([0-9a-z_]+?)(?:_kernel|$)")
 _REPLAY_KERNEL = re.compile(r"pearl_replay_(?:level[0-9]+|feed|collect)")
@@ -69,15 +74,17 @@ class LearnerBuild:
     @classmethod
     def of(cls, trainer: object, batch_size: int, copies: int = 1) -> LearnerBuild | None:
         """What the recipe generates for `trainer`; None where it generates nothing for one like it."""
-        if isinstance(trainer, DQN):
-            algorithm: Algorithm = "double_dqn" if trainer.double else "dqn"
-            acting, critic = _chain(trainer.q, trainer.input_shape, frozenset(("flatten",))), None
-        elif isinstance(trainer, DDPG | TD3):
-            algorithm = "td3" if isinstance(trainer, TD3) else "ddpg"
-            acting = _chain(trainer.actor, trainer.input_shape, _SCALING)
-            critic = trainer.critic.first if isinstance(trainer, TD3) else trainer.critic
-        else:
+        rule = update_rule_of(trainer)
+        if rule is None or rule.bootstrap not in _ALGORITHMS:
             return None
+        algorithm = "double_dqn" if rule.double else _ALGORITHMS[rule.bootstrap]
+        acting, critic = None, None
+        if rule.actor is None:
+            (network,) = rule.critics
+            acting = _chain(network.module, network.input_shape, frozenset(("flatten",)))
+        elif isinstance(trainer, Trainer):
+            acting = _chain(rule.policy.module, trainer.input_shape, _SCALING)
+            critic = rule.critics[0].module
         if acting is None or (critic is not None and not _judges(critic, *acting)):
             return None
         return cls(algorithm, acting[0], batch_size, copies, acting[1])

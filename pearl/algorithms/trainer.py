@@ -21,6 +21,7 @@ from torch import nn
 from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
+from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
 
@@ -180,6 +181,10 @@ class Trainer(abc.ABC):
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
         """Greedy actions `(envs, *action)` for observations `(envs, *obs)`."""
 
+    def update_rule(self) -> UpdateRule | None:
+        """What engines other than torch know the algorithm by; None: it trains and acts in torch alone."""
+        return None
+
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
 
@@ -239,12 +244,14 @@ def check_trainer_class(trainer_class: object) -> type:
             f"set_train_function needs a trainer class, not {trainer_class!r}. "
             "Pass the class itself, for example learner=DQNTrainer, without parentheses."
         )
+    from pearl.algorithms import one_of_algorithms
+
     missing = [name for name in ("get_action", "update_policy") if not callable(getattr(trainer_class, name, None))]
     if missing:
         raise TrainerError(
             f"Trainer class {trainer_class.__name__} lacks {' and '.join(f'{m}()' for m in missing)}. "
             "It needs get_action(obs) -> actions and update_policy(batch, weights) -> priorities; "
-            "deriving from pearl.algorithms.DQN, DDPG, TD3 or SAC gives both."
+            f"deriving from pearl.algorithms.{one_of_algorithms()} gives both."
         )
     return trainer_class
 
