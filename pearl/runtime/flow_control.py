@@ -7,18 +7,18 @@ from collections import deque
 import numpy as np
 
 from pearl.runtime.collection import CollectionBuffer, collides
+from pearl.runtime.data_flow import DataFlow
 from pearl.runtime.rate import StepRate
-from pearl.runtime.replay_ratio import ReplayRatio
 from pearl.runtime.run_state import Counters, HostStorage
 
 _GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
-_INSERTION_S = 0.05
 _BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
 
 
 class FlowControl:
     """Answers the host loop's questions (may I sample? may I collect?) and is told what happened.
 
+    The order in which a run collects and trains is the decision of `data_flow`; here is what any order has to respect.
     Updates `counters` and `rate`. `update_delay` is how many batches may be under way beyond the one whose priorities
     are due. While `draining` is set, nothing new begins; `idle` tells when nothing is under way. With
     `bench_seconds`, the rates start again after a warm-up.
@@ -27,7 +27,7 @@ class FlowControl:
     def __init__(
         self,
         counters: Counters,
-        ratio: ReplayRatio,
+        data_flow: DataFlow,
         storage: HostStorage,
         rate: StepRate,
         *,
@@ -36,7 +36,7 @@ class FlowControl:
         serial: bool,
         bench_seconds: float | None,
     ) -> None:
-        self._counters, self._ratio, self._storage, self._rate = counters, ratio, storage, rate
+        self._counters, self._data_flow, self._storage, self._rate = counters, data_flow, storage, rate
         self._batch_size, self._serial = batch_size, serial
         self.update_delay = update_delay
         self.draining = False
@@ -65,19 +65,19 @@ class FlowControl:
 
     def wants_data(self, buffer: CollectionBuffer) -> bool:
         """Whether the host may take another message from the actors."""
-        return not self.draining and not buffer.full and self._ratio.collection_allowed()
+        return not self.draining and not buffer.full and self._data_flow.collection_allowed()
 
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
-        """Insert now: the buffer is full, or its data have waited, or the run drains.
+        """Insert now: the data flow wants it, or the run drains.
 
         In setting 1 no slot that the insertion takes may be trained on. In setting 2 the host knows
         no slots: there the Learner trains on copies, and the Replay Manager drops the priorities of slots that were
         overwritten meanwhile.
         """
         self._buffered = buffer.count
-        # What slow environments bring does not wait for a full buffer. Time must not show in a serial run.
-        late = not self._serial and buffer.age_s > _INSERTION_S
-        wanted = buffer.full or late or (self.draining and buffer.count > 0)
+        # Time must not show in a serial run.
+        age_s = 0.0 if self._serial else buffer.age_s
+        wanted = buffer.count > 0 and (self.draining or self._data_flow.insertion_wanted(buffer.count, age_s))
         # A sampling that is still under way may return any slot: insertion waits for its end.
         sampled = self._requested == len(self._in_flight)
         ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight)
@@ -85,14 +85,14 @@ class FlowControl:
         return ready
 
     def may_sample(self) -> bool:
-        """Whether to sample: enough data, the replay ratio, at most D updates ahead, one request at a time."""
+        """Whether to sample: the data flow allows it, at most D updates ahead, one request at a time."""
         return (
             not self.draining
             # A full buffer waits for the batches under way to end: a further one would delay it without end.
             and not self._insertion_waits
             and self._requested == len(self._in_flight)
             and self._requested <= self.update_delay
-            and self._ratio.batches_allowed() > self._requested
+            and self._data_flow.batches_allowed() > self._requested
         )
 
     def iterations_to_grant(self) -> int:
@@ -101,7 +101,7 @@ class FlowControl:
             return 0
         # How fast this run happens to be must not show in a serial run's order of work.
         aim = 1 if self._serial else max(1, int(_GRANT_S * self._rate.busy))
-        return min(self._ratio.batches_allowed(), aim)
+        return min(self._data_flow.batches_allowed(), aim)
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class FlowControl:
         self._counters.gradient_steps += iterations
         self._counters.samples += iterations * self._batch_size
         self._rate.trained(
-            iterations, idle=not self._requested and (self.draining or not self._ratio.batches_allowed())
+            iterations, idle=not self._requested and (self.draining or not self._data_flow.batches_allowed())
         )
         if self._warm_up_s is not None and self._rate.total_s >= self._warm_up_s:
             self._warm_up_s = None

@@ -36,7 +36,8 @@ from pearl.replay.schedules import Linear, ScheduledExponents
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_saver import CheckpointSaver
-from pearl.runtime.collection import CollectionBuffer, insertion_rows
+from pearl.runtime.collection import CollectionBuffer
+from pearl.runtime.data_flow import DataFlow, OffPolicy
 from pearl.runtime.data_storage import make_storage
 from pearl.runtime.earlier import move_aside
 from pearl.runtime.evaluation import EvaluationEnvs
@@ -45,7 +46,6 @@ from pearl.runtime.options import Options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_summary
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
-from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
 from pearl.runtime.reporting import Program, Reporter, Subject
 from pearl.runtime.run_log import configure_logging
 from pearl.runtime.run_state import Counters, HostStorage, RunState
@@ -72,6 +72,7 @@ class Session:
         actors: ActorSpec,
         replay: ReplaySpec,
         train: TrainSpec,
+        data_flow: Callable[[ReplaySpec, ActorSpec, TrainSpec], DataFlow] = OffPolicy,
     ) -> None:
         # Items that may be sampled so many times only would not last for training without data.
         if options.bench and not replay.max_times_sampled:
@@ -89,8 +90,8 @@ class Session:
         self.bell = Bell()
         check_messages_fit(replay, actors, train)
         self.message_rows = message_rows(actors, train)
-        self.insertion_rows = insertion_rows(replay, actors, self.message_rows)
-        check_samples_last(replay, train, self.insertion_rows + self.message_rows)
+        self._data_flow = data_flow(replay, actors, train)
+        self.insertion_rows = self._data_flow.insertion_rows
         self.counters = Counters()
         self._evaluation_envs = EvaluationEnvs(actors, options.eval_max_steps)
         self._seen = 0
@@ -199,13 +200,12 @@ class Session:
                 f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them."
             )
         self._steps_before = self.counters.gradient_steps
-        if warning := training_absent(self.train, self.options.timesteps, self.counters):
+        self._data_flow.begin(self.counters)
+        if warning := self._data_flow.training_absent(self.options.timesteps):
             logger.warning("%s", warning)
-        lead = self.insertion_rows + self.message_rows
-        self._ratio = ReplayRatio(self.train, self.counters, lead)
         self._flow = FlowControl(
             self.counters,
-            self._ratio,
+            self._data_flow,
             storage,
             self._rate,
             batch_size=self.train.batch_size,
@@ -213,7 +213,7 @@ class Session:
             serial=self.options.serial,
             bench_seconds=self.options.bench_seconds if self.options.bench else None,
         )
-        self._report.observe(Subject(self.counters, self.trainer, replay, lambda: self._ratio.achieved))
+        self._report.observe(Subject(self.counters, self.trainer, replay, lambda: self._data_flow.achieved_ratio))
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
         self._next_evaluation = self._after(self.options.eval_interval)
         policy = None if self._policy is None else NativePolicy(self._policy)
@@ -312,7 +312,7 @@ class Session:
         if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
             due.append(self._evaluate)
         saves = self._saver.is_due(self.counters.env_steps >= self._next_checkpoint)
-        if saves and not ended:  # finish() saves the end
+        if saves and not ended and self._data_flow.checkpoint_allowed():  # finish() saves the end
             due.append(self._checkpoint)
         return due
 
@@ -334,7 +334,7 @@ class Session:
         return self._flow.insertion_due(buffer)
 
     def may_sample(self) -> bool:
-        """Whether to sample: enough data, the replay ratio, at most D updates ahead, one request at a time."""
+        """Whether to sample: the data flow allows it, at most D updates ahead, one request at a time."""
         return self._flow.may_sample()
 
     @property
@@ -351,12 +351,7 @@ class Session:
         """
         if self.options.bench:
             return
-        check_samples_last(
-            self.replay_spec,
-            dataclasses.replace(self.train, replay_ratio=ratio),
-            self.insertion_rows + self.message_rows,
-        )
-        self._ratio.set(ratio)
+        self._data_flow.set_replay_ratio(ratio)
 
     def iterations_to_grant(self) -> int:
         """Setting 2: how many iterations the training loop may run next; 0 to wait."""
@@ -492,4 +487,4 @@ class Session:
 
     def _warn_of_no_training(self) -> None:
         if self.counters.gradient_steps == self._steps_before and not self._supervisor.signalled:
-            logger.warning("No training step was done. %s", why_no_training(self.train, self.counters))
+            logger.warning("No training step was done. %s", self._data_flow.why_no_training())
