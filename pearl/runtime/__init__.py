@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.queues import DataCollectionQueue
-    from pearl.runtime.session import Program, Session
+    from pearl.runtime.reporting import Program
+    from pearl.runtime.session import Session
     from pearl.runtime.trainer_import import import_class
     from pearl.runtime.workers import (
         AssignmentQueue,
@@ -55,7 +56,8 @@ _MODULES = {
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
     "queues": ("DataCollectionQueue",),
-    "session": ("Program", "Session"),
+    "reporting": ("Program",),
+    "session": ("Session",),
     "trainer_import": ("import_class",),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
 }
