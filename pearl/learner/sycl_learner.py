@@ -23,8 +23,8 @@ from pearl.algorithms.networks import TwinCritic
 from pearl.algorithms.sac import SAC
 from pearl.algorithms.td3 import TD3
 from pearl.algorithms.trainer import concatenated, policy_tensors
-from pearl.devices.sycl import sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_optimizer import NativeOptimizer
