@@ -27,7 +27,7 @@ from composer.matrix import AssignmentMatrix, LearnerCell, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.placement import Placement
 from composer.platform import Platform
-from pearl.devices.modelled import FpgaParameters
+from pearl.backends.model.device import FpgaParameters
 from pearl.errors import CapacityError
 
 ROOT = Path(__file__).resolve().parent.parent

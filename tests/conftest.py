@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pearl.backends.fpga.emulator import emulator_folder
+from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.cache_folder import cache_folder
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.fpga_emulator import emulator_folder
-from pearl.devices.sycl import sycl_availability
 
 if TYPE_CHECKING:
     from programs import CsvPair

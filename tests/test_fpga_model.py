@@ -30,8 +30,8 @@ from composer.fpga.model import (
     share,
 )
 from composer.platform import Platform
+from pearl.backends.model.device import FpgaParameters
 from pearl.devices import Connection, Device
-from pearl.devices.modelled import FpgaParameters
 from pearl.errors import CapacityError, ConfigurationError
 
 AGILEX = FpgaPart("agilex", Resources(4510, 18202, 974_400, 1_948_800), 400)

@@ -17,9 +17,9 @@ from composer.fpga.model import FANOUTS, Exploration, FpgaPart, LearnerDesign, R
 from composer.fpga.tree_cells import estimate
 from composer.matrix import ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row
+from pearl.backends.model.device import FpgaParameters
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.devices import Device
-from pearl.devices.modelled import FpgaParameters
-from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError
 from pearl.replay.fpga import FpgaReplayManager, tree_levels
 

@@ -25,8 +25,8 @@ from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.platform import Platform
 from pearl.algorithms import DDPG, SAC, TD3
 from pearl.algorithms.trainer import make_trainer
+from pearl.backends.model.device import CPU_PARAMETERS, model_parameters
 from pearl.devices import Device
-from pearl.devices.modelled import CPU_PARAMETERS, model_parameters
 from pearl.errors import ConfigurationError, GenerationError, TrainerError
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")

@@ -39,8 +39,8 @@ from test_native_learner import (
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
-from pearl.devices.sycl import sycl_availability, sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import sycl_availability, sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.sycl_learner import SyclLearner
 from pearl.learner.torch_learner import TorchLearner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import CapacityError, ConfigurationError, PriorityError, ReplayError
 from pearl.replay import make_replay_manager
 from pearl.replay.native import NativeReplayManager

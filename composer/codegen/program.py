@@ -19,11 +19,12 @@ from composer.codegen.python_source import EXPLORATIONS, documented, imports, la
 from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.problem import Problem
-from composer.profiling.profiler import learner_device, replay_backend, storage_stays_on_host, torch_device
+from composer.profiling.profiler import storage_stays_on_host
 from pearl.atomic_file import write_text
-from pearl.devices.description import EMULATOR_SELECTOR, Device
+from pearl.backends import backend_of, backends, check_implementation, devices_of, learners, runs_on
+from pearl.backends.protocol import Factory, LearnerImplementation
+from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError
-from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implementation
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.earlier import put_aside
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
@@ -36,19 +37,15 @@ _SETTING_NAMES = {
     1: {"AssignmentQueue", "DoneQueue", "LearnerWorker"},
     2: {"GrantQueue", "ProgressQueue", "TrainingLoop"},
 }
-# What the program's own lines call something: no trainer class may take these names.
+# What the program's own lines call something: no trainer class may take these names, nor that of a primitive.
 _TAKEN_NAMES = {
     *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
     *(kind.__name__ for kind in EXPLORATIONS),
-    *(implementation.name for implementation in LEARNERS.values()),
-    *("ActorSpec", "ReplaySpec", "TrainSpec", "TorchDataStorage", "SyclDataStorage", "Constant", "Linear"),
-    *("ReplayRequestQueue", "begin_program", "make_replay_manager", "import_class"),
+    *("ActorSpec", "ReplaySpec", "TrainSpec", "Constant", "Linear"),
+    *("ReplayRequestQueue", "begin_program", "import_class"),
     *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
     *dir(builtins),
 }
-
-# The Data Storage in the memory of an accelerator, by its backend.
-_STORAGE_CLASSES = {"cuda": "TorchDataStorage", "sycl": "SyclDataStorage"}
 
 logger = logging.getLogger("pearl.composer")
 
@@ -82,20 +79,11 @@ def _origin(source: ProgramSource) -> str:
 def check_backends(replay: Device, learner: Device) -> None:
     """Raise GenerationError where no program can run on one of the devices."""
     for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
-        for is_so, what, remedy in (
-            (device.backend == "null", "a null device, which only pretends", "null devices"),
-            (device.backend == "model", "a device that is not here: its times are modelled", "modelled devices"),
-            (_is_board(device), "an FPGA board: this version runs programs on the FPGA emulator alone", "FPGA boards"),
-        ):
-            if is_so:
-                raise GenerationError(
-                    f"The {primitive} is placed on {device.name}, {what}. No program can run there. Take {remedy} out "
-                    "of the device CSV, or choose another pair of the placement."
-                )
-
-
-def _is_board(device: Device) -> bool:
-    return device.kind == "fpga" and learner_device(device) != EMULATOR_SELECTOR
+        if (why := backend_of(device).no_program(device)) is not None:
+            raise GenerationError(
+                f"The {primitive} is placed on {device.name}, {why.reason}. No program can run there. Take "
+                f"{why.remedy} out of the device CSV, or choose another pair of the placement."
+            )
 
 
 def _check_parameters(source: ProgramSource) -> None:
@@ -112,13 +100,22 @@ def _check_parameters(source: ProgramSource) -> None:
 
 def check_problem(problem: Problem) -> None:
     """Raise GenerationError for a problem that no program can be written of, wherever it is placed."""
-    trainer = trainer_import(problem.trainer_class, _TAKEN_NAMES, problem.imported_from)
+    trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     _check_environment_is_known(problem.actors.env, trainer)
     settings_literal(problem.settings)
     _exponents(problem.replay)
     for said in (_replay_options(problem.replay), *map(vars, (problem.actors, problem.train))):
         for value in said.values():
             literal(value)
+
+
+def _taken_names() -> set[str]:
+    """What no trainer class may be called: what the program's own lines name, and every primitive."""
+    return {
+        *_TAKEN_NAMES,
+        *(implementation.name for implementation in learners().values()),
+        *(name for backend in backends() for name in backend.factory_names),
+    }
 
 
 def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
@@ -139,14 +136,13 @@ def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
 def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
     """The Learner that is written into the program; GenerationError if it cannot be what the configuration says."""
     try:
-        found = LEARNERS[check_implementation(learner.implementation)]
+        found = learners()[check_implementation(learner.implementation)]
     except ConfigurationError as error:
         raise GenerationError(str(error)) from error
-    if not found.runs_on(device):
-        others = [name for name, other in LEARNERS.items() if other.runs_on(device)]
-        only = "" if "cpu" in found.kinds else f" of the kind {' or '.join(found.kinds)}"
+    if not runs_on(learner.implementation, device):
+        others = list(backend_of(device).learners)
         raise GenerationError(
-            f"The {learner.implementation} Learner runs on {' and '.join(found.backends)} devices{only}; found "
+            f"The {learner.implementation} Learner runs on {devices_of(learner.implementation)}; found "
             f"{device.name}, a {device.kind} of the backend {device.backend}. Choose another device"
             + (f", or the implementation {' or '.join(others)}." if others else ".")
         )
@@ -169,14 +165,12 @@ def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, dev
     return {name: values[name] for name in found.arguments if name in values}
 
 
-def _replay_arguments(device: Device) -> dict[str, str]:
-    """What `make_replay_manager` is told beyond its defaults."""
-    backend, selector = replay_backend(device)
-    return {} if selector is None else {"backend": backend, "device": selector}
-
-
 def _imported_names(
-    source: ProgramSource, found: LearnerImplementation, setting: int, trainer: TrainerImport, storage_class: str
+    source: ProgramSource,
+    found: LearnerImplementation,
+    setting: int,
+    trainer: TrainerImport,
+    made: tuple[Factory, ...],
 ) -> str:
     problem = source.problem
     modules: dict[str, set[str]] = {
@@ -184,15 +178,14 @@ def _imported_names(
         & {kind.__name__ for kind in EXPLORATIONS},
         found.module: {found.name},
         "pearl.replay": {
-            "make_replay_manager",
             *({"ReplayRequestQueue"} if setting == 1 else ()),
             *(type(value).__name__ for value in (problem.replay.alpha, problem.replay.beta) if callable(value)),
         },
-        "pearl.replay.torch_storage": {storage_class} & {"TorchDataStorage"},
-        "pearl.replay.sycl_storage": {storage_class} & {"SyclDataStorage"},
         "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if trainer.folder else ())},
         "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
     }
+    for factory in made:
+        modules.setdefault(factory.module, set()).add(factory.name)
     if trainer.folder is None:
         modules.setdefault(trainer.module, set()).add(trainer.name)
     return imports(modules, expanded=("pearl.runtime",))
@@ -208,10 +201,12 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     _check_parameters(source)
     implementation = _implementation(source.learner, on_learner)
     setting = 2 if source.replay.device == source.learner.device else 1
-    storage_class = ""  # the host's own
-    if _storage_device(source, devices) == on_learner.name:
-        storage_class = _STORAGE_CLASSES.get(on_learner.backend, "")
-    trainer = trainer_import(problem.trainer_class, _TAKEN_NAMES, problem.imported_from)
+    backend = backend_of(on_learner)
+    replay_factory = backend_of(on_replay).replay(on_replay)
+    if replay_factory is None:
+        raise GenerationError(f"{on_replay.name} has no Replay Manager in this version. Choose another device.")
+    storage_factory = backend.storage(on_learner) if _storage_device(source, devices) == on_learner.name else None
+    trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     here = source.path.resolve().parent
     values = {
         "version": __version__,
@@ -219,7 +214,9 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "trainer_name": trainer.name,
         "trainer_module": trainer.module,
         "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, here),
-        "imports": _imported_names(source, implementation, setting, trainer, storage_class),
+        "imports": _imported_names(
+            source, implementation, setting, trainer, tuple(filter(None, (replay_factory, storage_factory)))
+        ),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, _storage_device(source, devices), (on_replay, on_learner)),
         "composed_from": _origin(source),
@@ -239,14 +236,14 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "until_return": source.until_return,
         "run_options": source.run_options,
         "learner_class": implementation.name,
-        "learner_arguments": _learner_arguments(implementation, source.learner, learner_device(on_learner)),
-        "learner_device": learner_device(on_learner),
-        "trainer_device": torch_device(on_learner),
-        "replay_arguments": _replay_arguments(on_replay),
-        "storage_class": storage_class,
-        "waits_asleep": source.learner.implementation == "torch"
-        and source.learner.threads > 1
-        and on_learner.name == placement.host,
+        "learner_arguments": _learner_arguments(implementation, source.learner, backend.device_string(on_learner)),
+        "learner_device": backend.device_string(on_learner),
+        "trainer_device": backend.torch_device(on_learner),
+        "make_replay": replay_factory.name,
+        "replay_arguments": replay_factory.arguments,
+        "storage_class": "" if storage_factory is None else storage_factory.name,
+        "storage_arguments": {} if storage_factory is None else storage_factory.arguments,
+        "waits_asleep": implementation.spins and source.learner.threads > 1 and on_learner.name == placement.host,
     }
     text = _environment().get_template("program.py.j2").render(values)
     ast.parse(text)
@@ -256,7 +253,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
 def _storage_device(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     """Where the Data Storage goes: an accelerator keeps it for its own Learner alone, in its memory, rows whole."""
     placement = source.placement
-    if devices[placement.storage].backend not in _STORAGE_CLASSES:
+    if backend_of(devices[placement.storage]).storage(devices[placement.storage]) is None:
         return placement.storage
     away = placement.storage != source.learner.device or storage_stays_on_host(source.problem.replay)
     return placement.host if away else placement.storage
@@ -305,8 +302,7 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
         f"Predicted: {placement.eps:,.0f} experiences trained per second,",
         f"    {placement.assumption}.",
     ]
-    emulated = sorted({device.name for device in on if device.kind == "fpga"})
-    lines += [f"{name} is the FPGA emulator: the prediction is for the board that its row states." for name in emulated]
+    lines += sorted({note for device in on if (note := backend_of(device).note(device))})
     return "\n".join(map(documented, lines))
 
 

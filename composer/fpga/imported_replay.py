@@ -20,8 +20,10 @@ from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell
 from composer.platform import Platform
 from pearl import __version__
 from pearl.algorithms.trainer import make_trainer
+from pearl.backends import backend_of
+from pearl.backends.fpga import ESTIMATOR
+from pearl.backends.model.device import FpgaParameters
 from pearl.devices.description import Device
-from pearl.devices.modelled import FpgaParameters
 from pearl.errors import CapacityError, ConfigurationError, VendorReportError
 from pearl.replay.fpga import check_design
 
@@ -82,7 +84,7 @@ def import_training(
 
 
 def _require_fpga(device: Device) -> None:
-    if device.kind != "fpga":
+    if backend_of(device).estimator(device) != ESTIMATOR:
         raise ConfigurationError(
             f"{device.name} is a {device.kind}; the report is of an FPGA. Name a row of kind fpga."
         )
@@ -118,7 +120,7 @@ def with_imported(
     rows, lines = [], []
     for row in matrix.rows:
         device = platform.device(row.device)
-        if device.kind == "fpga":
+        if backend_of(device).estimator(device) == ESTIMATOR:
             row, said = _Imports(device, problem, store).into(row)
             lines += [f"{device.name}: {line}" for line in said]
         rows.append(row)

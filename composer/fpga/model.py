@@ -23,8 +23,9 @@ from composer.fpga.learner_pipeline import LearnerPipeline
 from composer.fpga.tree_cells import estimate, memory_blocks
 from composer.fpga.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
 from composer.platform import Link
+from pearl.backends import backend_of
+from pearl.backends.model.device import FpgaParameters, model_parameters
 from pearl.devices.description import Device
-from pearl.devices.modelled import FpgaParameters, model_parameters
 from pearl.errors import CapacityError, ConfigurationError
 
 Constraint: TypeAlias = Literal[
@@ -103,7 +104,7 @@ class FpgaPart:
         missing = missing_columns(device)
         if missing:
             raise ConfigurationError(f"{device.name} states no {', '.join(missing)}: fill them in the device CSV.")
-        parameters = model_parameters("fpga", device.selector if device.backend == "model" else "")
+        parameters = model_parameters("fpga", backend_of(device).estimator_parameters(device))
         assert isinstance(parameters, FpgaParameters)
         luts = float(device.luts or math.inf)
         available = Resources(float(device.dsp or 0), float(device.sram_kb or 0), luts, luts * _REGISTERS_PER_LUT)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from pearl.replay import DataStorage, make_replay_manager
-from pearl.replay.sycl_storage import SyclDataStorage
+from pearl.backends.protocol import Factory
+from pearl.replay import DataStorage
 from pearl.runtime.data_storage import make_storage
 from pearl.spec import NEXT_OBS, OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -28,17 +29,31 @@ def replay_parameters(spec: ReplaySpec, fanout: int, n_step: int) -> dict[str, b
     return {name: value if type(value) in (bool, int, float, str) else repr(value) for name, value in values.items()}
 
 
+class AnyStorage(Protocol):
+    """A Data Storage, wherever it lies."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that it holds."""
+
+    def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
+        """Store the first `count` rows; return their slots."""
+
+    def gather(self, indices: np.ndarray, out: Any = None) -> Mapping[str, Any]:
+        """The rows at `indices`."""
+
+
 class FullReplay:
-    """The Replay Manager `manager` of `spec`, all of whose slots are written, on a backend and device.
+    """The Replay Manager `manager` of `spec` that `factory` makes, all of whose slots are written.
 
     Where items may be sampled so many times only, a run that trains without inserting would use them up: `renew`
     rewrites slots to make up for samples.
     """
 
-    def __init__(self, spec: ReplaySpec, fanout: int, backend: str, device: str | None) -> None:
+    def __init__(self, spec: ReplaySpec, fanout: int, factory: Factory) -> None:
         self.spec = dataclasses.replace(spec, fanout=fanout)
         self.rng = np.random.default_rng(0)
-        self.manager = make_replay_manager(self.spec, seed=0, backend=backend, device=device)
+        self.manager = factory.make_replay(self.spec, seed=0)
         self.beta = self.spec.first_beta
         self._next = 0
         for start in range(0, spec.capacity, _FILL_ROWS):
@@ -68,7 +83,7 @@ def host_storage(transition: TransitionSpec, replay: ReplaySpec, actors: ActorSp
         return make_storage(transition, replay, actors, train, Path(folder))
 
 
-def fill(storage: DataStorage | SyclDataStorage, columns: dict[str, np.ndarray]) -> None:
+def fill(storage: AnyStorage, columns: dict[str, np.ndarray]) -> None:
     """Write every slot of the storage, with the rows of `columns` again and again."""
     rows = len(columns[OBS])
     for start in range(0, storage.capacity, rows):

@@ -34,11 +34,20 @@ from composer.matrix import (
     UnavailableDevice,
     UnsupportedLearner,
 )
-from composer.modelled_rows import FPGA_LEARNER, ModelledRow, ModelledWork, fpga_row, processor_row
+from composer.modelled_rows import ESTIMATORS, ModelledWork
 from composer.platform import Platform, usable
 from composer.problem import Problem
 from composer.profiling.actors import measure_actor
-from composer.profiling.full_replay import FullReplay, chained, fill, fill_rows, host_storage, replay_parameters, steps
+from composer.profiling.full_replay import (
+    AnyStorage,
+    FullReplay,
+    chained,
+    fill,
+    fill_rows,
+    host_storage,
+    replay_parameters,
+    steps,
+)
 from composer.profiling.measuring import WARM_UP, measure, on_own_thread
 from composer.profiling.messages import ITERATIONS, busy_processes, measure_messages, measure_pipeline
 from composer.report import left_out_line
@@ -46,30 +55,24 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import Trainer, make_trainer
-from pearl.devices.description import NOT_HERE, Device, sycl_filter
-from pearl.devices.modelled import ProcessorParameters, model_parameters
-from pearl.devices.null import NullTimes
+from pearl.backends import AUTO, backend_of, learners, runs_on
+from pearl.backends.protocol import compiled_kernels
+from pearl.devices.description import Device
 from pearl.error_place import described
-from pearl.errors import CapacityError, ConfigurationError, DeviceError, PearlError, TrainerError
+from pearl.errors import CapacityError, DeviceError, PearlError, TrainerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.extract import extract_networks
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
-from pearl.learner.registry import AUTO, LEARNERS, compiled_kernels
 from pearl.replay import DataStorage
 from pearl.replay.arguments import TIME_MODES
-from pearl.replay.fpga import check_design, check_options
 from pearl.replay.protocol import Sample
-from pearl.replay.sycl import unsupported_options
-from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 from pearl.spec import ReplaySpec
 
 logger = logging.getLogger("pearl.composer")
 
 _FANOUTS = (4, 8, 16, 32, 64)
-_MOST_STREAMS = 16
 # Of the native training loop, one sample is the mean of as many iterations as take so long: many of a short one, that
 # what Python does between samples does not show; well below a scheduler's time slice, that few samples are cut by one.
 _GRANT_US = 500.0
@@ -77,27 +80,26 @@ _WORTH_A_CORE = 1.05  # what prefetching must gain
 _TIMED_ITERATIONS = 100  # of a device's loop, waiting after each part
 
 _WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives
-_WITH_REPLAY_MANAGER = ("cpu", "sycl")  # backends of devices
 
-_AnyStorage = TypeVar("_AnyStorage", DataStorage, SyclDataStorage)
+_Storage = TypeVar("_Storage", bound=AnyStorage)
 _Cell = TypeVar("_Cell")
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
 _METHOD = sorted(Path(__file__).parent.glob("*.py"))
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py"),
-    "replay": ("replay/*.py",),
+    "replay": ("replay/*.py", "backends/**/*.py"),
     "learner": (),
     "messages": ("replay/requests.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
-    "pipeline": ("replay/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
-    "pair": ("replay/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
+    "pipeline": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
+    "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 
 
 @functools.cache
 def kernel_hash(implementation: str | None = None, module: str = "pearl._native") -> str:
     """Changes when the compiled kernels do; with an `implementation` of the Learner, when its own sources do."""
-    return _file_hash([compiled_kernels(module)] if implementation is None else LEARNERS[implementation].sources)
+    return _file_hash([compiled_kernels(module)] if implementation is None else learners()[implementation].sources)
 
 
 @functools.cache
@@ -143,7 +145,7 @@ class Profiler:
     @functools.cached_property
     def _unsupported(self) -> tuple[UnsupportedLearner, ...]:
         """The implementations that cannot train the trainer."""
-        found = ((name, LEARNERS[name].supports(self._probe)) for name in self._wanted)
+        found = ((name, learners()[name].supports(self._probe)) for name in self._wanted)
         return tuple(UnsupportedLearner(name, reason) for name, reason in found if reason is not None)
 
     @functools.cached_property
@@ -153,12 +155,12 @@ class Profiler:
         if forced != AUTO:
             return (forced,)
         devices = usable(self.platform)[0]
-        return tuple(name for name, found in LEARNERS.items() if any(found.runs_on(device) for device in devices))
+        return tuple(name for name in learners() if any(runs_on(name, device) for device in devices))
 
     def _implementations(self, device: Device) -> list[str]:
         """The implementations of the Learner that run on the device and can train the trainer."""
         unsupported = {learner.implementation for learner in self._unsupported}
-        return [name for name in self._wanted if name not in unsupported and LEARNERS[name].runs_on(device)]
+        return [name for name in self._wanted if name not in unsupported and runs_on(name, device)]
 
     @functools.cached_property
     def collection_us(self) -> Measurement:
@@ -186,11 +188,10 @@ class Profiler:
     def messages_us(self) -> float:
         """Microseconds of the host's messages of an iteration of setting 1; 0 where there is but one device."""
         host = self.platform.host
-        if all(device.backend == "null" or device == host for device in usable(self.platform)[0]):
+        if not any(backend_of(device).needs_messages for device in usable(self.platform)[0] if device != host):
             return 0.0
-        if host.backend in NOT_HERE:
-            parameters = model_parameters(host.kind, host.selector) if host.backend == "model" else None
-            return parameters.messages_us if isinstance(parameters, ProcessorParameters) else 0.0
+        if (stated := backend_of(host).messages_us(host)) is not None:
+            return stated
         delay = self.problem.train.priority_update_delay
         self.report("messages through the host")
         mode = self.problem.replay.mode
@@ -206,9 +207,7 @@ class Profiler:
         """
         host = self.platform.host.name
         on_host = [
-            row
-            for row in matrix.rows
-            if self.platform.shared_silicon(row.device, host) and _is_measured(self.platform.device(row.device))
+            row for row in matrix.rows if self.platform.shared_silicon(row.device, host) and self._measured(row.device)
         ]
         found: dict[Candidacy, float] = {}
         for i in on_host:
@@ -224,6 +223,11 @@ class Profiler:
                         found |= self._tried_whole((i.device, j.device, cell.implementation), measured)
         return found
 
+    def _measured(self, name: str) -> bool:
+        """Whether the device's cells come from running there."""
+        device = self.platform.device(name)
+        return backend_of(device).estimator(device) is None
+
     def _tried_whole(self, of: Candidacy, work: Callable[[], float]) -> dict[Candidacy, float]:
         """The iteration; nothing where a device failed meanwhile, whose parts then speak for it alone."""
         try:
@@ -235,7 +239,7 @@ class Profiler:
     def _shared_pairs(self, row: MatrixRow) -> dict[Candidacy, float]:
         """Of setting 2 on a device whose own runtime takes all of the host's cores, without asking the Actors."""
         device = self.platform.device(row.device)
-        if device.backend != "sycl":
+        if backend_of(device).host_cores != "all":
             return {}
         found: dict[Candidacy, float] = {}
         for pair in (option.pair for option in row.learners):
@@ -268,7 +272,7 @@ class Profiler:
         parameters = {
             **self._replay_parameters(replay.fanout),
             "replay_device": self._fingerprint(on_i),
-            "replay_kernels": kernel_hash(module=_kernels_of(on_i)),
+            "replay_kernels": kernel_hash(module=backend_of(on_i).kernels),
             "threads": learner.threads,
             "priority_update_delay": delay,
             "weight_sync_interval": self.problem.train.weight_sync_interval,
@@ -304,25 +308,23 @@ class Profiler:
     # --- one device -------------------------------------------------------------------------------------------------
 
     def _row(self, device: Device) -> MatrixRow:
-        if device.backend == "null":
-            return self._null_row(device)
-        if device.kind == "fpga" or device.backend == "model":
-            return self._modelled_row(device)
+        if (estimator := backend_of(device).estimator(device)) is not None:
+            return self._estimated_row(device, estimator)
         self.report(f"profiling {device.name}")
         replay = self._tried(device, lambda: self._replay_cell(device))
         tried = [
             self._tried(device, functools.partial(self._learner_cell, device, name))
             for name in self._implementations(device)
         ]
-        learners = [cell for cell in tried if isinstance(cell, LearnerCell)]
-        if not learners:
+        cells = [cell for cell in tried if isinstance(cell, LearnerCell)]
+        if not cells:
             failed = [cell for cell in tried if isinstance(cell, MissingCell)]
             missing = failed[0] if failed else MissingCell(self._why_no_learner(device))
             return MatrixRow(device.name, replay, missing, missing)
-        learners.sort(key=lambda cell: cell.step.value_us)
+        cells.sort(key=lambda cell: cell.step.value_us)
         first, *others = (
             LearnerOption(cell, self._tried(device, functools.partial(self._pair_cell, device, replay, cell)))
-            for cell in learners
+            for cell in cells
         )
         return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others))
 
@@ -330,44 +332,37 @@ class Profiler:
         """The cell, or why a device beside the host could not do that; without the host there is no program."""
         try:
             return work()
-        except (CapacityError, DeviceError) as error:
-            if device.backend != "sycl":
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, TrainerError) else error
+            failed = isinstance(error, (CapacityError, DeviceError)) or (
+                isinstance(cause, Exception) and backend_of(device).is_failure(cause)
+            )
+            if not failed or device == self.platform.host:
                 raise
             logger.warning("%s takes no part in what failed there: %s", device.name, error)
             return MissingCell(str(error).partition("\n")[0])
 
     def _why_no_learner(self, device: Device) -> str:
-        here = [u for u in self._unsupported if LEARNERS[u.implementation].runs_on(device)]
+        here = [u for u in self._unsupported if runs_on(u.implementation, device)]
         if here:
             return "; ".join(left_out_line(learner) for learner in here)
         forced = self.problem.implementation
         return f"no {'' if forced == AUTO else f'{forced} '}Learner for {device.backend} in this version"
 
-    def _null_row(self, device: Device) -> MatrixRow:
-        times = NullTimes.parse(device.selector)
-
-        def cells(factor: float) -> tuple[ReplayCell, LearnerCell]:
-            sample, insert, update, step = (
-                Measurement.modelled(value_us * factor)
-                for value_us in (times.sample_us, times.insert_us, times.update_us, times.learner_us)
-            )
-            return ReplayCell(sample, insert, update, self._fanouts()[0]), LearnerCell(step, implementation="null")
-
-        replay, learner = cells(1.0)
-        return MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing)))
-
-    def _modelled_row(self, device: Device) -> MatrixRow:
-        """By equations: an FPGA whatever drives it, and what the device CSV says is not here."""
-        found: ModelledRow
-        if device.kind == "fpga":
-            found = fpga_row(device, self._work)
-            found = dataclasses.replace(found, row=self._with_its_options(device, found.row))
-            if self.problem.implementation not in (AUTO, FPGA_LEARNER):
-                missing = MissingCell(f"no {self.problem.implementation} Learner for FPGAs")
-                return MatrixRow(device.name, found.row.replay, missing, missing)
-        else:
-            found = processor_row(device, self._work)
-        self.report(f"{device.name} is modelled, not measured")
+    def _estimated_row(self, device: Device, estimator: str) -> MatrixRow:
+        """The row of a device that nothing is measured on."""
+        backend, spec = backend_of(device), self.problem.replay
+        no_learner = None
+        if backend.learners and not self._implementations(device):
+            no_learner = self._why_no_learner(device)
+        work = dataclasses.replace(
+            self._work,
+            no_replay=backend.replay_lacks(device, dataclasses.replace(spec, fanout=max(self._fanouts()))),
+            no_learner=no_learner,
+        )
+        found = ESTIMATORS[estimator](device, work)
+        if found.modelled:
+            self.report(f"{device.name} is modelled, not measured")
         for design in found.designs:
             self.report(f"{device.name}: {design}")
         return found.row
@@ -387,23 +382,8 @@ class Profiler:
             problem.replay.capacity,
             self._fanouts(),
             pipeline,
+            implementation=problem.implementation,
         )
-
-    def _with_its_options(self, device: Device, row: MatrixRow) -> MatrixRow:
-        """The modelled row of an FPGA without what its design does not have, or where programs run, no kernel."""
-        spec, runs = self.problem.replay, device.backend == "sycl"
-        options = spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority
-        try:
-            check_design(spec)
-            if runs:
-                check_options(spec.capacity, max(self._fanouts()), *options)
-        except (CapacityError, ConfigurationError) as error:
-            missing = MissingCell(str(error))
-            row = dataclasses.replace(row, replay=missing, pair=missing)
-        if runs and FPGA_LEARNER not in self._implementations(device):
-            missing = MissingCell(self._why_no_learner(device))
-            row = dataclasses.replace(row, learner=missing, pair=missing)
-        return row
 
     def _fanouts(self) -> tuple[int, ...]:
         spec = self.problem.replay
@@ -413,13 +393,8 @@ class Profiler:
         return (16,) if plain else _FANOUTS  # without a tree there is nothing to choose
 
     def _replay_cell(self, device: Device) -> ReplayCell | MissingCell:
-        if device.backend not in _WITH_REPLAY_MANAGER:
-            return MissingCell(f"no Replay Manager for {device.backend} in this version")
-        spec = self.problem.replay
-        if device.backend == "sycl" and (
-            lacking := unsupported_options(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
-        ):
-            return MissingCell(f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}")
+        if (lacking := backend_of(device).replay_lacks(device, self.problem.replay)) is not None:
+            return MissingCell(lacking)
         cells = []
         for fanout in self._fanouts():
             self.report(f"{device.name}: Replay Manager, fanout {fanout}")
@@ -431,15 +406,16 @@ class Profiler:
         return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
 
     def _learner_cell(self, device: Device, implementation: str) -> LearnerCell:
-        if device.backend == "sycl":
-            candidates = [(device.cores or 1, 1)]  # its own runtime shares a launch among all of them
-        elif device.backend == "cpu":
-            candidates = [(threads, 1) for threads in _powers_of_two(self._sharing(device).most_threads)]
-        else:
-            most = min(self.problem.train.batch_size, _MOST_STREAMS) if self._splits() else 1
-            candidates = [(1, parts) for parts in _powers_of_two(most)]
+        backend = backend_of(device)
+        sharing = self._sharing(device) if backend.host_cores == "threads" else None
+        candidates = backend.learner_parameters(
+            device,
+            most_threads=1 if sharing is None else sharing.most_threads,
+            most_sub_batches=self.problem.train.batch_size if self._splits() else 1,
+        )
         cells = []
-        for threads, parts in candidates:
+        for candidate in candidates:
+            threads, parts = candidate.threads, candidate.sub_batches
             self.report(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
             key = self._key("learner", device, {"threads": threads, "sub_batches": parts}, implementation)
             found = self._known(
@@ -447,12 +423,11 @@ class Profiler:
                 ("step",),
                 functools.partial(self._measure_learner, implementation, device, threads=threads, parts=parts),
             )
-            streams = parts if device.backend == "cuda" else 1
-            cells.append(LearnerCell(found["step"], threads, parts, streams, implementation))
-            if device.backend == "cpu" and self._sharing(device).keeps_up(cells[-1].step.value_us, threads):
+            cells.append(LearnerCell(found["step"], threads, parts, candidate.streams, implementation))
+            if sharing is not None and sharing.keeps_up(cells[-1].step.value_us, threads):
                 break  # the paper's rule: as few threads as keep up with the Actors
-        if device.backend == "cpu":
-            return min(cells, key=lambda c: self._sharing(device).rank(c.step.value_us, c.threads))
+        if sharing is not None:
+            return min(cells, key=lambda c: sharing.rank(c.step.value_us, c.threads))
         return min(cells, key=lambda c: c.step.value_us)
 
     def _pair_cell(
@@ -482,7 +457,8 @@ class Profiler:
 
     def _may_prefetch(self, device: Device, learner: LearnerCell) -> bool:
         """Whether a core is left to draw the next batch on, and the Learner is what the Actors wait for."""
-        if device.backend != "cpu" or "prefetch" not in LEARNERS[learner.implementation].arguments:
+        arguments = learners()[learner.implementation].arguments
+        if backend_of(device).host_cores != "threads" or "prefetch" not in arguments:
             return False
         sharing = self._sharing(device)
         if self.problem.replay.share_next_obs or not sharing.has_idle_core(learner.threads):
@@ -490,13 +466,14 @@ class Profiler:
         if sharing.keeps_up(learner.step.value_us, learner.threads):
             return False
         # In a loop in Python nothing would be drawn ahead, and a difference would be noise.
-        made = self._make_learner(learner.implementation, device, learner.threads)
-        return isinstance(made, NativeLearner) and made.loops_natively
+        made: Any = self._make_learner(learner.implementation, device, learner.threads)
+        return bool(made.loops_natively)
 
     @property
     def sharing(self) -> CoreSharing | None:
         """How Learner and Actors share the host; None where the host takes no Learner that was measured."""
-        return self._sharing(self.platform.host) if self.platform.host.backend == "cpu" else None
+        host = self.platform.host
+        return self._sharing(host) if backend_of(host).host_cores == "threads" else None
 
     def _sharing(self, device: Device) -> CoreSharing:
         """How a Learner on this CPU shares it with the Actors, which are on the host."""
@@ -545,7 +522,7 @@ class Profiler:
                 "settings": repr(sorted(self.problem.settings.items())),
                 "networks": self._networks,
             }
-        module = _kernels_of(device)
+        module = backend_of(device).kernels
         hashes = [kernel_hash(implementation, module), source_hash(primitive)]
         if implementation is not None:
             everything["implementation"] = implementation
@@ -614,7 +591,7 @@ class Profiler:
         p = self.problem
         return self._filled(host_storage(p.transition, p.replay, p.actors, p.train))
 
-    def _filled(self, storage: _AnyStorage) -> _AnyStorage:
+    def _filled(self, storage: _Storage) -> _Storage:
         envs = self.problem.actors.env_count
         fill(storage, self._rows(fill_rows(envs, storage.capacity), np.random.default_rng(0)))
         return storage
@@ -625,8 +602,9 @@ class Profiler:
         return chained(columns, self.problem.actors.env_count) if self.problem.replay.share_next_obs else columns
 
     def _full_replay(self, device: Device, fanout: int) -> FullReplay:
-        backend, selector = replay_backend(device)
-        return FullReplay(self.problem.replay, fanout, backend, selector)
+        made = backend_of(device).replay(device)
+        assert made is not None, "a device without a Replay Manager has no cell of one"
+        return FullReplay(self.problem.replay, fanout, made)
 
     @on_own_thread
     def _measure_replay(self, device: Device, fanout: int) -> dict[str, list[float]]:
@@ -647,7 +625,7 @@ class Profiler:
             "insert": measure(self._insertion(full, storage), self.budget_s / 3),
         }
 
-    def _insertion(self, full: FullReplay, storage: DataStorage | SyclDataStorage) -> Callable[[], None]:
+    def _insertion(self, full: FullReplay, storage: AnyStorage) -> Callable[[], None]:
         """Insert what all actors bring in one iteration: one transition per environment."""
         count = min(self.problem.actors.env_count, self.problem.replay.capacity)
         arriving = steps(self._rows(2 * count, full.rng), count)
@@ -673,10 +651,12 @@ class Profiler:
         """Whole iterations of setting 2, by the loop that a run would take."""
         full = self._full_replay(device, fanout)
         learner = self._make_learner(implementation, device, threads, prefetch=prefetch)
-        storage: DataStorage | SyclDataStorage = self._full_storage
-        if device.backend == "sycl" and not storage_stays_on_host(self.problem.replay):
+        storage: AnyStorage = self._full_storage
+        backend = backend_of(device)
+        on_device = backend.storage(device)
+        if on_device is not None and not storage_stays_on_host(self.problem.replay):
             spec, capacity = self.problem.transition, self.problem.replay.capacity
-            storage = self._filled(SyclDataStorage(spec, capacity, learner_device(device)))
+            storage = self._filled(on_device.make_storage(spec, capacity, backend.device_string(device)))
         insertion = self._insertion(full, storage)
         bell = Bell()
         laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
@@ -699,17 +679,25 @@ class Profiler:
             with loop.insertion_window():
                 insertion()
 
-        return self._measure_native_loop(loop.kernel, laq, ldq, insert, full)
+        return self._measure_native_loop(loop.kernel, laq, ldq, insert, full, apart=backend.times_parts_apart)
 
     def _make_learner(
         self, implementation: str, device: Device, threads: int, parts: int = 1, *, prefetch: bool = False
     ) -> Learner:
-        trainer = self._trainer(torch_device(device))
-        made = LEARNERS[implementation].make
-        return made(trainer, device=learner_device(device), threads=threads, sub_batches=parts, prefetch=prefetch)
+        backend = backend_of(device)
+        trainer, place = self._trainer(backend.torch_device(device)), backend.device_string(device)
+        made = learners()[implementation].make
+        return made(trainer, device=place, threads=threads, sub_batches=parts, prefetch=prefetch)
 
     def _measure_native_loop(
-        self, loop: Any, laq: GrantQueue, ldq: ProgressQueue, insertion: Callable[[], None], full: FullReplay
+        self,
+        loop: Any,
+        laq: GrantQueue,
+        ldq: ProgressQueue,
+        insertion: Callable[[], None],
+        full: FullReplay,
+        *,
+        apart: bool,
     ) -> dict[str, list[float]]:
         """Grants of some iterations, between which this thread inserts: a sample is the mean of a grant."""
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
@@ -730,7 +718,7 @@ class Profiler:
         published: list[float] = []
         # On a device, parts follow one another without the host: how the whole divides is seen by waiting after each.
         shares: dict[str, float] = {}
-        if hasattr(loop, "time_parts"):
+        if apart:
             loop.time_parts(True)
             alone = grant(max(iterations, _TIMED_ITERATIONS))
             loop.time_parts(False)
@@ -760,7 +748,7 @@ class Profiler:
         self,
         learner: Learner,
         full: FullReplay,
-        storage: DataStorage | SyclDataStorage,
+        storage: AnyStorage,
         insertion: Callable[[], None],
     ) -> dict[str, list[float]]:
         """Iterations with each part timed on its own, so that they disturb each other's caches."""
@@ -821,41 +809,6 @@ def _source_hash(trainer_class: type) -> str:
     except (OSError, TypeError):
         return ""
     return hashlib.sha256(source).hexdigest()[:16]
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
-
-
-def _is_measured(device: Device) -> bool:
-    """Whether the device's cells come from running there: those of the others are given, or modelled."""
-    return device.backend not in ("null", "model") and device.kind != "fpga"
-
-
-def _kernels_of(device: Device) -> str:
-    """The module of the kernels of PEARL that run on the device."""
-    return "pearl._sycl" if device.backend == "sycl" else "pearl._native"
-
-
-def torch_device(device: Device) -> str:
-    """The name that torch gives the device where the trainer's tensors lie; host and SYCL devices share memory."""
-    if device.backend == "cuda":
-        from pearl.devices.description import cuda_index
-
-        return f"cuda:{cuda_index(device.selector)}"
-    return "cpu"
-
-
-def learner_device(device: Device) -> str:
-    """What a Learner, or a Data Storage, on the device is told: torch's name of it, or a SYCL device's selector."""
-    return sycl_filter(device.selector, device.kind) if device.backend == "sycl" else torch_device(device)
-
-
-def replay_backend(device: Device) -> tuple[str, str | None]:
-    """The backend of a Replay Manager on the device, and the selector of a SYCL device, FPGAs among them."""
-    if device.backend != "sycl":
-        return "native", None
-    return "fpga" if device.kind == "fpga" else "sycl", learner_device(device)
 
 
 def storage_stays_on_host(replay: ReplaySpec) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pearl.algorithms.batch import Batch
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.runtime import sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.learner.native_plan import Op
 from pearl.learner.native_rules import known_step

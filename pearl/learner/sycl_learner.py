@@ -17,8 +17,8 @@ import torch
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.trainer import concatenated, policy_tensors
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
-from pearl.devices.sycl import sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_optimizer import NativeOptimizer

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 import shutil
 import statistics
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pearl.devices.description import Availability, Connection, Device
+from pearl.errors import ConfigurationError
 
 _GB = 1e9
 _COPY_BYTES = 64 << 20
@@ -30,6 +32,16 @@ class SmiFacts:
     driver: str
     power_limit_watts: float | None
     clock_mhz: float | None
+
+
+def cuda_index(selector: str) -> int:
+    """The CUDA device index a selector names: `cuda:1`, `1`, or nothing for 0."""
+    match = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", selector)
+    if match:
+        return int(match[1])
+    if selector in ("", "cuda"):
+        return 0
+    raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0'; found {selector!r}.")
 
 
 def _torch() -> tuple[Any, str]:

@@ -38,6 +38,11 @@ class ProcessorParameters:
     messages_us: float = 33.0
 
 
+@dataclass(frozen=True)
+class GpuParameters(ProcessorParameters):
+    """Those of a GPU, which works while the host launches what comes next."""
+
+
 # CPU: this toolkit's kernels on one core of a 2-core AMD EPYC with AVX-512 (benchmarks/results): a DQN step of 64 x 64,
 # batch 32, takes 15.8 us in 18 operations, about 9 us of which are overhead; large steps run at about 200 GFLOP/s, half
 # of that without AVX-512; a batch of 2,048 from 1,000,000 leaves at fanout 16 (5 levels) takes 15.1 us to sample and
@@ -47,7 +52,7 @@ CPU_PARAMETERS = ProcessorParameters(32.0, 0.5, 0.6, sample_ns=1.5, update_ns=1.
 # 5 us of the host (an operation of torch three of them), a request a launch and a wait; a level two dependent loads of
 # about 100 ns each (80 to 150 cycles: Sec. 4.3.3 of the CF'22 paper); an atomic addition to one word about 2 ns. None
 # of these was measured for this toolkit.
-GPU_PARAMETERS = ProcessorParameters(128.0, 15.0, 12.0, sample_ns=0.0, update_ns=2.0, level_us=0.2)
+GPU_PARAMETERS = GpuParameters(128.0, 15.0, 12.0, sample_ns=0.0, update_ns=2.0, level_us=0.2)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Everything is read from `/proc` and `/sys`; what is absent there is reported as 
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pearl.backends.links import MEMORY_LATENCY_US
 from pearl.control_groups import PROC, SYS, cpu_quota, group_memory
 from pearl.devices.description import Device
+
+log = logging.getLogger(__name__)
 
 _GB = 1e9
 _CACHE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -212,6 +216,14 @@ def measure_memory_latency_us(info: CpuInfo) -> float | None:
     except ImportError:
         return None
     return float(_native.random_access_ns(_buffer_bytes(info), 200_000)) / 1e3
+
+
+def host_memory_latency_us(info: CpuInfo) -> float:
+    """Microseconds of a load from memory, measured; the usual ones, with a warning, without the native kernels."""
+    latency = measure_memory_latency_us(info)
+    if latency is None:
+        log.warning("The native kernels are not built: the latency of the CPU's memory is taken as 0.1 us.")
+    return round(MEMORY_LATENCY_US if latency is None else latency, 4)
 
 
 def cpu_device(info: CpuInfo, name: str = "cpu0", memory_bandwidth_gbps: float | None = None) -> Device:

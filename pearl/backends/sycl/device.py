@@ -1,7 +1,7 @@
 """SYCL devices: Intel's CPU device, Intel GPUs, FPGA boards, and the FPGA emulator.
 
 Nothing is loaded before one of these functions is called. Selectors are those of the device CSV
-(`pearl.devices.description.sycl_filter` says which).
+(`pearl.backends.sycl.selector.sycl_filter` says which).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pearl.devices.description import EMULATOR_SELECTOR, Availability, Connection, Device, DeviceKind, sycl_filter
-from pearl.devices.fpga_emulator import SETUP_COMMAND, emulator_library
-from pearl.devices.sycl_runtime import find_library, runtime_problem, sycl_runtime, wheels_command
+from pearl.backends.fpga.emulator import SETUP_COMMAND, emulator_library
+from pearl.backends.sycl.runtime import find_library, runtime_problem, sycl_runtime, wheels_command
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR, sycl_filter
+from pearl.devices.description import Availability, Connection, Device, DeviceKind
 from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ def _advice(wanted: str) -> str:
         return f"The FPGA emulator is added by: {SETUP_COMMAND}"
     if (cpu or emulator) and sycl_runtime().dpctl_was_first:
         return (
-            "dpctl was asked for devices before PEARL set the runtime up: call pearl.devices.sycl.sycl_devices() "
-            "before the first use of dpctl."
+            "dpctl was asked for devices before PEARL set the runtime up: call "
+            "pearl.backends.sycl.device.sycl_devices() before the first use of dpctl."
         )
     if wanted.startswith("level_zero"):
         return "Intel GPUs need Intel's Level Zero driver (libze_loader.so.1) and access to /dev/dri."

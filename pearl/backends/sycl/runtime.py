@@ -25,8 +25,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
+from pearl.backends.fpga.emulator import check_emulator, emulator_library
 from pearl.cache_folder import cache_folder, check_private, make_private
-from pearl.devices.fpga_emulator import check_emulator, emulator_library
 from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
