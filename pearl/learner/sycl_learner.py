@@ -21,6 +21,7 @@ from pearl.backends.sycl.device import sycl_queue
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
+from pearl.learner.kernel_columns import kernel_column
 from pearl.learner.native_optimizer import NativeOptimizer
 from pearl.learner.native_plan import Op, UnsupportedError, read_operations
 from pearl.learner.native_rules import known_step, make_rule, pinned, scale_arrays
@@ -205,11 +206,7 @@ class SyclLearner:
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
         """The column as the kernels read it."""
         whole = name == "action" and self._step.actor is None
-        wanted = np.dtype(np.int64) if whole else _FLOAT
-        found = column.detach().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
-        if found.dtype != wanted:
-            raise TrainerError(f"Column {name!r} must have dtype {wanted}; found {found.dtype}. Convert it first.")
-        return found if found.flags.c_contiguous else np.ascontiguousarray(found)
+        return kernel_column(name, column, np.dtype(np.int64) if whole else _FLOAT)
 
 
 class _OptimizerOnDevice:

@@ -27,6 +27,9 @@ from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.sycl import SyclReplayManager
 from pearl.spec import ReplayMode, ReplaySpec
 
+MANAGERS = {"native": NativeReplayManager, "reference": ReferenceReplayManager, "sycl": SyclReplayManager}
+# Each shape of an FPGA's tree is a program of its own: tests/test_fpga_replay.py holds the emulator to a few.
+ELSEWHERE = {"fpga"}
 SYCL_MODES = ("prioritized", "uniform")
 
 
@@ -36,15 +39,20 @@ def require(manager, mode):
         pytest.skip(f"mode {mode} is the CPU's")
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(NativeReplayManager, id="native"),
-        pytest.param(ReferenceReplayManager, id="reference"),
-        pytest.param(SyclReplayManager, marks=pytest.mark.sycl, id="sycl"),
-    ]
-)
+each_backend = [
+    pytest.param(name, marks=pytest.mark.sycl if name == "sycl" else ())
+    for name in REPLAY_BACKENDS
+    if name not in ELSEWHERE
+]
+
+
+@pytest.fixture(params=each_backend)
 def manager(request):
-    return request.param
+    return MANAGERS[request.param]
+
+
+def test_every_backend_is_held_to_the_contract():
+    assert set(REPLAY_BACKENDS) == set(MANAGERS) | ELSEWHERE
 
 
 def filled(manager, capacity=100, **options):
@@ -379,7 +387,7 @@ def test_epsilon_is_added_to_what_is_given_and_to_nothing_else(manager):
     assert fresh.retrieve([0])[0] == 1.0
 
 
-@pytest.mark.parametrize("backend", [b for b in sorted(REPLAY_BACKENDS) if b not in ("fpga", "sycl")])
+@pytest.mark.parametrize("backend", each_backend)
 def test_by_default_no_item_that_was_trained_on_is_lost(backend):
     replay = make_replay_manager(ReplaySpec(100, alpha=1.0), seed=0, backend=backend)
     replay.insert(np.arange(100))
@@ -643,6 +651,39 @@ def test_backends_come_from_the_registry():
             make_replay_manager(spec, seed=0, backend=backend, device="gpu")
     with pytest.raises(ConfigurationError, match=r"'abacus'.*known: fpga, native, reference, sycl"):
         make_replay_manager(spec, seed=0, backend="abacus")
+
+
+@pytest.mark.parametrize(
+    ("backend", "lacking"),
+    [pytest.param("sycl", {"mode": "fifo"}, marks=pytest.mark.sycl), ("fpga", {"mode": "uniform"})],
+    ids=["sycl", "fpga"],
+)
+def test_what_a_device_does_not_have_is_named(backend, lacking):
+    for options, named in (
+        (lacking, rf"does not have mode='{lacking['mode']}'\. The CPU's has: backend=\"native\""),
+        ({"mode": "top_k", "replacement": False}, r"mode='top_k', replacement=False\."),
+        ({"max_times_sampled": 3}, r"max_times_sampled=3\."),
+        ({"initial_priority": "mean"}, r'initial_priority="mean"\.'),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            make_replay_manager(ReplaySpec(10, **options), seed=0, backend=backend)
+
+
+@pytest.mark.parametrize("other", [NativeReplayManager, ReferenceReplayManager])
+def test_checkpoints_go_from_one_backend_to_another(manager, other):
+    replay, twin = manager(300, seed=3), other(300, seed=3)
+    for each in (replay, twin):
+        each.insert(np.arange(300), np.random.default_rng(1).exponential(1, 300).astype(np.float32))
+        each.sample(64)
+    moved, back = other(300, fanout=4), manager(300, fanout=64)
+    moved.load_state_dict(replay.state_dict())
+    back.load_state_dict(twin.state_dict())
+    for _ in range(3):
+        first, *others = [each.sample(50) for each in (replay, moved, back)]
+        for sample in others:
+            assert_same(sample, first)
+        for each in (replay, moved, back):
+            each.update(first.indices, np.arange(50), first.generations)
 
 
 # The RRQ
