@@ -28,7 +28,7 @@ from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.actors.normalization import normalization_warnings
-from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer
+from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
 from pearl.devices.discovery import discover, write_csv
@@ -401,7 +401,7 @@ class Composer:
         for warning in normalization_warnings(envs, self._actors.env):
             logger.warning(warning)
         envs.close()
-        transition = TransitionSpec.from_spaces(observation_space, action_space)
+        transition = transition_of(self._trainer_class, observation_space, action_space)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
             self._say(inputs)

@@ -38,8 +38,11 @@ class Problem:
         columns = self.transition.empty(rows)
         actions = copy.deepcopy(self.action_space)
         actions.seed(int(rng.integers(1 << 30)))
+        typical = {column.name: column.typical for column in self.transition.further}
         for name, column in columns.items():
-            if name == ACTION:
+            if name in typical:
+                column[:] = typical[name]
+            elif name == ACTION:
                 column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
             elif name == DISCOUNT:
                 column[:] = self.train.gamma**self.train.n_step  # with more, values would grow without bound

@@ -21,7 +21,6 @@ from pearl.actors.report import Report
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, GenerationError
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import TransitionSpec
 
 logger = logging.getLogger("pearl.composer")
 
@@ -139,9 +138,7 @@ def _run(pickled: bytes, budget_s: float, report: Report) -> None:
 
 
 def _time_actor(actor: Actor, budget_s: float) -> list[float]:
-    envs = actor.envs
-    transition = TransitionSpec.from_spaces(envs.single_observation_space, envs.single_action_space)
-    queue = DataCollectionQueue(transition, actor.setup.message_rows(), slots=1)
+    queue = DataCollectionQueue(actor.transition, actor.setup.message_rows(), slots=1)
     message = queue.reserve()
     assert message is not None
 

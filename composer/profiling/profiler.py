@@ -173,6 +173,8 @@ class Profiler:
             "policy": "torch" if self._native_policy is None else "native",
             "n_step": self.problem.train.n_step,
         }
+        if further := self.problem.transition.further:
+            parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
         key = self._key("actor", self.platform.host, parameters)
         one = self._known(key, ("transition",), self._measure_actor)["transition"]
         parallel = min(actors.count, self.platform.host.cores or 1)
@@ -776,7 +778,15 @@ class Profiler:
 
     def _measure_actor(self) -> dict[str, list[float]]:
         p = self.problem
-        setup = ActorSetup(p.trainer_class, p.settings, p.actors, p.train, seed=0, policy=self._native_policy)
+        setup = ActorSetup(
+            p.trainer_class,
+            p.settings,
+            p.actors,
+            p.train,
+            seed=0,
+            policy=self._native_policy,
+            transition=p.transition,
+        )
         steps = p.actors.envs_per_actor * setup.steps_per_message
         return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
 

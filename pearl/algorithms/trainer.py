@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -19,11 +19,13 @@ from gymnasium import spaces
 from torch import nn
 
 from pearl.actors.exploration import Exploration, PolicySampling
-from pearl.algorithms.batch import Batch
+from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
+from pearl.algorithms.spaces import ActionKind
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
+from pearl.spec import TransitionSpec
 
 # What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
@@ -67,6 +69,8 @@ class Trainer(abc.ABC):
     Training defaults (`batch_size`, `replay_ratio`, ...) are what `TrainSpec` takes when the user says nothing.
     """
 
+    _action_kind: ClassVar[ActionKind | None] = None  # for messages that say which algorithm takes which actions
+
     batch_size: int = 64
     replay_ratio: float = 8.0
     learning_starts: int = 1000
@@ -99,6 +103,11 @@ class Trainer(abc.ABC):
             torch.manual_seed(seed)
             self.build()
             self.check_networks()
+
+    @classmethod
+    def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
+        """The columns of a transition. Override to add some: `super().transition(...).with_columns(Column(...))`."""
+        return TransitionSpec.from_spaces(observation_space, action_space)
 
     @property
     def gradient_steps(self) -> int:
@@ -308,6 +317,33 @@ def make_trainer(
     assert isinstance(trainer, TrainerLike)
     check_trainer(trainer, observation_space, action_space)
     return trainer
+
+
+def transition_of(
+    trainer_class: type | None, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> TransitionSpec:
+    """The columns that an algorithm declares; a class that declares none has the columns that all have.
+
+    Raises TrainerError for a declaration without those.
+    """
+    common = TransitionSpec.from_spaces(observation_space, action_space)
+    if not (inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer)):
+        return common
+    declared = trainer_class.transition(observation_space, action_space)
+    names, wanted = ([f.name for f in spec.fields] for spec in (declared, common))
+    if declared.fields[: len(common.fields)] != common.fields:
+        raise TrainerError(
+            f"{trainer_class.__name__}.transition() must begin with the columns {', '.join(wanted)} of the spaces; "
+            f"found {', '.join(names)}. Return super().transition(...).with_columns(Column(...))."
+        )
+    return declared
+
+
+def batch_type_of(trainer: object) -> type[Batch]:
+    """The class of the batches that `trainer` trains on."""
+    if not isinstance(trainer, Trainer):
+        return Batch
+    return batch_type(tuple(f.name for f in trainer.transition(trainer.observation_space, trainer.action_space).fields))
 
 
 def modules_of(trainer: object) -> dict[str, nn.Module]:

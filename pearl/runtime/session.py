@@ -26,7 +26,7 @@ from pearl.actors.normalization import normalization_warnings
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.actor_critic import ActorCritic
-from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
+from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, transition_of
 from pearl.errors import CheckpointError, CheckpointWriteError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.native_plan import UnsupportedError
@@ -52,7 +52,7 @@ from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
 from pearl.runtime.supervision import Supervisor
 from pearl.runtime.workers import TrainingLoop, Worker
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
 logger = logging.getLogger("pearl.runtime")
 
@@ -86,7 +86,7 @@ class Session:
         self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
         self._warnings = normalization_warnings(probe, actors.env)
         probe.close()
-        self.transition = TransitionSpec.from_spaces(self.observation_space, self.action_space)
+        self.transition = transition_of(trainer_class, self.observation_space, self.action_space)
         self.bell = Bell()
         check_messages_fit(replay, actors, train)
         self.message_rows = message_rows(actors, train)
@@ -140,6 +140,7 @@ class Session:
                 env_steps=steps,
                 restarts=steps,
                 policy=policy,
+                transition=self.transition,
             )
             for index in range(count)
         ]

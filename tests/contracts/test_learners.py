@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pearl.learner.registry import LEARNERS
 from test_native_learner import ACTIONS, OBS, Small, batch_of, one_torch_thread
 
 from pearl.devices.description import EMULATOR_SELECTOR
 from pearl.errors import TrainerError
 from pearl.learner.protocol import Learner
-from pearl.learner.registry import LEARNERS
 from pearl.learner.torch_learner import load_policy_weights
 
 pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
