@@ -48,7 +48,7 @@ class _NoLearner:
     backend = device = "none"
 
     def __init__(self, batch_size: int) -> None:
-        self._result = StepResult(np.ones(batch_size, np.float32), {"td_error": 1.0})
+        self._result = StepResult(np.ones(batch_size, np.float32), 1.0, {})
 
     def prepare(self) -> None:
         pass
@@ -58,6 +58,9 @@ class _NoLearner:
 
     def write_weights(self, out: np.ndarray) -> None:
         out[:] = 0
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        pass
 
 
 def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritized") -> list[float]:

@@ -22,7 +22,7 @@ from pearl.algorithms.dqn import DQN
 from pearl.algorithms.networks import TwinCritic
 from pearl.algorithms.sac import SAC
 from pearl.algorithms.td3 import TD3
-from pearl.algorithms.trainer import concatenated, policy_tensors
+from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
 from pearl.devices.sycl import sycl_queue
 from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import TrainerError
@@ -122,7 +122,7 @@ class SyclLearner:
                 metrics["actor_gradient_norm"] = found["actor_gradient_norm"]
         if isinstance(trainer, SAC):
             metrics["temperature"] = math.exp(float(trainer.log_alpha.detach()))
-        return StepResult(priorities, metrics)
+        return StepResult(priorities, metrics["td_error"], metrics)
 
     def start_loop(
         self,
@@ -160,6 +160,10 @@ class SyclLearner:
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
         concatenated(self._policy, out=torch.from_numpy(out))
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)
 
     def refresh(self) -> None:
         """Take over the trainer's settings and its optimizers' state, which schedules and checkpoints change."""

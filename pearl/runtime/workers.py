@@ -214,7 +214,7 @@ class LearnerWorker(Worker):
         done["indices"][:] = message["indices"]
         done["generations"][:] = message["generations"]
         done["priorities"][:] = result.priorities
-        done["td_error"][0] = result.metrics["td_error"]
+        done["td_error"][0] = result.td_error
         self._publisher.stepped()
         self._ldq.publish()
         self._laq.release()
@@ -324,7 +324,7 @@ class _AnyIteration:
         self._clock.end("train")
         self._replay.update(sample.indices, result.priorities, sample.generations)
         self._clock.end("update")
-        return result.metrics["td_error"]
+        return result.td_error
 
     def last_batch(self) -> _Trained:
         return self._sample.indices, self._sample.weights, list(self._batch.values())
