@@ -22,6 +22,7 @@ from pearl.runtime import (
     CollectionBuffer,
     DataCollectionQueue,
     DoneQueue,
+    HostIteration,
     LearnerWorker,
     Options,
     Program,
@@ -134,19 +135,11 @@ def run_setting_1(session: Session) -> Recording:
         session.watch(rrq)
         session.launch(LearnerWorker(laq, ldq, wsq, session.bell, target=learner, weight_sync_interval=1))
         session.launch_actors([dcq], wsq)
+        iteration = HostIteration(rrq, laq, ldq, BATCH, storage)
         while session.running():
             if session.wants_data(buffer) and (message := buffer.take(dcq)):
                 session.collected(message)
-            if done := ldq.peek():
-                rrq.write_update(done[0]["indices"], done[0]["priorities"], done[0]["generations"])
-                session.trained(float(done[0]["td_error"][0]))
-                ldq.release()
-            if session.may_sample():
-                rrq.write_sample(BATCH, session.beta)
-                session.sampling()
-            if sample := rrq.poll():
-                laq.assign(sample, storage)
-                session.sampled(sample.indices)
+            iteration.advance(session)
             if session.insertion_due(buffer):
                 rrq.write_insert(storage.insert(buffer.take_all()))
                 session.inserted()
@@ -207,3 +200,13 @@ def test_off_policy_inserts_a_full_buffer_or_waiting_data() -> None:
     assert flow.insertion_wanted(flow.insertion_rows, 0.0)
     assert not flow.insertion_wanted(flow.insertion_rows - 1, 0.0)
     assert flow.insertion_wanted(1, 1.0)
+
+
+def test_the_iteration_of_setting_1_is_written_once() -> None:
+    """Programs run, and the profiler times, the same lines."""
+    root = Path(__file__).parents[1]
+    sources = [f for folder in ("pearl", "composer", "runtime_templates") for f in (root / folder).rglob("*.[pj]*")]
+    found = {f.name for f in sources if f.suffix in (".py", ".j2") and "rrq.write_sample(" in f.read_text()}
+    assert found == {"host_iteration.py"}
+    users = {f.name for f in sources if f.suffix in (".py", ".j2") and "HostIteration(rrq" in f.read_text()}
+    assert users == {"setting1.py.j2", "messages.py"}

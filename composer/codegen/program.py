@@ -34,7 +34,7 @@ _COMMON_NAMES = {
     *("parse_options", "run_program"),
 }
 _SETTING_NAMES = {
-    1: {"AssignmentQueue", "DoneQueue", "LearnerWorker"},
+    1: {"AssignmentQueue", "DoneQueue", "HostIteration", "LearnerWorker"},
     2: {"GrantQueue", "ProgressQueue", "TrainingLoop"},
 }
 # What the program's own lines call something: no trainer class may take these names, nor that of a primitive.

@@ -15,6 +15,7 @@ from pearl.errors import PearlError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.protocol import Learner, StepResult
 from pearl.replay import ReplayManager, ReplayRequestQueue, Sample
+from pearl.runtime.host_iteration import HostIteration
 from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 
@@ -47,7 +48,7 @@ class _NoLearner:
     backend = device = "none"
 
     def __init__(self, batch_size: int) -> None:
-        self._result = StepResult(np.ones(batch_size, np.float32), {"td_error": 1.0})
+        self._result = StepResult(np.ones(batch_size, np.float32), 1.0, {})
 
     def prepare(self) -> None:
         pass
@@ -57,6 +58,9 @@ class _NoLearner:
 
     def write_weights(self, out: np.ndarray) -> None:
         out[:] = 0
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        pass
 
 
 def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritized") -> list[float]:
@@ -96,7 +100,8 @@ def measure_pipeline(
             for count in (min(_WARM_UP, iterations), *[iterations] * _REPEATS):
                 if renew is not None:
                     renew(count * batch_size)
-                samples.append(_run_host(rrq, laq, ldq, worker, bell, storage, batch_size, beta, delay, count))
+                pace = _Pace(count, delay, beta)
+                samples.append(_run_host(HostIteration(rrq, laq, ldq, batch_size, storage), pace, rrq, worker, bell))
         finally:
             worker.stop()
     return samples[1:]
@@ -115,35 +120,36 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
+class _Pace:
+    """Lets `iterations` go as fast as they can, up to `delay` updates ahead."""
+
+    def __init__(self, iterations: int, delay: int, beta: float) -> None:
+        self.iterations, self.beta, self._delay = iterations, beta, delay
+        self.requested = self.assigned = self.done = 0
+
+    def may_sample(self) -> bool:
+        under_way = self.requested - self.done
+        return under_way <= self._delay and self.requested == self.assigned and self.requested < self.iterations
+
+    def sampling(self) -> None:
+        self.requested += 1
+
+    def sampled(self, _indices: np.ndarray) -> None:
+        self.assigned += 1
+
+    def trained(self, _td_error: float) -> None:
+        self.done += 1
+
+
 def _run_host(
-    rrq: ReplayRequestQueue,
-    laq: AssignmentQueue,
-    ldq: DoneQueue,
-    worker: LearnerWorker,
-    bell: Bell,
-    storage: Storage,
-    batch_size: int,
-    beta: float,
-    delay: int,
-    iterations: int,
+    iteration: HostIteration, pace: _Pace, rrq: ReplayRequestQueue, worker: LearnerWorker, bell: Bell
 ) -> float:
-    """The Host Runtime's loop of setting 1 (runtime_templates/setting1.py.j2), without Actors."""
-    requested = assigned = done = 0
+    """Microseconds of an iteration of the Host Runtime without Actors."""
     start = heard = time.perf_counter()
-    while done < iterations:
-        seen, before = bell.value(), (requested, assigned, done)
-        if message := ldq.peek():
-            result, _ = message
-            rrq.write_update(result["indices"], result["priorities"], result["generations"])
-            ldq.release()
-            done += 1
-        if requested - done <= delay and requested == assigned and requested < iterations:
-            rrq.write_sample(batch_size, beta)
-            requested += 1
-        if sample := rrq.poll():
-            laq.assign(sample, storage)
-            assigned += 1
-        if (requested, assigned, done) != before:
+    while pace.done < pace.iterations:
+        seen, before = bell.value(), (pace.requested, pace.assigned, pace.done)
+        iteration.advance(pace)
+        if (pace.requested, pace.assigned, pace.done) != before:
             heard = time.perf_counter()
         elif time.perf_counter() - heard > _LONGEST_WAIT_S:
             raise PearlError(f"Setting 1's queues stood still for {_LONGEST_WAIT_S:.0f} s while they were measured.")
@@ -151,4 +157,4 @@ def _run_host(
             worker.check()
             bell.wait(seen, 0.05)
     rrq.drain()
-    return (time.perf_counter() - start) * 1e6 / iterations
+    return (time.perf_counter() - start) * 1e6 / pace.iterations

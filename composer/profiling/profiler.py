@@ -86,12 +86,13 @@ _Cell = TypeVar("_Cell")
 
 # PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
 _METHOD = sorted(Path(__file__).parent.glob("*.py"))
+_HOST_LOOP = ("runtime/host_iteration.py", "runtime/queues.py", "runtime/workers.py")
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py"),
     "replay": ("replay/*.py", "backends/**/*.py"),
     "learner": (),
-    "messages": ("replay/requests.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
-    "pipeline": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
+    "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),
+    "pipeline": ("replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 
@@ -674,14 +675,13 @@ class Profiler:
             transition=self.problem.transition,
             weight_sync_interval=self.problem.train.weight_sync_interval,
         )
-        if not hasattr(loop.kernel, "seconds"):
-            return self._measure_interpreted_loop(learner, full, storage, insertion)
+        learner.prepare()
 
         def insert() -> None:
             with loop.insertion_window():
                 insertion()
 
-        return self._measure_native_loop(loop.kernel, laq, ldq, insert, full, apart=backend.times_parts_apart)
+        return self._measure_loop(loop.kernel, laq, ldq, insert, full, apart=backend.times_parts_apart)
 
     def _make_learner(
         self, implementation: str, device: Device, threads: int, parts: int = 1, *, prefetch: bool = False
@@ -691,7 +691,7 @@ class Profiler:
         made = learners()[implementation].make
         return made(trainer, device=place, threads=threads, sub_batches=parts, prefetch=prefetch)
 
-    def _measure_native_loop(
+    def _measure_loop(
         self,
         loop: Any,
         laq: GrantQueue,
@@ -744,36 +744,6 @@ class Profiler:
         # Weights go out after some of the steps only: each bears its share.
         share = sum(published) / len(published)
         parts["step"] = [step + share for step in parts["step"]]
-        return {name: samples[WARM_UP:] for name, samples in parts.items()}
-
-    def _measure_interpreted_loop(
-        self,
-        learner: Learner,
-        full: FullReplay,
-        storage: AnyStorage,
-        insertion: Callable[[], None],
-    ) -> dict[str, list[float]]:
-        """Iterations with each part timed on its own, so that they disturb each other's caches."""
-        learner.prepare()
-        replay, batch = full.manager, self.problem.train.batch_size
-        out = self.problem.transition.empty(batch)
-        parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
-
-        def iteration() -> None:
-            times = [time.perf_counter_ns()]
-            sample = replay.sample(batch, full.beta)
-            storage.gather(sample.indices, out)
-            times.append(time.perf_counter_ns())
-            result = learner.step(out, sample.weights)
-            times.append(time.perf_counter_ns())
-            replay.update(sample.indices, result.priorities, sample.generations)
-            times.append(time.perf_counter_ns())
-            insertion()
-            times.append(time.perf_counter_ns())
-            for name, start, end in zip(parts, times[:-1], times[1:], strict=True):
-                parts[name].append((end - start) / 1e3)
-
-        measure(iteration, self.budget_s, before=lambda: full.renew(batch))
         return {name: samples[WARM_UP:] for name, samples in parts.items()}
 
     def _measure_actor(self) -> dict[str, list[float]]:

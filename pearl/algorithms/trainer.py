@@ -383,6 +383,19 @@ def concatenated(tensors: Iterable[torch.Tensor], out: torch.Tensor | None = Non
     return torch.cat([t.detach().reshape(-1).float() for t in tensors], out=out)
 
 
+def load_concatenated(weights: np.ndarray, tensors: Iterable[torch.Tensor]) -> None:
+    """Copy `weights` `(count,)` float32 back into the tensors of `concatenated`; TrainerError where sizes differ."""
+    targets = list(tensors)
+    count = sum(t.numel() for t in targets)
+    if weights.shape != (count,):
+        raise TrainerError(f"A snapshot of these weights has shape ({count},); found {weights.shape}.")
+    offset = 0
+    with torch.no_grad():
+        for target in targets:
+            target.copy_(torch.from_numpy(weights[offset : offset + target.numel()]).view_as(target))
+            offset += target.numel()
+
+
 def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
     """Raise TrainerError unless the trainer has modules and its get_action fits the environment's spaces."""
     name = type(trainer).__name__

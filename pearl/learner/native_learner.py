@@ -13,7 +13,7 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import concatenated, policy_tensors
+from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.kernel_columns import kernel_column
 from pearl.learner.native_plan import UnsupportedError
@@ -78,7 +78,8 @@ class NativeLearner:
         """
         columns = {name: self._array(name, batch[name]) for name in Batch._fields}
         columns["weights"] = self._array("weights", weights)
-        return StepResult(*self._rule.step(columns))
+        priorities, metrics = self._rule.step(columns)
+        return StepResult(priorities, metrics["td_error"], metrics)
 
     @property
     def loops_natively(self) -> bool:
@@ -117,3 +118,7 @@ class NativeLearner:
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
         concatenated(self._policy, out=torch.from_numpy(out))
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import concatenated, policy_tensors
+from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.backends.sycl.device import sycl_queue
 from pearl.backends.sycl.runtime import sycl_runtime
@@ -112,7 +112,7 @@ class SyclLearner:
                 metrics["actor_gradient_norm"] = found["actor_gradient_norm"]
         if step.temperature is not None:
             metrics["temperature"] = math.exp(float(step.temperature.log_alpha.detach()))
-        return StepResult(priorities, metrics)
+        return StepResult(priorities, metrics["td_error"], metrics)
 
     def start_loop(
         self,
@@ -150,6 +150,10 @@ class SyclLearner:
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
         concatenated(self._policy, out=torch.from_numpy(out))
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)
 
     def refresh(self) -> None:
         """Take over the trainer's settings and its optimizers' state, which schedules and checkpoints change."""

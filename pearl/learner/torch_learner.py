@@ -11,7 +11,14 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer, TrainerLike, batch_type_of, concatenated, policy_tensors
+from pearl.algorithms.trainer import (
+    Trainer,
+    TrainerLike,
+    batch_type_of,
+    concatenated,
+    load_concatenated,
+    policy_tensors,
+)
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.protocol import StepResult
 
@@ -87,7 +94,7 @@ class TorchLearner:
                 "max_grad_norm may help. Its weights are not to be used: --resume goes on from the last checkpoint."
             )
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
-        return StepResult(result, {"td_error": td_error, **own})
+        return StepResult(result, td_error, {"td_error": td_error, **own})
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]
@@ -155,15 +162,14 @@ class TorchLearner:
         else:
             target.copy_(concatenated(self._policy))
 
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)
+
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:
     """Copy a policy snapshot `(weight_count,)` float32 into the trainer's own modules."""
-    offset = 0
-    source = torch.from_numpy(weights)
-    with torch.no_grad():
-        for tensor in policy_tensors(trainer):
-            tensor.copy_(source[offset : offset + tensor.numel()].view_as(tensor))
-            offset += tensor.numel()
+    load_concatenated(weights, policy_tensors(trainer))
 
 
 def _tensor(column: np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
     from pearl.runtime.collection import CollectionBuffer
     from pearl.runtime.entry import begin_program, run_program
+    from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.queues import DataCollectionQueue
@@ -36,6 +37,7 @@ __all__ = [
     "DataCollectionQueue",
     "DoneQueue",
     "GrantQueue",
+    "HostIteration",
     "LearnerWorker",
     "Options",
     "Program",
@@ -53,6 +55,7 @@ __all__ = [
 _MODULES = {
     "collection": ("CollectionBuffer",),
     "entry": ("begin_program", "run_program"),
+    "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
     "queues": ("DataCollectionQueue",),
