@@ -372,11 +372,6 @@ class Placement:
             if candidate is not chosen
         )
 
-    @property
-    def storage_alternatives(self) -> tuple[StorageOption, ...]:
-        """The other devices for the Data Storage of the choice, best first."""
-        return tuple(option for option in self.chosen.storage if option.device != self.storage)
-
     def with_choice(
         self,
         *,
