@@ -24,6 +24,7 @@ from composer.platform import Platform, usable, with_cores_of_host
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.report import microseconds
+from composer.storage_rule import StorageRule
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
@@ -234,6 +235,12 @@ class Composer:
             transition_bytes=self._problem.transition.nbytes,
             actor_count=self._problem.actors.count,
             envs_per_actor=self._problem.actors.envs_per_actor,
+            storage_rule=StorageRule(
+                {device.name: device for device in self._platform.devices},
+                self._platform.host.name,
+                self._problem.replay,
+                self._problem.transition.nbytes,
+            ),
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
             pipelines=profiler.pipelines(self._matrix),

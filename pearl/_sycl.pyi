@@ -1,4 +1,4 @@
-"""Primitives on SYCL devices; their contracts stand in kernels/sycl/. Loaded by pearl.backends.sycl.device alone."""
+"""Primitives on SYCL devices; their contracts stand in kernels/sycl/. Loaded by pearl.backends.sycl.runtime alone."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -28,6 +28,7 @@ from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.report import Report
+from pearl.backends.protocol import Factory
 from pearl.errors import EnvError
 from pearl.ipc.queues import Bell
 from pearl.learner.native_learner import NativeLearner
@@ -395,8 +396,8 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     inserted: list[int] = []
     profiler = profiling.Profiler.__new__(profiling.Profiler)
     profiler.budget_s, profiler.problem = 0.0, SimpleNamespace(train=TrainSpec())  # type: ignore[assignment]
-    full = FullReplay(ReplaySpec(64), 16, "native", None)
-    found = profiler._measure_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations), full)  # type: ignore[arg-type]
+    full = FullReplay(ReplaySpec(64), 16, Factory("pearl.replay", "make_replay_manager"))
+    found = profiler._measure_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations), full, apart=False)
     assert found["sample"] == pytest.approx([7.0] * 20)
     assert found["update"] == pytest.approx([5.0] * 20)
     assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike

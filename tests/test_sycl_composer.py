@@ -199,7 +199,7 @@ def test_a_device_whose_memory_does_not_suffice_takes_less(
     def full(*_: object) -> None:
         raise CapacityError("A Data Storage of 2,000 transitions does not fit.")
 
-    monkeypatch.setattr("composer.profiling.profiler.SyclDataStorage", full)
+    monkeypatch.setattr("pearl.replay.sycl_storage.SyclDataStorage", full)
     composer = composed(calibration=tmp_path / "calibration.json")
     row = composer.matrix["sycl:cpu0"]
     assert row.pair == MissingCell("A Data Storage of 2,000 transitions does not fit.")

@@ -19,7 +19,7 @@ from composer.codegen.python_source import EXPLORATIONS, documented, imports, la
 from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.problem import Problem
-from composer.profiling.profiler import storage_stays_on_host
+from composer.storage_rule import StorageRule, storage_stays_on_host
 from pearl.atomic_file import write_text
 from pearl.backends import backend_of, backends, check_implementation, devices_of, learners, runs_on
 from pearl.backends.protocol import Factory, LearnerImplementation
@@ -205,7 +205,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     replay_factory = backend_of(on_replay).replay(on_replay)
     if replay_factory is None:
         raise GenerationError(f"{on_replay.name} has no Replay Manager in this version. Choose another device.")
-    storage_factory = backend.storage(on_learner) if _storage_device(source, devices) == on_learner.name else None
+    storage_factory = _storage_factory(source, devices)
     trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     here = source.path.resolve().parent
     values = {
@@ -218,7 +218,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
             source, implementation, setting, trainer, tuple(filter(None, (replay_factory, storage_factory)))
         ),
         "env": documented(problem.actors.env),
-        "placement_note": _placement_note(source, setting, _storage_device(source, devices), (on_replay, on_learner)),
+        "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
@@ -250,13 +250,18 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     return text
 
 
-def _storage_device(source: ProgramSource, devices: Mapping[str, Device]) -> str:
-    """Where the Data Storage goes: an accelerator keeps it for its own Learner alone, in its memory, rows whole."""
-    placement = source.placement
-    if backend_of(devices[placement.storage]).storage(devices[placement.storage]) is None:
-        return placement.storage
-    away = placement.storage != source.learner.device or storage_stays_on_host(source.problem.replay)
-    return placement.host if away else placement.storage
+def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Factory | None:
+    """How the Data Storage is made where the placement has it; None for the host's own."""
+    placement, problem, learner = source.placement, source.problem, source.learner.device
+    rule = StorageRule(devices, placement.host, problem.replay, problem.transition.nbytes)
+    if (reason := rule.refusal(placement.storage, learner)) is not None:
+        raise GenerationError(
+            f"The Data Storage is placed on {placement.storage}, which cannot keep it: {reason}. Place it on "
+            f"{placement.host}, with Placement.with_choice(storage={placement.host!r})."
+        )
+    if placement.storage != learner or storage_stays_on_host(problem.replay):
+        return None
+    return backend_of(devices[learner]).storage(devices[learner])
 
 
 def _exponents(replay: ReplaySpec) -> dict[str, str]:
@@ -284,7 +289,7 @@ def _replay_options(replay: ReplaySpec) -> dict[str, object]:
     return {f.name: getattr(replay, f.name) for f in fields if getattr(replay, f.name) != f.default}
 
 
-def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple[Device, Device]) -> str:
+def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Device]) -> str:
     placement, replay, learner = source.placement, source.replay, source.learner
     how = (
         "the Replay Manager and the Learner share a device and talk directly"
@@ -297,7 +302,7 @@ def _placement_note(source: ProgramSource, setting: int, storage: str, on: tuple
         f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
         f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)"
         + (", prefetching" if learner.prefetch else ""),
-        f"    Data Storage    {storage}",
+        f"    Data Storage    {placement.storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps:,.0f} experiences trained per second,",
         f"    {placement.assumption}.",

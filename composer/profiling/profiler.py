@@ -51,6 +51,7 @@ from composer.profiling.full_replay import (
 from composer.profiling.measuring import WARM_UP, measure, on_own_thread
 from composer.profiling.messages import ITERATIONS, busy_processes, measure_messages, measure_pipeline
 from composer.report import left_out_line
+from composer.storage_rule import storage_stays_on_host
 from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.policy_plan import read_policy
@@ -68,7 +69,6 @@ from pearl.replay import DataStorage
 from pearl.replay.arguments import TIME_MODES
 from pearl.replay.protocol import Sample
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
-from pearl.spec import ReplaySpec
 
 logger = logging.getLogger("pearl.composer")
 
@@ -789,8 +789,3 @@ def _source_hash(trainer_class: type) -> str:
     except (OSError, TypeError):
         return ""
     return hashlib.sha256(source).hexdigest()[:16]
-
-
-def storage_stays_on_host(replay: ReplaySpec) -> bool:
-    """Whether the replay's settings need the host's memory or disk for the Data Storage."""
-    return replay.storage != "ram" or replay.share_next_obs

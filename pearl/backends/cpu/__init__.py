@@ -77,6 +77,10 @@ class CpuBackend(Backend):
         """The sum tree in C++."""
         return Factory("pearl.replay", "make_replay_manager")
 
+    def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
+        """Its memory is the host's."""
+        return True
+
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
     ) -> Sequence[LearnerParameters]:
