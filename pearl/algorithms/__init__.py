@@ -9,6 +9,7 @@ from pearl.algorithms.sac import SAC as SAC
 # isort: on
 
 from pearl.algorithms.batch import Batch as Batch
+from pearl.algorithms.spaces import ActionKind
 from pearl.algorithms.trainer import Phase as Phase
 from pearl.algorithms.trainer import Trainer as Trainer
 from pearl.algorithms.trainer import TrainerLike as TrainerLike
@@ -21,7 +22,12 @@ ALGORITHMS: dict[str, type[Trainer]] = {
 }
 
 
-def one_of_algorithms() -> str:
-    """Their names: "A, B or C"."""
-    *others, last = ALGORITHMS
-    return f"{', '.join(others)} or {last}"
+def algorithms_for(action_kind: ActionKind | None = None) -> list[str]:
+    """The names of the algorithms, or of those that take actions of `action_kind`."""
+    return [name for name, found in ALGORITHMS.items() if action_kind in (None, found._action_kind)]
+
+
+def one_of_algorithms(action_kind: ActionKind | None = None) -> str:
+    """The same names as "A, B or C"."""
+    *others, last = algorithms_for(action_kind)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -14,7 +14,7 @@ from torch import nn
 from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Critic, Policy, TwinCritic, mlp, scaled_observations
-from pearl.algorithms.spaces import check_actions, check_observations
+from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer, is_number, observation_size
 from pearl.algorithms.update_rule import (
     HeadKind,
@@ -22,7 +22,6 @@ from pearl.algorithms.update_rule import (
     RuleNetwork,
     RuleNoise,
     RuleParameters,
-    Scalars,
     UpdateRule,
     overridden,
     policy_departure,
@@ -49,6 +48,7 @@ class ActorCritic(Trainer):
     """
 
     _algorithm: ClassVar[str]
+    _action_kind: ClassVar[ActionKind | None] = "Box"
 
     learning_rate: float = 1e-3
     actor_learning_rate: float = 1e-3
@@ -201,9 +201,6 @@ class ActorCritic(Trainer):
             RuleParameters(self._critic_flat, "critic_optimizer", self.critic_optimizer, self._target_critic_flat),
             RuleParameters(self._actor_flat, "actor_optimizer", self.actor_optimizer, target_actor),
         )
-
-    def _rule_scalars(self) -> Scalars:
-        return Scalars(float(self.max_grad_norm), float(self.tau))
 
     @property
     def _critic_phase(self) -> Phase:

@@ -100,4 +100,4 @@ class DDPG(ActorCritic):
         return RuleStep("squared", self._rule_scalars, *self._rule_parameters(self._target_actor_flat), *scales)
 
     def _rule_scalars(self) -> Scalars:
-        return super()._rule_scalars()._replace(saturation_penalty=float(self.saturation_penalty))
+        return Scalars(float(self.max_grad_norm), float(self.tau), saturation_penalty=float(self.saturation_penalty))

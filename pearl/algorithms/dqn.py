@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -11,7 +13,7 @@ from torch.nn import functional
 from pearl.actors.exploration import EpsilonGreedy, Exploration
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import q_network
-from pearl.algorithms.spaces import check_actions, check_observations
+from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer
 from pearl.algorithms.update_rule import (
     PolicyHead,
@@ -33,6 +35,8 @@ class DQN(Trainer):
 
     Override `build_q_network` to bring a network of your own: any module from `(batch, *obs)` to `(batch, actions)`.
     """
+
+    _action_kind: ClassVar[ActionKind | None] = "Discrete"
 
     double: bool = True
     dueling: bool = False

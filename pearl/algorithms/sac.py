@@ -181,8 +181,9 @@ class SAC(TwinCriticTrainer):
         return RuleStep("squared", self._rule_scalars, *self._rule_parameters(None), *scales, noise, temperature)
 
     def _rule_scalars(self) -> Scalars:
-        return (
-            super()
-            ._rule_scalars()
-            ._replace(log_std_bounds=self.actor._log_std_bounds, target_entropy=float(self._target_entropy))
+        return Scalars(
+            float(self.max_grad_norm),
+            float(self.tau),
+            log_std_bounds=self.actor._log_std_bounds,
+            target_entropy=float(self._target_entropy),
         )

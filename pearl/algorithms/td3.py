@@ -85,10 +85,10 @@ class TD3(TwinCriticTrainer):
         return RuleStep("squared", self._rule_scalars, *parameters, *scales, self._rule_noise(of_policy=False))
 
     def _rule_scalars(self) -> Scalars:
-        return (
-            super()
-            ._rule_scalars()
-            ._replace(
-                target_noise=float(self.target_noise), noise_clip=float(self.noise_clip), policy_delay=self.policy_delay
-            )
+        return Scalars(
+            float(self.max_grad_norm),
+            float(self.tau),
+            target_noise=float(self.target_noise),
+            noise_clip=float(self.noise_clip),
+            policy_delay=self.policy_delay,
         )

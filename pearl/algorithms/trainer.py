@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +21,7 @@ from torch import nn
 from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
+from pearl.algorithms.spaces import ActionKind
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
@@ -67,6 +68,8 @@ class Trainer(abc.ABC):
     Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
     Training defaults (`batch_size`, `replay_ratio`, ...) are what `TrainSpec` takes when the user says nothing.
     """
+
+    _action_kind: ClassVar[ActionKind | None] = None  # for messages that say which algorithm takes which actions
 
     batch_size: int = 64
     replay_ratio: float = 8.0

@@ -79,6 +79,8 @@ def test_a_policy_of_ones_own_is_named(name: str) -> None:
 
 def test_names_are_listed_from_the_table() -> None:
     assert one_of_algorithms() == "DQN, DDPG, TD3 or SAC"
+    assert one_of_algorithms("Discrete") == "DQN"
+    assert one_of_algorithms("Box") == "DDPG, TD3 or SAC"
     assert all(name in pearl.algorithms.__dict__ for name in ALGORITHMS)
 
 
