@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pearl.learner.registry import LEARNERS
 from trainers import TinyDQN
 
 from pearl.algorithms.trainer import make_trainer
+from pearl.backends import learners
 from pearl.errors import TrainerError
 
 DEVICES = {
@@ -35,13 +35,13 @@ def batch_of(rows: int) -> dict[str, np.ndarray]:
 
 
 def test_every_implementation_is_tested_here() -> None:
-    assert set(DEVICES) == set(LEARNERS)
+    assert set(DEVICES) == set(learners())
 
 
 @each_learner
 def test_weights_travel_from_one_learner_to_another(name: str, device: str) -> None:
     """After that both train alike, whatever the second was before."""
-    first, second = (LEARNERS[name].make(trainer_of(seed), device=device) for seed in (1, 2))
+    first, second = (learners()[name].make(trainer_of(seed), device=device) for seed in (1, 2))
     weights = np.zeros((2, first.weight_count), np.float32)
     first.write_weights(weights[0])
     second.write_weights(weights[1])
@@ -56,7 +56,7 @@ def test_weights_travel_from_one_learner_to_another(name: str, device: str) -> N
 @each_learner
 def test_a_step_tells_its_mean_absolute_td_error(name: str, device: str) -> None:
     """It trains with the weights that were loaded."""
-    first, second = (LEARNERS[name].make(trainer_of(seed), device=device) for seed in (1, 2))
+    first, second = (learners()[name].make(trainer_of(seed), device=device) for seed in (1, 2))
     weights = np.zeros(first.weight_count, np.float32)
     first.write_weights(weights)
     second.load_weights(weights)

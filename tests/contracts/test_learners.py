@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pearl.learner.registry import LEARNERS
 from test_native_learner import ACTIONS, OBS, Small, batch_of, one_torch_thread
 
-from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.backends import learners
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import TrainerError
 from pearl.learner.protocol import Learner
 from pearl.learner.torch_learner import load_policy_weights
@@ -16,14 +16,14 @@ from pearl.learner.torch_learner import load_policy_weights
 pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
 DEVICES = {"sycl": "opencl:cpu", "fpga": EMULATOR_SELECTOR}
 MARKS = {"sycl": (pytest.mark.sycl,), "fpga": (pytest.mark.fpga, pytest.mark.slow)}
-each_learner = pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in LEARNERS])
+each_learner = pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in learners()])
 each_on_kernels = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name, entry in LEARNERS.items() if entry.compiled]
+    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name, entry in learners().items() if entry.compiled]
 )
 
 
 def learner_of(name: str, trainer: Small) -> Learner:
-    learner = LEARNERS[name].make(trainer, device=DEVICES.get(name, "cpu"))
+    learner = learners()[name].make(trainer, device=DEVICES.get(name, "cpu"))
     learner.prepare()
     return learner
 
@@ -44,10 +44,10 @@ def test_the_snapshot_is_the_policy(name: str) -> None:
 def test_a_step_gives_a_priority_for_each_row_and_leaves_the_batch_as_it_is(name: str) -> None:
     learner = learner_of(name, Small(OBS, ACTIONS))
     (batch, weights), (kept, _) = batch_of(0), batch_of(0)
-    priorities, metrics = learner.step(batch, weights)
+    priorities, td_error, metrics = learner.step(batch, weights)
     assert (priorities.shape, priorities.dtype) == ((50,), np.float32)
     assert (priorities >= 0).all()
-    assert metrics["td_error"] == pytest.approx(np.abs(priorities).mean(), rel=1e-4)
+    assert td_error == metrics["td_error"] == pytest.approx(np.abs(priorities).mean(), rel=1e-4)
     assert all(np.array_equal(batch[column], kept[column]) for column in kept)
 
 

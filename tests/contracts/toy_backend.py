@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer, concatenated, policy_tensors
+from pearl.algorithms.trainer import Trainer, concatenated, load_concatenated, policy_tensors
 from pearl.backends.protocol import Backend, Factory, LearnerImplementation
 from pearl.devices import Device
 from pearl.devices.description import DeviceKind
@@ -105,11 +105,16 @@ class ToyLearner:
         """One step."""
         columns = Batch(*(torch.from_numpy(batch[name]) for name in Batch._fields))
         priorities = self.trainer.update_policy(columns, torch.from_numpy(weights)).detach().numpy()
-        return StepResult(priorities, {"td_error": float(priorities.mean())})
+        td_error = float(priorities.mean())
+        return StepResult(priorities, td_error, {"td_error": td_error})
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot."""
         concatenated(self._policy, out=torch.from_numpy(out))
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot."""
+        load_concatenated(weights, self._policy)
 
 
 class ToyBackend(Backend):
