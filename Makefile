@@ -9,6 +9,7 @@ SYCL_STAMP := $(VENV)/.sycl-installed
 RTL_STAMP := $(VENV)/.rtl-installed
 SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
 KERNELS := $(shell find kernels cmake CMakeLists.txt -type f -not -path 'kernels/rtl/*' 2>/dev/null)
+PACKAGES := $(shell find pearl composer -name __init__.py)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
 # As many workers as cores, at most four; a file's tests stay with one. PYTEST_ARGS='-n 0' runs all in one process.
 PYTEST_WORKERS := -n auto --maxprocesses 4 --dist loadfile
@@ -36,9 +37,9 @@ $(SYCL_STAMP): $(BIN)/python constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt $(SYCL_WHEELS)
 	@touch $@
 
-# Rebuilt when a kernel or the dependencies change; Python files are used in place. SYCL's wheels come first: the build
-# finds their headers in the environment.
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(if $(WITH_SYCL),$(SYCL_STAMP))
+# Rebuilt when a kernel, the dependencies or the packages change; Python files are used in place, by a list of modules
+# that is made here. SYCL's wheels come first: the build finds their headers in the environment.
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(PACKAGES) $(if $(WITH_SYCL),$(SYCL_STAMP))
 	$(BIN)/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@

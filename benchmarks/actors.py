@@ -33,9 +33,10 @@ from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms import DQN
 from pearl.algorithms.trainer import make_trainer
+from pearl.ipc.queues import WeightSyncQueue
 from pearl.replay.storage import DataStorage
 from pearl.runtime.collection import CollectionBuffer
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 ENVIRONMENT = "CartPole-v1"

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from benchmarks.record import Row, write
 from pearl.algorithms import DDPG, DQN, TD3, Trainer
-from pearl.devices.description import EMULATOR_SELECTOR
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.learner.fpga_learner import FpgaLearner
 from pearl.learner.sycl_learner import SyclLearner
 from pearl.replay import make_replay_manager

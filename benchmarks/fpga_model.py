@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.algorithm1 import place
-from composer.fpga_model import (
+from composer.fpga.learner_pipeline import LayerShape, LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
+from composer.fpga.model import (
     CF22_EXPLORATION,
     FpgaPart,
     LearnerDesign,
@@ -21,13 +22,12 @@ from composer.fpga_model import (
     explore,
     printed_learner,
 )
-from composer.learner_pipeline import LayerShape, LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
+from composer.fpga.tree_shape import LANES_MAX, TreeShape, eq4, eq5
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.placement import Placement
 from composer.platform import Platform
-from composer.tree_shape import LANES_MAX, TreeShape, eq4, eq5
-from pearl.devices.modelled import FpgaParameters
+from pearl.backends.model.device import FpgaParameters
 from pearl.errors import CapacityError
 
 ROOT = Path(__file__).resolve().parent.parent

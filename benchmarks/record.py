@@ -43,7 +43,7 @@ class Row:
 
 def machine() -> dict[str, object]:
     """The facts that a number depends on."""
-    from pearl.devices.cpu import describe_cpu
+    from pearl.backends.cpu.device import describe_cpu
 
     cpu = describe_cpu()
     return {

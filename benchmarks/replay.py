@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import peers
 from benchmarks.record import Row, write
-from pearl.devices.sycl import sycl_availability
+from pearl.backends.sycl.device import sycl_availability
 from pearl.replay import DataStorage, ReplayManager, make_replay_manager
 from pearl.replay.memory import free_memory
 from pearl.replay.reference import mulhi64, stratified

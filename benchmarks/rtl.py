@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.record import Row, write
-from composer.tree_cells import Cells, estimate
-from composer.tree_shape import TreeShape, eq4, eq5
+from composer.fpga.tree_cells import Cells, estimate
+from composer.fpga.tree_shape import TreeShape, eq4, eq5
 from kernels.rtl import cycles
 from kernels.rtl.learner_stages import balanced_unrolls, exact_depths, learner_of, proportional_unrolls
 from kernels.rtl.replay_simulation import run

@@ -24,6 +24,7 @@ from composer.placement import (
     StorageOption,
 )
 from composer.platform import Platform
+from composer.storage_rule import StorageRule
 from pearl.errors import ConfigurationError, PlacementError
 
 _T = TypeVar("_T")
@@ -59,6 +60,7 @@ def place(
     actor_count: int,
     envs_per_actor: int = 1,
     storage_forced: str | None = None,
+    storage_rule: StorageRule | None = None,
     sharing: CoreSharing | None = None,
     messages_us: float = 0.0,
     pipelines: Mapping[Candidacy, float] | None = None,
@@ -70,8 +72,9 @@ def place(
     Step 1 takes the pair of devices, and the implementation of the Learner, that maximise experiences per second (or
     per joule) by Eq. 7. Of costs equal to 1e-9 the least traffic between devices wins, then fewer devices, then the
     order of the matrix: of the Replay Manager's device, of the Learner's, of the latter's implementations. Step 2 puts
-    the Data Storage where its traffic takes least time, or on `storage_forced`; of traffic equal to 1e-9 the Learner's
-    device wins, then the Actors', then the Replay Manager's.
+    the Data Storage where its traffic takes least time among the devices that `storage_rule` allows (None: all of the
+    pair and the host), or on `storage_forced`; of traffic equal to 1e-9 the Learner's device wins, then the Actors',
+    then the Replay Manager's.
 
     A pair is impossible where one of the devices cannot take its primitive, or where two of the host and both devices
     have no route. Eq. 7 sends no messages between host and Learner; but the Learner's weights go to the Actors, which
@@ -95,6 +98,7 @@ def place(
         transition_bytes,
         actor_count * envs_per_actor,
         storage_forced,
+        storage_rule,
         sharing,
         messages_us,
         pipelines or {},
@@ -149,6 +153,7 @@ class _Search:
     transition_bytes: int
     insertions: int  # transitions that all Actors insert in one iteration
     storage_forced: str | None
+    storage_rule: StorageRule | None
     sharing: CoreSharing | None
     messages_us: float
     pipelines: Mapping[Candidacy, float]
@@ -251,7 +256,9 @@ class _Search:
             (host, self.insertions * self.transition_bytes),
             (replay_device, self.batch_size * WORD_BYTES),
         )
-        names = dict.fromkeys(device for device, _ in flows)
+        rule = self.storage_rule
+        allowed = (name for name, _ in flows if rule is None or rule.refusal(name, learner_device) is None)
+        names = dict.fromkeys(allowed)
         if self.storage_forced is not None:
             names.setdefault(self.storage_forced)
         options = [self._storage_option(name, flows, learner_device) for name in names]

@@ -16,24 +16,25 @@ import numpy as np
 
 from composer.algorithm1 import parse_metric, place
 from composer.calibration import CalibrationStore
-from composer.codegen import ProgramSource, check_problem, generate
-from composer.imported_replay import with_imported
+from composer.codegen.program import ProgramSource, check_problem, generate
+from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform, usable, with_cores_of_host
-from composer.profiling import Problem, Profiler
+from composer.problem import Problem
+from composer.profiling.profiler import Profiler
 from composer.report import microseconds
+from composer.storage_rule import StorageRule
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.exploration import make_explorer
 from pearl.actors.normalization import normalization_warnings
-from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer
+from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
-from pearl.devices.description import NOT_HERE
+from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.learner.extract import extract_networks
-from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
@@ -234,6 +235,12 @@ class Composer:
             transition_bytes=self._problem.transition.nbytes,
             actor_count=self._problem.actors.count,
             envs_per_actor=self._problem.actors.envs_per_actor,
+            storage_rule=StorageRule(
+                {device.name: device for device in self._platform.devices},
+                self._platform.host.name,
+                self._problem.replay,
+                self._problem.transition.nbytes,
+            ),
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
             pipelines=profiler.pipelines(self._matrix),
@@ -401,7 +408,7 @@ class Composer:
         for warning in normalization_warnings(envs, self._actors.env):
             logger.warning(warning)
         envs.close()
-        transition = TransitionSpec.from_spaces(observation_space, action_space)
+        transition = transition_of(self._trainer_class, observation_space, action_space)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
             self._say(inputs)
@@ -440,16 +447,16 @@ class Composer:
             reasons = "; ".join(f"{device.name}: {reason}" for device, reason in unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
         forced = self._implementation
-        given = any(device.backend in NOT_HERE for device in devices)  # whose Learner is only priced
-        if forced != AUTO and not given and not any(LEARNERS[forced].runs_on(device) for device in devices):
+        given = any(not backend_of(device).is_here for device in devices)  # whose Learner is only priced
+        if forced != AUTO and not given and not any(runs_on(forced, device) for device in devices):
             raise PlacementError(
-                f"The {forced} Learner runs on {' and '.join(LEARNERS[forced].backends)} devices; found none among "
+                f"The {forced} Learner runs on {devices_of(forced)}; found none among "
                 f"{', '.join(device.name for device in devices)}. Add one to the device CSV, or leave "
                 f"implementation={forced!r} out."
             )
         if self._metric == "power_efficiency":
-            # An FPGA may turn out to take no primitive.
-            missing = [device.name for device in devices if device.active_watts is None and device.kind != "fpga"]
+            unstated = [device for device in devices if device.active_watts is None]
+            missing = [device.name for device in unstated if backend_of(device).takes_primitives(device)]
             if missing:
                 raise ConfigurationError(
                     f"Power efficiency needs the power of every device used: fill the cell of device "
@@ -459,7 +466,7 @@ class Composer:
     def _check_supports(self, trainer: object) -> None:
         """Raise TrainerError if an implementation of the Learner is forced that cannot train the trainer."""
         forced = self._implementation
-        reason = None if forced == AUTO else LEARNERS[forced].supports(trainer)
+        reason = None if forced == AUTO else learners()[forced].supports(trainer)
         if reason is not None:
             raise TrainerError(
                 f"The {forced} Learner cannot train {type(trainer).__name__} (unsupported: {reason}). Change the "

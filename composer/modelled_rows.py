@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from composer.fpga_model import (
+from composer.fpga.learner_pipeline import LearnerPipeline, TensorUnit
+from composer.fpga.model import (
     Exploration,
     FpgaPart,
     ReplayTree,
@@ -16,10 +18,11 @@ from composer.fpga_model import (
     printed_learner,
     share,
 )
-from composer.learner_pipeline import LearnerPipeline, TensorUnit
 from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell
-from pearl.devices.description import EMULATOR_SELECTOR, Device, sycl_filter
-from pearl.devices.modelled import ProcessorParameters, model_parameters
+from pearl.backends import AUTO, backend_of, fpga, model, null
+from pearl.backends.model.device import GpuParameters, ProcessorParameters, model_parameters
+from pearl.backends.null.device import NullTimes
+from pearl.devices.description import Device
 from pearl.errors import CapacityError, ConfigurationError
 
 FPGA_LEARNER = "fpga"  # name of the implementation whose pipeline the model is of
@@ -35,6 +38,8 @@ class ModelledWork:
     """What one iteration asks of a device: batch size, transitions inserted, bytes of one, the tree, the Learner.
 
     `fanouts` are those to choose from. `pipeline` is the reason, in words, where the trainer's work is not known.
+    `no_replay` and `no_learner` say why the device cannot take a primitive, where it cannot. `implementation` is the
+    Learner's, where one is forced.
     """
 
     batch_size: int
@@ -43,14 +48,18 @@ class ModelledWork:
     capacity: int
     fanouts: tuple[int, ...]
     pipeline: LearnerPipeline | str
+    no_replay: str | None = None
+    no_learner: str | None = None
+    implementation: str = AUTO
 
 
 @dataclass(frozen=True)
 class ModelledRow:
-    """A row, and one line in words for each design behind it."""
+    """A row, and one line in words for each design behind it; `modelled` unless its times were given."""
 
     row: MatrixRow
     designs: tuple[str, ...] = ()
+    modelled: bool = True
 
 
 def _us(value_us: float) -> Measurement:
@@ -62,20 +71,37 @@ def _nothing(device: str, reason: str) -> ModelledRow:
     return ModelledRow(MatrixRow(device, missing, missing, missing))
 
 
+# --- null ------------------------------------------------------------------------------------------------------------
+
+
+def stated_row(device: Device, work: ModelledWork) -> ModelledRow:
+    """The row of a device whose selector states its times."""
+    times = NullTimes.parse(device.selector)
+
+    def cells(factor: float) -> tuple[ReplayCell, LearnerCell]:
+        sample, insert, update, step = (
+            _us(value_us * factor) for value_us in (times.sample_us, times.insert_us, times.update_us, times.learner_us)
+        )
+        return ReplayCell(sample, insert, update, work.fanouts[0]), LearnerCell(step, implementation="null")
+
+    replay, learner = cells(1.0)
+    return ModelledRow(MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing))), modelled=False)
+
+
 # --- FPGA ------------------------------------------------------------------------------------------------------------
 
 
 def fpga_row(
     device: Device, work: ModelledWork, *, printed: bool = False, exploration: Exploration | None = None
 ) -> ModelledRow:
-    """The row of an FPGA by `composer.fpga_model`.
+    """The row of an FPGA by `composer.fpga.model`.
 
     The Replay Manager is that of `kernels/rtl`, in whichever fanout, lanes and copy of the leaves fit and are fastest.
     `printed` takes PEARL Eq. 2 to 6 as they stand in the paper instead of what pipelines take. What does not fit, or is
     not stated, is a MissingCell that says so.
     """
     if missing := missing_columns(device):
-        emulated = device.backend == "sycl" and sycl_filter(device.selector, device.kind) == EMULATOR_SELECTOR
+        emulated = backend_of(device).emulated(device)
         why = (
             "the FPGA emulator only shows that kernels work, how long they take there means nothing"
             if emulated
@@ -84,6 +110,22 @@ def fpga_row(
         columns = f"{', '.join(missing)} of {'the board it stands for' if emulated else device.name}"
         return _nothing(device.name, f"{why}: fill {columns} in the device CSV to have it modelled")
     return _Fpga(FpgaPart.from_device(device), work, printed, exploration).row()
+
+
+def possible_fpga_row(device: Device, work: ModelledWork) -> ModelledRow:
+    """The row of an FPGA without what its design does not have, or where programs run, no kernel."""
+    found = fpga_row(device, work)
+    row = found.row
+    if work.no_replay is not None:
+        missing = MissingCell(work.no_replay)
+        row = dataclasses.replace(row, replay=missing, pair=missing)
+    no_learner = work.no_learner
+    if work.implementation not in (AUTO, FPGA_LEARNER):
+        no_learner = f"no {work.implementation} Learner for FPGAs"
+    if no_learner is not None:
+        missing = MissingCell(no_learner)
+        row = dataclasses.replace(row, learner=missing, pair=missing)
+    return dataclasses.replace(found, row=row)
 
 
 @dataclass(frozen=True)
@@ -239,7 +281,7 @@ class _Roofline:
 
     @property
     def _gpu(self) -> bool:
-        return self.device.kind == "gpu"
+        return isinstance(self.parameters, GpuParameters)
 
     @property
     def _bytes_per_us(self) -> float:
@@ -297,3 +339,9 @@ class _Roofline:
         if self._gpu:
             return max(self.parameters.operation_us, work_us)
         return self.parameters.operation_us + _BARRIER_US * (threads.bit_length() - 1) + work_us
+
+
+# What fills a row that nothing measures, by `Backend.estimator`.
+ESTIMATORS: Mapping[str, Callable[[Device, ModelledWork], ModelledRow]] = MappingProxyType(
+    {null.ESTIMATOR: stated_row, fpga.ESTIMATOR: possible_fpga_row, model.ESTIMATOR: processor_row}
+)

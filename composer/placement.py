@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from composer.documents import from_document, to_document
 from composer.matrix import UnavailableDevice, UnsupportedLearner
 from composer.report import microseconds, placement_report, plain
-from pearl.devices.description import Backend
 from pearl.errors import ConfigurationError, PlacementError
 
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
@@ -78,7 +77,7 @@ class ReplayConfig:
     """Where the Replay Manager runs and how it is set."""
 
     device: str
-    backend: Backend
+    backend: str
     selector: str
     fanout: int
     workers: int
@@ -86,13 +85,13 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Where the Learner runs and how it is set; `implementation` is a name of `pearl.learner.registry.LEARNERS`.
+    """Where the Learner runs and how it is set; `implementation` is a name of `pearl.backends.learners()`.
 
     With `prefetch`, for the native one in setting 2 alone, one thread more draws the next batch while it trains.
     """
 
     device: str
-    backend: Backend
+    backend: str
     selector: str
     threads: int
     sub_batches: int
@@ -372,11 +371,6 @@ class Placement:
             for candidate in self.candidates
             if candidate is not chosen
         )
-
-    @property
-    def storage_alternatives(self) -> tuple[StorageOption, ...]:
-        """The other devices for the Data Storage of the choice, best first."""
-        return tuple(option for option in self.chosen.storage if option.device != self.storage)
 
     def with_choice(
         self,

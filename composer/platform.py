@@ -20,17 +20,15 @@ from typing import Any
 
 import pandas as pd
 
-from pearl.devices.cpu import describe_cpu
+from pearl.backends import backend_of, csv_names
+from pearl.backends.cpu.device import describe_cpu
 from pearl.devices.description import (
-    BACKENDS,
-    BACKENDS_OF_KIND,
     CONNECTION_COLUMNS,
     DEVICE_COLUMNS,
     KINDS,
     MAY_BE_ZERO,
     NAME_PATTERN,
     NAME_RULE,
-    NOT_HERE,
     QUANTITIES,
     Connection,
     Device,
@@ -327,14 +325,14 @@ def _device_values(reader: _RowReader) -> dict[str, Any]:
     if not NAME_PATTERN.fullmatch(values["name"]):
         reader.fault("name", NAME_RULE)
     kind = values["kind"] = reader.one_of("kind", KINDS)
-    backend = values["backend"] = reader.one_of("backend", BACKENDS)
+    backend = values["backend"] = reader.one_of("backend", csv_names())
     if kind and backend:
-        fitting = BACKENDS_OF_KIND[kind]  # type: ignore[index]  # one_of returned one of KINDS
+        fitting = csv_names(kind)  # type: ignore[arg-type]  # one_of returned one of KINDS
         if backend not in fitting:
             reader.fault("backend", f"a backend of a {kind}: {', '.join(fitting)}")
     if kind and backend:
         try:
-            check_selector(kind, backend, values["selector"])  # type: ignore[arg-type]  # one of KINDS and of BACKENDS
+            check_selector(kind, backend, values["selector"])  # type: ignore[arg-type]  # one of KINDS
         except ConfigurationError as error:
             reader.fault("selector", f"a selector of the {backend} backend", f" {error}")
     for column in QUANTITIES:
@@ -419,14 +417,16 @@ class Platform:
 
     @cached_property
     def host(self) -> Device:
-        """The CPU that runs the Actors and the Host Runtime: the first of the cpu backend, else the first CPU."""
-        cpus = [device for device in self.devices if device.kind == "cpu"]
-        if not cpus:
+        """The CPU that runs the Actors and the Host Runtime: of those that host best, the first."""
+        ranks = [
+            (rank, device) for device in self.devices if (rank := backend_of(device).host_rank(device)) is not None
+        ]
+        if not ranks:
             raise PlacementError(
                 f"No CPU among the devices ({_listed([d.name for d in self.devices])}): Actors run on one. "
                 "Add a row of kind cpu to the device CSV, such as 'cpu0,cpu,cpu'."
             )
-        return next((device for device in cpus if device.backend == "cpu"), cpus[0])
+        return min(ranks, key=lambda found: found[0])[1]
 
     def shared_silicon(self, first: str, second: str) -> bool:
         """Whether two devices are one piece of silicon, so that what runs on one slows the other down.
@@ -499,7 +499,7 @@ def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
     here = describe_cpu().logical_cores
     devices, changed = list(platform.devices), []
     for place, device in enumerate(devices):
-        if device.kind == "cpu" and device.backend not in NOT_HERE and (device.cores or 0) > here:
+        if backend_of(device).on_host_cores(device) and (device.cores or 0) > here:
             devices[place] = replace(device, cores=here)
             changed.append(
                 f"{device.name}: the device CSV states {device.cores} cores, of which this process may use {here}; "

@@ -21,13 +21,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from composer.codegen.python_source import EXPLORATIONS
+from composer.codegen.trainer_source import check_module_name
 from composer.composer import Composer
-from composer.python_source import EXPLORATIONS
-from composer.trainer_source import check_module_name
 from pearl.algorithms.trainer import check_trainer_class
+from pearl.backends import AUTO, check_implementation, learners
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
-from pearl.learner.registry import AUTO, LEARNERS, check_implementation
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
 
@@ -83,7 +83,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
     },
     "trainer": {
         "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),
-        "implementation": _Key(f"one of {', '.join((AUTO, *LEARNERS))}, in quotes", (str,)),
+        "implementation": _Key(f"one of {', '.join((AUTO, *learners()))}, in quotes", (str,)),
     },
     "replay": {
         "size": _Key(_WHOLE.expected, (int,), required=True),

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.byte_size import readable_size
-from pearl.errors import ConfigurationError, DeviceError, GenerationError, PearlError
+from pearl.errors import ConfigurationError, GenerationError, PearlError
 from pearl.process_limits import check_address_space, limit_reached
 from pearl.runtime.entry import DEBUG_VARIABLE
 from pearl.runtime.launch import run_generated, shown
@@ -171,8 +171,8 @@ def _devices(
 
 
 def _setup_fpga_emulator() -> None:
-    from pearl.devices.fpga_emulator import setup_emulator
-    from pearl.devices.sycl_runtime import runtime_problem
+    from pearl.backends.fpga.emulator import setup_emulator
+    from pearl.backends.sycl.runtime import runtime_problem
 
     problem = runtime_problem()
     folder = setup_emulator(print)
@@ -218,29 +218,20 @@ def _device_table(found: Sequence[Device], absent: Sequence[Device]) -> Table:
 
 def _absent(found: Sequence[Device]) -> dict[str, Device]:
     """What PEARL could drive and does not find; of the SYCL devices one, where there is no runtime for any."""
-    from pearl.devices import Device
-    from pearl.devices.sycl import sycl_devices
+    from pearl.backends import backends
 
-    candidates = {"CUDA device": Device("cuda", "gpu", "cuda")}
-    try:
-        sycl_devices()
-    except DeviceError:
-        candidates["SYCL device"] = Device("sycl", "cpu", "sycl")
-    else:
-        candidates["SYCL CPU"] = Device("sycl", "cpu", "sycl")
-        candidates["Intel GPU"] = Device("sycl", "gpu", "sycl")
-        candidates["FPGA"] = Device("sycl", "fpga", "sycl")
+    candidates = {name: device for backend in backends() for name, device in backend.candidates().items()}
     known = {(device.kind, device.backend) for device in found}
     return {name: device for name, device in candidates.items() if (device.kind, device.backend) not in known}
 
 
 def _state(device: Device) -> str:
-    from pearl.devices.description import EMULATOR_SELECTOR
+    from pearl.backends import backend_of
 
     available = device.availability()
     if not available.ok:
         return f"unavailable: {available.reason}"
-    if device.selector == EMULATOR_SELECTOR:
+    if backend_of(device).emulated(device):
         return "usable (emulator)"
     return f"usable (is {device.shares_with})" if device.shares_with else "usable"
 
@@ -397,10 +388,10 @@ def _fpga_report(
     Resources, clock, initiation intervals and latencies of each kernel. Nothing of the report is executed.
     """
     from composer.calibration import CalibrationStore
-    from composer.fpga_model import ReplayTree
-    from composer.imported_replay import import_report
+    from composer.fpga.imported_replay import import_report
+    from composer.fpga.model import ReplayTree
+    from composer.fpga.vendor_report import read_vendor_report
     from composer.platform import read_devices
-    from composer.vendor_report import read_vendor_report
 
     found = read_vendor_report(report)
     _console().print(found)

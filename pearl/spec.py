@@ -5,10 +5,11 @@ All are frozen and checked at construction, so that anything holding one can rel
 
 from __future__ import annotations
 
+import keyword
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -25,6 +26,12 @@ Scalar: TypeAlias = "bool | int | float | str"
 
 # Names of the columns every transition has, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
+
+# Names that queues and batches hold next to a transition's columns.
+RESERVED = (
+    *("indices", "weights", "generations", "episode_return", "episode_length", "counts"),
+    *("terminated", "rows", "count", "index"),
+)
 
 EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices take for zero
 _LATE = 10**15  # a step after the end of every schedule
@@ -49,9 +56,51 @@ class FieldSpec:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+class ActorStep(NamedTuple):
+    """One step of all environments of an actor, from which it makes the columns that an algorithm declares.
+
+    All arrays are `(envs, ...)`. `obs` is what `policy` (`pearl.actors.actor.Policy`) saw; `next_obs` is the last
+    observation of an episode that ended, never the first of the next. Where not `real`, the step belongs to no episode.
+    """
+
+    obs: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    next_obs: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    real: np.ndarray
+    policy: object
+
+
+@dataclass(frozen=True)
+class Column(FieldSpec):
+    """A column that an algorithm adds to its transitions; the actor makes it, and it comes to the batch unchanged.
+
+    `make` returns `(envs, *shape)` for one step; it is a function of a module, since actors are processes. Of the steps
+    that an n-step transition spans, `n_step` says whose value it takes. The composer, whose measurements have no
+    actors, fills the column with `typical`.
+    """
+
+    make: Callable[[ActorStep], np.ndarray]
+    n_step: Literal["first", "last"] = "first"
+    typical: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.n_step in ("first", "last"),
+            f'n_step of column {self.name!r} must be "first" or "last"; found {self.n_step!r}.',
+        )
+        _require(
+            self.name.isidentifier() and not keyword.iskeyword(self.name) and not self.name.startswith("_"),
+            f"A column's name must be a Python name without a leading underscore; found {self.name!r}.",
+        )
+        _require(self.name not in RESERVED, f"The runtime has columns of its own named {self.name!r}; choose another.")
+
+
 @dataclass(frozen=True)
 class TransitionSpec:
-    """The columns of one transition ("experience").
+    """The columns of one transition ("experience"), in storage order. All else that holds transitions follows them.
 
     `obs`, `action`, `reward` (sum of the n discounted rewards), `next_obs` (n steps later) and `discount`
     (`gamma**m` after m steps, 0 where the episode terminated): a bootstrap target is always
@@ -86,6 +135,15 @@ class TransitionSpec:
                 FieldSpec(DISCOUNT, (), "float32"),
             )
         )
+
+    def with_columns(self, *columns: Column) -> TransitionSpec:
+        """These columns, then `columns`."""
+        return TransitionSpec((*self.fields, *columns))
+
+    @property
+    def further(self) -> tuple[Column, ...]:
+        """The columns that the algorithm added."""
+        return tuple(f for f in self.fields if isinstance(f, Column))
 
     @property
     def nbytes(self) -> int:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pearl.backends.fpga.emulator import emulator_folder
+from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.cache_folder import cache_folder
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.fpga_emulator import emulator_folder
-from pearl.devices.sycl import sycl_availability
 
 if TYPE_CHECKING:
     from programs import CsvPair
@@ -52,7 +52,7 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 def quick_profiles() -> Iterator[None]:
     """Short measurements: composing takes a fraction of a second a device."""
     from composer import composer
-    from composer.profiling import Profiler
+    from composer.profiling.profiler import Profiler
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(composer, "Profiler", functools.partial(Profiler, budget_s=0.03))

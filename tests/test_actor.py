@@ -24,8 +24,9 @@ from pearl.actors.exploration import (
 )
 from pearl.algorithms import DDPG, DQN, Batch, TrainerLike
 from pearl.errors import ConfigurationError, EnvError
+from pearl.ipc.queues import WeightSyncQueue
 from pearl.learner.torch_learner import TorchLearner
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 

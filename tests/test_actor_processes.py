@@ -19,13 +19,14 @@ from programs import is_alive
 from trainers import TinyDQN
 from unruly import LONG_MESSAGE, note_program, unruly_setup
 
-from composer.actor_profiling import measure_actor
+from composer.profiling.actors import measure_actor
 from pearl.actors import process
 from pearl.actors.child_process import ChildProcess, signal_name
 from pearl.actors.process import ActorGroup
 from pearl.errors import ActorError
+from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.evaluation import evaluate
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import TransitionSpec
 
 LONGEST_S = 60.0
@@ -200,7 +201,8 @@ import sys, time
 from pathlib import Path
 from pearl.actors.process import ActorGroup
 from pearl.runtime.evaluation import evaluate
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.ipc.queues import WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import TransitionSpec
 from unruly import Unruly, unruly_setup
 

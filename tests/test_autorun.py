@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_queue, sycl_runtime
+from pearl.backends.sycl.device import sycl_queue, sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import DeviceError
 
 pytestmark = pytest.mark.fpga
@@ -63,8 +63,8 @@ def test_a_program_that_does_not_compile_says_why(pipeline):
 
 STALL = """
 import sys
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_queue, sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.backends.sycl.device import sycl_queue, sycl_runtime
 from pearl.errors import DeviceError
 queue = sycl_queue(EMULATOR_SELECTOR)
 pipeline = sycl_runtime().module.Autorun(queue, "test", sys.argv[1], ["middle"], ["feed", "collect"], 3.0)
@@ -91,8 +91,8 @@ def test_a_stalled_pipe_is_an_error_and_the_process_ends():
 
 TOO_MANY = """
 import sys
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_queue, sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.backends.sycl.device import sycl_queue, sycl_runtime
 from pearl.errors import DeviceError
 queue, stages = sycl_queue(EMULATOR_SELECTOR), [f"stage{i}" for i in range(70)]
 try:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from pearl import _native
-from pearl.devices.sycl import sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import DeviceError, PearlError, QueueError, ReplayError, TrainerError
 
 HUGE = 2**63 + 1

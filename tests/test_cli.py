@@ -15,8 +15,8 @@ import pearl
 from composer.matrix import AssignmentMatrix
 from composer.placement import Placement
 from composer.platform import Platform
+from pearl.backends.sycl import runtime as sycl_runtime
 from pearl.cli import app
-from pearl.devices import sycl_runtime
 from pearl.runtime.entry import DEBUG_VARIABLE
 
 ROOT = Path(__file__).parent.parent

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import os
 import re
 import subprocess
@@ -20,7 +21,9 @@ from programs import ONE_CPU, CsvPair, described
 from trainers import TinyDQN
 
 from composer.algorithm1 import place
-from composer.codegen import ProgramSource, generate, render
+from composer.codegen.program import ProgramSource, generate, render
+from composer.codegen.python_source import documented, laid_out, literal
+from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -32,13 +35,12 @@ from composer.matrix import (
 )
 from composer.placement import Placement
 from composer.platform import Platform
-from composer.profiling import Problem
-from composer.python_source import documented, laid_out, literal
-from composer.trainer_source import TrainerImport, trainer_import
+from composer.problem import Problem
+from composer.storage_rule import StorageRule
 from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 from pearl.devices.description import Connection, Device
-from pearl.errors import ConfigurationError, GenerationError
+from pearl.errors import ConfigurationError, GenerationError, PlacementError
 from pearl.replay import Constant, Linear
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -58,7 +60,11 @@ CONNECTIONS = (
 
 
 def placed(
-    replay_manager: str, learner: str, storage: str | None = None, implementation: str | None = None
+    replay_manager: str,
+    learner: str,
+    storage: str | None = None,
+    implementation: str | None = None,
+    replay_spec: ReplaySpec | None = None,
 ) -> Placement:
     """A placement on the devices above, whose latencies are made up; on CPUs the native Learner takes twice as long."""
     rows = []
@@ -78,6 +84,9 @@ def placed(
         actor_count=4,
         envs_per_actor=8,
         replay_ratio=TrainSpec().replay_ratio,
+        storage_rule=StorageRule(
+            {device.name: device for device in DEVICES}, "cpu0", replay_spec or ReplaySpec(100_000), 48
+        ),
     )
     return placement.with_choice(
         replay_manager=replay_manager, learner=learner, storage=storage, implementation=implementation
@@ -144,6 +153,25 @@ PROGRAMS = {
     "setting1_sycl_replay": lambda: source(placed("sycl:cpu0", "cpu0", implementation="native")),
     "setting2_sycl": lambda: source(placed("sycl:cpu0", "sycl:cpu0")),
 }
+# Of these programs, only what differs from another one is accepted.
+BASES = {
+    "setting1_native": "setting1",
+    "setting1_storage_on_gpu": "setting1",
+    "setting1_sycl_learner": "setting1",
+    "setting1_sycl_replay": "setting1",
+    "setting2_shared_cores": "setting2_native",
+    "setting2_sycl": "setting2_native",
+}
+
+
+def differences(base: str, text: str) -> str:
+    """The lines of `base` that `text` lacks and the other way round; `...` stands for what they share."""
+    lines = list(difflib.unified_diff(base.splitlines(), text.splitlines(), n=0, lineterm=""))[2:]
+    return "".join(f"{'...' if line.startswith('@@') else line}\n" for line in lines)
+
+
+def golden_of(name: str) -> Path:
+    return GOLDEN / f"{name}.{'diff' if name in BASES else 'py'}"
 
 
 @pytest.fixture
@@ -154,8 +182,9 @@ def fixed_version(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fixed_version")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_read_as_accepted(name: str, request: pytest.FixtureRequest) -> None:
-    text = text_of(PROGRAMS[name]())
-    golden = GOLDEN / f"{name}.py"
+    text, golden = text_of(PROGRAMS[name]()), golden_of(name)
+    if name in BASES:
+        text = differences(text_of(PROGRAMS[BASES[name]]()), text)
     if request.config.getoption("--accept-golden"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text, encoding="utf-8")
@@ -163,7 +192,7 @@ def test_programs_read_as_accepted(name: str, request: pytest.FixtureRequest) ->
 
 
 def test_every_golden_file_is_in_use() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.py")} == set(PROGRAMS)
+    assert set(GOLDEN.iterdir()) == {golden_of(name) for name in PROGRAMS}
 
 
 def test_threads_that_use_cores_of_the_actors_do_not_spin_while_they_wait() -> None:
@@ -289,21 +318,35 @@ def test_the_timeout_of_actors_is_written_where_it_is_not_as_by_default() -> Non
 
 
 def test_what_a_gpu_cannot_store_stays_with_the_host() -> None:
-    on_gpu = placed("cpu0", "gpu0", storage="gpu0")
-    on_sycl = placed("sycl:cpu0", "sycl:cpu0", storage="sycl:cpu0")
-    for placement, device in ((on_gpu, "gpu0"), (on_sycl, "sycl:cpu0")):
+    for replay_manager, device in (("cpu0", "gpu0"), ("sycl:cpu0", "sycl:cpu0")):
         for replay in (ReplaySpec(1000, storage="memmap"), ReplaySpec(1000, share_next_obs=True)):
+            placement = placed(replay_manager, device, replay_spec=replay)
+            assert [option.device for option in placement.chosen.storage] == ["cpu0"]
             text = text_of(source(placement, replay_spec=replay))
             assert "session.make_storage()" in text
             assert not re.search(r"(Torch|Sycl)DataStorage", text)
             assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
-        assert re.search(rf"Data Storage +{device}$", text_of(source(placement)), re.MULTILINE)
+            with pytest.raises(GenerationError, match=f"is placed on {device}, which cannot keep it: storage= and"):
+                text_of(source(placed(replay_manager, device, storage=device), replay_spec=replay))
+        on_device = placed(replay_manager, device, storage=device)
+        assert re.search(rf"Data Storage +{device}$", text_of(source(on_device)), re.MULTILINE)
 
 
-def test_a_data_storage_away_from_its_learner_is_the_hosts() -> None:
-    text = text_of(source(placed("sycl:cpu0", "cpu0", storage="sycl:cpu0", implementation="native")))
+def test_a_data_storage_is_never_placed_away_from_its_learner() -> None:
+    placement = placed("sycl:cpu0", "cpu0", implementation="native")
+    assert [option.device for option in placement.chosen.storage] == ["cpu0"]
+    text = text_of(source(placement))
     assert "SyclDataStorage" not in text
     assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
+    with pytest.raises(PlacementError, match="cpu0"):
+        placed("sycl:cpu0", "cpu0", storage="sycl:cpu0", implementation="native")
+
+
+def test_a_data_storage_goes_where_there_is_room() -> None:
+    small = dataclasses.replace(DEVICES[2], memory_gb=1.0)
+    rule = StorageRule({"cpu0": DEVICES[0], small.name: small}, "cpu0", ReplaySpec(100_000_000), 48)
+    assert rule.refusal(small.name, small.name) == "it has 1 GB of memory, 4.8 are needed"
+    assert rule.refusal("cpu0", small.name) is None
 
 
 def test_a_schedule_that_cannot_be_written_is_refused() -> None:

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from composer.platform import Platform
 from pearl import _native, control_groups
-from pearl.devices import Connection, Device, NullTimes, cuda, describe_cpu, discover, discovery, sycl, write_csv
-from pearl.devices.cpu import cpu_device, measure_memory_bandwidth, measure_memory_latency_us
-from pearl.devices.description import cuda_index
+from pearl.backends.cpu import device as cpu
+from pearl.backends.cpu.device import cpu_device, measure_memory_bandwidth, measure_memory_latency_us
+from pearl.backends.cuda import device as cuda
+from pearl.backends.cuda.device import cuda_index
+from pearl.backends.sycl import device as sycl
+from pearl.devices import Connection, Device, NullTimes, describe_cpu, discover, write_csv
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.replay import memory
 
@@ -329,8 +332,8 @@ def test_a_gpu_that_fails_is_reported_and_the_rest_is_kept(monkeypatch: pytest.M
         return Device(name, "gpu", "cuda", f"cuda:{index}")
 
     available = lambda index: cuda.Availability(index < 2, "" if index < 2 else "no more")  # noqa: E731
-    monkeypatch.setattr(discovery.cuda, "cuda_availability", available)
-    monkeypatch.setattr(discovery.cuda, "describe_cuda", describe)
+    monkeypatch.setattr(cuda, "cuda_availability", available)
+    monkeypatch.setattr(cuda, "describe_cuda", describe)
     monkeypatch.setattr(sycl, "sycl_devices", lambda: ())
     messages: list[str] = []
     devices, connections = discover(measure=False, progress=messages.append)
@@ -352,8 +355,9 @@ def test_sycl_devices_are_listed_by_what_they_are(monkeypatch: pytest.MonkeyPatc
         sycl_facts("opencl:accelerator:1", "fpga", "Emulation Device", emulated=True),
     )
     monkeypatch.setattr(sycl, "sycl_devices", lambda: present)
-    monkeypatch.setattr(discovery.cuda, "cuda_availability", lambda _: cuda.Availability(False, "none"))
-    monkeypatch.setattr(discovery, "describe_cpu", lambda: dataclasses.replace(describe_cpu(), package_watts=90.0))
+    monkeypatch.setattr(cuda, "cuda_availability", lambda _: cuda.Availability(False, "none"))
+    known = dataclasses.replace(describe_cpu(), package_watts=90.0)
+    monkeypatch.setattr(cpu, "describe_cpu", lambda: known)
     messages: list[str] = []
     devices, links = discover(measure=False, progress=messages.append)
     rows = [(d.name, d.kind, d.backend, d.selector, d.shares_with, d.active_watts) for d in devices]
@@ -392,7 +396,7 @@ def test_a_sycl_device_that_fails_is_reported_and_the_rest_is_kept(monkeypatch: 
 @pytest.fixture
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Neither GPU nor board nor runtime that anybody could know of; the folder of its render nodes."""
-    monkeypatch.setattr(discovery.cuda, "cuda_availability", lambda _: cuda.Availability(False, "none"))
+    monkeypatch.setattr(cuda, "cuda_availability", lambda _: cuda.Availability(False, "none"))
     monkeypatch.setattr(sycl, "_RENDER_NODES", tmp_path / "drm")
     monkeypatch.setattr(sycl, "_OPENCL_VENDORS", tmp_path / "vendors")
     monkeypatch.setattr(sycl, "runtime_problem", lambda: "the SYCL runtime is not installed")

@@ -16,11 +16,11 @@ from test_matrix import example
 from test_placement import MATRIX, SERVER, run
 
 from composer.calibration import CalibrationStore
-from composer.fpga_model import ReplayTree
+from composer.fpga.model import ReplayTree
+from composer.fpga.reported_learner import LearnerBuild, ReportedLearner
+from composer.fpga.reported_replay import ReportedReplay
 from composer.matrix import AssignmentMatrix, Measurement
 from composer.placement import Placement
-from composer.reported_learner import LearnerBuild, ReportedLearner
-from composer.reported_replay import ReportedReplay
 from pearl.errors import ConfigurationError
 
 

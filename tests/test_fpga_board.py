@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from composer.reported_learner import Algorithm, LearnerBuild
+from composer.fpga.reported_learner import Algorithm, LearnerBuild
 from pearl.algorithms import DDPG, DQN, TD3, Trainer
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_availability
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.runtime import sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.learner.fpga_learner import FpgaLearner
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

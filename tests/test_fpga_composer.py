@@ -14,8 +14,8 @@ from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN
 
 from composer import Composer, Placement
 from composer.matrix import LearnerCell, MissingCell, PairCell, ReplayCell
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_availability
+from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import GenerationError, TrainerError
 
 EMULATOR = sycl_availability(EMULATOR_SELECTOR)

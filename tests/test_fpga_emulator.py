@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pearl.backends.fpga import emulator as fpga_emulator
 from pearl.cli import app
-from pearl.devices import fpga_emulator
 from pearl.errors import DeviceError
 
 DRIVER = "libintelocl_emu.so.2024.17.3.0"
@@ -219,6 +219,6 @@ def test_the_real_emulator_is_fetched_and_found(tmp_path: Path, monkeypatch: pyt
         if "cannot be fetched" in str(error):
             pytest.skip("the emulator's wheels cannot be fetched here")
         raise
-    code = "from pearl.devices import sycl; print(sycl.sycl_availability('fpga_emu'))"
+    code = "from pearl.backends.sycl import device as sycl; print(sycl.sycl_availability('fpga_emu'))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "ok=True" in shown.stdout or "not installed" in shown.stdout

@@ -22,8 +22,8 @@ from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.algorithms.batch import Batch
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import sycl_availability
+from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import ConfigurationError, DeviceError, TrainerError
 from pearl.learner.fpga_learner import FpgaLearner
 from pearl.learner.torch_learner import TorchLearner

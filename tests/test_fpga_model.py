@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.fpga_model import (
+from composer.fpga.learner_pipeline import (
+    LayerShape,
+    LearnerPipeline,
+    TensorUnit,
+    actor_critic_pipeline,
+    dqn_pipeline,
+    mlp_layers,
+)
+from composer.fpga.model import (
     CF22_EXPLORATION,
     FANOUTS,
     Exploration,
@@ -21,17 +29,9 @@ from composer.fpga_model import (
     printed_learner,
     share,
 )
-from composer.learner_pipeline import (
-    LayerShape,
-    LearnerPipeline,
-    TensorUnit,
-    actor_critic_pipeline,
-    dqn_pipeline,
-    mlp_layers,
-)
 from composer.platform import Platform
+from pearl.backends.model.device import FpgaParameters
 from pearl.devices import Connection, Device
-from pearl.devices.modelled import FpgaParameters
 from pearl.errors import CapacityError, ConfigurationError
 
 AGILEX = FpgaPart("agilex", Resources(4510, 18202, 974_400, 1_948_800), 400)

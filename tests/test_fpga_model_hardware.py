@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.fpga_model import FANOUTS, Exploration, FpgaPart, LearnerDesign, ReplayTree, Resources, explore
-from composer.learner_pipeline import LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
+from composer.fpga.learner_pipeline import LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
+from composer.fpga.model import FANOUTS, Exploration, FpgaPart, LearnerDesign, ReplayTree, Resources, explore
+from composer.fpga.tree_cells import estimate
 from composer.matrix import ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row
-from composer.tree_cells import estimate
+from pearl.backends.model.device import FpgaParameters
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.devices import Device
-from pearl.devices.modelled import FpgaParameters
-from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError
 from pearl.replay.fpga import FpgaReplayManager, tree_levels
 

@@ -135,20 +135,6 @@ def test_two_processes_use_the_emulator_at_once_and_end_without_close():
         assert [process.wait(60) for process in processes] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"mode": "uniform"}, r"FPGAs does not have mode='uniform'\. The CPU's has: backend=\"native\""),
-        ({"mode": "top_k", "replacement": False}, r"mode='top_k', replacement=False\."),
-        ({"max_times_sampled": 3}, r"max_times_sampled=3\."),
-        ({"initial_priority": "mean"}, r'initial_priority="mean"\.'),
-    ],
-)
-def test_what_an_fpga_does_not_have_is_named(options, named):
-    with pytest.raises(ConfigurationError, match=named):
-        make_replay_manager(ReplaySpec(10, **options), seed=0, backend="fpga")
-
-
 def test_trees_that_no_program_is_made_for_are_refused_with_numbers():
     with pytest.raises(CapacityError, match=r"at most 1,048,576 slots; found 1,048,577\. Lower `size`"):
         FpgaReplayManager(2**20 + 1, fanout=256)

@@ -20,7 +20,6 @@ from programs import ONE_CPU, TWO_CPUS, CsvPair, described, make_program, run
 from trainers import OwnTrainer, TinyDQN, TinyTD3
 from typer.testing import CliRunner
 
-from composer import profiling
 from composer.algorithm1 import place
 from composer.matrix import (
     AssignmentMatrix,
@@ -35,13 +34,16 @@ from composer.matrix import (
 )
 from composer.placement import Placement
 from composer.platform import Platform
+from composer.profiling import profiler as profiling
 from composer.spec_file import load_spec
 from pearl.algorithms.trainer import make_trainer
+from pearl.backends import check_implementation, learners
+from pearl.backends.cpu import BACKEND as CPU_BACKEND
+from pearl.backends.protocol import LearnerImplementation
 from pearl.cli import app
 from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError, PlacementError, TrainerError
 from pearl.learner.native_learner import NativeLearner
-from pearl.learner.registry import LEARNERS, LearnerImplementation, check_implementation
 from pearl.learner.torch_learner import TorchLearner
 
 EACH = pytest.mark.parametrize("name", ["torch", "native"])
@@ -63,21 +65,21 @@ def trainer_of(kind: type) -> Any:
 
 @EACH
 def test_an_entry_makes_its_learner_with_the_threads_asked_for(name: str) -> None:
-    learner: Any = LEARNERS[name].make(trainer_of(TinyDQN), threads=2)
+    learner: Any = learners()[name].make(trainer_of(TinyDQN), threads=2)
     assert type(learner) is {"torch": TorchLearner, "native": NativeLearner}[name]
     assert (learner.backend, learner.threads) == (name, 2)
 
 
 def test_torch_trains_any_trainer_and_the_native_learner_says_which_it_does_not() -> None:
     own = trainer_of(OwnTrainer)
-    assert LEARNERS["torch"].supports(own) is None
-    assert LEARNERS["native"].supports(trainer_of(TinyDQN)) is None
-    reason = LEARNERS["native"].supports(own)
+    assert learners()["torch"].supports(own) is None
+    assert learners()["native"].supports(trainer_of(TinyDQN)) is None
+    reason = learners()["native"].supports(own)
     assert reason is not None
     assert "OwnTrainer" in reason
     assert "\n" not in reason
     with pytest.raises(TrainerError, match="OwnTrainer"):
-        LEARNERS["native"].make(own)
+        learners()["native"].make(own)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -246,7 +248,7 @@ def test_the_composer_places_and_writes_the_faster_one(
     composer = described(csv_pair(*ONE_CPU), calibration=tmp_path / "calibration.json", progress=True)
     replay, learner = composer.run()
     slower = ({"NativeLearner", "TorchLearner"} - {faster}).pop()
-    assert LEARNERS[learner.implementation].name == faster
+    assert learners()[learner.implementation].name == faster
     last = capsys.readouterr().out.splitlines()[-1]
     assert f"{learner.implementation} 20.00 us a step (placed)" in last
     assert "400.0 us a step" in last
@@ -504,8 +506,8 @@ class Mine(TorchLearner):
 def test_a_new_implementation_is_one_entry(
     csv_pair: CsvPair, tmp_path: Path, made_up: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = LearnerImplementation(__name__, "Mine", ("cpu",), ("threads",))
-    monkeypatch.setitem(LEARNERS, "mine", entry)
+    entry = LearnerImplementation(__name__, "Mine", ("threads",))
+    monkeypatch.setitem(CPU_BACKEND.learners, "mine", entry)
     made_up(native=10.0, torch=90.0, mine=5.0)
     composer = described(csv_pair(*ONE_CPU), calibration=tmp_path / "calibration.json")
     replay, learner = composer.run()

@@ -18,11 +18,11 @@ from gymnasium import spaces
 from test_vendor_report import BOARD, REPORTS, TREE, composed
 
 from composer.calibration import CalibrationStore
-from composer.fpga_model import ReplayTree
-from composer.imported_replay import import_learner, import_report, import_training
+from composer.fpga.imported_replay import import_learner, import_report, import_training
+from composer.fpga.model import ReplayTree
+from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
+from composer.fpga.vendor_report import VendorReport, read_vendor_report
 from composer.matrix import MissingCell, PairCell
-from composer.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
-from composer.vendor_report import VendorReport, read_vendor_report
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.errors import CapacityError, ConfigurationError, VendorReportError
 

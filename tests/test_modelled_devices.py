@@ -17,16 +17,16 @@ from trainers import OwnTrainer, TinyDQN
 from benchmarks import fpga_model as comparison
 from composer import Composer
 from composer.algorithm1 import place
-from composer.codegen import check_backends
-from composer.fpga_model import FpgaPart, ReplayTree, share
-from composer.learner_pipeline import actor_critic_pipeline, dqn_pipeline, mlp_layers, pipeline_of
+from composer.codegen.program import check_backends
+from composer.fpga.learner_pipeline import actor_critic_pipeline, dqn_pipeline, mlp_layers, pipeline_of
+from composer.fpga.model import FpgaPart, ReplayTree, share
 from composer.matrix import AssignmentMatrix, LearnerCell, MissingCell, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.platform import Platform
 from pearl.algorithms import DDPG, SAC, TD3
 from pearl.algorithms.trainer import make_trainer
+from pearl.backends.model.device import CPU_PARAMETERS, model_parameters
 from pearl.devices import Device
-from pearl.devices.modelled import CPU_PARAMETERS, model_parameters
 from pearl.errors import ConfigurationError, GenerationError, TrainerError
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
@@ -226,9 +226,9 @@ def test_trainers_are_read_as_the_pipelines_they_are() -> None:
 def test_a_machine_that_is_not_here_is_composed_for_but_not_programmed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.profiling.measure", no_measurement)
-    monkeypatch.setattr("composer.profiling.measure_messages", no_measurement)
-    monkeypatch.setattr("composer.profiling.measure_actor", no_measurement)
+    monkeypatch.setattr("composer.profiling.profiler.measure", no_measurement)
+    monkeypatch.setattr("composer.profiling.profiler.measure_messages", no_measurement)
+    monkeypatch.setattr("composer.profiling.profiler.measure_actor", no_measurement)
     composer = described((PLATFORMS / f"{name}_devices.csv", PLATFORMS / f"{name}_connections.csv"))
     composer.set_opt_metric("power_efficiency")
     replay, learner = composer.run()

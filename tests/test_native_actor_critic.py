@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import without_biases
+from test_native_learner import kernels, one_torch_thread
 from torch import nn
 
 from pearl import _native
@@ -24,28 +23,11 @@ from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 
+pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
 VARIANTS = _native.learner_kernel_variants()
 OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
 ACTIONS = spaces.Box(np.array([-2, -1], np.float32), np.array([2, 3], np.float32))
 each_algorithm = pytest.mark.parametrize("algorithm", [DDPG, TD3, SAC])
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def kernels(name: str) -> Iterator[None]:
-    before = _native.selected_learner_kernels()
-    _native.select_learner_kernels(name)
-    try:
-        yield
-    finally:
-        _native.select_learner_kernels(before)
 
 
 def batch_of(seed: int, rows: int = 40, obs: int = 6, actions: int = 2) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -22,7 +22,7 @@ from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import read_network, weights_of
-from pearl.learner.torch_learner import TorchLearner, load_policy_weights
+from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 
 VARIANTS = _native.learner_kernel_variants()
@@ -370,18 +370,6 @@ def test_torch_is_not_left_to_train_parameters_that_were_replaced() -> None:
         learner.step(*batch_of(1))
 
 
-def test_the_snapshot_is_the_policy() -> None:
-    trainer, other = Small(OBS, ACTIONS), Small(OBS, ACTIONS, seed=5)
-    learner = NativeLearner(trainer)
-    learner.prepare()
-    learner.step(*batch_of(0))
-    snapshot = np.zeros(learner.weight_count, np.float32)
-    learner.write_weights(snapshot)
-    load_policy_weights(other, snapshot)
-    obs = torch.randn(20, 6)
-    assert torch.equal(other.q(obs), trainer.q(obs))
-
-
 def test_columns_may_be_tensors_or_strided_and_stay_as_they_are() -> None:
     ours, theirs = Small(OBS, ACTIONS), Small(OBS, ACTIONS)
     batch, weights = batch_of(0)
@@ -432,8 +420,6 @@ def test_a_step_that_diverges_raises_and_changes_nothing(column: str, value: flo
     [
         ({"action": np.full(50, 3)}, r"Actions must lie in \[0, 3\); found 3 at position 0"),
         ({"action": np.full(50, -1)}, r"found -1 at position 0"),
-        ({"action": np.zeros(50, np.float32)}, "Column 'action' must have dtype int64; found float32"),
-        ({"obs": np.zeros((50, 6))}, "Column 'obs' must have dtype float32; found float64"),
         ({"obs": np.zeros((50, 7), np.float32)}, r"obs must hold 50 rows of 6 numbers; found shape \(50, 7\)"),
         ({"next_obs": np.zeros((49, 6), np.float32)}, r"next_obs must hold 50 rows of 6 numbers"),
         ({"discount": np.zeros(3, np.float32)}, r"discount must hold 50 rows of 1 numbers; found shape \(3\)"),

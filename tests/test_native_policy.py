@@ -32,9 +32,10 @@ from pearl.actors.process import ActorGroup
 from pearl.actors.standalone import standalone
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.algorithms.trainer import make_trainer, policy_tensors
+from pearl.ipc.queues import WeightSyncQueue
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.torch_learner import TorchLearner
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 OBS = spaces.Box(np.array([-3.0, -np.inf, 0.0], np.float32), np.array([5.0, np.inf, 0.5], np.float32))

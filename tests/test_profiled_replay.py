@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from programs import ONE_CPU, CsvPair, described
 
-from composer import full_replay, profiling
+import pearl.replay
 from composer.calibration import CalibrationKey
 from composer.composer import Composer, _profiled
-from composer.full_replay import TIMELESS, FullReplay
 from composer.matrix import Measurement
+from composer.profiling import full_replay
+from composer.profiling import profiler as profiling
+from composer.profiling.full_replay import TIMELESS, FullReplay
+from pearl.backends.protocol import Factory
 from pearl.errors import ReplayError
 from pearl.replay import DataStorage, Linear
 from pearl.replay.backing import RamBacking
@@ -98,9 +101,9 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
     composer = composer_of(spec, csv_pair(*ONE_CPU))
     problem = _profiled(composer._check_problem())
     made: list[ReplaySpec] = []
-    make = full_replay.make_replay_manager
+    make = pearl.replay.make_replay_manager
     monkeypatch.setattr(
-        full_replay, "make_replay_manager", lambda spec, **options: (made.append(spec), make(spec, **options))[1]
+        pearl.replay, "make_replay_manager", lambda spec, **options: (made.append(spec), make(spec, **options))[1]
     )
     platform = composer._read_files()
     assert platform is not None
@@ -152,7 +155,7 @@ def test_a_replay_of_any_options_is_profiled(
 
 
 def test_a_replay_whose_items_are_used_up_is_kept_full() -> None:
-    full = FullReplay(ReplaySpec(200, max_times_sampled=1), 16, "native", None)
+    full = FullReplay(ReplaySpec(200, max_times_sampled=1), 16, Factory("pearl.replay", "make_replay_manager"))
     assert full.batches(32, 100) == 3
     for _ in range(6):
         full.manager.sample(32, 0.4)

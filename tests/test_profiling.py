@@ -19,18 +19,20 @@ import pytest
 from programs import ONE_CPU, CsvPair, described
 from trainers import OwnTrainer, TinyDQN
 
-from composer import actor_profiling, profiling
-from composer.actor_profiling import measure_actor
 from composer.composer import Composer
-from composer.full_replay import FullReplay
+from composer.profiling import actors as actor_profiling
+from composer.profiling import profiler as profiling
+from composer.profiling.actors import measure_actor
+from composer.profiling.full_replay import FullReplay
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.report import Report
+from pearl.backends.protocol import Factory
 from pearl.errors import EnvError
+from pearl.ipc.queues import Bell
 from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
-from pearl.runtime.queues import Bell
 from pearl.runtime.workers import GrantQueue, ProgressQueue
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
@@ -238,7 +240,7 @@ PROGRAM = '''
 import os
 import gymnasium as gym
 import numpy as np
-from composer.actor_profiling import measure_actor
+from composer.profiling.actors import measure_actor
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
@@ -394,8 +396,8 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     inserted: list[int] = []
     profiler = profiling.Profiler.__new__(profiling.Profiler)
     profiler.budget_s, profiler.problem = 0.0, SimpleNamespace(train=TrainSpec())  # type: ignore[assignment]
-    full = FullReplay(ReplaySpec(64), 16, "native", None)
-    found = profiler._measure_native_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations), full)  # type: ignore[arg-type]
+    full = FullReplay(ReplaySpec(64), 16, Factory("pearl.replay", "make_replay_manager"))
+    found = profiler._measure_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations), full, apart=False)
     assert found["sample"] == pytest.approx([7.0] * 20)
     assert found["update"] == pytest.approx([5.0] * 20)
     assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike

@@ -23,8 +23,9 @@ from typer.testing import CliRunner
 from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
 from pearl.cli import app
+from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.scores import decimals
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from pearl.errors import QueueClosedError, QueueError
-from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue, batch_fields
-from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
+from pearl.ipc.shared_buffer import SharedBuffer
+from pearl.runtime.queues import DataCollectionQueue, batch_fields
 from pearl.spec import FieldSpec, TransitionSpec
 
 FIELDS = [

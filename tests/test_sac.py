@@ -37,7 +37,7 @@ from references import (
 from torch import distributions, nn
 from trainers import TinyDDPG, TinySAC
 
-from composer.python_source import literal
+from composer.codegen.python_source import literal
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.exploration import PolicySampling, make_explorer
 from pearl.algorithms import SAC, Batch, make_trainer

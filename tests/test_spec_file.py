@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.spec_file import ProgramOptions, load_spec
-from composer.trainer_source import TrainerImport, trainer_import
 from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.replay import Constant, Linear

@@ -21,7 +21,7 @@ from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN, TinySAC
 
 from composer import Composer, Placement
 from composer.matrix import MissingCell, ReplayCell
-from composer.message_profiling import measure_messages
+from composer.profiling.messages import measure_messages
 from pearl.errors import CapacityError, DeviceError, TrainerError
 
 pytestmark = [pytest.mark.sycl, pytest.mark.usefixtures("quick_profiles")]
@@ -99,7 +99,9 @@ def test_messages_are_measured_and_count_between_two_devices(composed: Callable[
 def test_on_shared_silicon_the_prediction_knows_of_the_actors(
     composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.profiling.measure_actor", lambda *_: [5000.0] * 20)  # they have work for all cores
+    monkeypatch.setattr(
+        "composer.profiling.profiler.measure_actor", lambda *_: [5000.0] * 20
+    )  # they have work for all cores
     calibration = tmp_path / "calibration.json"
     steps = {}
     for shares in ("cpu0", ""):
@@ -197,7 +199,7 @@ def test_a_device_whose_memory_does_not_suffice_takes_less(
     def full(*_: object) -> None:
         raise CapacityError("A Data Storage of 2,000 transitions does not fit.")
 
-    monkeypatch.setattr("composer.profiling.SyclDataStorage", full)
+    monkeypatch.setattr("pearl.replay.sycl_storage.SyclDataStorage", full)
     composer = composed(calibration=tmp_path / "calibration.json")
     row = composer.matrix["sycl:cpu0"]
     assert row.pair == MissingCell("A Data Storage of 2,000 transitions does not fit.")
@@ -327,8 +329,8 @@ def test_a_device_that_fails_beside_the_actors_does_not_end_composing(
     def fails(*_: object, **__: object) -> list[float]:
         raise DeviceError("The device X failed: gone.")
 
-    monkeypatch.setattr("composer.profiling.measure_pipeline", fails)
-    monkeypatch.setattr("composer.profiling.busy_processes", fails)
+    monkeypatch.setattr("composer.profiling.profiler.measure_pipeline", fails)
+    monkeypatch.setattr("composer.profiling.profiler.busy_processes", fails)
     composer = composed(calibration=tmp_path / "calibration.json")
     assert len(composer.placement.candidates) >= 4
     assert "were not measured together: The device X failed" in caplog.text

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.errors import CapacityError, ConfigurationError, PriorityError, ReplayError
-from pearl.replay import make_replay_manager
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.errors import CapacityError, PriorityError, ReplayError
 from pearl.replay.native import NativeReplayManager
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.storage import DataStorage
 from pearl.replay.sycl import SyclReplayManager
 from pearl.replay.sycl_storage import SyclDataStorage
-from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
+from pearl.spec import FieldSpec, TransitionSpec
 
 pytestmark = pytest.mark.sycl
 CARTPOLE = TransitionSpec(
@@ -92,23 +91,6 @@ def test_large_batches_equal_the_cpus(fanout, stratified):
         assert_same_state(replay, native)
 
 
-@pytest.mark.parametrize("other", [NativeReplayManager, ReferenceReplayManager])
-def test_checkpoints_go_from_one_backend_to_another(other):
-    replay, twin = pair(300, other, seed=3)
-    replay.sample(64)
-    twin.sample(64)
-    moved, back = other(300, fanout=4), SyclReplayManager(300, fanout=64)
-    moved.load_state_dict(replay.state_dict())
-    back.load_state_dict(twin.state_dict())
-    for _ in range(3):
-        samples = [each.sample(50) for each in (replay, moved, back)]
-        for found in zip(*samples, strict=True):
-            np.testing.assert_array_equal(found[0], found[1])
-            np.testing.assert_array_equal(found[0], found[2])
-        for each in (replay, moved, back):
-            each.update(samples[0].indices, np.arange(50), samples[0].generations)
-
-
 def test_generations_start_over_after_four_billion_items():
     replay, reference = pair(20, ReferenceReplayManager)
     state = reference.state_dict() | {"inserts": 2**32 - 5}
@@ -127,20 +109,6 @@ def test_times_sampled_stop_counting():
             each.sample(16_384)
     assert_same_state(replay, reference)
     assert replay.state_dict()["times_sampled"] == [65_535]
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"mode": "fifo"}, r"mode='fifo'\. The CPU's has: backend=\"native\""),
-        ({"mode": "top_k", "replacement": False}, r"mode='top_k', replacement=False\."),
-        ({"max_times_sampled": 3}, r"max_times_sampled=3\."),
-        ({"initial_priority": "mean"}, r'initial_priority="mean"\.'),
-    ],
-)
-def test_what_the_device_does_not_have_is_named(options, named):
-    with pytest.raises(ConfigurationError, match=named):
-        make_replay_manager(ReplaySpec(10, **options), seed=0, backend="sycl")
 
 
 def test_more_than_the_memory_is_refused_with_numbers():

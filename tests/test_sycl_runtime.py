@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from composer.platform import Platform
-from pearl.devices import Device, discover, sycl, sycl_runtime
-from pearl.devices.description import sycl_filter
+from pearl.backends.sycl import device as sycl
+from pearl.backends.sycl import runtime as sycl_runtime
+from pearl.backends.sycl.selector import sycl_filter
+from pearl.devices import Device, discover
 from pearl.errors import ConfigurationError, DeviceError
 
 ROOT = Path(__file__).parents[1]
@@ -394,7 +396,7 @@ def test_a_kernel_that_a_device_cannot_run_is_named() -> None:
 
 SHOW = (
     "import os, warnings; warnings.simplefilter('error')\n"
-    "from pearl.devices import sycl, sycl_runtime\n"
+    "from pearl.backends.sycl import device as sycl, runtime as sycl_runtime\n"
     "{before}\n"
     "sycl.sycl_queue('cpu').launch_times_us(1, 1)\n"
     "print(os.environ['OCL_ICD_FILENAMES'], os.environ.get('SYCL_CACHE_DIR'), os.environ['SYCL_CACHE_PERSISTENT'])\n"
@@ -413,7 +415,7 @@ def test_drivers_that_the_user_named_stay_first(tmp_path: Path) -> None:
 
 @pytest.mark.sycl
 def test_a_device_that_the_user_hid_is_told_so() -> None:
-    code = "from pearl.devices import sycl; print(sycl.sycl_availability('cpu').reason)"
+    code = "from pearl.backends.sycl import device as sycl; print(sycl.sycl_availability('cpu').reason)"
     reason = run_python(code, ONEAPI_DEVICE_SELECTOR="level_zero:*")
     assert "There is no SYCL device 'cpu' here; the runtime finds none." in reason
     assert "ONEAPI_DEVICE_SELECTOR=level_zero:* hides all others: unset it" in reason
@@ -447,7 +449,7 @@ def test_what_is_compiled_is_kept_apart_by_version_and_source(tmp_path: Path) ->
 def test_native_code_is_not_taken_from_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
     folder = Path(run_python(SHOW.format(before="import os; os.umask(0)"), SYCL_CACHE_DIR=tmp_path / "own").split()[1])
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700, 0o700]
-    code = "from pearl.devices import sycl; print(sycl.sycl_availability('cpu').reason)"
+    code = "from pearl.backends.sycl import device as sycl; print(sycl.sycl_availability('cpu').reason)"
     assert "Native code" not in run_python(code, SYCL_CACHE_DIR=tmp_path / "own")
     folder.chmod(0o777)
     shown = run_python(code, SYCL_CACHE_DIR=tmp_path / "own")
@@ -469,7 +471,8 @@ def test_a_cache_folder_that_cannot_be_made_costs_time_only(tmp_path: Path) -> N
 @pytest.mark.sycl
 def test_dpctl_may_come_first_but_not_ask_for_devices_first() -> None:
     run_python(SHOW.format(before="import dpctl"), OCL_ICD_FILENAMES="")
-    code = "import dpctl; dpctl.get_devices()\nfrom pearl.devices import sycl\nprint(sycl.sycl_availability('cpu'))"
+    code = "import dpctl; dpctl.get_devices()\nfrom pearl.backends.sycl import device\n"
+    code += "print(device.sycl_availability('cpu'))"
     shown = run_python(code, OCL_ICD_FILENAMES="")
     assert "ok=True" in shown or "dpctl was asked for devices before PEARL" in shown
 
@@ -484,5 +487,5 @@ def test_arithmetic_of_the_process_stays_what_it_is() -> None:
         "parts = [torch.exp(torch.from_numpy(x)).numpy(), numpy.tanh(x), numpy.array([math.exp(v) for v in x])]\n"
         "print(hashlib.sha256(b''.join(part.tobytes() for part in parts)).hexdigest())"
     )
-    loaded = "from pearl.devices import sycl; sycl.sycl_queue('cpu').launch_times_us(1, 1)"
+    loaded = "from pearl.backends.sycl import device as sycl; sycl.sycl_queue('cpu').launch_times_us(1, 1)"
     assert run_python(code.format(before=loaded)) == run_python(code.format(before=""))

@@ -20,12 +20,12 @@ from programs import described
 from typer.testing import CliRunner
 
 from composer.calibration import CalibrationStore, Imported
-from composer.fpga_model import FpgaPart, ReplayTree, share
-from composer.imported_replay import import_report
-from composer.learner_pipeline import pipeline_of
+from composer.fpga.imported_replay import import_report
+from composer.fpga.learner_pipeline import pipeline_of
+from composer.fpga.model import FpgaPart, ReplayTree, share
+from composer.fpga.reported_replay import ReportedReplay
+from composer.fpga.vendor_report import VendorReport, read_vendor_report
 from composer.matrix import MissingCell, PairCell, ReplayCell
-from composer.reported_replay import ReportedReplay
-from composer.vendor_report import VendorReport, read_vendor_report
 from pearl.algorithms.trainer import make_trainer
 from pearl.cli import app
 from pearl.devices import Device

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from pearl.algorithms import DQN, Batch
 from pearl.algorithms.trainer import policy_tensors
 from pearl.errors import ConfigurationError, PearlError, QueueClosedError, TrainerError
+from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, ReplayManager, Sample, make_replay_manager
 from pearl.runtime.collection import CollectionBuffer, collides
-from pearl.runtime.queues import Bell, DataCollectionQueue, WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio
 from pearl.runtime.run_state import Counters

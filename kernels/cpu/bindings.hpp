@@ -1,5 +1,5 @@
 // What the bindings of pearl._native and pearl._sycl share: structures on a caller's buffer, waits that Ctrl-C ends,
-// seconds of training loops.
+// methods of training loops.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "pearl/futex.hpp"
+#include "pearl/granted_loop.hpp"
 #include "pearl/python_arrays.hpp"
 
 namespace bindings {
@@ -39,16 +41,50 @@ auto interruptible(double timeout_s, Wait wait, Done done) {
   }
 }
 
-// A training loop's seconds by their parts.
-template <class Seconds>
-py::dict seconds_dict(const Seconds& seconds) {
-  py::dict out;
-  out["sample"] = seconds.sample;
-  out["gather"] = seconds.gather;
-  out["train"] = seconds.train;
-  out["update"] = seconds.update;
-  out["publish"] = seconds.publish;
-  return out;
+// The queues of a training loop, on the callers' buffers.
+inline pearl::GrantedLoop::Queues loop_queues(OnBuffer<pearl::SlotQueue>& grants, OnBuffer<pearl::SlotQueue>& done,
+                                              OnBuffer<pearl::Snapshot>& snapshot) {
+  return {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot};
+}
+
+// The policy that a training loop publishes, which the caller keeps alive.
+inline std::vector<pearl::Weights> loop_weights(const std::vector<py::array>& arrays) {
+  std::vector<pearl::Weights> weights;
+  for (const py::array& array : arrays) {
+    if (!py::isinstance<Array<float>>(array)) throw pearl::LearnerError("Weights must be contiguous float32.");
+    weights.push_back({static_cast<const float*>(array.data()), static_cast<std::size_t>(array.size())});
+  }
+  return weights;
+}
+
+// The methods that training loops share. Held::loop is a pearl::GrantedLoop.
+template <class Held>
+py::class_<Held>& bind_loop_methods(py::class_<Held>& cls) {
+  return cls
+      .def(
+          "run_once",
+          [](Held& held, double timeout_s) {
+            const Released released;
+            return held.loop.run_once(timeout_s);
+          },
+          py::arg("timeout_s"))
+      .def("restart", [](Held& held) { held.loop.restart(); })
+      .def("open_window",
+           [](Held& held) {
+             const Released released;
+             held.loop.window().open();
+           })
+      .def("close_window", [](Held& held) { held.loop.window().close(); })
+      .def("seconds", [](const Held& held) {
+        const pearl::GrantedLoop::Seconds seconds = held.loop.seconds();
+        py::dict out;
+        out["sample"] = seconds.sample;
+        out["gather"] = seconds.gather;
+        out["train"] = seconds.train;
+        out["update"] = seconds.update;
+        out["publish"] = seconds.publish;
+        return out;
+      });
 }
 
 inline constexpr auto is_true = [](bool result) { return result; };

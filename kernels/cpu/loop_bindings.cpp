@@ -22,8 +22,7 @@ struct HeldLoop {
         policy(std::move(policy_held)),
         storage(store_of(columns)),
         loop(replay, storage, algorithm, batch_size,
-             {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot},
-             weights_of(policy), interval, prefetch) {}
+             loop_queues(grants, done, snapshot), loop_weights(policy), interval, prefetch) {}
 
   static pearl::ColumnStore store_of(const std::vector<py::array>& columns) {
     std::vector<pearl::ColumnStore::Column> raw;
@@ -37,14 +36,6 @@ struct HeldLoop {
     }
     return {columns.empty() ? 0 : static_cast<std::size_t>(columns.front().shape(0)), std::move(raw)};
   }
-  static std::vector<pearl::Weights> weights_of(const std::vector<py::array>& arrays) {
-    std::vector<pearl::Weights> weights;
-    for (const py::array& array : arrays) {
-      if (!py::isinstance<Array<float>>(array)) throw pearl::LearnerError("Weights must be contiguous float32.");
-      weights.push_back({static_cast<const float*>(array.data()), static_cast<std::size_t>(array.size())});
-    }
-    return weights;
-  }
 
   std::vector<py::array> columns;
   std::vector<py::array> policy;
@@ -55,7 +46,8 @@ struct HeldLoop {
 }  // namespace
 
 void bind_loop(py::module_& m) {
-  py::class_<HeldLoop>(m, "TrainingLoop")
+  py::class_<HeldLoop> loop(m, "TrainingLoop");
+  bind_loop_methods(loop)
       .def(py::init<pearl::SumTreeReplay&, std::vector<py::array>, pearl::learner::Algorithm&, std::size_t,
                     OnBuffer<pearl::SlotQueue>&, OnBuffer<pearl::SlotQueue>&, OnBuffer<pearl::Snapshot>&,
                     std::vector<py::array>, std::size_t, bool>(),
@@ -63,26 +55,11 @@ void bind_loop(py::module_& m) {
            py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::arg("prefetch") = false,
            py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
            py::keep_alive<1, 8>())
-      .def(
-          "run_once",
-          [](HeldLoop& held, double timeout_s) {
-            const Released released;
-            return held.loop.run_once(timeout_s);
-          },
-          py::arg("timeout_s"))
       .def("run",
            [](HeldLoop& held) {
              const Released released;
              for (;;) held.loop.run_once(std::numeric_limits<double>::infinity());
            })
-      .def("restart", [](HeldLoop& held) { held.loop.restart(); })
-      .def(
-          "open_window",
-          [](HeldLoop& held) {
-            const Released released;
-            held.loop.window().open();
-          })
-      .def("close_window", [](HeldLoop& held) { held.loop.window().close(); })
       .def("last_batch",
            [](const HeldLoop& held) {
              const pearl::learner::Batch& batch = held.loop.batch();
@@ -97,6 +74,5 @@ void bind_loop(py::module_& m) {
              }
              const Array<std::int64_t> indices(rows, held.loop.indices().data());
              return py::make_tuple(indices, Array<float>(rows, batch.weights), columns);
-           })
-      .def("seconds", [](const HeldLoop& held) { return seconds_dict(held.loop.seconds()); });
+           });
 }

@@ -17,7 +17,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from composer.tree_shape import TreeShape
+from composer.fpga.tree_shape import TreeShape
 from kernels.rtl.requests import Operation
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from amaranth.sim import Simulator
 from numpy.typing import NDArray
 
-from composer.tree_shape import TreeShape
+from composer.fpga.tree_shape import TreeShape
 from kernels.rtl.replay_pipeline import ReplayPipeline
 from kernels.rtl.requests import Operation, Request, Result, Run
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from amaranth.back import rtlil
 
-from composer.tree_cells import Cells
-from composer.tree_shape import TreeShape
+from composer.fpga.tree_cells import Cells
+from composer.fpga.tree_shape import TreeShape
 from kernels.rtl.cells import count_cells
 from kernels.rtl.replay_pipeline import ReplayPipeline
 from pearl.errors import DeviceError

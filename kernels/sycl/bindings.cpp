@@ -1,4 +1,4 @@
-// The module pearl._sycl: primitives on SYCL devices. It is loaded by pearl.devices.sycl alone, after the runtime.
+// The module pearl._sycl: primitives on SYCL devices. Only pearl.backends.sycl.runtime loads it, after the runtime.
 #include "bindings.hpp"
 
 #include "dpctl4pybind11.hpp"

@@ -11,20 +11,18 @@
 namespace pearl::device {
 namespace {
 
-using bindings::Released;
 using HeldDeviceLearner = HeldLearner<DeviceLearner>;
 
 // A loop on the caller's queues and policy.
 struct HeldLoop {
   HeldLoop(HeldDeviceLearner& learner, std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<ColumnStore> storage,
            std::size_t batch_size, bindings::OnBuffer<SlotQueue>& grants, bindings::OnBuffer<SlotQueue>& done,
-           bindings::OnBuffer<Snapshot>& snapshot, std::vector<Floats> policy_held, std::size_t interval,
+           bindings::OnBuffer<Snapshot>& snapshot, std::vector<py::array> policy_held, std::size_t interval,
            Array<std::int64_t> steps_held)
       : policy(std::move(policy_held)),
         steps(std::move(steps_held)),
         loop(std::move(replay), std::move(storage), *learner.learner, batch_size,
-             {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot},
-             weights_of(policy), interval, one_of(steps)) {}
+             bindings::loop_queues(grants, done, snapshot), bindings::loop_weights(policy), interval, one_of(steps)) {}
 
   static std::int64_t* one_of(Array<std::int64_t>& steps) {
     if (steps.size() != 1)
@@ -32,13 +30,7 @@ struct HeldLoop {
     return steps.mutable_data();
   }
 
-  static std::vector<Weights> weights_of(const std::vector<Floats>& arrays) {
-    std::vector<Weights> weights;
-    for (const Floats& array : arrays) weights.push_back({array.data(), static_cast<std::size_t>(array.size())});
-    return weights;
-  }
-
-  std::vector<Floats> policy;
+  std::vector<py::array> policy;
   Array<std::int64_t> steps;
   DeviceLoop loop;
 };
@@ -76,32 +68,17 @@ void bind_learner(py::module_& module) {
               py::arg("slices") = 0, py::arg("columns_per_tile") = 0);
   bind_learner_methods(learner);
 
-  py::class_<HeldLoop>(module, "TrainingLoop", "Setting 2 on a device; as pearl._native.TrainingLoop.")
+  py::class_<HeldLoop> loop(module, "TrainingLoop", "Setting 2 on a device; as pearl._native.TrainingLoop.");
+  bindings::bind_loop_methods(loop)
       .def(py::init<HeldDeviceLearner&, std::shared_ptr<SumTreeReplay>, std::shared_ptr<ColumnStore>, std::size_t,
                     bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<Snapshot>&,
-                    std::vector<Floats>, std::size_t, Array<std::int64_t>>(),
+                    std::vector<py::array>, std::size_t, Array<std::int64_t>>(),
            py::arg("learner"), py::arg("replay"), py::arg("storage"), py::arg("batch_size"), py::arg("grants"),
            py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::arg("steps").noconvert(),
            py::keep_alive<1, 2>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>())
-      .def(
-          "run_once",
-          [](HeldLoop& held, double timeout_s) {
-            const Released released;
-            return held.loop.run_once(timeout_s);
-          },
-          py::arg("timeout_s"))
-      .def("restart", [](HeldLoop& held) { held.loop.restart(); })
-      .def(
-          "open_window",
-          [](HeldLoop& held) {
-            const Released released;
-            held.loop.window().open();
-          })
-      .def("close_window", [](HeldLoop& held) { held.loop.window().close(); })
       .def("last_batch", &last_batch, "Indices, weights, and the bytes of each column's rows.")
       .def(
-          "time_parts", [](HeldLoop& held, bool wanted) { held.loop.time_parts(wanted); }, py::arg("wanted"))
-      .def("seconds", [](const HeldLoop& held) { return bindings::seconds_dict(held.loop.seconds()); });
+          "time_parts", [](HeldLoop& held, bool wanted) { held.loop.time_parts(wanted); }, py::arg("wanted"));
 }
 
 }  // namespace pearl::device

@@ -17,8 +17,8 @@ from pearl.actors.environment import autoreset_mode, make_vector_env
 from pearl.actors.exploration import Exploration, PolicySampling, make_explorer
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
-from pearl.errors import ConfigurationError, EnvError
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.spec import ActorSpec, ActorStep, ReplaySpec, TrainSpec, TransitionSpec
 
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
@@ -31,7 +31,8 @@ class ActorSetup:
     """All that an actor needs to start, in this process or a spawned one.
 
     `index` counts from 0 among `spec.count` actors; `env_steps` is where the exploration schedule starts. With a
-    `policy`, the actor runs it natively, and needs neither torch nor the trainer class.
+    `policy`, the actor runs it natively, and needs neither torch nor the trainer class. `transition` has the columns
+    that it makes, by default those of the environment's spaces.
     """
 
     trainer_class: type | None
@@ -44,6 +45,7 @@ class ActorSetup:
     restarts: int = 0
     steps_per_message: int = STEPS_PER_MESSAGE
     policy: PolicyPlan | None = None
+    transition: TransitionSpec | None = None
 
     def message_rows(self) -> int:
         """Rows of one DCQ message."""
@@ -110,7 +112,8 @@ class Actor:
             self.policy = NativePolicy(setup.policy)
         else:
             self.policy = self._torch_policy()
-        transition = TransitionSpec.from_spaces(observation_space, action_space)
+        transition = setup.transition or TransitionSpec.from_spaces(observation_space, action_space)
+        self.transition, self._further = transition, transition.further
         self._obs_dtype = np.dtype(transition.fields[0].dtype)
         self._count = setup.spec.envs_per_actor
         self._first_action = int(action_space.start) if isinstance(action_space, spaces.Discrete) else 0
@@ -191,13 +194,29 @@ class Actor:
             last_obs = last_obs.copy()
             for env in np.flatnonzero(done):
                 last_obs[env] = info["final_obs"][env]
-        row = self._window.push(self._obs, action, reward, last_obs, terminated, done, real, message, row)
+        step = (self._obs, action, reward, last_obs, terminated)
+        if self._further:
+            further = self._make_further(ActorStep(*step, truncated, real, self.policy))
+            row = self._window.push(*step, done, real, message, row, further)
+        else:
+            row = self._window.push(*step, done, real, message, row)
         episodes = self._count_episodes(message, episodes, reward, done, real, any_done)
         self._ended, self._any_ended = done, any_done
         self._obs = np.array(next_obs, self._obs_dtype, order="C")
         stepped = self._count if real is self._everywhere else int(np.count_nonzero(real))
         self.env_steps += stepped * self.setup.spec.count
         return row, episodes, stepped
+
+    def _make_further(self, step: ActorStep) -> dict[str, np.ndarray]:
+        made = {column.name: np.asarray(column.make(step), column.dtype) for column in self._further}
+        for column in self._further:
+            wanted, found = (self._count, *column.shape), made[column.name].shape
+            if found != wanted:
+                raise TrainerError(
+                    f"Column {column.name!r} must be made with shape {wanted}, one value for each environment; found "
+                    f"{found}."
+                )
+        return made
 
     def _count_episodes(
         self,

@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from pearl import _native
-from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.standard_streams import keep_standard_streams
 
 _HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # that a terminal sends to every process

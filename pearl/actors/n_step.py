@@ -8,6 +8,8 @@ import numpy as np
 
 from pearl.spec import ACTION, DISCOUNT, NEXT_OBS, OBS, REWARD, TransitionSpec
 
+_NOTHING: Mapping[str, np.ndarray] = {}
+
 
 class NStepWindow:
     """The last `n` steps of `envs` environments, turned into transitions as soon as these are complete.
@@ -22,6 +24,8 @@ class NStepWindow:
         self._obs = np.empty((n, envs, *columns[OBS].shape), columns[OBS].dtype)
         self._action = np.empty((n, envs, *columns[ACTION].shape), columns[ACTION].dtype)
         self._reward = np.zeros((n, envs), np.float64)
+        self._further = {f.name: np.empty((n, envs, *f.shape), f.dtype) for f in transition.further}
+        self._of_last_step = {f.name for f in transition.further if f.n_step == "last"}
         self._discounts = gamma ** np.arange(n + 1)
         self._length = np.zeros(envs, np.int64)
         self._step = -1
@@ -42,19 +46,23 @@ class NStepWindow:
         real: np.ndarray,
         out: Mapping[str, np.ndarray],
         row: int,
+        further: Mapping[str, np.ndarray] = _NOTHING,
     ) -> int:
         """Add one step of every environment where `real`; write completed transitions to `out` from `row` on.
 
         All arrays are `(envs, ...)`; `done` is terminated or truncated; `next_obs` holds the last observation of an
-        episode, never the first of the next. Returns the next free row.
+        episode, never the first of the next; `further` holds the columns that the algorithm added. Returns the next
+        free row.
         """
         if self._n == 1:
-            return self._push_single(obs, action, reward, next_obs, terminated, done, real, out, row)
+            return self._push_single(obs, action, reward, next_obs, terminated, done, real, out, row, further)
         self._step += 1
         position = self._step % self._n
         self._obs[position] = obs
         self._action[position] = action
         self._reward[position] = reward
+        for name, values in further.items():
+            self._further[name][position] = values
         self._length[real] += 1
         whole = np.flatnonzero(real & ~done & (self._length == self._n))
         if len(whole):
@@ -79,6 +87,7 @@ class NStepWindow:
         real: np.ndarray,
         out: Mapping[str, np.ndarray],
         row: int,
+        further: Mapping[str, np.ndarray],
     ) -> int:
         """Every step is a transition: nothing is kept, and where no episode ends all are copied as they lie."""
         goes_on = real & ~done
@@ -87,12 +96,15 @@ class NStepWindow:
             order = np.concatenate((np.flatnonzero(goes_on), np.flatnonzero(real & done)))
             obs, action, reward, next_obs = obs[order], action[order], reward[order], next_obs[order]
             discount = np.where(terminated[order], 0.0, discount)
+            further = {name: values[order] for name, values in further.items()}
         end = row + len(obs)
         out[OBS][row:end] = obs
         out[ACTION][row:end] = action
         out[REWARD][row:end] = reward
         out[NEXT_OBS][row:end] = next_obs
         out[DISCOUNT][row:end] = discount
+        for name, values in further.items():
+            out[name][row:end] = values
         return end
 
     def _emit(
@@ -114,4 +126,7 @@ class NStepWindow:
         out[REWARD][row:end] = total
         out[NEXT_OBS][row:end] = next_obs[envs]
         out[DISCOUNT][row:end] = np.where(terminated, 0.0, self._discounts[length])
+        for name, values in self._further.items():
+            step = self._step % self._n if name in self._of_last_step else oldest
+            out[name][row:end] = values[step, envs]
         return end

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import math
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import nn
 
-from pearl.actors.native_policy import Head, NativePolicy, Operation, PolicyPlan, Scale
-from pearl.algorithms.actor_critic import ActorCritic
-from pearl.algorithms.dqn import DQN
-from pearl.algorithms.networks import Policy
-from pearl.algorithms.sac import SAC, GaussianPolicy
-from pearl.algorithms.trainer import Trainer, policy_snapshot, set_evaluation_mode
+from pearl.actors.native_policy import NativePolicy, Operation, PolicyPlan, Scale
+from pearl.algorithms.networks import ToUnit
+from pearl.algorithms.trainer import SamplesActions, Trainer, policy_snapshot, set_evaluation_mode
+from pearl.algorithms.update_rule import PolicyHead, update_rule_of
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError, read_operations
@@ -30,65 +26,51 @@ def read_policy(trainer: object) -> PolicyPlan:
 
     It is tried against the trainer on a few random observations, so that nothing a trace leaves out goes unnoticed.
     """
-    if isinstance(trainer, DQN):
-        _check_members(trainer, DQN, ("get_action", "policy"))
-        plan = _plan(trainer, trainer.q, "q", trainer.input_shape, "argmax")
-    elif isinstance(trainer, ActorCritic):
-        head: Head = "gaussian" if isinstance(trainer, SAC) else "tanh"
-        _check_members(trainer, ActorCritic, ("get_action", "policy"))
-        if isinstance(trainer, SAC):
-            _check_members(trainer, SAC, ("sample_action",))
-        policy = trainer.policy
-        if not isinstance(policy, Policy) or type(policy) is not (GaussianPolicy if head == "gaussian" else Policy):
-            raise UnsupportedError(f"the policy of class {type(policy).__name__}")
-        plan = _plan(trainer, policy.network, "actor", (math.prod(trainer.input_shape),), head)
-    else:
+    rule = update_rule_of(trainer)
+    if rule is None or not isinstance(trainer, Trainer):
         raise UnsupportedError(f"the policy of {type(trainer).__name__}, which is none of the built-in algorithms")
+    if rule.policy.departure is not None:
+        raise UnsupportedError(rule.policy.departure)
+    plan = _plan(trainer, rule.policy)
     _try(plan, trainer)
     return plan
 
 
-def _check_members(trainer: object, base: type, names: tuple[str, ...]) -> None:
-    for name in names:
-        if inspect.getattr_static(trainer, name) is not inspect.getattr_static(base, name):
-            raise UnsupportedError(f"{type(trainer).__name__} overrides {name}")
-
-
-def _plan(trainer: Trainer, network: nn.Module, name: str, input_shape: tuple[int, ...], head: Head) -> PolicyPlan:
+def _plan(trainer: Trainer, head: PolicyHead) -> PolicyPlan:
     if trainer.observation_space.dtype == np.uint8:
         raise UnsupportedError("observations of unsigned bytes")
-    policy = trainer.policy
     weights = policy_snapshot(trainer)
-    inputs, operations = _operations(network, name, input_shape)
-    exploration = trainer.exploration
-    if not isinstance(policy, Policy):
-        return PolicyPlan(inputs, operations, head, weights, exploration)
-    place = dict(_places(policy))
+    network = head.network
+    inputs, operations = _operations(network.module, network.name, network.input_shape)
+    if head.kind == "argmax":
+        return PolicyPlan(inputs, operations, head.kind, weights, trainer.exploration)
+    place = {id(tensor): offset for _, tensor, offset in _places(head.module)}
 
-    def scale(prefix: str) -> Scale:
-        return Scale(place[f"{prefix}.center"], place[f"{prefix}.half_range"], getattr(policy, prefix).center.numel())
+    def scale(found: ToUnit | None) -> Scale | None:
+        if found is None:
+            return None
+        return Scale(place[id(found.center)], place[id(found.half_range)], found.center.numel())
 
-    bounds = policy._log_std_bounds if isinstance(policy, GaussianPolicy) else (-math.inf, math.inf)
     return PolicyPlan(
         inputs,
         operations,
-        head,
+        head.kind,
         weights,
-        exploration,
+        trainer.exploration,
         tuple(trainer.action_space.shape or ()),
-        scale("observation_scale"),
-        scale("action_scale"),
-        bounds,
+        scale(head.observation_scale),
+        scale(head.action_scale),
+        head.log_std_bounds,
     )
 
 
-def _places(module: nn.Module) -> Iterator[tuple[str, int]]:
+def _places(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, int]]:
     """Where the snapshot holds each tensor: parameters, then floating buffers."""
     tensors: list[tuple[str, torch.Tensor]] = list(module.named_parameters())
     tensors += [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     offset = 0
     for name, tensor in tensors:
-        yield name, offset
+        yield name, tensor, offset
         offset += tensor.numel()
 
 
@@ -108,7 +90,7 @@ def _operations(network: nn.Module, name: str, input_shape: tuple[int, ...]) -> 
     except TrainerError as error:
         raise UnsupportedError(str(error)) from error
     start = flat.parameter.data_ptr()
-    place = dict(_places(network))
+    place = {name: offset for name, _, offset in _places(network)}
     moved = {(p.data_ptr() - start) // p.element_size(): place[key] for key, p in network.named_parameters()}
     return inputs, tuple(
         (kind, first, second, width, moved.get(weight, weight), moved.get(bias, bias), eps)
@@ -116,7 +98,7 @@ def _operations(network: nn.Module, name: str, input_shape: tuple[int, ...]) -> 
     )
 
 
-def _try(plan: PolicyPlan, trainer: DQN | ActorCritic) -> None:
+def _try(plan: PolicyPlan, trainer: Trainer) -> None:
     try:
         policy = NativePolicy(plan)
     except TrainerError as error:
@@ -130,7 +112,7 @@ def _try(plan: PolicyPlan, trainer: DQN | ActorCritic) -> None:
     try:
         with torch.no_grad():
             greedy = trainer.get_action(obs.to(device)).cpu().numpy()
-            if isinstance(trainer, SAC):
+            if isinstance(trainer, SamplesActions) and plan.head == "gaussian":
                 drawn = trainer.sample_action(obs.to(device), noise.to(device)).cpu().numpy()
     finally:
         for module in training:

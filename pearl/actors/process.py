@@ -27,7 +27,8 @@ from pearl.errors import ActorError, QueueClosedError
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
-    from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+    from pearl.ipc.queues import WeightSyncQueue
+    from pearl.runtime.queues import DataCollectionQueue
 
 logger = logging.getLogger("pearl.actors")
 

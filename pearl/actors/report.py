@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.ipc.shared_buffer import SharedBuffer
 
 _MOST_BYTES = 32 * 1024  # of a failure's text: more than the tracebacks that someone reads
 _BEATS, _READY, _FAILED, _LENGTH, _NUMBERS = range(5)

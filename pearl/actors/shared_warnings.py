@@ -9,7 +9,7 @@ from typing import TextIO
 
 import numpy as np
 
-from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.ipc.shared_buffer import SharedBuffer
 
 _MOST = 1023  # further ones are shown by every process
 

@@ -1,10 +1,33 @@
 """Trainer classes: derive from one, or bring any class with `get_action` and `update_policy`."""
 
-from pearl.algorithms.batch import Batch
-from pearl.algorithms.ddpg import DDPG
-from pearl.algorithms.dqn import DQN
-from pearl.algorithms.sac import SAC
-from pearl.algorithms.td3 import TD3
-from pearl.algorithms.trainer import Phase, Trainer, TrainerLike, make_trainer
+# The table of algorithms, in the order in which messages name them: one line each.
+# isort: off
+from pearl.algorithms.dqn import DQN as DQN
+from pearl.algorithms.ddpg import DDPG as DDPG
+from pearl.algorithms.td3 import TD3 as TD3
+from pearl.algorithms.sac import SAC as SAC
+# isort: on
 
-__all__ = ["DDPG", "DQN", "SAC", "TD3", "Batch", "Phase", "Trainer", "TrainerLike", "make_trainer"]
+from pearl.algorithms.batch import Batch as Batch
+from pearl.algorithms.spaces import ActionKind
+from pearl.algorithms.trainer import Phase as Phase
+from pearl.algorithms.trainer import Trainer as Trainer
+from pearl.algorithms.trainer import TrainerLike as TrainerLike
+from pearl.algorithms.trainer import make_trainer as make_trainer
+
+ALGORITHMS: dict[str, type[Trainer]] = {
+    name: found
+    for name, found in list(globals().items())
+    if isinstance(found, type) and issubclass(found, Trainer) and found is not Trainer
+}
+
+
+def algorithms_for(action_kind: ActionKind | None = None) -> list[str]:
+    """The names of the algorithms, or of those that take actions of `action_kind`."""
+    return [name for name, found in ALGORITHMS.items() if action_kind in (None, found._action_kind)]
+
+
+def one_of_algorithms(action_kind: ActionKind | None = None) -> str:
+    """The same names as "A, B or C"."""
+    *others, last = algorithms_for(action_kind)
+    return f"{', '.join(others)} or {last}" if others else last

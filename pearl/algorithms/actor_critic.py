@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from typing import ClassVar
 
@@ -12,11 +13,29 @@ from torch import nn
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Policy, TwinCritic, mlp, scaled_observations
-from pearl.algorithms.spaces import check_actions, check_observations
+from pearl.algorithms.networks import Critic, Policy, TwinCritic, mlp, scaled_observations
+from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer, is_number, observation_size
+from pearl.algorithms.update_rule import (
+    HeadKind,
+    PolicyHead,
+    RuleNetwork,
+    RuleNoise,
+    RuleParameters,
+    UpdateRule,
+    overridden,
+    policy_departure,
+    step_departure,
+    unknown_rule,
+)
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
+
+_STEP = (
+    *("update_policy", "end_of_step", "phases", "finish_step"),
+    *("_critic_phase", "_actor_phase", "_compute_critic", "_apply_critic", "_compute_actor", "_apply_actor"),
+    *("_descend_actor", "_step", "_next_value", "_deal_noise", "_moves_policy"),
+)
 
 
 class ActorCritic(Trainer):
@@ -29,6 +48,7 @@ class ActorCritic(Trainer):
     """
 
     _algorithm: ClassVar[str]
+    _action_kind: ClassVar[ActionKind | None] = "Box"
 
     learning_rate: float = 1e-3
     actor_learning_rate: float = 1e-3
@@ -38,6 +58,7 @@ class ActorCritic(Trainer):
 
     actor: nn.Module
     critic: nn.Module
+    _target_critic_flat: FlatParameters
 
     def check_spaces(self) -> None:
         """A bounded Box of actions and array observations."""
@@ -126,6 +147,61 @@ class ActorCritic(Trainer):
         self.actor_optimizer = torch.optim.Adam([self._actor_flat.parameter], lr=self.actor_learning_rate, fused=True)
         self.critic_optimizer = torch.optim.Adam([self._critic_flat.parameter], lr=self.learning_rate, fused=True)
 
+    def update_rule(self) -> UpdateRule:
+        """The networks and how they act; an algorithm adds how a step trains them."""
+        return UpdateRule(
+            self._rule_critics(),
+            self._policy_head(),
+            unknown_rule(self),
+            None,
+            actor=self._rule_actor(),
+            actor_critics=1,
+        )
+
+    def _policy_head(self) -> PolicyHead:
+        departure = policy_departure(self, ActorCritic, ("get_action", "policy"))
+        if departure is None and type(self.policy) is not Policy:
+            departure = f"the policy of class {type(self.policy).__name__}"
+        return self._head("tanh", departure)
+
+    def _head(self, kind: HeadKind, departure: str | None) -> PolicyHead:
+        actor = self.actor
+        head = PolicyHead(kind, actor, self._rule_actor(), departure=departure)
+        if not isinstance(actor, Policy):
+            return head
+        return dataclasses.replace(head, observation_scale=actor.observation_scale, action_scale=actor.action_scale)
+
+    def _rule_actor(self) -> RuleNetwork:
+        target: nn.Module | None = getattr(self, "target_actor", None)
+        shape = (observation_size(self.observation_space),)
+        return RuleNetwork("actor", _network_of(self.actor), shape, None if target is None else _network_of(target))
+
+    def _rule_critics(self) -> tuple[RuleNetwork, ...]:
+        shape = (observation_size(self.observation_space) + self.action_size,)
+        critics = _networks_of(self.critic)
+        targets = [*_networks_of(getattr(self, "target_critic", None)), *(None for _ in critics)]
+        return tuple(
+            RuleNetwork(f"critic {number}", network, shape, target)
+            for number, (network, target) in enumerate(zip(critics, targets, strict=False), start=1)
+        )
+
+    def _step_departure(self, base: type[ActorCritic], actor: type[Policy], critic: type[nn.Module]) -> str | None:
+        """Why a step of the trainer, a `base`, may be another than that of `base` on networks in these modules."""
+        departure = step_departure(self, base, tuple(name for name in _STEP if hasattr(base, name)))
+        if departure is not None:
+            return departure
+        for module, wrapper in ((self.actor, actor), (self.critic, critic)):
+            if type(module) is not wrapper:
+                return f"a {type(module).__name__} in place of a {wrapper.__name__}"
+        return None
+
+    def _rule_parameters(self, target_actor: FlatParameters | None) -> tuple[RuleParameters, RuleParameters]:
+        """The critics' and the actor's."""
+        return (
+            RuleParameters(self._critic_flat, "critic_optimizer", self.critic_optimizer, self._target_critic_flat),
+            RuleParameters(self._actor_flat, "actor_optimizer", self.actor_optimizer, target_actor),
+        )
+
     @property
     def _critic_phase(self) -> Phase:
         return Phase("critic", self._compute_critic, self._apply_critic)
@@ -157,6 +233,20 @@ class ActorCritic(Trainer):
             nn.utils.clip_grad_norm_([flat.parameter], self.max_grad_norm)
         optimizer.step()
         flat.zero_grad()
+
+
+def _network_of(module: nn.Module) -> nn.Module:
+    """The network inside a policy, or the module itself."""
+    return module.network if isinstance(module, Policy) else module
+
+
+def _networks_of(module: nn.Module | None) -> tuple[nn.Module, ...]:
+    """The networks inside a critic, or the module itself."""
+    if isinstance(module, TwinCritic):
+        return module.first, module.second
+    if isinstance(module, Critic):
+        return (module.network,)
+    return () if module is None else (module,)
 
 
 class TwinCriticTrainer(ActorCritic):
@@ -213,6 +303,11 @@ class TwinCriticTrainer(ActorCritic):
             self._undealt = self.draw_noise(batch_size, draw)
         dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
         return dealt
+
+    def _rule_noise(self, *, of_policy: bool) -> RuleNoise:
+        name = overridden(self, TwinCriticTrainer, ("draw_noise",))
+        departure = name and f"{type(self).__name__} overrides {name}"
+        return RuleNoise(self.noise_seed, self.draw_noise, of_policy, departure)
 
     @abc.abstractmethod
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

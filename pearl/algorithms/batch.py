@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections import namedtuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -12,7 +14,8 @@ class Batch(NamedTuple):
 
     `obs` and `next_obs` `(batch, *obs)` float32 or uint8, `action` `(batch, *action)` int64 or float32,
     `reward` and `discount` `(batch,)` float32. Targets are `reward + discount * value(next_obs)`: `discount` is
-    `gamma**m` after m steps and 0 where the episode terminated.
+    `gamma**m` after m steps and 0 where the episode terminated. Columns that an algorithm declares
+    (`Trainer.transition`) follow as further attributes.
     """
 
     obs: torch.Tensor
@@ -28,4 +31,13 @@ class Batch(NamedTuple):
 
     def rows(self, start: int, stop: int) -> Batch:
         """A view of the transitions `start` to `stop`."""
-        return Batch(*(column[start:stop] for column in self))
+        return type(self)(*(column[start:stop] for column in self))
+
+
+@functools.cache
+def batch_type(names: tuple[str, ...]) -> type[Batch]:
+    """The class of batches with the columns `names`: `Batch`, or one like it for an algorithm with more of them."""
+    if names == Batch._fields:
+        return Batch
+    members = {"__slots__": (), "__doc__": Batch.__doc__, "terminated": Batch.terminated, "rows": Batch.rows}
+    return cast("type[Batch]", type("Batch", (namedtuple("Batch", names),), members))

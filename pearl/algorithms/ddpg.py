@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Critic, Policy
 from pearl.algorithms.trainer import Phase
+from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.learner.flat import FlatParameters
 
 _LINEAR_RANGE = 2.0  # tanh(2) = 0.96
@@ -85,3 +87,17 @@ class DDPG(ActorCritic):
         """Polyak updates of both targets."""
         self._target_actor_flat.move_toward(self._actor_flat, self.tau)
         self._target_critic_flat.move_toward(self._critic_flat, self.tau)
+
+    def update_rule(self) -> UpdateRule:
+        """A critic whose targets take the target policy's action."""
+        return dataclasses.replace(super().update_rule(), step=self._rule_step(), bootstrap="target_action")
+
+    def _rule_step(self) -> RuleStep | str:
+        departure = self._step_departure(DDPG, Policy, Critic)
+        if departure is not None:
+            return departure
+        scales = self.critic.observation_scale, self.critic.action_scale
+        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(self._target_actor_flat), *scales)
+
+    def _rule_scalars(self) -> Scalars:
+        return Scalars(float(self.max_grad_norm), float(self.tau), saturation_penalty=float(self.saturation_penalty))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -11,9 +13,21 @@ from torch.nn import functional
 from pearl.actors.exploration import EpsilonGreedy, Exploration
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import q_network
-from pearl.algorithms.spaces import check_actions, check_observations
+from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer
+from pearl.algorithms.update_rule import (
+    PolicyHead,
+    RuleNetwork,
+    RuleParameters,
+    RuleStep,
+    Scalars,
+    UpdateRule,
+    policy_departure,
+    step_departure,
+)
 from pearl.learner.flat import FlatParameters
+
+_STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply")
 
 
 class DQN(Trainer):
@@ -21,6 +35,8 @@ class DQN(Trainer):
 
     Override `build_q_network` to bring a network of your own: any module from `(batch, *obs)` to `(batch, actions)`.
     """
+
+    _action_kind: ClassVar[ActionKind | None] = "Discrete"
 
     double: bool = True
     dueling: bool = False
@@ -108,3 +124,20 @@ class DQN(Trainer):
             self._target_flat.move_toward(self._q_flat, self.tau)
         elif self.gradient_steps % self.target_update_interval == 0:
             self._target_flat.copy_from(self._q_flat)
+
+    def update_rule(self) -> UpdateRule:
+        """One network of action values, which acts by the largest."""
+        network = RuleNetwork("q", self.q, self.input_shape, self.target_q)
+        departure = policy_departure(self, DQN, ("get_action", "policy"))
+        policy = PolicyHead("argmax", self.q, network, departure=departure)
+        return UpdateRule((network,), policy, self._rule_step(), "largest_value", double=bool(self.double))
+
+    def _rule_step(self) -> RuleStep | str:
+        departure = step_departure(self, DQN, _STEP)
+        if departure is not None:
+            return departure
+        parameters = RuleParameters(self._q_flat, "optimizer", self.optimizer, self._target_flat)
+        return RuleStep("huber", self._rule_scalars, parameters)
+
+    def _rule_scalars(self) -> Scalars:
+        return Scalars(float(self.max_grad_norm), float(self.tau), int(self.target_update_interval), bool(self.double))

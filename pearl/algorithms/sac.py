@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,10 +13,18 @@ from torch import nn
 from torch.nn import functional
 
 from pearl.actors.exploration import Exploration, PolicySampling
-from pearl.algorithms.actor_critic import TwinCriticTrainer
+from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Policy, mlp
+from pearl.algorithms.networks import Policy, TwinCritic, mlp
 from pearl.algorithms.trainer import Phase, observation_size
+from pearl.algorithms.update_rule import (
+    PolicyHead,
+    RuleStep,
+    RuleTemperature,
+    Scalars,
+    UpdateRule,
+    policy_departure,
+)
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
@@ -147,3 +156,34 @@ class SAC(TwinCriticTrainer):
     def finish_step(self) -> None:
         """Polyak update of the critics' target."""
         self._target_critic_flat.move_toward(self._critic_flat, self.tau)
+
+    def update_rule(self) -> UpdateRule:
+        """Two critics, by both of which the policy learns; targets take actions that the policy samples."""
+        rule = super().update_rule()
+        return dataclasses.replace(rule, step=self._rule_step(), bootstrap="sampled_action", actor_critics=2)
+
+    def _policy_head(self) -> PolicyHead:
+        departure = policy_departure(self, ActorCritic, ("get_action", "policy"))
+        departure = departure or policy_departure(self, SAC, ("sample_action",))
+        if departure is None and type(self.policy) is not GaussianPolicy:
+            departure = f"the policy of class {type(self.policy).__name__}"
+        head = self._head("gaussian", departure)
+        return head if departure else dataclasses.replace(head, log_std_bounds=self.actor._log_std_bounds)
+
+    def _rule_step(self) -> RuleStep | str:
+        departure = self._step_departure(SAC, GaussianPolicy, TwinCritic)
+        if departure is not None:
+            return departure
+        scales = self.critic.observation_scale, self.critic.action_scale
+        learned = self.temperature is None
+        temperature = RuleTemperature(self.log_alpha, self.temperature_optimizer if learned else None)
+        noise = self._rule_noise(of_policy=True)
+        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(None), *scales, noise, temperature)
+
+    def _rule_scalars(self) -> Scalars:
+        return Scalars(
+            float(self.max_grad_norm),
+            float(self.tau),
+            log_std_bounds=self.actor._log_std_bounds,
+            target_entropy=float(self._target_entropy),
+        )

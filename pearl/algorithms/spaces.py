@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +11,6 @@ from gymnasium import spaces
 from pearl.errors import EnvError
 
 ActionKind: TypeAlias = Literal["Discrete", "Box"]
-
-_DERIVE = {"Discrete": "derive from pearl.algorithms.DQN", "Box": "derive from pearl.algorithms.DDPG, TD3 or SAC"}
 
 
 def check_observations(name: str, space: gym.Space[Any]) -> None:
@@ -33,21 +31,27 @@ def check_observations(name: str, space: gym.Space[Any]) -> None:
 
 def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Space[Any]) -> None:
     """Raise EnvError unless `algorithm`, of which `name` is the class, can act in `space`; says which one can."""
+    from pearl.algorithms import algorithms_for, one_of_algorithms
+
+    kind: ActionKind
     if isinstance(space, spaces.Discrete):
         kind = "Discrete"
     elif isinstance(space, spaces.Box):
         kind = "Box"
     else:
+        discrete, continuous = (", ".join(algorithms_for(kind)) for kind in get_args(ActionKind))
         raise EnvError(
-            f"{name} cannot act in {space}. The built-in algorithms take Discrete actions (DQN) or bounded Box actions "
-            "(DDPG, TD3, SAC). Wrap the environment with a gymnasium.ActionWrapper that offers one of these, such as a "
-            "Discrete number for each combination, or bring a trainer class of your own that makes such actions."
+            f"{name} cannot act in {space}. The built-in algorithms take Discrete actions ({discrete}) or bounded Box "
+            f"actions ({continuous}). Wrap the environment with a gymnasium.ActionWrapper that offers one of these, "
+            "such as a Discrete number for each combination, or bring a trainer class of your own that makes such "
+            "actions."
         )
     if kind != wanted:
         described = "a Discrete" if wanted == "Discrete" else "a Box"
         raise EnvError(
             f"{name} is a {algorithm} and needs {described} action space; the environment has {space}. "
-            f"For {'discrete' if kind == 'Discrete' else 'continuous'} actions {_DERIVE[kind]}."
+            f"For {'discrete' if kind == 'Discrete' else 'continuous'} actions derive from "
+            f"pearl.algorithms.{one_of_algorithms(kind)}."
         )
     if space.shape == () and kind == "Box":
         raise EnvError(

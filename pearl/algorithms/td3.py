@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 from pearl.actors.exploration import Exploration, GaussianNoise
 from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Policy
+from pearl.algorithms.networks import Policy, TwinCritic
 from pearl.algorithms.trainer import Phase
+from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.learner.flat import FlatParameters
 
 
@@ -68,3 +70,25 @@ class TD3(TwinCriticTrainer):
         if self._moves_policy():
             self._target_actor_flat.move_toward(self._actor_flat, self.tau)
             self._target_critic_flat.move_toward(self._critic_flat, self.tau)
+
+    def update_rule(self) -> UpdateRule:
+        """Two critics whose targets take the target policy's action, disturbed by noise."""
+        step = self._rule_step()
+        return dataclasses.replace(super().update_rule(), step=step, bootstrap="disturbed_target_action")
+
+    def _rule_step(self) -> RuleStep | str:
+        departure = self._step_departure(TD3, Policy, TwinCritic)
+        if departure is not None:
+            return departure
+        scales = self.critic.observation_scale, self.critic.action_scale
+        parameters = self._rule_parameters(self._target_actor_flat)
+        return RuleStep("squared", self._rule_scalars, *parameters, *scales, self._rule_noise(of_policy=False))
+
+    def _rule_scalars(self) -> Scalars:
+        return Scalars(
+            float(self.max_grad_norm),
+            float(self.tau),
+            target_noise=float(self.target_noise),
+            noise_clip=float(self.noise_clip),
+            policy_delay=self.policy_delay,
+        )

@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -19,10 +19,13 @@ from gymnasium import spaces
 from torch import nn
 
 from pearl.actors.exploration import Exploration, PolicySampling
-from pearl.algorithms.batch import Batch
+from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
+from pearl.algorithms.spaces import ActionKind
+from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
+from pearl.spec import TransitionSpec
 
 # What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
@@ -66,6 +69,8 @@ class Trainer(abc.ABC):
     Training defaults (`batch_size`, `replay_ratio`, ...) are what `TrainSpec` takes when the user says nothing.
     """
 
+    _action_kind: ClassVar[ActionKind | None] = None  # for messages that say which algorithm takes which actions
+
     batch_size: int = 64
     replay_ratio: float = 8.0
     learning_starts: int = 1000
@@ -98,6 +103,11 @@ class Trainer(abc.ABC):
             torch.manual_seed(seed)
             self.build()
             self.check_networks()
+
+    @classmethod
+    def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
+        """The columns of a transition. Override to add some: `super().transition(...).with_columns(Column(...))`."""
+        return TransitionSpec.from_spaces(observation_space, action_space)
 
     @property
     def gradient_steps(self) -> int:
@@ -180,6 +190,10 @@ class Trainer(abc.ABC):
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
         """Greedy actions `(envs, *action)` for observations `(envs, *obs)`."""
 
+    def update_rule(self) -> UpdateRule | None:
+        """What engines other than torch know the algorithm by; None: it trains and acts in torch alone."""
+        return None
+
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
 
@@ -239,12 +253,14 @@ def check_trainer_class(trainer_class: object) -> type:
             f"set_train_function needs a trainer class, not {trainer_class!r}. "
             "Pass the class itself, for example learner=DQNTrainer, without parentheses."
         )
+    from pearl.algorithms import one_of_algorithms
+
     missing = [name for name in ("get_action", "update_policy") if not callable(getattr(trainer_class, name, None))]
     if missing:
         raise TrainerError(
             f"Trainer class {trainer_class.__name__} lacks {' and '.join(f'{m}()' for m in missing)}. "
             "It needs get_action(obs) -> actions and update_policy(batch, weights) -> priorities; "
-            "deriving from pearl.algorithms.DQN, DDPG, TD3 or SAC gives both."
+            f"deriving from pearl.algorithms.{one_of_algorithms()} gives both."
         )
     return trainer_class
 
@@ -303,6 +319,33 @@ def make_trainer(
     return trainer
 
 
+def transition_of(
+    trainer_class: type | None, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> TransitionSpec:
+    """The columns that an algorithm declares; a class that declares none has the columns that all have.
+
+    Raises TrainerError for a declaration without those.
+    """
+    common = TransitionSpec.from_spaces(observation_space, action_space)
+    if not (inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer)):
+        return common
+    declared = trainer_class.transition(observation_space, action_space)
+    names, wanted = ([f.name for f in spec.fields] for spec in (declared, common))
+    if declared.fields[: len(common.fields)] != common.fields:
+        raise TrainerError(
+            f"{trainer_class.__name__}.transition() must begin with the columns {', '.join(wanted)} of the spaces; "
+            f"found {', '.join(names)}. Return super().transition(...).with_columns(Column(...))."
+        )
+    return declared
+
+
+def batch_type_of(trainer: object) -> type[Batch]:
+    """The class of the batches that `trainer` trains on."""
+    if not isinstance(trainer, Trainer):
+        return Batch
+    return batch_type(tuple(f.name for f in trainer.transition(trainer.observation_space, trainer.action_space).fields))
+
+
 def modules_of(trainer: object) -> dict[str, nn.Module]:
     """The trainer's torch modules by attribute name; a trainer may itself be a module."""
     if isinstance(trainer, nn.Module):
@@ -338,6 +381,19 @@ def policy_snapshot(trainer: object) -> np.ndarray:
 def concatenated(tensors: Iterable[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
     """All elements `(count,)` float32, one tensor after the other, on their device."""
     return torch.cat([t.detach().reshape(-1).float() for t in tensors], out=out)
+
+
+def load_concatenated(weights: np.ndarray, tensors: Iterable[torch.Tensor]) -> None:
+    """Copy `weights` `(count,)` float32 back into the tensors of `concatenated`; TrainerError where sizes differ."""
+    targets = list(tensors)
+    count = sum(t.numel() for t in targets)
+    if weights.shape != (count,):
+        raise TrainerError(f"A snapshot of these weights has shape ({count},); found {weights.shape}.")
+    offset = 0
+    with torch.no_grad():
+        for target in targets:
+            target.copy_(torch.from_numpy(weights[offset : offset + target.numel()]).view_as(target))
+            offset += target.numel()
 
 
 def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:

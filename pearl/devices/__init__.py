@@ -1,9 +1,19 @@
-"""Devices: what they are, which exist on this machine, and the CSV files that describe them."""
+"""Devices: what they are, which exist on this machine, and the CSV files that describe them.
 
-from pearl.devices.cpu import CpuInfo, describe_cpu
+Values only. What depends on the kind of a device is in `pearl.backends`; names from there are loaded when asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from pearl.devices.description import Availability, Connection, Device
-from pearl.devices.discovery import discover, write_csv
-from pearl.devices.null import NullTimes
+
+if TYPE_CHECKING:
+    from pearl.backends.cpu.device import CpuInfo, describe_cpu
+    from pearl.backends.null.device import NullTimes
+    from pearl.devices.discovery import discover, write_csv
 
 __all__ = [
     "Availability",
@@ -15,3 +25,21 @@ __all__ = [
     "discover",
     "write_csv",
 ]
+
+_MODULE_OF = {
+    "CpuInfo": "pearl.backends.cpu.device",
+    "describe_cpu": "pearl.backends.cpu.device",
+    "NullTimes": "pearl.backends.null.device",
+    "discover": "pearl.devices.discovery",
+    "write_csv": "pearl.devices.discovery",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'pearl.devices' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,19 +12,8 @@ from typing import Literal, TypeAlias, get_args
 from pearl.errors import ConfigurationError
 
 DeviceKind: TypeAlias = Literal["cpu", "gpu", "fpga"]
-Backend: TypeAlias = Literal["cpu", "cuda", "sycl", "null", "model"]
 
 KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-
-# Which backends drive which kind. The null backend pretends to be any of them, and the model backend stands for one
-# that is not here: equations say what it would take.
-BACKENDS_OF_KIND: dict[DeviceKind, tuple[Backend, ...]] = {
-    "cpu": ("cpu", "sycl", "null", "model"),
-    "gpu": ("cuda", "sycl", "null", "model"),
-    "fpga": ("sycl", "null", "model"),
-}
-NOT_HERE: tuple[Backend, ...] = ("null", "model")  # backends of devices on which no program can run
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 NAME_RULE = "1 to 64 letters, digits, or any of _ . : -"
@@ -50,7 +39,7 @@ class Device:
 
     name: str
     kind: DeviceKind
-    backend: Backend
+    backend: str
     selector: str = ""
     cores: int | None = None
     clock_mhz: float | None = None
@@ -64,17 +53,19 @@ class Device:
     shares_with: str = ""
 
     def __post_init__(self) -> None:
+        from pearl.backends import csv_names
+
         if not NAME_PATTERN.fullmatch(self.name):
             raise ConfigurationError(f"A device's name must be {NAME_RULE}; found {self.name!r}.")
-        for column, accepted in (("kind", KINDS), ("backend", BACKENDS)):
+        for column, accepted in (("kind", KINDS), ("backend", csv_names())):
             value = getattr(self, column)
             if value not in accepted:
                 raise ConfigurationError(
                     f"Device {self.name!r}: {column} must be one of {', '.join(accepted)}; found {value!r}."
                 )
-        if self.backend not in BACKENDS_OF_KIND[self.kind]:
+        if self.backend not in csv_names(self.kind):
             raise ConfigurationError(
-                f"Device {self.name!r}: a {self.kind} is driven by {' or '.join(BACKENDS_OF_KIND[self.kind])}; "
+                f"Device {self.name!r}: a {self.kind} is driven by {' or '.join(csv_names(self.kind))}; "
                 f"found backend {self.backend!r}."
             )
         check_selector(self.kind, self.backend, self.selector)
@@ -98,17 +89,9 @@ class Device:
 
         To find out, a cuda device imports torch and a sycl device loads the SYCL runtime.
         """
-        if self.backend in NOT_HERE:
-            return Availability(True)
-        if self.backend == "sycl":
-            from pearl.devices.sycl import sycl_availability
+        from pearl.backends import backend_of
 
-            return sycl_availability(sycl_filter(self.selector, self.kind))
-        if self.backend == "cuda":
-            from pearl.devices.cuda import cuda_availability
-
-            return cuda_availability(cuda_index(self.selector))
-        return Availability(True)
+        return backend_of(self).availability(self)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the hardware, its driver, or what the CSV declares about it.
@@ -117,20 +100,9 @@ class Device:
         """
         named = ("name", "shares_with")
         facts: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in named}
-        if self.backend == "cpu":
-            from pearl.devices.cpu import describe_cpu
+        from pearl.backends import backend_of
 
-            # Only what the machine says: editing the watts of a CPU must not throw its measurements away.
-            facts = {"kind": self.kind, "backend": self.backend, "hardware": describe_cpu().identity()}
-        elif self.backend == "cuda":
-            from pearl.devices.cuda import cuda_identity
-
-            index = cuda_index(self.selector)
-            facts = {"kind": self.kind, "backend": self.backend, "hardware": cuda_identity(index)}
-        elif self.backend == "sycl" and self.kind != "fpga":  # what the CSV says of an FPGA is what is modelled
-            from pearl.devices.sycl import sycl_identity
-
-            hardware = sycl_identity(sycl_filter(self.selector, self.kind))
+        if (hardware := backend_of(self).hardware(self)) is not None:
             facts = {"kind": self.kind, "backend": self.backend, "hardware": hardware}
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -166,66 +138,13 @@ class Connection:
 CONNECTION_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Connection))
 
 
-def cuda_index(selector: str) -> int:
-    """The CUDA device index a selector names: `cuda:1`, `1`, or nothing for 0."""
-    match = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", selector)
-    if match:
-        return int(match[1])
-    if selector in ("", "cuda"):
-        return 0
-    raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0'; found {selector!r}.")
-
-
-# dpctl's filter strings, and what one would write without knowing them.
-_SYCL_SELECTOR = re.compile(r"(?:(opencl|level_zero|sycl):)?(cpu|gpu|accelerator|fpga)(?::([0-9]{1,3}))?")
-_SYCL_TYPES: dict[str, tuple[DeviceKind, str]] = {  # -> kind, and the backend and type of dpctl's filter
-    "cpu": ("cpu", "opencl:cpu"),
-    "gpu": ("gpu", "level_zero:gpu"),
-    "accelerator": ("fpga", "opencl:accelerator"),
-    "fpga": ("fpga", "opencl:accelerator"),
-}
-EMULATOR_SELECTOR = "fpga_emu"
-
-
-def sycl_filter(selector: str, kind: DeviceKind | None = None) -> str:
-    """The filter string of dpctl that `selector` means, or `fpga_emu`, the FPGA emulator wherever it is listed.
-
-    `opencl:cpu:0`, `level_zero:gpu:1` and `opencl:accelerator:0` are themselves; `cpu`, `sycl:cpu` and `sycl:cpu:0` are
-    the first, and so for gpu and fpga; nothing is the first device of `kind`. ConfigurationError otherwise, and for a
-    device of another kind.
-    """
-    if selector in (EMULATOR_SELECTOR, f"sycl:{EMULATOR_SELECTOR}") and kind in (None, "fpga"):
-        return EMULATOR_SELECTOR
-    match = _SYCL_SELECTOR.fullmatch(selector or kind or "")
-    if match:
-        of_kind, target = _SYCL_TYPES[match[2]]
-        if kind in (None, of_kind):
-            backend = target.partition(":")[0] if match[1] in (None, "sycl") else match[1]
-            return f"{backend}:{target.partition(':')[2]}:{int(match[3] or 0)}"
-    of = f" of kind {kind}" if kind else ""
-    raise ConfigurationError(
-        f"A sycl selector{of} must be one of dpctl's filter strings, such as 'opencl:cpu:0', 'level_zero:gpu:0' or "
-        f"'opencl:accelerator:0', or '{EMULATOR_SELECTOR}'; found {selector!r}."
-    )
-
-
-def check_selector(kind: DeviceKind, backend: Backend, selector: str) -> None:
+def check_selector(kind: DeviceKind, backend: str, selector: str) -> None:
     """Raise ConfigurationError unless `selector` is one that `backend` understands for a device of `kind`."""
+    from pearl.backends import backend_for, csv_names
+
     if len(selector) > SELECTOR_LENGTH or not selector.isprintable():
         raise ConfigurationError(
             f"A selector must be printable text of at most {SELECTOR_LENGTH} characters; found {selector[:80]!r}."
         )
-    if backend == "cpu" and selector not in ("", "cpu"):
-        raise ConfigurationError(f"The cpu backend has one selector, 'cpu' (or nothing); found {selector!r}.")
-    if backend == "cuda":
-        cuda_index(selector)
-    if backend == "sycl":
-        sycl_filter(selector, kind)
-    if backend == "null":
-        from pearl.devices.null import NullTimes
-
-        NullTimes.parse(selector)
-    if backend == "model":
-        from pearl.devices.modelled import model_parameters
-
-        model_parameters(kind, selector)
+    if backend in csv_names(kind):
+        backend_for(kind, backend).check_selector(kind, selector)

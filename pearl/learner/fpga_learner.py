@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pearl.algorithms.batch import Batch
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.runtime import sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.learner.native_plan import Op
+from pearl.learner.native_rules import known_step
 from pearl.learner.sycl_learner import SyclLearner, networks_of
 from pearl.replay.fpga import FpgaReplayManager, check_fpga
 from pearl.replay.sycl_storage import SyclDataStorage
@@ -80,7 +81,7 @@ class FpgaLearner(SyclLearner):
         reason = SyclLearner.supports(trainer)
         if reason is not None:
             return reason
-        for size, operations in networks_of(trainer):  # type: ignore[arg-type]
+        for size, operations in networks_of(*known_step(trainer)[1:]):
             reason = _no_chain(size, operations)
             if reason is not None:
                 return reason

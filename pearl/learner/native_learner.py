@@ -13,8 +13,9 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import concatenated, policy_tensors
+from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.learner.kernel_columns import kernel_column
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.native_rules import make_rule
 from pearl.learner.protocol import StepResult
@@ -77,7 +78,8 @@ class NativeLearner:
         """
         columns = {name: self._array(name, batch[name]) for name in Batch._fields}
         columns["weights"] = self._array("weights", weights)
-        return StepResult(*self._rule.step(columns))
+        priorities, metrics = self._rule.step(columns)
+        return StepResult(priorities, metrics["td_error"], metrics)
 
     @property
     def loops_natively(self) -> bool:
@@ -111,12 +113,12 @@ class NativeLearner:
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
         """The column as the kernels read it."""
-        wanted = self._rule.action_dtype if name == "action" else _FLOAT
-        found = column.detach().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
-        if found.dtype != wanted:
-            raise TrainerError(f"Column {name!r} must have dtype {wanted}; found {found.dtype}. Convert it first.")
-        return found if found.flags.c_contiguous else np.ascontiguousarray(found)
+        return kernel_column(name, column, self._rule.action_dtype if name == "action" else _FLOAT)
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
         concatenated(self._policy, out=torch.from_numpy(out))
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)

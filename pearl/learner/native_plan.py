@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import TypeAlias
 
@@ -25,15 +24,6 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 class UnsupportedError(Exception):
     """What the native learner cannot do, in one line."""
-
-
-def check_update_rule(trainer: object, base: type, names: tuple[str, ...]) -> None:
-    """Raise UnsupportedError if the trainer, a `base`, brings its own version of one of the members `names`."""
-    for name in names:
-        theirs = inspect.getattr_static(trainer, name)
-        if theirs is not inspect.getattr_static(base, name):
-            own = type(trainer).__name__
-            raise UnsupportedError(f"{own} overrides {name}, a part of {base.__name__}'s update rule")
 
 
 def weights_of(flat: FlatParameters) -> np.ndarray:

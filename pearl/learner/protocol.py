@@ -9,9 +9,10 @@ import numpy as np
 
 
 class StepResult(NamedTuple):
-    """What one training step returns: new priorities `(batch,)` float32, and metrics by name."""
+    """What one training step returns: new priorities `(batch,)` float32, their mean absolute TD error, all metrics."""
 
     priorities: np.ndarray
+    td_error: float
     metrics: Mapping[str, float]
 
 
@@ -19,7 +20,7 @@ class Learner(Protocol):
     """One stochastic-gradient step on a batch: FP, LOSS, BP, GA, weight update.
 
     `prepare` is called once from the thread that will call `step`; all else from that thread only, except
-    `write_weights` while no step runs.
+    `write_weights` and `load_weights` while no step runs.
     """
 
     backend: str
@@ -37,3 +38,6 @@ class Learner(Protocol):
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32, as `write_weights` gives; TrainerError for another size."""

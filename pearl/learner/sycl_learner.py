@@ -6,30 +6,25 @@ may take any step between two of its steps, and checkpoints see no difference.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.ddpg import DDPG
-from pearl.algorithms.dqn import DQN
-from pearl.algorithms.networks import TwinCritic
-from pearl.algorithms.sac import SAC
-from pearl.algorithms.td3 import TD3
-from pearl.algorithms.trainer import concatenated, policy_tensors
-from pearl.devices.sycl import sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
+from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
+from pearl.backends.sycl.device import sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
+from pearl.learner.kernel_columns import kernel_column
 from pearl.learner.native_optimizer import NativeOptimizer
-from pearl.learner.native_plan import Op, PinnedWeights, UnsupportedError, read_operations
-from pearl.learner.native_rules import make_rule, scale_arrays, settings_of
+from pearl.learner.native_plan import Op, UnsupportedError, read_operations
+from pearl.learner.native_rules import known_step, make_rule, pinned, scale_arrays
 from pearl.learner.protocol import StepResult
 from pearl.replay.sycl import SyclReplayManager
 from pearl.replay.sycl_storage import SyclDataStorage
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
     from pearl import _native, _sycl
 
 _FLOAT = np.dtype(np.float32)
-Built: TypeAlias = DQN | DDPG | TD3 | SAC
 
 
 class SyclLearner:
@@ -57,27 +51,22 @@ class SyclLearner:
                 f"The {self.backend} learner cannot train {type(trainer).__name__} (unsupported: {reason}). "
                 "Use pearl.learner.torch_learner.TorchLearner, which trains any trainer."
             )
-        assert isinstance(trainer, (DQN, DDPG, TD3, SAC))
-        self.trainer = trainer
+        self.trainer, rule, self._step = known_step(trainer)
         self.device = device
         self.queue = sycl_queue(device)
         self._homes: dict[int, torch.Tensor] = {}
-        self._parameters = [None if flat is None else self._moved(flat) for flat in _vectors(trainer)]
+        self._parameters = [None if flat is None else self._moved(flat) for flat in self._step.vectors]
         self._policy = policy_tensors(trainer)
         self._settings: dict[str, Any] = {}
-        self._kernel = self._make_kernel(trainer)
-        flats = (flat for flat in _vectors(trainer) if flat is not None)
-        self._weights = PinnedWeights(*flats, scalar=trainer.log_alpha if isinstance(trainer, SAC) else None)
-        optimizers: list[tuple[str, object, torch.Tensor]]
-        if isinstance(trainer, DQN):
-            optimizers = [("optimizer", trainer.optimizer, trainer._q_flat.parameter)]
-        else:
-            optimizers = [
-                ("critic_optimizer", trainer.critic_optimizer, trainer._critic_flat.parameter),
-                ("actor_optimizer", trainer.actor_optimizer, trainer._actor_flat.parameter),
-            ]
-            if isinstance(trainer, SAC) and trainer.temperature is None:
-                optimizers.append(("temperature_optimizer", trainer.temperature_optimizer, trainer.log_alpha))
+        self._scalars = self._step.scalars()
+        self._kernel = self._make_kernel(rule)
+        self._weights = pinned(self._step)
+        moved = [part for part in (self._step.critics, self._step.actor) if part is not None]
+        optimizers: list[tuple[str, torch.optim.Optimizer, torch.Tensor]]
+        optimizers = [(part.optimizer_name, part.optimizer, part.parameters.parameter) for part in moved]
+        temperature = self._step.temperature
+        if temperature is not None and temperature.optimizer is not None:
+            optimizers.append(("temperature_optimizer", temperature.optimizer, temperature.log_alpha))
         self._optimizers = [
             NativeOptimizer(*named, kernel=_OptimizerOnDevice(self._kernel, which), home=self._home)
             for which, named in enumerate(optimizers)
@@ -88,7 +77,7 @@ class SyclLearner:
         """None if the sycl learner can train `trainer`; else one line that names what it cannot do."""
         try:
             make_rule(trainer, 1)
-            check_more(cast("Built", trainer))
+            _check_more(*known_step(trainer)[1:])
         except UnsupportedError as error:
             return str(error)
         return None
@@ -112,17 +101,18 @@ class SyclLearner:
         importance = self._array("weights", weights)
         self.refresh()
         trainer = self.trainer
-        moves_policy = not isinstance(trainer, DQN) and (trainer.gradient_steps + 1) % self._policy_delay == 0
+        scalars, step = self._scalars, self._step
+        moves_policy = step.actor is not None and (trainer.gradient_steps + 1) % scalars.policy_delay == 0
         priorities, found = self._kernel.step(columns, importance, trainer.gradient_steps)
         trainer.gradient_steps += 1
         metrics = {"td_error": found["td_error"], "loss": found["loss"]}
-        if trainer.max_grad_norm > 0:
+        if scalars.max_grad_norm > 0:
             metrics["gradient_norm"] = found["gradient_norm"]
             if moves_policy:
                 metrics["actor_gradient_norm"] = found["actor_gradient_norm"]
-        if isinstance(trainer, SAC):
-            metrics["temperature"] = math.exp(float(trainer.log_alpha.detach()))
-        return StepResult(priorities, metrics)
+        if step.temperature is not None:
+            metrics["temperature"] = math.exp(float(step.temperature.log_alpha.detach()))
+        return StepResult(priorities, metrics["td_error"], metrics)
 
     def start_loop(
         self,
@@ -161,34 +151,36 @@ class SyclLearner:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
         concatenated(self._policy, out=torch.from_numpy(out))
 
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)
+
     def refresh(self) -> None:
         """Take over the trainer's settings and its optimizers' state, which schedules and checkpoints change."""
         self._weights.require_in_place()
-        settings = _settings(self.trainer)
+        self._scalars = self._step.scalars()
+        settings = _settings(self._scalars, self._step)
         if settings != self._settings:
             self._kernel.set(**settings)
             self._settings = settings
         for optimizer in self._optimizers:
             optimizer.refresh()
 
-    @property
-    def _policy_delay(self) -> int:
-        return self.trainer.policy_delay if isinstance(self.trainer, TD3) else 1
-
-    def _make_kernel(self, trainer: Built) -> Any:
+    def _make_kernel(self, rule: UpdateRule) -> Any:
+        step = self._step
         scales, log_alpha = np.zeros(0, np.float32), None
         actions = 1
-        if not isinstance(trainer, DQN):
-            critic = trainer.critic
-            scales = np.concatenate([*scale_arrays(critic.observation_scale), *scale_arrays(critic.action_scale)])
-            actions = trainer.action_size
-        if isinstance(trainer, SAC):
-            trainer.log_alpha.data = self._home(trainer.log_alpha.data)
-            log_alpha = trainer.log_alpha.detach().numpy().reshape(1)
-        networks = networks_of(trainer)
+        if step.observation_scale is not None and step.action_scale is not None:
+            scales = np.concatenate([*scale_arrays(step.observation_scale), *scale_arrays(step.action_scale)])
+            actions = step.action_scale.center.numel()
+        if step.temperature is not None:
+            alpha = step.temperature.log_alpha
+            alpha.data = self._home(alpha.data)
+            log_alpha = alpha.detach().numpy().reshape(1)
+        networks = networks_of(rule, step)
         return self._make(
             self.queue,
-            not isinstance(trainer, DQN),
+            rule.actor is not None,
             networks,
             self._parameters,
             scales,
@@ -217,12 +209,8 @@ class SyclLearner:
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
         """The column as the kernels read it."""
-        whole = name == "action" and isinstance(self.trainer, DQN)
-        wanted = np.dtype(np.int64) if whole else _FLOAT
-        found = column.detach().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
-        if found.dtype != wanted:
-            raise TrainerError(f"Column {name!r} must have dtype {wanted}; found {found.dtype}. Convert it first.")
-        return found if found.flags.c_contiguous else np.ascontiguousarray(found)
+        whole = name == "action" and self._step.actor is None
+        return kernel_column(name, column, np.dtype(np.int64) if whole else _FLOAT)
 
 
 class _OptimizerOnDevice:
@@ -236,54 +224,39 @@ class _OptimizerOnDevice:
         self._set_sgd(*settings)
 
 
-def networks_of(trainer: Built) -> list[tuple[int, list[Op]]]:
-    """Inputs and operations of each network: that of DQN, or the actor's and then the critics'."""
-    if isinstance(trainer, DQN):
-        return [read_operations("q", trainer.q, trainer.input_shape, trainer._q_flat)]
-    actor, critic = trainer.actor, trainer.critic
-    observations = actor.observation_scale.center.numel()
-    inputs = observations + trainer.action_size
-    critics = (critic.first, critic.second) if isinstance(critic, TwinCritic) else (critic.network,)
-    return [
-        read_operations("actor", actor.network, (observations,), trainer._actor_flat),
-        *(read_operations("critic", c, (inputs,), trainer._critic_flat) for c in critics),
-    ]
+def networks_of(rule: UpdateRule, step: RuleStep) -> list[tuple[int, list[Op]]]:
+    """Inputs and operations of each network: the actor's, if there is one, and then the critics'."""
+    found = []
+    for network in rule.networks:
+        moved = step.actor if network is rule.actor and step.actor is not None else step.critics
+        found.append(read_operations(network.name, network.module, network.input_shape, moved.parameters))
+    return found
 
 
-def _vectors(trainer: Built) -> tuple[FlatParameters | None, ...]:
-    """The vectors of parameters: what is trained, its target, the actor, its target."""
-    if isinstance(trainer, DQN):
-        return trainer._q_flat, trainer._target_flat, None, None
-    target_actor = None if isinstance(trainer, SAC) else trainer._target_actor_flat
-    return trainer._critic_flat, trainer._target_critic_flat, trainer._actor_flat, target_actor
+def _settings(scalars: Scalars, step: RuleStep) -> dict[str, Any]:
+    common = {"max_grad_norm": scalars.max_grad_norm, "tau": scalars.tau}
+    if step.actor is None:
+        return {**common, "double_q": scalars.double, "target_interval": scalars.target_interval}
+    low, high = scalars.log_std_bounds
+    return {
+        **common,
+        "stochastic": step.temperature is not None,
+        "saturation_penalty": scalars.saturation_penalty,
+        "target_noise": scalars.target_noise,
+        "noise_clip": scalars.noise_clip,
+        "log_std_low": low,
+        "log_std_high": high,
+        "target_entropy": scalars.target_entropy,
+        "policy_delay": scalars.policy_delay,
+        "noise_seed": 0 if step.noise is None else int(step.noise.seed),
+    }
 
 
-def _settings(trainer: Built) -> dict[str, Any]:
-    if isinstance(trainer, DQN):
-        return {
-            "double_q": bool(trainer.double),
-            "max_grad_norm": float(trainer.max_grad_norm),
-            "tau": float(trainer.tau),
-            "target_interval": int(trainer.target_update_interval),
-        }
-    names = ("stochastic", "saturation_penalty", "target_noise", "noise_clip", "log_std_low", "log_std_high")
-    settings: dict[str, Any] = dict(
-        zip((*names, "target_entropy", "tau", "max_grad_norm"), settings_of(trainer), strict=True)
-    )
-    if isinstance(trainer, TD3):
-        settings["policy_delay"] = trainer.policy_delay
-    if not isinstance(trainer, DDPG):
-        settings["noise_seed"] = int(trainer.noise_seed)
-    return settings
-
-
-def check_more(trainer: Built) -> None:
+def _check_more(rule: UpdateRule, step: RuleStep) -> None:
     """What the device cannot do beyond what the native learner cannot."""
-    for _, operations in networks_of(trainer):
+    for _, operations in networks_of(rule, step):
         offsets = [offset for operation in operations for offset in operation[4:6] if offset >= 0]
         if len(set(offsets)) < len(offsets):
             raise UnsupportedError("layers that share their parameters")
-    if isinstance(trainer, TwinCriticTrainer):
-        own = inspect.getattr_static(trainer, "draw_noise")
-        if own is not inspect.getattr_static(TwinCriticTrainer, "draw_noise"):
-            raise UnsupportedError(f"{type(trainer).__name__} overrides draw_noise")
+    if step.noise is not None and step.noise.departure is not None:
+        raise UnsupportedError(step.noise.departure)

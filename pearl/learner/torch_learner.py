@@ -11,7 +11,14 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer, TrainerLike, concatenated, policy_tensors
+from pearl.algorithms.trainer import (
+    Trainer,
+    TrainerLike,
+    batch_type_of,
+    concatenated,
+    load_concatenated,
+    policy_tensors,
+)
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.protocol import StepResult
 
@@ -40,6 +47,7 @@ class TorchLearner:
         self.sub_batches = sub_batches
         self._torch_device = torch.device(device)
         self._policy = policy_tensors(trainer)
+        self._batch = batch_type_of(trainer)
         self._streams: list[torch.cuda.Stream] = []
         self._pinned: dict[str, torch.Tensor] = {}
 
@@ -59,14 +67,14 @@ class TorchLearner:
 
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
         """One step; its metrics are the mean absolute TD error and the trainer's own."""
-        columns = [_tensor(batch[name]) for name in Batch._fields]
+        columns = [_tensor(batch[name]) for name in self._batch._fields]
         importance = _tensor(weights)
         if self._torch_device.type == "cuda":
             priorities = self._step_cuda(columns, importance)
         elif self.sub_batches > 1:
-            priorities = self._step_in_parts(Batch(*columns), importance)
+            priorities = self._step_in_parts(self._batch(*columns), importance)
         else:
-            priorities = self.trainer.update_policy(Batch(*columns), importance)
+            priorities = self.trainer.update_policy(self._batch(*columns), importance)
         is_tensor = isinstance(priorities, torch.Tensor)
         if not is_tensor or tuple(priorities.shape) != (len(importance),):
             found = f"shape {tuple(priorities.shape)}" if is_tensor else f"a {type(priorities).__name__}"
@@ -86,7 +94,7 @@ class TorchLearner:
                 "max_grad_norm may help. Its weights are not to be used: --resume goes on from the last checkpoint."
             )
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
-        return StepResult(result, {"td_error": td_error, **own})
+        return StepResult(result, td_error, {"td_error": td_error, **own})
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]
@@ -108,8 +116,9 @@ class TorchLearner:
     def _step_cuda(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         rows = len(weights)
         if self.sub_batches == 1:
-            moved = [self._upload(n, c) for n, c in zip((*Batch._fields, "weights"), (*columns, weights), strict=True)]
-            return self.trainer.update_policy(Batch(*moved[:-1]), moved[-1])
+            names = (*self._batch._fields, "weights")
+            moved = [self._upload(n, c) for n, c in zip(names, (*columns, weights), strict=True)]
+            return self.trainer.update_policy(self._batch(*moved[:-1]), moved[-1])
         trainer = self.trainer
         assert isinstance(trainer, Trainer)
         main = torch.cuda.current_stream(self._torch_device)
@@ -118,8 +127,8 @@ class TorchLearner:
         for stream, (a, b) in zip(self._streams, parts, strict=False):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                moved = [self._upload(f"{n}{a}", c[a:b]) for n, c in zip(Batch._fields, columns, strict=True)]
-                uploaded.append((Batch(*moved), self._upload(f"weights{a}", weights[a:b])))
+                moved = [self._upload(f"{n}{a}", c[a:b]) for n, c in zip(self._batch._fields, columns, strict=True)]
+                uploaded.append((self._batch(*moved), self._upload(f"weights{a}", weights[a:b])))
         priorities: list[torch.Tensor] = []
         for phase in trainer.phases:
             computed: list[torch.Tensor | None] = []
@@ -153,15 +162,14 @@ class TorchLearner:
         else:
             target.copy_(concatenated(self._policy))
 
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot `(weight_count,)` float32."""
+        load_concatenated(weights, self._policy)
+
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:
     """Copy a policy snapshot `(weight_count,)` float32 into the trainer's own modules."""
-    offset = 0
-    source = torch.from_numpy(weights)
-    with torch.no_grad():
-        for tensor in policy_tensors(trainer):
-            tensor.copy_(source[offset : offset + tensor.numel()].view_as(tensor))
-            offset += tensor.numel()
+    load_concatenated(weights, policy_tensors(trainer))
 
 
 def _tensor(column: np.ndarray | torch.Tensor) -> torch.Tensor:

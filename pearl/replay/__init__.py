@@ -88,7 +88,7 @@ def _sycl(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | 
 
 
 def _fpga(spec: ReplaySpec, seed: int, fanout: int, workers: int, device: str | None) -> ReplayManager:
-    from pearl.devices.description import EMULATOR_SELECTOR
+    from pearl.backends.sycl.selector import EMULATOR_SELECTOR
     from pearl.replay.fpga import FpgaReplayManager
 
     return FpgaReplayManager(

@@ -22,7 +22,7 @@ import numpy as np
 from pearl import _native
 from pearl.byte_size import readable_size
 from pearl.errors import CapacityError, ConfigurationError, PearlError, QueueError, ReplayError
-from pearl.runtime.shared_buffer import SharedBuffer
+from pearl.ipc.shared_buffer import SharedBuffer
 
 BackingKind: TypeAlias = Literal["ram", "memmap", "shared"]
 BACKINGS: tuple[BackingKind, ...] = ("ram", "memmap", "shared")

@@ -7,9 +7,9 @@ import operator
 import weakref
 from typing import TYPE_CHECKING
 
-from pearl.devices.description import EMULATOR_SELECTOR
-from pearl.devices.sycl import find_sycl_device, sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import find_sycl_device, sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import CapacityError, ConfigurationError, DeviceError
 from pearl.replay.arguments import check_epsilon, check_selection
 from pearl.replay.kernel import KernelReplayManager

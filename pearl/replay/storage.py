@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike
 
 from pearl import _native
 from pearl.errors import ReplayError
+from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.replay.arguments import as_indices
 from pearl.replay.backing import ArraySpec, Backing, BackingKind, Place, RamBacking, attach, make_backing, open_file
 from pearl.replay.memory import check_fits, free_memory
-from pearl.runtime.shared_buffer import SharedBuffer
 from pearl.spec import NEXT_OBS, OBS, REWARD, FieldSpec, TransitionSpec
 
 _T = TypeVar("_T")

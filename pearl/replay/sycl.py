@@ -6,9 +6,9 @@ import functools
 import operator
 from typing import TYPE_CHECKING
 
+from pearl.backends.sycl.device import find_sycl_device, sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.byte_size import readable_size
-from pearl.devices.sycl import find_sycl_device, sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
 from pearl.errors import CapacityError, ConfigurationError
 from pearl.replay.arguments import check_epsilon, check_selection
 from pearl.replay.kernel import KernelReplayManager

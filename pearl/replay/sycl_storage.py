@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pearl.devices.sycl import sycl_queue
-from pearl.devices.sycl_runtime import sycl_runtime
+from pearl.backends.sycl.device import sycl_queue
+from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import ReplayError
 from pearl.replay.arguments import as_indices
 from pearl.replay.memory import check_fits

@@ -10,12 +10,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
     from pearl.runtime.collection import CollectionBuffer
     from pearl.runtime.entry import begin_program, run_program
+    from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
-    from pearl.runtime.queues import Bell, ColumnQueue, DataCollectionQueue, WeightSyncQueue
-    from pearl.runtime.session import Program, Session
+    from pearl.runtime.queues import DataCollectionQueue
+    from pearl.runtime.reporting import Program
+    from pearl.runtime.session import Session
     from pearl.runtime.trainer_import import import_class
     from pearl.runtime.workers import (
         AssignmentQueue,
@@ -34,6 +37,7 @@ __all__ = [
     "DataCollectionQueue",
     "DoneQueue",
     "GrantQueue",
+    "HostIteration",
     "LearnerWorker",
     "Options",
     "Program",
@@ -51,20 +55,23 @@ __all__ = [
 _MODULES = {
     "collection": ("CollectionBuffer",),
     "entry": ("begin_program", "run_program"),
+    "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
-    "queues": ("Bell", "ColumnQueue", "DataCollectionQueue", "WeightSyncQueue"),
-    "session": ("Program", "Session"),
+    "queues": ("DataCollectionQueue",),
+    "reporting": ("Program",),
+    "session": ("Session",),
     "trainer_import": ("import_class",),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: f"pearl.runtime.{module}" for module, names in _MODULES.items() for name in names}
+_MODULE_OF |= dict.fromkeys(("Bell", "ColumnQueue", "WeightSyncQueue"), "pearl.ipc.queues")
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pearl.runtime' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pearl.runtime.{_MODULE_OF[name]}"), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

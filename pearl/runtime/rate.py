@@ -15,6 +15,10 @@ class StepRate:
     """
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps."""
         self.steps = 0
         self._first: float | None = None
         self._last = 0.0

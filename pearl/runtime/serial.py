@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.runtime.queues import DataCollectionQueue, WeightSyncQueue
+from pearl.ipc.queues import WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
 
 
 class InlineActor:

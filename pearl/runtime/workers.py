@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -15,9 +16,10 @@ import numpy as np
 
 from pearl.error_place import described
 from pearl.errors import PearlError, QueueClosedError
+from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.learner.protocol import Learner
 from pearl.replay.protocol import ReplayManager, Sample
-from pearl.runtime.queues import Bell, ColumnQueue, WeightSyncQueue, batch_fields
+from pearl.runtime.queues import batch_fields
 from pearl.spec import FieldSpec, TransitionSpec
 
 
@@ -212,7 +214,7 @@ class LearnerWorker(Worker):
         done["indices"][:] = message["indices"]
         done["generations"][:] = message["generations"]
         done["priorities"][:] = result.priorities
-        done["td_error"][0] = result.metrics["td_error"]
+        done["td_error"][0] = result.td_error
         self._publisher.stepped()
         self._ldq.publish()
         self._laq.release()
@@ -247,6 +249,9 @@ class LoopKernel(Protocol):
     def run_once(self, timeout_s: float) -> bool:
         """Run the next grant and answer it; False if none has come in time."""
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent so far, in all, in each part: `sample`, `gather`, `train`, `update` and `publish`."""
+
     def restart(self) -> None:
         """Publish the newest weights, and count the steps between publications anew."""
 
@@ -270,6 +275,23 @@ class Iteration(Protocol):
         """Slots and importance weights of the batch trained last, or of the one that failed."""
 
 
+class _Seconds:
+    """Adds up where the time goes; `now` is the end of the part before."""
+
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(("sample", "gather", "train", "update", "publish"), 0.0)
+        self._now = 0.0
+
+    def begin(self) -> None:
+        self._now = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """What ran since `begin`, or since the last `end`, was `part`."""
+        now = time.perf_counter()
+        self.spent[part] += now - self._now
+        self._now = now
+
+
 _Trained: TypeAlias = tuple[np.ndarray, np.ndarray, list[np.ndarray]]  # slots, weights and columns of a batch
 
 
@@ -283,19 +305,26 @@ class _AnyIteration:
         learner: Learner,
         batch: dict[str, np.ndarray],
         sampling: threading.RLock,
+        clock: _Seconds,
     ) -> None:
         self._replay, self._storage, self._learner, self._batch = replay, storage, learner, batch
+        self._clock = clock
         self._batch_size = len(next(iter(batch.values())))
         self._sampling = sampling
         self._sample = Sample(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32))
 
     def train(self, beta: float) -> float:
         with self._sampling:
+            self._clock.begin()
             self._sample = sample = self._replay.sample(self._batch_size, beta)
+            self._clock.end("sample")
             batch = self._storage.gather(sample.indices, self._batch)
+            self._clock.end("gather")
         result = self._learner.step(batch, sample.weights)
+        self._clock.end("train")
         self._replay.update(sample.indices, result.priorities, sample.generations)
-        return result.metrics["td_error"]
+        self._clock.end("update")
+        return result.td_error
 
     def last_batch(self) -> _Trained:
         return self._sample.indices, self._sample.weights, list(self._batch.values())
@@ -305,13 +334,22 @@ class _JoinedIteration:
     """A Learner's own iteration, all of which samples. Its rows never leave `storage`, and are read there."""
 
     def __init__(
-        self, joined: Iteration, storage: Storage, batch: dict[str, np.ndarray], sampling: threading.RLock
+        self,
+        joined: Iteration,
+        storage: Storage,
+        batch: dict[str, np.ndarray],
+        sampling: threading.RLock,
+        clock: _Seconds,
     ) -> None:
         self._joined, self._storage, self._batch, self._sampling = joined, storage, batch, sampling
+        self._clock = clock
 
     def train(self, beta: float) -> float:
         with self._sampling:
-            return self._joined.train(beta)
+            self._clock.begin()
+            td_error = self._joined.train(beta)
+            self._clock.end("train")  # of which the device does not tell the parts
+        return td_error
 
     def last_batch(self) -> _Trained:
         indices, weights = self._joined.last_batch()
@@ -333,14 +371,15 @@ class _InterpretedLoop:
     ) -> None:
         self._laq, self._ldq = laq, ldq
         self._publisher = publisher
+        self._clock = _Seconds()
         self._sampling = threading.RLock()  # it knows its owner, who may release it twice
         joined: Iteration | None = None
         if hasattr(learner, "join"):
             joined = learner.join(replay, storage, len(next(iter(batch.values()))))
         self._iteration: _AnyIteration | _JoinedIteration = (
-            _AnyIteration(replay, storage, learner, batch, self._sampling)
+            _AnyIteration(replay, storage, learner, batch, self._sampling, self._clock)
             if joined is None
-            else _JoinedIteration(joined, storage, batch, self._sampling)
+            else _JoinedIteration(joined, storage, batch, self._sampling, self._clock)
         )
         publisher.publish()
 
@@ -352,7 +391,9 @@ class _InterpretedLoop:
         td_error = 0.0
         for _ in range(iterations):
             td_error += self._iteration.train(beta)
+            self._clock.begin()
             self._publisher.stepped()
+            self._clock.end("publish")
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the training loop's progress for 60 s.")
@@ -360,6 +401,12 @@ class _InterpretedLoop:
         self._ldq.publish()
         self._laq.release()
         return True
+
+    def time_parts(self, wanted: bool) -> None:
+        """Nothing to do: each part ends before the next begins, and is timed on its own."""
+
+    def seconds(self) -> dict[str, float]:
+        return dict(self._clock.spent)
 
     def restart(self) -> None:
         self._publisher.restart()

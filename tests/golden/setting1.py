@@ -33,6 +33,7 @@ from pearl.runtime import (
     CollectionBuffer,
     DataCollectionQueue,
     DoneQueue,
+    HostIteration,
     LearnerWorker,
     Program,
     Session,
@@ -140,25 +141,15 @@ def main() -> int:
         session.launch_actors(dcqs, wsq)
 
         # === Host Runtime ===
+        iteration = HostIteration(rrq, laq, ldq, TRAIN.batch_size, storage)
         while session.running():
             # Collect data: it waits in the buffer until a sampling has ended.
             for dcq in dcqs:
                 if session.wants_data(buffer) and (message := buffer.take(dcq)):
                     session.collected(message)
-            # A batch is trained: its new priorities go back to the Replay Manager.
-            if done := ldq.peek():
-                result, _ = done
-                rrq.write_update(result["indices"], result["priorities"], result["generations"])
-                session.trained(float(result["td_error"][0]))
-                ldq.release()
-            # Request the next batch, at most D updates ahead and no faster than the replay ratio.
-            if session.may_sample():
-                rrq.write_sample(TRAIN.batch_size, session.beta)
-                session.sampling()
-            # A batch is sampled: the Learner gets its transitions.
-            if sample := rrq.poll():
-                laq.assign(sample, storage)
-                session.sampled(sample.indices)
+            # Write back new priorities (LDQ -> RRQ), request a batch (RRQ), assign a sampled one (RRQ -> LAQ): at most
+            # D updates ahead and no faster than the replay ratio.
+            iteration.advance(session)
             # Populate the replay while the Learner trains, never a slot that it trains on.
             if session.insertion_due(buffer):
                 rrq.write_insert(storage.insert(buffer.take_all()))

@@ -1,0 +1,1 @@
+"""The text of runtime programs, from validated values only."""

@@ -1,0 +1,358 @@
+"""Writes the runtime program: Jinja2 templates filled with validated values only."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium as gym
+import jinja2
+
+from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
+from composer.codegen.trainer_source import TrainerImport, trainer_import
+from composer.placement import LearnerConfig, Placement, ReplayConfig
+from composer.problem import Problem
+from composer.storage_rule import StorageRule, storage_stays_on_host
+from pearl.atomic_file import write_text
+from pearl.backends import backend_of, backends, check_implementation, devices_of, learners, runs_on
+from pearl.backends.protocol import Factory, LearnerImplementation
+from pearl.devices.description import Device
+from pearl.errors import ConfigurationError, GenerationError
+from pearl.replay.schedules import SCHEDULES
+from pearl.runtime.earlier import put_aside
+from pearl.spec import ActorSpec, Exponent, ReplaySpec
+
+_COMMON_NAMES = {
+    *("CollectionBuffer", "DataCollectionQueue", "Program", "Session", "WeightSyncQueue"),
+    *("parse_options", "run_program"),
+}
+_SETTING_NAMES = {
+    1: {"AssignmentQueue", "DoneQueue", "HostIteration", "LearnerWorker"},
+    2: {"GrantQueue", "ProgressQueue", "TrainingLoop"},
+}
+# What the program's own lines call something: no trainer class may take these names, nor that of a primitive.
+_TAKEN_NAMES = {
+    *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
+    *(kind.__name__ for kind in EXPLORATIONS),
+    *("ActorSpec", "ReplaySpec", "TrainSpec", "Constant", "Linear"),
+    *("ReplayRequestQueue", "begin_program", "import_class"),
+    *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
+    *dir(builtins),
+}
+
+logger = logging.getLogger("pearl.composer")
+
+_SEAL = "\n# As composed: sha256 "  # ends a program, so that an edited one is told from one as composed
+
+
+@dataclass(frozen=True)
+class ProgramSource:
+    """All that a program is made from. `path` is its own; a relative `run_dir` counts from the folder of that."""
+
+    path: Path
+    placement: Placement
+    replay: ReplayConfig
+    learner: LearnerConfig
+    problem: Problem
+    device_file: Path | None
+    connection_file: Path | None
+    timesteps: int
+    run_dir: Path
+    until_return: float | None
+    run_options: Mapping[str, int] = field(default_factory=dict)  # other defaults of the program's options
+
+
+def _origin(source: ProgramSource) -> str:
+    """What the devices were read from, so that a program can be told from that of other files."""
+    files = [path for path in (source.device_file, source.connection_file) if path is not None]
+    digests = [f"{path.name} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
+    return ", ".join(digests) or "the devices found on the machine that composed it"
+
+
+def check_backends(replay: Device, learner: Device) -> None:
+    """Raise GenerationError where no program can run on one of the devices."""
+    for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
+        if (why := backend_of(device).no_program(device)) is not None:
+            raise GenerationError(
+                f"The {primitive} is placed on {device.name}, {why.reason}. No program can run there. Take "
+                f"{why.remedy} out of the device CSV, or choose another pair of the placement."
+            )
+
+
+def _check_parameters(source: ProgramSource) -> None:
+    """Configurations may have been edited by hand."""
+    for name, value in (
+        ("threads", source.learner.threads),
+        ("sub_batches", source.learner.sub_batches),
+        ("timesteps", source.timesteps),
+    ):
+        if type(value) is not int or value < 1:
+            raise GenerationError(f"{name} must be a whole number of at least 1; found {value!r}. Correct it.")
+    dataclasses.replace(source.problem.replay, fanout=source.replay.fanout)  # ConfigurationError if it is no fanout
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise GenerationError for a problem that no program can be written of, wherever it is placed."""
+    trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
+    _check_environment_is_known(problem.actors.env, trainer)
+    settings_literal(problem.settings)
+    _exponents(problem.replay)
+    for said in (_replay_options(problem.replay), *map(vars, (problem.actors, problem.train))):
+        for value in said.values():
+            literal(value)
+
+
+def _taken_names() -> set[str]:
+    """What no trainer class may be called: what the program's own lines name, and every primitive."""
+    return {
+        *_TAKEN_NAMES,
+        *(implementation.name for implementation in learners().values()),
+        *(name for backend in backends() for name in backend.factory_names),
+    }
+
+
+def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
+    """The program imports the trainer's module and nothing else of the user's: that must register the environment."""
+    spec = gym.registry.get(env)
+    entry = None if spec is None else spec.entry_point or spec.vector_entry_point
+    if entry is None or trainer.module.partition(".")[0] != "pearl":
+        return
+    module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+    if module.partition(".")[0] != "gymnasium":
+        raise GenerationError(
+            f"The program would not know the environment {env!r}: it is of {module}, and of what the program imports "
+            f"({trainer.name} from {trainer.module}) nothing registers it. Derive a class from {trainer.name} in the "
+            "module that registers the environment, and compose with that class."
+        )
+
+
+def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
+    """The Learner that is written into the program; GenerationError if it cannot be what the configuration says."""
+    try:
+        found = learners()[check_implementation(learner.implementation)]
+    except ConfigurationError as error:
+        raise GenerationError(str(error)) from error
+    if not runs_on(learner.implementation, device):
+        others = list(backend_of(device).learners)
+        raise GenerationError(
+            f"The {learner.implementation} Learner runs on {devices_of(learner.implementation)}; found "
+            f"{device.name}, a {device.kind} of the backend {device.backend}. Choose another device"
+            + (f", or the implementation {' or '.join(others)}." if others else ".")
+        )
+    if learner.sub_batches > 1 and "sub_batches" not in found.arguments:
+        raise GenerationError(
+            f"The {learner.implementation} Learner splits batches over its threads: sub_batches must be 1; found "
+            f"{learner.sub_batches}. Correct it."
+        )
+    if learner.prefetch and "prefetch" not in found.arguments:
+        raise GenerationError(
+            f"The {learner.implementation} Learner draws no batches ahead: prefetch must be False. Correct it."
+        )
+    return found
+
+
+def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, device: str) -> dict[str, object]:
+    values = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
+    if learner.prefetch:
+        values["prefetch"] = True
+    return {name: values[name] for name in found.arguments if name in values}
+
+
+def _imported_names(
+    source: ProgramSource,
+    found: LearnerImplementation,
+    setting: int,
+    trainer: TrainerImport,
+    made: tuple[Factory, ...],
+) -> str:
+    problem = source.problem
+    modules: dict[str, set[str]] = {
+        "pearl.actors.exploration": {type(v).__name__ for v in problem.settings.values()}
+        & {kind.__name__ for kind in EXPLORATIONS},
+        found.module: {found.name},
+        "pearl.replay": {
+            *({"ReplayRequestQueue"} if setting == 1 else ()),
+            *(type(value).__name__ for value in (problem.replay.alpha, problem.replay.beta) if callable(value)),
+        },
+        "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if trainer.folder else ())},
+        "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
+    }
+    for factory in made:
+        modules.setdefault(factory.module, set()).add(factory.name)
+    if trainer.folder is None:
+        modules.setdefault(trainer.module, set()).add(trainer.name)
+    return imports(modules, expanded=("pearl.runtime",))
+
+
+def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
+    """The program's text."""
+    from pearl import __version__
+
+    problem, placement = source.problem, source.placement
+    on_replay, on_learner = devices[source.replay.device], devices[source.learner.device]
+    check_backends(on_replay, on_learner)
+    _check_parameters(source)
+    implementation = _implementation(source.learner, on_learner)
+    setting = 2 if source.replay.device == source.learner.device else 1
+    backend = backend_of(on_learner)
+    replay_factory = backend_of(on_replay).replay(on_replay)
+    if replay_factory is None:
+        raise GenerationError(f"{on_replay.name} has no Replay Manager in this version. Choose another device.")
+    storage_factory = _storage_factory(source, devices)
+    trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
+    here = source.path.resolve().parent
+    values = {
+        "version": __version__,
+        "name": Path(os.path.normpath(here / source.run_dir)).name,
+        "trainer_name": trainer.name,
+        "trainer_module": trainer.module,
+        "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, here),
+        "imports": _imported_names(
+            source, implementation, setting, trainer, tuple(filter(None, (replay_factory, storage_factory)))
+        ),
+        "env": documented(problem.actors.env),
+        "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
+        "composed_from": _origin(source),
+        "setting": setting,
+        "predicted_eps": round(placement.eps, 1),
+        "assumption": placement.assumption,
+        "actors": problem.actors,
+        "default_timeout_s": ActorSpec.timeout_s,
+        "replay": problem.replay,
+        "exponents": _exponents(problem.replay),
+        "replay_options": _replay_options(problem.replay),
+        "fanout": source.replay.fanout,
+        "train": problem.train,
+        "settings": problem.settings,
+        "timesteps": source.timesteps,
+        "run_dir": source.run_dir,
+        "until_return": source.until_return,
+        "run_options": source.run_options,
+        "learner_class": implementation.name,
+        "learner_arguments": _learner_arguments(implementation, source.learner, backend.device_string(on_learner)),
+        "learner_device": backend.device_string(on_learner),
+        "trainer_device": backend.torch_device(on_learner),
+        "make_replay": replay_factory.name,
+        "replay_arguments": replay_factory.arguments,
+        "storage_class": "" if storage_factory is None else storage_factory.name,
+        "storage_arguments": {} if storage_factory is None else storage_factory.arguments,
+        "waits_asleep": implementation.spins and source.learner.threads > 1 and on_learner.name == placement.host,
+    }
+    text = _environment().get_template("program.py.j2").render(values)
+    ast.parse(text)
+    return text
+
+
+def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Factory | None:
+    """How the Data Storage is made where the placement has it; None for the host's own."""
+    placement, problem, learner = source.placement, source.problem, source.learner.device
+    rule = StorageRule(devices, placement.host, problem.replay, problem.transition.nbytes)
+    if (reason := rule.refusal(placement.storage, learner)) is not None:
+        raise GenerationError(
+            f"The Data Storage is placed on {placement.storage}, which cannot keep it: {reason}. Place it on "
+            f"{placement.host}, with Placement.with_choice(storage={placement.host!r})."
+        )
+    if placement.storage != learner or storage_stays_on_host(problem.replay):
+        return None
+    return backend_of(devices[learner]).storage(devices[learner])
+
+
+def _exponents(replay: ReplaySpec) -> dict[str, str]:
+    """alpha, beta and beta_final as arguments; a beta that is a schedule has no other end."""
+    values = {"alpha": _exponent(replay.alpha), "beta": _exponent(replay.beta)}
+    return values if callable(replay.beta) else {**values, "beta_final": literal(replay.beta_final)}
+
+
+def _exponent(value: Exponent) -> str:
+    if not callable(value):
+        return literal(value)
+    if not isinstance(value, SCHEDULES):
+        raise GenerationError(
+            f"The schedule {value!r} cannot be written into a program. Use one of pearl.replay: "
+            f"{', '.join(kind.__name__ for kind in SCHEDULES)}."
+        )
+    arguments = (f"{f.name}={literal(getattr(value, f.name))}" for f in dataclasses.fields(value))
+    return f"{type(value).__name__}({', '.join(arguments)})"
+
+
+def _replay_options(replay: ReplaySpec) -> dict[str, object]:
+    """What the template does not always say, where it is not as by default."""
+    said = {"capacity", "mode", "fanout", "alpha", "beta", "beta_final"}
+    fields = (f for f in dataclasses.fields(replay) if f.name not in said)
+    return {f.name: getattr(replay, f.name) for f in fields if getattr(replay, f.name) != f.default}
+
+
+def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Device]) -> str:
+    placement, replay, learner = source.placement, source.replay, source.learner
+    how = (
+        "the Replay Manager and the Learner share a device and talk directly"
+        if setting == 2
+        else "the Replay Manager and the Learner talk through the host"
+    )
+    lines = [
+        f"Placement for {placement.metric} (setting {setting}: {how}):",
+        f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
+        f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
+        f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)"
+        + (", prefetching" if learner.prefetch else ""),
+        f"    Data Storage    {placement.storage}",
+        f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
+        f"Predicted: {placement.eps:,.0f} experiences trained per second,",
+        f"    {placement.assumption}.",
+    ]
+    lines += sorted({note for device in on if (note := backend_of(device).note(device))})
+    return "\n".join(map(documented, lines))
+
+
+def _environment() -> jinja2.Environment:
+    here = Path(__file__).resolve().parent.parent
+    folders = [here / "runtime_templates", here.parent / "runtime_templates"]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([f for f in folders if f.is_dir()]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Python source, not HTML; every value goes through `literal` or `documented`
+    )
+    environment.filters["literal"] = literal
+    environment.filters["laid_out"] = laid_out
+    environment.filters["settings"] = settings_literal
+    return environment
+
+
+def _seal(text: str) -> str:
+    return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def _edited(path: Path) -> bool:
+    """Tell whether the program at `path`, if there is one, differs from what was composed."""
+    if not path.exists():
+        return False
+    found = path.read_text(encoding="utf-8")
+    text, mark, _ = found.rpartition(_SEAL)
+    return not mark or found != text + _seal(text)
+
+
+def generate(source: ProgramSource, devices: Mapping[str, Device]) -> Path:
+    """Write the program to its path, which is returned; GenerationError if it cannot be written.
+
+    A program there that was edited since it was composed is kept under another name, which a warning tells.
+    """
+    path, text = source.path, render(source, devices)
+    text += _seal(text)
+    try:
+        if _edited(path):
+            logger.warning("%s was edited since it was composed; it is kept as %s.", path, put_aside(path).name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text, executable=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise GenerationError(f"The program cannot be written to {path}: {error}. Choose another path.") from error
+    return path

@@ -1,0 +1,1 @@
+"""FPGAs that need not be here: a model of the pipelines, and what compilers report of their designs."""

@@ -1,0 +1,206 @@
+"""Times on an FPGA by a vendor's report: kept in the calibration store, cells of the matrix.
+
+Of the Replay Manager, of the Learner, or of both joined on one FPGA, as `composer.fpga.reported_replay` and
+`composer.fpga.reported_learner` read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from composer.calibration import CalibrationKey, CalibrationStore
+from composer.fpga.learner_pipeline import pipeline_of
+from composer.fpga.model import FANOUTS, FpgaPart, ReplayTree, share
+from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
+from composer.fpga.reported_replay import ReportedReplay
+from composer.fpga.reported_stages import imported
+from composer.fpga.vendor_report import VendorReport, VendorResources
+from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell
+from composer.platform import Platform
+from pearl import __version__
+from pearl.algorithms.trainer import make_trainer
+from pearl.backends import backend_of
+from pearl.backends.fpga import ESTIMATOR
+from pearl.backends.model.device import FpgaParameters
+from pearl.devices.description import Device
+from pearl.errors import CapacityError, ConfigurationError, VendorReportError
+from pearl.replay.fpga import check_design
+
+if TYPE_CHECKING:
+    from composer.problem import Problem
+
+_RAM_BLOCK_KB = FpgaParameters().block_kbit * 1024 / 8000
+_MOST_COPIES = 64  # that are looked for: PEARL_COPIES of kernels/sycl/board
+
+
+# --- into the store --------------------------------------------------------------------------------------------------
+
+
+def import_report(report: VendorReport, device: Device, tree: ReplayTree, store: CalibrationStore) -> ReportedReplay:
+    """Keep what `report` says of the Replay Manager of `tree` for `device`, a row of the device CSV; returns it.
+
+    A composition with that row, that capacity and that fanout takes it. Raises what `ReportedReplay.of` raises,
+    ConfigurationError for a row that is no FPGA, and CapacityError for one that is smaller than the design.
+    """
+    _require_fpga(device)
+    if any("pearl_learner_" in kernel.name for kernel in report.kernels):
+        raise VendorReportError(
+            f"{report.path} is of a design with a Learner: say which, with import_learner (PEARL_DESIGN=learner) or "
+            "import_training (PEARL_DESIGN=training)."
+        )
+    found = ReportedReplay.of(report, tree)
+    _require_room(report, device)
+    store.put(_key(device, tree), found.measurements())
+    return found
+
+
+def import_learner(
+    report: VendorReport, device: Device, build: LearnerBuild, store: CalibrationStore
+) -> ReportedLearner:
+    """Keep what `report` says of the Learner of `build` for `device`; returns it.
+
+    A composition with that row, network, algorithm and batch size takes it. Raises as `import_report` does.
+    """
+    _require_fpga(device)
+    found = ReportedLearner.of(report, build)
+    _require_room(report, device)
+    store.put(_key(device, build=build), found.measurements())
+    return found
+
+
+def import_training(
+    report: VendorReport, device: Device, tree: ReplayTree, build: LearnerBuild, store: CalibrationStore
+) -> ReportedTraining:
+    """Keep what `report` says of both on one FPGA, joined, for `device`; returns it.
+
+    A composition that fits `tree` and `build` takes it where both are placed there. Raises as `import_report` does.
+    """
+    _require_fpga(device)
+    found = ReportedTraining.of(report, tree, build)
+    _require_room(report, device)
+    store.put(_key(device, tree, build), found.measurements())
+    return found
+
+
+def _require_fpga(device: Device) -> None:
+    if backend_of(device).estimator(device) != ESTIMATOR:
+        raise ConfigurationError(
+            f"{device.name} is a {device.kind}; the report is of an FPGA. Name a row of kind fpga."
+        )
+
+
+def _require_room(report: VendorReport, device: Device) -> None:
+    ram_blocks = None if device.sram_kb is None else device.sram_kb / _RAM_BLOCK_KB
+    if over := report.total.exceeding(VendorResources(aluts=device.luts, ram_blocks=ram_blocks, dsps=device.dsp)):
+        raise CapacityError(
+            f"The design in {report.path} was compiled for {report.device} and takes more than the row {device.name} "
+            f"has: {', '.join(over)}. Correct luts, dsp or sram_kb of the row, or import into the row of that part."
+        )
+
+
+def _key(device: Device, tree: ReplayTree | None = None, build: LearnerBuild | None = None) -> CalibrationKey:
+    sizes = {} if tree is None else {"capacity": tree.capacity, "fanout": tree.fanout}
+    if build is not None:
+        sizes |= {"batch": build.batch_size, "copies": build.copies}
+    signature = "" if build is None else build.signature
+    return CalibrationKey("fpga_report", device.fingerprint(), tuple(sizes.items()), signature, "", __version__, "", "")
+
+
+# --- into the matrix -------------------------------------------------------------------------------------------------
+
+
+def with_imported(
+    matrix: AssignmentMatrix, platform: Platform, problem: Problem, store: CalibrationStore
+) -> tuple[AssignmentMatrix, tuple[str, ...]]:
+    """The matrix with times on FPGAs by imported reports, and a line in words for each.
+
+    Beside a Learner on the same FPGA sampling counts by what it delays the Learner, at the report's clock.
+    """
+    rows, lines = [], []
+    for row in matrix.rows:
+        device = platform.device(row.device)
+        if backend_of(device).estimator(device) == ESTIMATOR:
+            row, said = _Imports(device, problem, store).into(row)
+            lines += [f"{device.name}: {line}" for line in said]
+        rows.append(row)
+    return dataclasses.replace(matrix, rows=tuple(rows)), tuple(lines)
+
+
+class _Imports:
+    """What is known of one FPGA that fits a problem: of several designs of a kind the fastest."""
+
+    def __init__(self, device: Device, problem: Problem, store: CalibrationStore) -> None:
+        self._device, self._problem, self._store = device, problem, store
+        self._batch = problem.train.batch_size
+        self._insertions = min(problem.actors.env_count, problem.replay.capacity)
+        p = problem
+        self._trainer = make_trainer(p.trainer_class, p.observation_space, p.action_space, settings=dict(p.settings))
+
+    def into(self, row: MatrixRow) -> tuple[MatrixRow, list[str]]:
+        lines = []
+        trees, builds = self._trees(), self._builds()
+        replays = [reported for tree in trees if (reported := self._replay(tree))]
+        if replay := min(replays, key=self._replay_us, default=None):
+            row = self._with_replay(row, replay)
+            lines.append(f"Replay Manager by an imported report, not modelled: {replay}")
+        learners = [step for build in builds if (step := self._learner(build))]
+        if learner := min(learners, key=_step_us, default=None):
+            row = dataclasses.replace(row, learner=learner.cell())
+            lines.append(f"Learner by an imported report, not modelled: {learner}")
+        joined = [both for tree in trees for build in builds if (both := self._training(tree, build))]
+        if training := min(joined, key=self._pair_us, default=None):
+            row = dataclasses.replace(row, pair=training.cell(self._insertions))
+            lines.append(f"both by an imported report, not modelled: {training}")
+        return row, lines
+
+    def _trees(self) -> list[ReplayTree]:
+        replay = self._problem.replay
+        try:
+            check_design(replay)
+        except ConfigurationError:  # the report is of another Replay Manager
+            return []
+        fanouts = FANOUTS if replay.fanout == "auto" else (int(replay.fanout),)
+        return [ReplayTree(replay.capacity, fanout) for fanout in fanouts]
+
+    def _builds(self) -> list[LearnerBuild]:
+        most = min(self._batch, _MOST_COPIES)
+        one = LearnerBuild.of(self._trainer, self._batch)
+        return [] if one is None else [dataclasses.replace(one, copies=copies) for copies in range(1, most + 1)]
+
+    def _replay(self, tree: ReplayTree) -> ReportedReplay | None:
+        return ReportedReplay.from_measurements(tree, self._store.get(_key(self._device, tree)) or {})
+
+    def _learner(self, build: LearnerBuild) -> ReportedLearner | None:
+        return ReportedLearner.from_measurements(build, self._store.get(_key(self._device, build=build)) or {})
+
+    def _training(self, tree: ReplayTree, build: LearnerBuild) -> ReportedTraining | None:
+        return ReportedTraining.from_measurements(tree, build, self._store.get(_key(self._device, tree, build)) or {})
+
+    def _replay_us(self, reported: ReportedReplay) -> float:
+        cell = reported.cell(self._batch, self._batch)
+        return cell.sample.value_us + cell.update.value_us
+
+    def _pair_us(self, reported: ReportedTraining) -> float:
+        cell = reported.cell(self._insertions)
+        return cell.replay.sample.value_us + cell.replay.update.value_us + cell.learner.step.value_us
+
+    def _with_replay(self, row: MatrixRow, found: ReportedReplay) -> MatrixRow:
+        cell = found.cell(self._batch, self._insertions)
+        if not isinstance(row.pair, PairCell):
+            return dataclasses.replace(row, replay=cell)
+        pair: PairCell | MissingCell
+        try:
+            shared = share(found.tree, pipeline_of(self._trainer), FpgaPart.from_device(self._device), self._batch)
+        except CapacityError as error:  # the model chose another fanout
+            pair = MissingCell(f"both do not fit one FPGA: {error}")
+        else:
+            sampling = found.sampling
+            first = sampling.latency_cycles * found.tree.depth
+            exposed = imported(found.microseconds(shared.exposed_cycles(first, sampling.interval_cycles)))
+            pair = dataclasses.replace(row.pair, replay=dataclasses.replace(cell, sample=exposed))
+        return dataclasses.replace(row, replay=cell, pair=pair)
+
+
+def _step_us(reported: ReportedLearner) -> float:
+    return reported.cell().step.value_us

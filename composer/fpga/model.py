@@ -1,0 +1,585 @@
+"""The performance and resource model of an FPGA: PEARL Eq. 2 to 6, and the CF'22 paper's design space exploration.
+
+Cycles come out; microseconds are cycles / clock_mhz. T_comm is `Link.transfer_us` of `composer.platform`, from the
+connection file; Algorithm 1 adds it to cells (Eq. 7), which therefore go without. Where an equation does not describe
+the pipeline that the papers draw, what is printed stands under a name with `printed`, and what the pipeline takes
+beside it, the Replay Manager's as `kernels/rtl` generates it. `docs/fpga_model.md` compares both with the numbers the
+papers print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from composer.fpga.learner_pipeline import LearnerPipeline
+from composer.fpga.tree_cells import estimate, memory_blocks
+from composer.fpga.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
+from composer.platform import Link
+from pearl.backends import backend_of
+from pearl.backends.model.device import FpgaParameters, model_parameters
+from pearl.devices.description import Device
+from pearl.errors import CapacityError, ConfigurationError
+
+Constraint: TypeAlias = Literal[
+    "DSP blocks", "on-chip memory", "LUTs", "registers", "the limit of one unit", "the work"
+]
+
+FANOUTS = tuple(1 << k for k in range(1, 9))  # 2 to 256
+
+_WORD_BYTES = 4  # float32
+_BLOCK_WORDS = 512  # float32 values in one block: both an M20K (512 x 40) and half a BRAM36 (512 x 36) hold as many
+# Logic beside a DSP block: multiplexers, addresses, FIFOs and the rest of a design, spread over its DSP blocks. Of the
+# DQN of CF'22 Table 2: 346 K LUTs and 459 K registers of 1,600 DSP blocks.
+_LUTS_PER_DSP, _REGISTERS_PER_DSP = 216, 287
+_REGISTERS_PER_LUT = 2  # of every part the papers use
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a design takes, or a part has; `sram_kb` in KB of 10^3 bytes. Infinity: the part does not limit it."""
+
+    dsps: float
+    sram_kb: float
+    luts: float = 0.0
+    registers: float = 0.0
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(*(a + b for a, b in zip(self._values, other._values, strict=True)))
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(*(max(0.0, a - b) for a, b in zip(self._values, other._values, strict=True)))
+
+    def scaled(self, share: float) -> Resources:
+        """A share of each."""
+        return Resources(*(value * share for value in self._values))
+
+    @property
+    def _values(self) -> tuple[float, float, float, float]:
+        return self.dsps, self.sram_kb, self.luts, self.registers
+
+    def exceeding(self, available: Resources) -> tuple[Constraint, ...]:
+        """What it takes more of than there is, the scarcest first."""
+        names: tuple[Constraint, ...] = ("DSP blocks", "on-chip memory", "LUTs", "registers")
+        over = {
+            name: need / have if have else math.inf
+            for name, need, have in zip(names, self._values, available._values, strict=True)
+            if need > have
+        }
+        return tuple(sorted(over, key=lambda name: -over[name]))
+
+
+_INTEL = FpgaParameters()
+
+
+@dataclass(frozen=True)
+class FpgaPart:
+    """An FPGA as the equations see it: what it has, its clock in MHz, and what `FpgaParameters` say of its kind."""
+
+    name: str
+    available: Resources
+    clock_mhz: float
+    parameters: FpgaParameters = _INTEL
+
+    def __post_init__(self) -> None:
+        if not (0 < self.clock_mhz < math.inf and self.available.dsps >= 1 and self.available.sram_kb > 0):
+            raise ConfigurationError(
+                f"The FPGA {self.name} needs DSP blocks, on-chip memory and a clock above 0; found "
+                f"{self.available.dsps:g}, {self.available.sram_kb:g} KB and {self.clock_mhz:g} MHz."
+            )
+
+    @classmethod
+    def from_device(cls, device: Device) -> FpgaPart:
+        """The part that a row of kind fpga describes; `luts` may be empty, and then limits nothing.
+
+        Raises ConfigurationError that names the columns to fill.
+        """
+        missing = missing_columns(device)
+        if missing:
+            raise ConfigurationError(f"{device.name} states no {', '.join(missing)}: fill them in the device CSV.")
+        parameters = model_parameters("fpga", backend_of(device).estimator_parameters(device))
+        assert isinstance(parameters, FpgaParameters)
+        luts = float(device.luts or math.inf)
+        available = Resources(float(device.dsp or 0), float(device.sram_kb or 0), luts, luts * _REGISTERS_PER_LUT)
+        return cls(device.name, available, float(device.clock_mhz or 0), parameters)
+
+    def dies(self, count: int) -> FpgaPart:
+        """`count` of its dies (super logic regions: CF'22 Table 2, "# SLR Constraint"), which share evenly."""
+        if not 1 <= count <= self.parameters.dies:
+            raise ConfigurationError(f"{self.name} has {self.parameters.dies} dies; found {count}.")
+        return dataclasses.replace(self, available=self.available.scaled(count / self.parameters.dies))
+
+    def without(self, used: Resources) -> FpgaPart | None:
+        """What is left beside `used`; None where nothing is."""
+        left = self.available - used
+        return dataclasses.replace(self, available=left) if left.dsps >= 1 and left.sram_kb > 0 else None
+
+    def microseconds(self, cycles: float) -> float:
+        """How long `cycles` take."""
+        return cycles / self.clock_mhz
+
+    def request_us(self, cycles: float, link: Link, nbytes: float) -> float:
+        """PEARL Eq. 4 and 5 whole: `cycles`, and T_comm of a request of `nbytes` over `link` of the connection file.
+
+        T_comm is latency + size / bandwidth (PEARL Sec. VI-A), hop by hop. Eq. 7 adds it too: cells go without.
+        """
+        return self.microseconds(cycles) + link.transfer_us(nbytes)
+
+    @property
+    def block_kb(self) -> float:
+        """KB of one block of on-chip memory."""
+        return self.parameters.block_kbit * 1024 / 8000
+
+
+def missing_columns(device: Device) -> tuple[str, ...]:
+    """The columns of the device CSV that the model needs and the row leaves empty or 0."""
+    return tuple(column for column in ("dsp", "sram_kb", "clock_mhz") if not getattr(device, column))
+
+
+# --- the Replay Manager ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReplayTree:
+    """The sum tree on chip: PEARL Sec. V-A.2, CF'22 Sec. 3.1, one memory and one pipeline stage per level.
+
+    `lanes` siblings stand in one word of memory and are read at once: 1 in the papers, one after the other. A
+    `leaf_copy` before the root turns a new priority into a difference, so that an update is one pass; without it a
+    retrieval comes first. Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes that
+    are no power of two up to the fanout and 32, and for a tree whose total needs more than 64 bits.
+    """
+
+    capacity: int
+    fanout: int
+    lanes: int = 1
+    leaf_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fanout not in FANOUTS:
+            raise ConfigurationError(f"Fanout must be a power of two from 2 to 256; found {self.fanout!r}. Try 16.")
+        if type(self.capacity) is not int or self.capacity < 1:
+            raise ConfigurationError(
+                f"A tree's capacity must be a whole number of at least 1; found {self.capacity!r}."
+            )
+        step = self.fanout.bit_length() - 1
+        most = (ROOT_BITS_MAX - LEAF_BITS) // step * step
+        if self.capacity > 2**most:
+            raise ConfigurationError(
+                f"A tree of {self.capacity:,} leaves needs more than {ROOT_BITS_MAX} bits for its total; with fanout "
+                f"{self.fanout} at most 2**{most} leaves are supported."
+            )
+        if self.lanes < 1:
+            raise ConfigurationError(f"A tree reads at least one sibling at once; found {self.lanes!r} lanes.")
+        _ = self.shape  # which refuses other lanes
+
+    @classmethod
+    def choices(cls, capacity: int, fanout: int) -> tuple[ReplayTree, ...]:
+        """All trees of a fanout: every count of lanes, with and without the copy of the leaves."""
+        counts = [1 << k for k in range(min(fanout, LANES_MAX).bit_length())]
+        return tuple(cls(capacity, fanout, lanes, copy) for lanes in counts for copy in (False, True))
+
+    @functools.cached_property
+    def shape(self) -> TreeShape:
+        """The pipeline in hardware, which says what requests take: one access a cycle."""
+        # One leaf takes a whole level, as two do.
+        return TreeShape.holding(max(self.capacity, 2), self.fanout, self.lanes, assigns=self.leaf_copy)
+
+    @property
+    def depth(self) -> int:
+        """D of Eq. 4 and 5: the levels below the root, at least 1."""
+        return self.shape.depth
+
+    @property
+    def root_bits(self) -> int:
+        """Bits of the total: log2(fanout) more than on the level below (CF'22 Sec. 3.1)."""
+        return self.shape.bits(0)
+
+    @property
+    def levels(self) -> tuple[LevelMemory, ...]:
+        """From the root's children to the leaves. Siblings lie in whole groups."""
+        return self.shape.memories
+
+    def level_kb(self, part: FpgaPart) -> tuple[float, ...]:
+        """KB of on-chip memory of each level, in whole blocks of `part`; 0 where LUTs hold it, in at most 64 words."""
+        found = []
+        for level in self.levels:
+            bits = level.lanes * level.bits
+            _, pairs, _ = memory_blocks(bits, level.rows, block_kbit=part.parameters.block_kbit)
+            found.append(2 * pairs * part.block_kb)
+        return tuple(found)
+
+    def resources(self, part: FpgaPart) -> Resources:
+        """What the Replay Manager takes of `part`. Integers need no DSP blocks: CF'22 Table 2's are the Learner's.
+
+        LUTs and registers are those of UltraScale+.
+        """
+        cells = estimate(self.shape, block_kbit=part.parameters.block_kbit)
+        return Resources(cells.dsps, 2 * cells.block_rams * part.block_kb, cells.luts, cells.flip_flops)
+
+    def fits(self, part: FpgaPart) -> bool:
+        """Whether `part` holds it."""
+        return not self.resources(part).exceeding(part.available)
+
+    def check_fits(self, part: FpgaPart) -> None:
+        """Raise CapacityError, which says by how much and what would fit, unless `part` holds it."""
+        needed = self.resources(part)
+        over = needed.exceeding(part.available)
+        if not over:
+            return
+        fits, too_many = 0, self.capacity
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            small = dataclasses.replace(self, capacity=middle)
+            fits, too_many = (middle, too_many) if small.fits(part) else (fits, middle)
+        advice = f"At most {fits:,} fit" if fits else "Not even one fits"
+        raise CapacityError(
+            f"A sum tree of {self.capacity:,} priorities with fanout {self.fanout} needs {_kb(needed)} of on-chip "
+            f"memory; {part.name} has {_kb(part.available)}: {_more(needed, part.available, over[0])}. {advice}."
+        )
+
+    def sampling_cycles_printed(self, batch_size: int) -> int:
+        """PEARL Eq. 4 without T_comm: 2 * F * (BS + D)."""
+        return eq4(batch_size, self.depth, self.fanout)
+
+    def update_cycles_printed(self, batch_size: int) -> int:
+        """PEARL Eq. 5 without T_comm: 2 * (BS + D), of updates and of insertions."""
+        return eq5(batch_size, self.depth)
+
+    def sampling_cycles(self, batch_size: int) -> int:
+        """Cycles of a batch of samplings as the RTL takes them, from the first request to the last result."""
+        return self.shape.sampling_cycles(batch_size) if batch_size else 0
+
+    def update_cycles(self, batch_size: int) -> int:
+        """The same of updates or insertions: one pass with the copy of the leaves, two without."""
+        return self.shape.update_cycles(batch_size) if batch_size else 0
+
+
+# --- the Learner -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PrintedLearner:
+    """A Learner by the letter of PEARL Eq. 2, 3 and 6: `dp` pipelines, and real-valued cycles of a stage and a step."""
+
+    dp: int
+    stage_cycles: float
+    cycles: float
+
+
+def printed_learner(
+    pipeline: LearnerPipeline, part: FpgaPart, batch_size: int, replay_sram_kb: float = 0.0
+) -> PrintedLearner:
+    """PEARL Eq. 2, 3 and 6 as printed.
+
+    DP is the largest that the on-chip memory holds (Eq. 2), in words without banks or blocks, and at most BS and one
+    multiplier per unit; the UF of all stages share #DSPs / DP so that they are balanced (Eq. 3), which makes T_stage
+    the quotient of all multiply-accumulates and all units; T_Learner = T_stage * (BS + 3 * (#layers - 1)) (Eq. 6).
+    Raises CapacityError where not one pipeline fits.
+    """
+    words = sum(
+        unit.words + held * unit.reads + 2 * unit.writes
+        for unit, held in zip(pipeline.units, pipeline.items_held, strict=True)
+    )
+    pipeline_kb = words * _WORD_BYTES / 1000
+    macs = part.available.dsps / part.parameters.dsp_per_mac
+    dp = min(
+        int((part.available.sram_kb - replay_sram_kb) // pipeline_kb), int(macs // len(pipeline.units)), batch_size
+    )
+    if dp < 1:
+        raise CapacityError(
+            f"One pipeline of {len(pipeline.units)} units and {pipeline_kb:,.0f} KB of buffers does not fit "
+            f"{part.name} beside {replay_sram_kb:,.0f} KB of the Replay Manager."
+        )
+    stage_cycles = pipeline.macs / (macs / dp)
+    return PrintedLearner(dp, stage_cycles, stage_cycles * (batch_size + pipeline.stages_printed))
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What a search for a Learner's parameters may choose.
+
+    `allocation` of multipliers to units: "balanced" gives each as few as keep up with the slowest (PEARL Eq. 3, in
+    whole multipliers); "proportional" is f times the unit's share of the work, r, f a power of two (CF'22 Sec. 3.2.3),
+    for then the banks of a buffer divide it evenly. `most_per_unit` limits r * f, as 32 does in CF'22 Table 2.
+    `even_batches` takes such DP only that divide the batch: PI * DP = BS. `optimizer_words` are kept on chip for each
+    trained weight: 2 for Adam, 0 for plain gradient descent, which the papers use.
+    """
+
+    allocation: Literal["balanced", "proportional"] = "balanced"
+    most_per_unit: int | None = None
+    even_batches: bool = False
+    optimizer_words: int = 2
+
+
+CF22_EXPLORATION = Exploration("proportional", most_per_unit=32, even_batches=True, optimizer_words=0)
+
+
+@dataclass(frozen=True)
+class LearnerDesign:
+    """A Learner of `dp` pipelines with `multipliers` (UF, r * f) in each unit, and what keeps it from being faster."""
+
+    pipeline: LearnerPipeline
+    batch_size: int
+    dp: int
+    multipliers: tuple[int, ...]
+    resources: Resources
+    binding: Constraint
+    arithmetic_cycles: int = 0
+
+    @property
+    def pi(self) -> int:
+        """PI of CF'22 Sec. 3.2.1: the items of each pipeline."""
+        return -(-self.batch_size // self.dp)
+
+    @property
+    def unit_cycles(self) -> tuple[int, ...]:
+        """Cycles of each unit for one item: its multiply-accumulates in whole passes of its multipliers."""
+        return tuple(-(-u.macs // m) for u, m in zip(self.pipeline.units, self.multipliers, strict=True))
+
+    @property
+    def stage_cycles(self) -> int:
+        """T_max of CF'22 Sec. 3.2.3, T_stage of PEARL Eq. 6."""
+        return max(self.unit_cycles)
+
+    @property
+    def weight_update_cycles_printed(self) -> float:
+        """T_WU of CF'22 Sec. 3.2.3: sum of DP * size(W) over r_WU * f, the banks that the gradients lie in."""
+        trained = [number for number, unit in enumerate(self.pipeline.units) if unit.kind == "GA"]
+        banks = sum(self.multipliers[number] for number in trained)
+        return self.dp * self.pipeline.gradient_words / banks
+
+    @property
+    def weight_update_cycles(self) -> int:
+        """T_WU with all tensors side by side, each in whole passes over its banks: the slowest tensor's."""
+        units = zip(self.pipeline.units, self.multipliers, strict=True)
+        return max(self.dp * -(-unit.words // banks) for unit, banks in units if unit.kind == "GA")
+
+    @property
+    def cycles_printed(self) -> float:
+        """T_learner of CF'22 Sec. 3.2.3: (PI + n - 1) * T_max + T_WU."""
+        stages = self.pi + self.pipeline.stages_printed - 1
+        return stages * self.stage_cycles + self.weight_update_cycles_printed
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of a gradient step: the exact time of PI items through the units, then T_WU."""
+        span = self.pipeline.makespan_cycles(self.unit_cycles, self.pi, self.arithmetic_cycles)
+        return span + self.weight_update_cycles
+
+    @property
+    def item_interval_cycles(self) -> float:
+        """Cycles from one item of the batch to the next, over all pipelines."""
+        return self.stage_cycles / self.dp
+
+    def __str__(self) -> str:
+        uf = f"UF {min(self.multipliers)} to {max(self.multipliers)}"
+        used = f"{self.resources.dsps:,.0f} DSP blocks, {_kb(self.resources)}"
+        return f"DP {self.dp}, PI {self.pi}, {uf}, {used}, bound by {self.binding}"
+
+
+_Counts: TypeAlias = npt.NDArray[np.int64]
+
+
+class _Space:
+    """All designs of one pipeline on one part: rows of multipliers per unit, the fastest first."""
+
+    def __init__(self, pipeline: LearnerPipeline, part: FpgaPart, options: Exploration) -> None:
+        self.pipeline, self.part, self.options = pipeline, part, options
+        units = pipeline.units
+        self.macs: _Counts = np.array([unit.macs for unit in units], np.int64)
+        self.buffers: _Counts = np.array(
+            [
+                (unit.words, held * unit.reads, 2 * unit.writes)
+                for unit, held in zip(units, pipeline.items_held, strict=True)
+            ],
+            np.int64,
+        )
+        self.state: _Counts = np.array(
+            [options.optimizer_words * unit.words * (unit.kind == "GA") for unit in units], np.int64
+        )
+        limit = options.most_per_unit or int(self.macs.max())
+        self.most: _Counts = np.minimum(self.macs, limit)
+        self.rows = self._rows()
+
+    def _rows(self) -> _Counts:
+        if self.options.allocation == "proportional":
+            # LOSS is so small that a ratio to it says nothing: CF'22's r counts from the smallest of the others.
+            work = np.array([unit.macs for unit in self.pipeline.units if unit.kind != "LOSS"])
+            ratio = self.macs / work.min()
+            limit = int(self.most.max())
+            # Up to the first f with which some unit reaches the limit: beyond, the slowest unit gains nothing.
+            last = next(k for k in range(64) if (ratio * (1 << k)).max() >= limit)
+            factors = (1 << k for k in reversed(range(last + 1)))
+            return np.array([np.clip((ratio * f).astype(np.int64), 1, self.most) for f in factors])
+        # More multipliers than the part has need not be looked at.
+        most = min(int(self.most.max()), int(self.part.available.dsps // self.part.parameters.dsp_per_mac) or 1)
+        counts = np.arange(1, most + 1, dtype=np.int64)
+        # Whatever a unit takes in some whole number of multipliers is a time that all may take.
+        times = np.unique(-(-np.unique(self.macs)[:, None] // counts))
+        rows: _Counts = -(-self.macs // times[:, None])
+        return rows[(rows <= self.most).all(axis=1)]
+
+    def resources(self, rows: _Counts, dp: int) -> tuple[npt.NDArray[np.float64], ...]:
+        """DSP blocks, KB, LUTs and registers of each row with `dp` pipelines."""
+        dsps = dp * rows.sum(axis=-1) * self.part.parameters.dsp_per_mac
+        blocks = np.zeros(rows.shape[:-1], np.int64)
+        for values, copies in (*((self.buffers[:, k], dp) for k in range(3)), (self.state, 1)):
+            banks = np.minimum(rows, values)
+            per_bank = -(-values // np.maximum(banks, 1))
+            blocks += copies * (banks * -(-per_bank // _BLOCK_WORDS)).sum(axis=-1)
+        logic = (dsps * _LUTS_PER_DSP, dsps * _REGISTERS_PER_DSP)
+        return tuple(np.asarray(found, np.float64) for found in (dsps, blocks * self.part.block_kb, *logic))
+
+    def used(self, row: _Counts, dp: int) -> Resources:
+        return Resources(*(float(found) for found in self.resources(row, dp)))
+
+    def designs(self, batch_size: int) -> Iterator[LearnerDesign]:
+        """The fastest design that fits, of each DP that could be the best."""
+        have = self.part.available
+        for dp in _batch_splits(batch_size, self.options.even_batches):
+            found = self.resources(self.rows, dp)
+            limits = (have.dsps, have.sram_kb, have.luts, have.registers)
+            fits = np.all([need <= limit for need, limit in zip(found, limits, strict=True)], axis=0)
+            if not fits.any():
+                if dp * len(self.pipeline.units) * self.part.parameters.dsp_per_mac > have.dsps:
+                    return  # nor would more pipelines
+                continue
+            first = int(np.argmax(fits))
+            row = self.rows[first]
+            yield LearnerDesign(
+                self.pipeline,
+                batch_size,
+                dp,
+                tuple(int(count) for count in row),
+                self.used(row, dp),
+                self._binding(first, dp),
+                self.part.parameters.arithmetic_cycles,
+            )
+
+    def _binding(self, first: int, dp: int) -> Constraint:
+        if first:
+            return self.used(self.rows[first - 1], dp).exceeding(self.part.available)[0]
+        if (self.rows[0] == self.macs).all():
+            return "the work"
+        # Otherwise the next faster design has more multipliers than the whole part: there is no row of it.
+        return "the limit of one unit" if self.rows[0].max() == self.most.max() else "DSP blocks"
+
+
+def _batch_splits(batch_size: int, even: bool) -> Iterator[int]:
+    """The counts of pipelines worth a look: of those that leave each the same items, the least."""
+    last = 0
+    for dp in range(1, batch_size + 1):
+        items = -(-batch_size // dp)
+        if items != last and not (even and batch_size % dp):
+            yield dp
+        last = items
+
+
+def explore(
+    pipeline: LearnerPipeline, part: FpgaPart, batch_size: int, options: Exploration | None = None
+) -> LearnerDesign:
+    """The Learner of the least cycles per step that fits `part`: the exploration of CF'22 Sec. 3.2.3.
+
+    Over all PI and DP with PI * DP = BS (or just above) and all allocations of multipliers to units. Of equal ones the
+    one of fewest DSP blocks. Raises CapacityError, which says by how much and what would fit, where none does.
+    """
+    options = options or Exploration()
+    if type(batch_size) is not int or batch_size < 1:
+        raise ConfigurationError(f"The batch size must be a whole number of at least 1; found {batch_size!r}.")
+    printed = options.allocation == "proportional"
+    space = _Space(pipeline, part, options)
+    designs = list(space.designs(batch_size))
+    if not designs:
+        _raise_too_large(space)
+    return min(designs, key=lambda d: (d.cycles_printed if printed else d.cycles, d.resources.dsps, d.dp))
+
+
+def _raise_too_large(space: _Space) -> None:
+    part, units = space.part, space.pipeline.units
+    needed = space.used(np.ones_like(space.macs), 1)
+    over = needed.exceeding(part.available)
+    if not over:  # with one multiplier a unit it fits, but the rows of the space start higher
+        needed = space.used(space.rows[-1], 1)
+        over = needed.exceeding(part.available)
+    share = part.available.sram_kb / needed.sram_kb
+    would_fit = (
+        f"A network of about {int(share * space.pipeline.gradient_words):,} weights would ({share:.0%} of this one's "
+        f"{space.pipeline.gradient_words:,})"
+        if over[0] == "on-chip memory"
+        else f"A network of fewer layers would ({len(units)} units need a multiplier each)"
+    )
+    raise CapacityError(
+        f"The Learner's pipeline of {len(units)} units needs at least {needed.dsps:,.0f} DSP blocks and {_kb(needed)} "
+        f"of on-chip memory; {part.name} has {part.available.dsps:,.0f} and {_kb(part.available)}: "
+        f"{_more(needed, part.available, over[0])}. {would_fit}, or a larger part."
+    )
+
+
+def _kb(resources: Resources) -> str:
+    return f"{resources.sram_kb:,.0f} KB"
+
+
+def _more(needed: Resources, available: Resources, what: Constraint) -> str:
+    pairs = {
+        "DSP blocks": (needed.dsps, available.dsps, "DSP blocks"),
+        "on-chip memory": (needed.sram_kb, available.sram_kb, "KB"),
+        "LUTs": (needed.luts, available.luts, "LUTs"),
+        "registers": (needed.registers, available.registers, "registers"),
+    }
+    need, have, unit = pairs[what]
+    times = f" ({need / have:.3g} times what there is)" if have else ""
+    return f"{need - have:,.0f} {unit} too few{times}"
+
+
+# --- both on one FPGA ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedDesign:
+    """Replay Manager and Learner on one FPGA, the items streaming from one into the other through pipes."""
+
+    tree: ReplayTree
+    learner: LearnerDesign
+    replay_dies: int
+
+    @property
+    def exposed_sampling_cycles(self) -> int:
+        """Cycles by which sampling delays a Learner that starts on an item as soon as it is sampled (PEARL IV-C).
+
+        The first item's way through the tree, and for each further one what it comes later than the Learner could have
+        taken it. Not counted: the kernels' LOSS waits for the importance weights, which need the whole batch.
+        """
+        return self.exposed_cycles(self.tree.sampling_cycles(1), self.tree.shape.sample_cycles)
+
+    def exposed_cycles(self, first_cycles: int, interval_cycles: int) -> int:
+        """The same where the first item is under way for `first_cycles`, and each further one comes so much later."""
+        slower = max(0.0, interval_cycles - self.learner.item_interval_cycles)
+        return first_cycles + math.ceil(slower * (self.learner.batch_size - 1))
+
+
+def share(
+    tree: ReplayTree, pipeline: LearnerPipeline, part: FpgaPart, batch_size: int, options: Exploration | None = None
+) -> SharedDesign:
+    """Both on one FPGA: the rule of PEARL Sec. VI-A, that all buffers must fit its on-chip memory.
+
+    On a part of several dies the Replay Manager has dies of its own, as in CF'22 Table 2 ((1, 1) and (1, 2)), and the
+    Learner the others; on one die the Learner has what the Replay Manager leaves. Raises CapacityError otherwise.
+    """
+    tree.check_fits(part)
+    used = tree.resources(part)
+    dies = part.parameters.dies
+    of_tree = next(count for count in range(1, dies + 1) if not used.exceeding(part.dies(count).available))
+    left = part.dies(dies - of_tree) if of_tree < dies else part.without(used)
+    if left is None:
+        raise CapacityError(
+            f"The Replay Manager's {_kb(used)} leave nothing of {part.name}'s {_kb(part.available)} for the Learner."
+        )
+    beside = dataclasses.replace(left, name=f"what the Replay Manager leaves of {part.name}")
+    return SharedDesign(tree, explore(pipeline, beside, batch_size, options), of_tree)

@@ -1,0 +1,173 @@
+"""Times an Actor in a process of its own: an environment that crashes there does not take the composer with it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import gymnasium as gym
+
+from composer.codegen.trainer_source import has_main_guard
+from composer.profiling.measuring import MOST_SAMPLES, measure, on_own_thread
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.child_process import ChildProcess
+from pearl.actors.environment import register
+from pearl.actors.process import settle_torch
+from pearl.actors.report import Report
+from pearl.actors.standalone import names_program, without_trainer
+from pearl.errors import EnvError, GenerationError
+from pearl.runtime.queues import DataCollectionQueue
+
+logger = logging.getLogger("pearl.composer")
+
+_SILENCE_S = 60.0
+_LISTEN_INTERVAL_S = 0.05
+
+
+def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
+    """Microseconds of one message of an Actor, started as a run starts it; the list of `measure`.
+
+    An Actor that needs something of the program that composes, or that does not start without it, is timed in this
+    process. Raises EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
+    """
+    pickled = _pickled(setup)
+    if pickled is not None:
+        try:
+            return _in_own_process(setup, pickled, budget_s)
+        except _NotStartedError as error:
+            logger.info("The Actor does not start in a process of its own, and is profiled in this one.\n%s", error)
+    try:
+        return _in_this_process(setup, budget_s)
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(_failed(setup, traceback.format_exc(limit=-8))) from error
+
+
+class _NotStartedError(Exception):
+    """The Actor could not be made in its process; the message is the traceback."""
+
+
+def _pickled(setup: ActorSetup) -> bytes | None:
+    """What the process is sent: the setup and its environment, or None if these cannot be loaded there."""
+    bare = setup if setup.policy is None else without_trainer(setup)
+    try:
+        pickled = pickle.dumps((bare, gym.registry.get(setup.spec.env)))
+    except Exception as error:  # whatever an option's own way of pickling raises
+        logger.info("The Actor is profiled in this process: it cannot be sent to another (%s).", error)
+        return None
+    if names_program(pickled) and not _program_is_guarded():
+        logger.info("The Actor is profiled in this process: another would have to import the program, which composes.")
+        return None
+    return pickled
+
+
+def _program_is_guarded() -> bool:
+    file = getattr(sys.modules["__main__"], "__file__", None)  # a console has none
+    try:
+        return file is not None and has_main_guard(Path(file))
+    except GenerationError:
+        return False
+
+
+@on_own_thread
+def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
+    if setup.policy is None or "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)  # and no more: random numbers are the program's
+    return _time_actor(Actor(setup), budget_s)
+
+
+def _in_own_process(setup: ActorSetup, pickled: bytes, budget_s: float) -> list[float]:
+    report = Report(MOST_SAMPLES)
+    process = ChildProcess(
+        _run, (pickled, budget_s, report), "profiled-actor", without_program=not names_program(pickled)
+    )
+    try:
+        return _samples(setup, process, report)
+    finally:
+        process.kill()
+
+
+def _samples(setup: ActorSetup, process: ChildProcess, report: Report) -> list[float]:
+    heard, heard_at = report.beats, time.monotonic()
+    while time.monotonic() - heard_at < _SILENCE_S:
+        ended = process.wait(_LISTEN_INTERVAL_S)  # asked before the report is read: nothing is told afterwards
+        if (samples := report.result) is not None:
+            return samples
+        if ended:
+            raise _end_of(setup, process, report)
+        if report.beats != heard:
+            heard, heard_at = report.beats, time.monotonic()
+    raise EnvError(_silent(setup))
+
+
+def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Exception:
+    """The error for a process that ended without samples."""
+    if (failure := report.failure) is not None:
+        return EnvError(failure) if report.is_ready else _NotStartedError(failure)
+    if not report.is_ready and process.exit_code == 1:  # Python's own: the program, which it imports, failed
+        return _NotStartedError("The program cannot be imported without running it.")
+    return EnvError(_died(setup, process.cause_of_death))
+
+
+def _run(pickled: bytes, budget_s: float, report: Report) -> None:
+    """Main function of the process: signs of life, then the samples or why there are none."""
+    setup, environment = pickle.loads(pickled)
+    try:
+        if environment is not None:
+            register(environment)
+        if setup.policy is None:
+            settle_torch(setup)
+        actor = Actor(setup, on_step=report.beat)
+        if "torch" in sys.modules:  # the environment's
+            settle_torch(setup)
+        report.ready()
+        report.deliver(_time_actor(actor, budget_s))
+    except EnvError as error:  # says all that there is to say
+        report.fail(str(error))
+        raise SystemExit(1) from None
+    except BaseException:
+        report.fail(_failed(setup, traceback.format_exc(limit=-8)))
+        raise SystemExit(1) from None
+
+
+def _time_actor(actor: Actor, budget_s: float) -> list[float]:
+    queue = DataCollectionQueue(actor.transition, actor.setup.message_rows(), slots=1)
+    message = queue.reserve()
+    assert message is not None
+
+    try:
+        return measure(lambda: actor.collect(message), budget_s)
+    finally:
+        actor.close()
+
+
+def _failed(setup: ActorSetup, found: str) -> str:
+    return (
+        f"The environment {setup.spec.env} or the policy failed while an actor was profiled. Run the environment on "
+        f"its own; the line is named here:\n{found.rstrip()}"
+    )
+
+
+def _died(setup: ActorSetup, cause: str) -> str:
+    env = setup.spec.env
+    return (
+        f"The environment {env} ended the process in which an actor was profiled ({cause}), as it would end the actors "
+        'of a run. Run it on its own to see where: python -X faulthandler -c "import gymnasium as gym; env = '
+        f"gym.make('{env}'); env.reset(); [env.step(env.action_space.sample()) for _ in range(1000)]\"."
+    )
+
+
+def _silent(setup: ActorSetup) -> str:
+    spec = setup.spec
+    return (
+        f"An actor in {spec.env} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: the "
+        f"environment hangs, or needs longer than that to start or for a step of {spec.envs_per_actor} environments. "
+        "Run the environment on its own; if it is that slow, lower envs_per_actor."
+    )

@@ -1,0 +1,160 @@
+"""Setting 1's queues and threads as a run has them: around primitives without work, or around the real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pearl.errors import PearlError
+from pearl.ipc.queues import Bell, WeightSyncQueue
+from pearl.learner.protocol import Learner, StepResult
+from pearl.replay import ReplayManager, ReplayRequestQueue, Sample
+from pearl.runtime.host_iteration import HostIteration
+from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
+from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
+
+_WARM_UP, ITERATIONS, _REPEATS = 50, 200, 9  # iterations, the latter of each sample, which is their mean
+_LONGEST_WAIT_S = 10.0
+
+
+class _NoReplay:
+    """A Replay Manager that has the same batch at hand for everybody."""
+
+    def __init__(self, batch_size: int, mode: ReplayMode) -> None:
+        self.capacity, self.mode = batch_size, mode
+        ones = np.ones(batch_size)
+        self._sample = Sample(np.arange(batch_size), ones.astype(np.float32), ones.astype(np.uint32))
+
+    def sample(self, _batch_size: int, _beta: float) -> Sample:
+        return self._sample
+
+    def update(self, indices: np.ndarray, _priorities: np.ndarray, _generations: np.ndarray) -> int:
+        return len(indices)
+
+
+class _NoStorage:
+    def gather(self, _indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
+        return out or {}
+
+
+class _NoLearner:
+    weight_count = 1
+    backend = device = "none"
+
+    def __init__(self, batch_size: int) -> None:
+        self._result = StepResult(np.ones(batch_size, np.float32), 1.0, {})
+
+    def prepare(self) -> None:
+        pass
+
+    def step(self, _batch: Mapping[str, Any], _weights: np.ndarray) -> StepResult:
+        return self._result
+
+    def write_weights(self, out: np.ndarray) -> None:
+        out[:] = 0
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        pass
+
+
+def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritized") -> list[float]:
+    """Microseconds of the messages of an iteration, up to `delay` updates ahead, a mean of 200 for each sample."""
+    nothing = TransitionSpec((FieldSpec("nothing", (), "float32"),))
+    replay: Any = _NoReplay(batch_size, mode)
+    return measure_pipeline(replay, _NoStorage(), _NoLearner(batch_size), nothing, batch_size, delay)
+
+
+def measure_pipeline(
+    replay: ReplayManager,
+    storage: Storage,
+    learner: Learner,
+    transition: TransitionSpec,
+    batch_size: int,
+    delay: int,
+    busy: int = 0,
+    *,
+    beta: float = 0.4,
+    weight_sync_interval: int = ITERATIONS,
+    iterations: int = ITERATIONS,
+    renew: Callable[[int], None] | None = None,
+) -> list[float]:
+    """Microseconds of an iteration of setting 1, beside `busy` processes that never rest, as Actors may be.
+
+    A sample is the mean of `iterations`, before which `renew` is told how many samples they will draw.
+    """
+    bell = Bell()
+    laq, ldq = AssignmentQueue(batch_size, transition, delay + 1), DoneQueue(batch_size, delay + 1, bell)
+    wsq = WeightSyncQueue(learner.weight_count)
+    worker = LearnerWorker(laq, ldq, wsq, bell, target=learner, weight_sync_interval=weight_sync_interval)
+    samples = []
+    with ReplayRequestQueue(replay, max_batch=batch_size) as rrq, busy_processes(busy):
+        rrq.attach_bell(bell.native)
+        worker.launch()
+        try:
+            for count in (min(_WARM_UP, iterations), *[iterations] * _REPEATS):
+                if renew is not None:
+                    renew(count * batch_size)
+                pace = _Pace(count, delay, beta)
+                samples.append(_run_host(HostIteration(rrq, laq, ldq, batch_size, storage), pace, rrq, worker, bell))
+        finally:
+            worker.stop()
+    return samples[1:]
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that keep a core each busy, and end with this one."""
+    work = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+class _Pace:
+    """Lets `iterations` go as fast as they can, up to `delay` updates ahead."""
+
+    def __init__(self, iterations: int, delay: int, beta: float) -> None:
+        self.iterations, self.beta, self._delay = iterations, beta, delay
+        self.requested = self.assigned = self.done = 0
+
+    def may_sample(self) -> bool:
+        under_way = self.requested - self.done
+        return under_way <= self._delay and self.requested == self.assigned and self.requested < self.iterations
+
+    def sampling(self) -> None:
+        self.requested += 1
+
+    def sampled(self, _indices: np.ndarray) -> None:
+        self.assigned += 1
+
+    def trained(self, _td_error: float) -> None:
+        self.done += 1
+
+
+def _run_host(
+    iteration: HostIteration, pace: _Pace, rrq: ReplayRequestQueue, worker: LearnerWorker, bell: Bell
+) -> float:
+    """Microseconds of an iteration of the Host Runtime without Actors."""
+    start = heard = time.perf_counter()
+    while pace.done < pace.iterations:
+        seen, before = bell.value(), (pace.requested, pace.assigned, pace.done)
+        iteration.advance(pace)
+        if (pace.requested, pace.assigned, pace.done) != before:
+            heard = time.perf_counter()
+        elif time.perf_counter() - heard > _LONGEST_WAIT_S:
+            raise PearlError(f"Setting 1's queues stood still for {_LONGEST_WAIT_S:.0f} s while they were measured.")
+        else:
+            worker.check()
+            bell.wait(seen, 0.05)
+    rrq.drain()
+    return (time.perf_counter() - start) * 1e6 / pace.iterations

@@ -1,0 +1,47 @@
+"""Which devices can keep the Data Storage of the program that is generated; Algorithm 1's Step 2 chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pearl.backends import backend_of
+from pearl.devices.description import Device
+from pearl.spec import ReplaySpec
+
+_BYTES_PER_GB = 1e9
+
+
+def storage_stays_on_host(replay: ReplaySpec) -> bool:
+    """Whether the replay's settings need the host's memory or disk for the Data Storage."""
+    return replay.storage != "ram" or replay.share_next_obs
+
+
+@dataclass(frozen=True)
+class StorageRule:
+    """What the Data Storage of `replay`, with transitions of `transition_bytes`, needs of a device of `devices`.
+
+    An accelerator keeps it for its own Learner alone, in its memory, rows whole. The host always can.
+    """
+
+    devices: Mapping[str, Device]
+    host: str
+    replay: ReplaySpec
+    transition_bytes: int
+
+    def refusal(self, name: str, learner: str) -> str | None:
+        """Why the device `name` cannot keep it while the Learner is on `learner`; None where it can."""
+        device = self.devices[name]
+        backend = backend_of(device)
+        if name == self.host:
+            return None
+        if not backend.keeps_storage(device, with_learner=name == learner):
+            return "it has no Data Storage" if name == learner else "it keeps one for no Learner but its own"
+        if backend.storage(device) is None:
+            return None  # the host's memory is its own, or it is not here
+        if storage_stays_on_host(self.replay):
+            return "storage= and share_next_obs= of the replay need the host"
+        needed = self.replay.capacity * self.transition_bytes
+        if device.memory_gb is not None and needed > device.memory_gb * _BYTES_PER_GB:
+            return f"it has {device.memory_gb:g} GB of memory, {needed / _BYTES_PER_GB:.1f} are needed"
+        return None

@@ -1,0 +1,126 @@
+// What the training loops of setting 2 share: iterations that the host grants and is told of, the policy on its way to
+// the Actors, and the window in which the host inserts.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "pearl/futex.hpp"
+#include "pearl/slot_queue.hpp"
+#include "pearl/snapshot.hpp"
+
+namespace pearl {
+
+// Shuts samplings out while the host inserts. The loop lets a waiting host go first: it asks far more often.
+class InsertionWindow {
+ public:
+  // Called from the host only. Without effect on an open window: a thread that locks its mutex twice waits for itself.
+  void open() {
+    if (open_) return;
+    wanted_.store(true, std::memory_order_seq_cst);
+    mutex_.lock();
+    open_ = true;
+  }
+  // Without effect on a closed window: whoever was interrupted may not know.
+  void close() {
+    if (!open_) return;
+    open_ = false;
+    wanted_.store(false, std::memory_order_seq_cst);
+    mutex_.unlock();
+    closed_.ring();
+  }
+  // Called from the loop only.
+  void enter_sampling();
+  void leave_sampling() { mutex_.unlock(); }
+
+ private:
+  std::mutex mutex_;
+  bool open_ = false;  // the host's own
+  std::atomic<bool> wanted_{false};
+  Signal closed_{};
+};
+
+// A piece of the policy, for the Actors.
+struct Weights {
+  const float* data;
+  std::size_t count;
+};
+
+class GrantedLoop {
+ public:
+  // A grant is a slot of `grants` with iterations (int64) and, 64 bytes on, beta (double); it is answered by a slot of
+  // `done` with iterations and the mean |TD error| of them. Every `interval` steps the policy goes to `snapshot`.
+  struct Queues {
+    SlotQueue* grants;
+    const char* grants_memory;
+    SlotQueue* done;
+    char* done_memory;
+    Snapshot* snapshot;
+  };
+
+  // Called from the loop's thread only. Runs the next grant; false if none has come in time. Throws QueueClosedError
+  // once the grants are closed and done with, QueueTimeoutError if the host takes no answer, and what goes wrong in the
+  // Replay Manager, the Data Storage and the Learner, on whichever thread.
+  bool run_once(double timeout_s);
+  // Sets the count of steps to 0 and publishes the policy, as after construction. While no grant runs.
+  void restart();
+  // Seconds that the loop's thread spent since construction: sampling, gathering, training, updating, publishing.
+  struct Seconds {
+    double sample = 0.0, gather = 0.0, train = 0.0, update = 0.0, publish = 0.0;
+  };
+  // While no grant runs.
+  Seconds seconds() const { return seconds_; }
+  InsertionWindow& window() { return window_; }
+
+ protected:
+  // Adds the seconds since the last lap.
+  class Stopwatch {
+   public:
+    void lap(double& seconds) {
+      const auto now = Clock::now();
+      seconds += std::chrono::duration<double>(now - last_).count();
+      last_ = now;
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point last_ = Clock::now();
+  };
+  struct Progress {
+    std::int64_t iterations = 0;
+    double td_error = 0.0;  // sum of the iterations' means
+  };
+
+  // Throws LearnerError unless the slots take a grant and an answer, and the snapshot takes the policy. The deriving
+  // class calls restart() when it is complete.
+  GrantedLoop(std::size_t batch_size, const Queues& queues, std::vector<Weights> policy, std::size_t interval);
+  ~GrantedLoop() = default;
+  // Throws LearnerError unless the rows of the Data Storage are those that the Learner takes, as many as the Replay
+  // Manager has slots. Columns are obs, action, reward, next_obs and discount, in this order.
+  static void check_rows(const std::vector<std::size_t>& taken_bytes, const std::vector<std::size_t>& stored_bytes,
+                         std::size_t replay_capacity, std::size_t storage_capacity);
+  // Runs a grant's iterations: fewer once the grants are closed.
+  virtual Progress run_iterations(std::int64_t iterations, double beta) = 0;
+  bool wants_more(std::int64_t done, std::int64_t iterations) const {
+    return done < iterations && !queues_.grants->closed();
+  }
+  // Counts one step; whether the policy must be published after it.
+  bool counts_to_publish() { return ++steps_ % interval_ == 0; }
+  void publish();
+
+  InsertionWindow window_;
+  Seconds seconds_;
+
+ private:
+  Queues queues_;
+  std::vector<Weights> policy_;
+  std::size_t interval_;
+  std::uint64_t steps_ = 0;  // since restart()
+  std::vector<float> staging_;
+};
+
+}  // namespace pearl

@@ -1,0 +1,182 @@
+"""What a built-in algorithm says of itself: one value that all engines read instead of asking for its class."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from pearl.algorithms.networks import ToUnit
+from pearl.learner.flat import FlatParameters
+
+# What the targets bootstrap from: the largest action value; or the critics' value of an action of the target policy,
+# of that action disturbed by noise, or of an action that the policy samples.
+Bootstrap: TypeAlias = Literal["largest_value", "target_action", "disturbed_target_action", "sampled_action"]
+Loss: TypeAlias = Literal["huber", "squared"]
+HeadKind: TypeAlias = Literal["argmax", "tanh", "gaussian"]
+
+
+class Scalars(NamedTuple):
+    """The numbers of a rule. One that an algorithm does not have keeps its default.
+
+    Networks with targets move these by `tau`, or copy themselves into them every `target_interval` steps where `tau` is
+    1. Actor and targets move every `policy_delay` steps.
+    """
+
+    max_grad_norm: float
+    tau: float
+    target_interval: int = 1
+    double: bool = False
+    saturation_penalty: float = 0.0
+    target_noise: float = 0.0
+    noise_clip: float = 0.0
+    log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
+    target_entropy: float = 0.0
+    policy_delay: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class RuleNetwork:
+    """A network of layers without the scaling around it, and its target network, if it has one."""
+
+    name: str
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    target: nn.Module | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RuleParameters:
+    """The flat parameters of one or more networks, the optimizer `optimizer_name` that steps them, and their target."""
+
+    parameters: FlatParameters
+    optimizer_name: str
+    optimizer: torch.optim.Optimizer
+    target: FlatParameters | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RuleNoise:
+    """Normal noise of a step: `draw(rows, 0)` for the targets' actions.
+
+    With `of_policy`, `draw(rows, 1)` is for the policy's actions. `seed` is the scalar that the built-in noise follows
+    from. `departure` says, in one line, that the noise is the trainer's own.
+    """
+
+    seed: torch.Tensor
+    draw: Callable[[int, int], torch.Tensor]
+    of_policy: bool = False
+    departure: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RuleTemperature:
+    """The logarithm of the entropy's weight, a scalar, and its optimizer, if it is learned."""
+
+    log_alpha: torch.Tensor
+    optimizer: torch.optim.Optimizer | None
+
+
+@dataclass(frozen=True, eq=False)
+class RuleStep:
+    """What one step reads and moves: the parameters of the critics and, if there is one, of the actor.
+
+    `scalars` returns the trainer's settings of now, which may change between steps. The scales map observations and
+    actions to what the networks take.
+    """
+
+    loss: Loss
+    scalars: Callable[[], Scalars]
+    critics: RuleParameters
+    actor: RuleParameters | None = None
+    observation_scale: ToUnit | None = None
+    action_scale: ToUnit | None = None
+    noise: RuleNoise | None = None
+    temperature: RuleTemperature | None = None
+
+    @property
+    def vectors(self) -> tuple[FlatParameters | None, ...]:
+        """The critics' parameters, their target, the actor's parameters, their target."""
+        actor = (None, None) if self.actor is None else (self.actor.parameters, self.actor.target)
+        return (self.critics.parameters, self.critics.target, *actor)
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyHead:
+    """How the policy `module` acts: `network`, then a head that makes actions of its outputs.
+
+    "argmax" chooses the largest output, "tanh" bounds the outputs and scales them to the action space, "gaussian" does
+    so with the mean, or samples, of a normal distribution. `departure` says, in one line, why the trainer may act
+    otherwise.
+    """
+
+    kind: HeadKind
+    module: nn.Module
+    network: RuleNetwork
+    observation_scale: ToUnit | None = None
+    action_scale: ToUnit | None = None
+    log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
+    departure: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateRule:
+    """An algorithm's networks, how it acts, and `step`: what a step trains, or one line why that is not known.
+
+    Without an `actor`, the only critic gives the value of each action; with `double`, it also chooses the action whose
+    value its target gives. Of the critics, `actor_critics` take part in the actor's gradient. `bootstrap` is None, and
+    `step` a line, for an algorithm that only derives from the base classes.
+    """
+
+    critics: tuple[RuleNetwork, ...]
+    policy: PolicyHead
+    step: RuleStep | str
+    bootstrap: Bootstrap | None
+    actor: RuleNetwork | None = None
+    actor_critics: int = 0
+    double: bool = False
+
+    @property
+    def networks(self) -> tuple[RuleNetwork, ...]:
+        """The actor, if there is one, then the critics."""
+        return self.critics if self.actor is None else (self.actor, *self.critics)
+
+
+def overridden(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
+    """The first of the members `names` of `base` that the trainer replaces by its own version, if any."""
+    for name in names:
+        if inspect.getattr_static(trainer, name) is not inspect.getattr_static(base, name):
+            return name
+    return None
+
+
+def step_departure(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
+    """One line if the trainer brings its own version of a member of `base`'s update rule."""
+    name = overridden(trainer, base, names)
+    own = type(trainer).__name__
+    return None if name is None else f"{own} overrides {name}, a part of {base.__name__}'s update rule"
+
+
+def policy_departure(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
+    """One line if the trainer brings its own version of a member by which `base` acts."""
+    name = overridden(trainer, base, names)
+    return None if name is None else f"{type(trainer).__name__} overrides {name}"
+
+
+def update_rule_of(trainer: object) -> UpdateRule | None:
+    """The rule of `trainer`, if it is of an algorithm that has one."""
+    from pearl.algorithms.trainer import Trainer
+
+    return trainer.update_rule() if isinstance(trainer, Trainer) else None
+
+
+def unknown_rule(trainer: object) -> str:
+    """One line on a trainer whose update rule no algorithm of the table states."""
+    from pearl.algorithms import one_of_algorithms
+
+    return f"the update rule of {type(trainer).__name__}, which is no {one_of_algorithms()}"

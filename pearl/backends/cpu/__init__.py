@@ -1,0 +1,91 @@
+"""The CPU of this machine: the host, and a device that takes every primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pearl.backends.protocol import (
+    Backend,
+    Discovered,
+    Discovery,
+    Factory,
+    HostCores,
+    LearnerImplementation,
+    LearnerParameters,
+    powers_of_two,
+)
+from pearl.devices.description import Connection, Device, DeviceKind
+from pearl.errors import ConfigurationError
+
+TORCH_LEARNER = LearnerImplementation(
+    "pearl.learner.torch_learner", "TorchLearner", ("device", "threads", "sub_batches"), spins=True
+)
+
+
+class CpuBackend(Backend):
+    """Native C++ kernels, or torch, on threads of this process."""
+
+    name = csv_name = "cpu"
+    kinds = ("cpu",)
+    host_cores: HostCores = "threads"
+    factory_names = ("make_replay_manager",)
+
+    def __init__(self) -> None:
+        self.learners = {
+            "torch": TORCH_LEARNER,
+            "native": LearnerImplementation(
+                "pearl.learner.native_learner", "NativeLearner", ("threads", "prefetch"), compiled="pearl._native"
+            ),
+        }
+
+    def check_selector(self, kind: DeviceKind, selector: str) -> None:
+        """'cpu' or nothing."""
+        if selector not in ("", "cpu"):
+            raise ConfigurationError(f"The cpu backend has one selector, 'cpu' (or nothing); found {selector!r}.")
+
+    def discover(self, search: Discovery) -> Discovered:
+        """The host, and with `measure` its memory as a connection to itself."""
+        from pearl.backends.cpu import device
+
+        info = device.describe_cpu()
+        search.report(
+            f"CPU: {info.model}, {info.logical_cores} logical and {info.physical_cores} physical cores usable"
+        )
+        if not search.measure:
+            return Discovered([device.cpu_device(info)])
+        search.report("Measuring the memory bandwidth of the CPU")
+        bandwidth = round(device.measure_memory_bandwidth(info), 2)
+        latency = device.host_memory_latency_us(info)
+        host = device.cpu_device(info, memory_bandwidth_gbps=bandwidth)
+        return Discovered([host], [Connection(host.name, host.name, latency, bandwidth)])
+
+    def hardware(self, device: Device) -> str:
+        """What the machine says: editing the watts of a CPU must not throw its measurements away."""
+        from pearl.backends.cpu.device import describe_cpu
+
+        return describe_cpu().identity()
+
+    def host_rank(self, device: Device) -> int:
+        """The best of hosts."""
+        return 0
+
+    def on_host_cores(self, device: Device) -> bool:
+        """They are those."""
+        return True
+
+    def replay(self, device: Device) -> Factory:
+        """The sum tree in C++."""
+        return Factory("pearl.replay", "make_replay_manager")
+
+    def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
+        """Its memory is the host's."""
+        return True
+
+    def learner_parameters(
+        self, device: Device, *, most_threads: int, most_sub_batches: int
+    ) -> Sequence[LearnerParameters]:
+        """Powers of two of threads."""
+        return [LearnerParameters(threads) for threads in powers_of_two(most_threads)]
+
+
+BACKEND = CpuBackend()

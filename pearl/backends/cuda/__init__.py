@@ -1,0 +1,74 @@
+"""NVIDIA GPUs, through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pearl.backends.cpu import TORCH_LEARNER
+from pearl.backends.protocol import Backend, Discovered, Discovery, Factory, LearnerParameters, powers_of_two
+from pearl.devices.description import Availability, Device, DeviceKind
+
+_MOST_STREAMS = 16
+
+
+class CudaBackend(Backend):
+    """The torch Learner, and a Data Storage beside it."""
+
+    name = csv_name = "cuda"
+    kinds = ("gpu",)
+    factory_names = ("TorchDataStorage",)
+
+    def __init__(self) -> None:
+        self.learners = {"torch": TORCH_LEARNER}
+
+    def check_selector(self, kind: DeviceKind, selector: str) -> None:
+        """An index, such as 'cuda:0'."""
+        from pearl.backends.cuda.device import cuda_index
+
+        cuda_index(selector)
+
+    def discover(self, search: Discovery) -> Discovered:
+        """The GPUs that torch sees."""
+        from pearl.backends.cuda.discovery import discover
+
+        return discover(search)
+
+    def availability(self, device: Device) -> Availability:
+        """Imports torch to find out."""
+        from pearl.backends.cuda.device import cuda_availability, cuda_index
+
+        return cuda_availability(cuda_index(device.selector))
+
+    def candidates(self) -> Mapping[str, Device]:
+        """Any."""
+        return {"CUDA device": Device("cuda", "gpu", "cuda")}
+
+    def hardware(self, device: Device) -> str:
+        """The board and its driver."""
+        from pearl.backends.cuda.device import cuda_identity, cuda_index
+
+        return cuda_identity(cuda_index(device.selector))
+
+    def is_failure(self, error: Exception) -> bool:
+        """Out of memory, or an error of the driver."""
+        return type(error).__name__ in ("OutOfMemoryError", "AcceleratorError")
+
+    def torch_device(self, device: Device) -> str:
+        """Such as cuda:0."""
+        from pearl.backends.cuda.device import cuda_index
+
+        return f"cuda:{cuda_index(device.selector)}"
+
+    def storage(self, device: Device) -> Factory:
+        """Tensors on the GPU."""
+        return Factory("pearl.replay.torch_storage", "TorchDataStorage")
+
+    def learner_parameters(
+        self, device: Device, *, most_threads: int, most_sub_batches: int
+    ) -> Sequence[LearnerParameters]:
+        """Powers of two of sub-batches, each in a stream of its own."""
+        counts = powers_of_two(min(most_sub_batches, _MOST_STREAMS))
+        return [LearnerParameters(1, parts, streams=parts) for parts in counts]
+
+
+BACKEND = CudaBackend()

@@ -1,0 +1,210 @@
+"""CUDA devices through torch: what they are, and what copying to, from and within them costs.
+
+Nothing here imports torch before it is called; nothing here raises for a device that is absent.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+import shutil
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pearl.devices.description import Availability, Connection, Device
+from pearl.errors import ConfigurationError
+
+_GB = 1e9
+_COPY_BYTES = 64 << 20
+_SMALL_BYTES = 64
+_QUERY = ("uuid", "driver_version", "power.limit", "clocks.max.sm")
+
+
+@dataclass(frozen=True)
+class SmiFacts:
+    """What `nvidia-smi` adds to torch: the power limit in watts, the SM clock in MHz, the driver's version."""
+
+    uuid: str
+    driver: str
+    power_limit_watts: float | None
+    clock_mhz: float | None
+
+
+def cuda_index(selector: str) -> int:
+    """The CUDA device index a selector names: `cuda:1`, `1`, or nothing for 0."""
+    match = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", selector)
+    if match:
+        return int(match[1])
+    if selector in ("", "cuda"):
+        return 0
+    raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0'; found {selector!r}.")
+
+
+def _torch() -> tuple[Any, str]:
+    """Torch and "", or None and why CUDA cannot be used."""
+    try:
+        import torch
+    except ImportError as error:
+        return None, f"torch cannot be imported ({error})"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return None, f"torch {torch.__version__} was built without CUDA"
+    try:
+        if not torch.cuda.is_available():
+            return None, "torch finds no CUDA device (no GPU, or its driver is missing or too old)"
+    except RuntimeError as error:
+        return None, f"CUDA cannot be started: {error}"
+    return torch, ""
+
+
+def cuda_availability(index: int) -> Availability:
+    """Whether torch sees CUDA device `index`."""
+    torch, reason = _torch()
+    if torch is None:
+        return Availability(False, reason)
+    count = torch.cuda.device_count()
+    if index >= count:
+        return Availability(False, f"CUDA device {index} does not exist: torch sees {count}, numbered from 0")
+    return Availability(True)
+
+
+@functools.cache
+def cuda_identity(index: int) -> str:
+    """Facts that measurements on CUDA device `index` depend on; says so where there is no such device."""
+    torch, reason = _torch()
+    if torch is None or index >= torch.cuda.device_count():
+        return f"absent: {reason}"
+    properties = torch.cuda.get_device_properties(index)
+    facts = _facts_of(properties, index, query_smi())
+    driver = facts.driver if facts else ""
+    return (
+        f"{properties.name}|{properties.major}.{properties.minor}|{properties.multi_processor_count}|"
+        f"{properties.total_memory}|{torch.version.cuda}|{driver}"
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # "[N/A]": the board does not say
+
+
+def query_smi(timeout_s: float = 10.0) -> list[SmiFacts]:
+    """One entry per GPU in `nvidia-smi` order; empty where the tool is absent, fails or takes too long."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    try:
+        answer = subprocess.run(
+            [command, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = csv.reader(answer.stdout.splitlines(), skipinitialspace=True)
+    return [SmiFacts(row[0], row[1], _number(row[2]), _number(row[3])) for row in rows if len(row) == len(_QUERY)]
+
+
+def _facts_of(properties: Any, index: int, facts: list[SmiFacts]) -> SmiFacts | None:
+    """Match by UUID: CUDA_VISIBLE_DEVICES may number the devices otherwise than the tool does."""
+    uuid = str(getattr(properties, "uuid", ""))
+    for fact in facts:
+        if uuid and fact.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-"):
+            return fact
+    return facts[index] if not uuid and index < len(facts) else None
+
+
+def _copy_gbps(torch: Any, target: Any, source: Any, index: int, repeats: int = 10) -> float:
+    """Gigabytes per second of the median copy of `source` into `target`, by CUDA events on device `index`."""
+    with torch.cuda.device(index):
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(repeats):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            target.copy_(source, non_blocking=True)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+    return float(source.numel() * source.element_size() / statistics.median(times) / _GB)
+
+
+def _copy_latency_us(torch: Any, target: Any, source: Any, index: int, repeats: int = 200) -> float:
+    """Microseconds from the call to the end of a small copy.
+
+    On the host's clock: events would leave out the launch, which a message between devices has to wait for.
+    """
+    with torch.cuda.device(index):
+        times = []
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times[repeats // 10 :])
+
+
+def describe_cuda(index: int, name: str, facts: list[SmiFacts], *, measure: bool) -> Device:
+    """The device CSV row of CUDA device `index`; `cores` counts its multiprocessors."""
+    torch, reason = _torch()
+    if torch is None:
+        raise RuntimeError(reason)
+    properties = torch.cuda.get_device_properties(index)
+    fact = _facts_of(properties, index, facts)
+    clock_khz = getattr(properties, "clock_rate", 0)
+    clock = fact.clock_mhz if fact and fact.clock_mhz else clock_khz / 1e3 if clock_khz else None
+    bandwidth = None
+    if measure:
+        device = torch.device("cuda", index)
+        source = torch.ones(4 * _COPY_BYTES, dtype=torch.uint8, device=device)
+        # Read and written both count, as in the bandwidth a board's vendor states.
+        bandwidth = round(2 * _copy_gbps(torch, torch.empty_like(source), source, index), 2)
+    return Device(
+        name=name,
+        kind="gpu",
+        backend="cuda",
+        selector=f"cuda:{index}",
+        cores=int(properties.multi_processor_count),
+        clock_mhz=round(clock, 1) if clock else None,
+        memory_gb=round(properties.total_memory / _GB, 2),
+        memory_bandwidth_gbps=bandwidth,
+        active_watts=fact.power_limit_watts if fact else None,
+    )
+
+
+def measure_host_links(index: int, host: str, name: str) -> list[Connection]:
+    """Host to device and device to host, from and to pinned memory."""
+    torch, reason = _torch()
+    if torch is None:
+        raise RuntimeError(reason)
+    device = torch.device("cuda", index)
+    pinned = torch.ones(_COPY_BYTES, dtype=torch.uint8).pin_memory()
+    remote = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    small = slice(0, _SMALL_BYTES)
+    links = []
+    for source, target, into, out_of in ((host, name, remote, pinned), (name, host, pinned, remote)):
+        latency = _copy_latency_us(torch, into[small], out_of[small], index)
+        bandwidth = _copy_gbps(torch, into, out_of, index)
+        links.append(Connection(source, target, round(latency, 3), round(bandwidth, 3)))
+    return links
+
+
+def measure_peer_link(first: int, second: int, source: str, target: str) -> Connection | None:
+    """One CUDA device to another where they reach each other's memory; None where the host must carry it."""
+    torch, _ = _torch()
+    if torch is None or not torch.cuda.can_device_access_peer(first, second):
+        return None
+    ours = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=torch.device("cuda", first))
+    theirs = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=torch.device("cuda", second))
+    small = slice(0, _SMALL_BYTES)
+    latency = _copy_latency_us(torch, theirs[small], ours[small], first)
+    return Connection(source, target, round(latency, 3), round(_copy_gbps(torch, theirs, ours, first), 3))

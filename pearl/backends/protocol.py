@@ -1,0 +1,277 @@
+"""What a backend answers: everything that depends on the kind of device.
+
+The composer, the generated programs and `pearl devices` ask these questions and test no device's name or kind. A new
+backend derives from `Backend`, answers what differs from the defaults, and gets a line in `pearl.backends.TABLE`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from pearl.devices.description import Availability, Connection, Device, DeviceKind
+from pearl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pearl.learner.protocol import Learner
+    from pearl.replay.protocol import ReplayManager
+    from pearl.spec import ReplaySpec, TransitionSpec
+
+HostCores: TypeAlias = Literal["none", "threads", "all"]
+
+
+@dataclass(frozen=True)
+class Factory:
+    """How a program makes a primitive: it imports `name` from `module` and adds `arguments` to its call.
+
+    A Replay Manager is made by `name(spec, seed=..., **arguments)`, a Data Storage by
+    `name(transition, capacity, device, **arguments)`, where `device` is `Backend.device_string`.
+    """
+
+    module: str
+    name: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., Any]:
+        """The class or function."""
+        return cast("Callable[..., Any]", getattr(importlib.import_module(self.module), self.name))
+
+    def make_replay(self, spec: ReplaySpec, seed: int) -> ReplayManager:
+        """The Replay Manager of the whole `spec`."""
+        made: ReplayManager = self.load()(spec, seed=seed, **self.arguments)
+        return made
+
+    def make_storage(self, transition: TransitionSpec, capacity: int, device: str) -> Any:
+        """The empty Data Storage."""
+        return self.load()(transition, capacity, device, **self.arguments)
+
+
+@dataclass(frozen=True)
+class LearnerImplementation:
+    """One implementation of the Learner: the class `name` of `module`, made with the trainer and `arguments`.
+
+    `arguments` are some of "device", "threads", "sub_batches" and "prefetch"; a class that takes "prefetch" has the
+    property `loops_natively`, without which nothing is prefetched. `compiled` is the module of the compiled kernels
+    that it runs, if any. `spins` says that its threads wait for each other busily (OpenMP's do), unless they are told
+    not to. The class may have a static method `supports(trainer)`; without one it trains any trainer.
+    """
+
+    module: str
+    name: str
+    arguments: tuple[str, ...]
+    compiled: str = ""
+    spins: bool = False
+
+    def load(self) -> Any:
+        """The class."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def supports(self, trainer: object) -> str | None:
+        """None if it can train `trainer`; else one line that names what it cannot do."""
+        supports = getattr(self.load(), "supports", None)
+        reason: str | None = None if supports is None else supports(trainer)
+        return reason
+
+    def make(
+        self, trainer: object, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1, prefetch: bool = False
+    ) -> Learner:
+        """A Learner of `trainer` on `device`, a `Backend.device_string`; TrainerError if it cannot train `trainer`."""
+        given = {"device": device, "threads": threads, "sub_batches": sub_batches, "prefetch": prefetch}
+        learner: Learner = self.load()(trainer, **{name: given[name] for name in self.arguments})
+        return learner
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that decide how fast it is: measurements hold as long as they stay as they are."""
+        package = Path(__file__).resolve().parent.parent
+        files = {file for folder in ("learner", "algorithms") for file in (package / folder).glob("*.py")}
+        own = importlib.util.find_spec(self.module)
+        if own is not None and own.origin is not None:
+            files.add(Path(own.origin))
+        return (*sorted(files), *((compiled_kernels(self.compiled),) if self.compiled else ()))
+
+
+def compiled_kernels(module: str = "pearl._native") -> Path:
+    """The file of PEARL's compiled kernels for the CPU, or of those in another `module`, which is not loaded."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise ConfigurationError(f"The kernels {module} are not built: install PEARL anew where their runtime is.")
+    return Path(found.origin)
+
+
+@dataclass(frozen=True)
+class LearnerParameters:
+    """Parameters of a Learner that are worth a measurement."""
+
+    threads: int = 1
+    sub_batches: int = 1
+    streams: int = 1
+
+
+@dataclass(frozen=True)
+class NoProgram:
+    """Why no program can run on a device: `device` is ..., `remedy` are to be taken out of the device CSV."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A search for devices: the host and its memory as far as they are known, and how to search.
+
+    `measure` times links and memory; `report` is told what is done. `own_silicon` leaves out what is the host itself.
+    """
+
+    measure: bool
+    report: Callable[[str], None]
+    own_silicon: bool = False
+    host: Device | None = None
+    memory: Sequence[Connection] = ()
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """Devices of this machine, and connections from and to them."""
+
+    devices: Sequence[Device] = ()
+    connections: Sequence[Connection] = ()
+
+
+class Backend:
+    """What drives one kind of devices. The defaults are a backend without any primitive.
+
+    `name` is its key in `pearl.backends.TABLE`, `csv_name` what the column `backend` of the device CSV says of its
+    devices, `kinds` the column `kind`. Two backends may share a `csv_name` for different kinds.
+    """
+
+    name: str
+    csv_name: str
+    kinds: tuple[DeviceKind, ...]
+
+    is_here: bool = True  # False: no row of it is hardware of this machine, whatever the machine
+    host_cores: HostCores = "none"
+    """What a Learner takes of the host's cores: none, as many as its threads, or all, without asking the Actors."""
+    kernels: str = "pearl._native"
+    """The module of the kernels that run on its devices: measurements hold as long as it does not change."""
+    times_parts_apart: bool = False
+    """Whether the parts of its fused loop run without the host, which has to wait after each to time it."""
+    learners: Mapping[str, LearnerImplementation] = MappingProxyType({})
+    """The Learners that run on its devices, by the name of the implementation."""
+    factory_names: tuple[str, ...] = ()
+    """The names of all factories of its Replay Managers and Data Storages, which no trainer class may have."""
+
+    # --- devices ----------------------------------------------------------------------------------------------------
+
+    def check_selector(self, kind: DeviceKind, selector: str) -> None:
+        """Raise ConfigurationError unless `selector` is one of a device of `kind`."""
+
+    def discover(self, search: Discovery) -> Discovered:
+        """The devices of this machine. One that fails is reported and left out."""
+        return Discovered()
+
+    def availability(self, device: Device) -> Availability:
+        """Whether the device can be used here, and if not why."""
+        return Availability(True)
+
+    def candidates(self) -> Mapping[str, Device]:
+        """Devices that PEARL could drive and that may be absent here, by what `pearl devices` calls them."""
+        return {}
+
+    def hardware(self, device: Device) -> str | None:
+        """Facts that measurements on the device depend on; None where that is what its row states."""
+        return None
+
+    def host_rank(self, device: Device) -> int | None:
+        """How well the device hosts Actors and the Host Runtime, 0 being the best; None where it cannot."""
+        return 1 if device.kind == "cpu" else None
+
+    def on_host_cores(self, device: Device) -> bool:
+        """Whether the device's cores are those of this machine's CPU, which this process may have to share."""
+        return False
+
+    def emulated(self, device: Device) -> bool:
+        """Whether the device only shows that programs work: how long they take there means nothing."""
+        return False
+
+    def takes_primitives(self, device: Device) -> bool:
+        """Whether the device is sure to take a primitive, so that its power has to be stated beforehand."""
+        return device.kind != "fpga"
+
+    # --- how its row of the matrix is filled ------------------------------------------------------------------------
+
+    def estimator(self, device: Device) -> str | None:
+        """The composer's estimator that fills its row; None: the primitives are measured."""
+        return None
+
+    def estimator_parameters(self, device: Device) -> str:
+        """The parameters that its row gives the estimator in place of the usual ones, as `key=value;...`."""
+        return ""
+
+    def messages_us(self, device: Device) -> float | None:
+        """Microseconds of a host's messages of an iteration of setting 1; None: they are measured."""
+        return None
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether messages between its devices and the host take time."""
+        return True
+
+    def is_failure(self, error: Exception) -> bool:
+        """Whether `error`, which no PearlError is, says that the device failed, not the user's trainer."""
+        return False
+
+    # --- where programs run -----------------------------------------------------------------------------------------
+
+    def no_program(self, device: Device) -> NoProgram | None:
+        """Why no program can run on the device; None where one can."""
+        return None
+
+    def note(self, device: Device) -> str:
+        """What the user should know of a program that runs on the device; "" if nothing."""
+        return ""
+
+    def torch_device(self, device: Device) -> str:
+        """The name that torch gives the device where the trainer's tensors lie."""
+        return "cpu"
+
+    def device_string(self, device: Device) -> str:
+        """What a Learner, or a Data Storage, on the device is told: torch's name of it, or a selector of its own."""
+        return self.torch_device(device)
+
+    # --- primitives -------------------------------------------------------------------------------------------------
+
+    def replay(self, device: Device) -> Factory | None:
+        """How its Replay Manager is made; None where it has none."""
+        return None
+
+    def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
+        """Why the device cannot take the Replay Manager of `spec`; None where it can."""
+        return None if self.replay(device) else f"no Replay Manager for {self.csv_name} in this version"
+
+    def storage(self, device: Device) -> Factory | None:
+        """How a Data Storage in the device's own memory is made; None where the host's is used."""
+        return None
+
+    def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
+        """Whether the device can keep the Data Storage, the Learner being there or elsewhere."""
+        return with_learner and self.storage(device) is not None
+
+    def learner_parameters(
+        self, device: Device, *, most_threads: int, most_sub_batches: int
+    ) -> Sequence[LearnerParameters]:
+        """What is worth measuring of a Learner, the smallest first.
+
+        `most_threads` counts only where `host_cores` is "threads".
+        """
+        return (LearnerParameters(),)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [1 << k for k in range(most.bit_length()) if 1 << k <= most]

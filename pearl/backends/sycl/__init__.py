@@ -1,0 +1,115 @@
+"""SYCL devices but FPGAs: Intel's CPU device and Intel GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pearl.backends.protocol import (
+    Backend,
+    Discovered,
+    Discovery,
+    Factory,
+    HostCores,
+    LearnerImplementation,
+    LearnerParameters,
+)
+from pearl.backends.sycl.selector import sycl_filter
+from pearl.devices.description import Availability, Device, DeviceKind
+from pearl.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pearl.spec import ReplaySpec
+
+
+class SyclDevices(Backend):
+    """What all devices of the SYCL runtime have in common."""
+
+    csv_name = "sycl"
+    kernels = "pearl._sycl"
+    factory_names = ("make_replay_manager", "SyclDataStorage")
+
+    def check_selector(self, kind: DeviceKind, selector: str) -> None:
+        """One of dpctl's filter strings, or what is short for one."""
+        sycl_filter(selector, kind)
+
+    def availability(self, device: Device) -> Availability:
+        """Loads the SYCL runtime to find out."""
+        from pearl.backends.sycl.device import sycl_availability
+
+        return sycl_availability(self.device_string(device))
+
+    def device_string(self, device: Device) -> str:
+        """The selector, as dpctl's filter string."""
+        return sycl_filter(device.selector, device.kind)
+
+    def replay(self, device: Device) -> Factory:
+        """The one of `pearl.replay` that is called like the backend."""
+        selected = {"backend": self.name, "device": self.device_string(device)}
+        return Factory("pearl.replay", "make_replay_manager", selected)
+
+    def storage(self, device: Device) -> Factory:
+        """Columns in the device's memory."""
+        return Factory("pearl.replay.sycl_storage", "SyclDataStorage")
+
+
+class SyclBackend(SyclDevices):
+    """PEARL's kernels on the queue of a device."""
+
+    name = "sycl"
+    kinds = ("cpu", "gpu")
+    host_cores: HostCores = "all"
+    times_parts_apart = True
+
+    def __init__(self) -> None:
+        self.learners = {
+            "sycl": LearnerImplementation(
+                "pearl.learner.sycl_learner", "SyclLearner", ("device",), compiled="pearl._sycl"
+            )
+        }
+
+    def discover(self, search: Discovery) -> Discovered:
+        """All that the runtime lists, FPGAs and their emulator among them."""
+        from pearl.backends.sycl.discovery import discover
+
+        return discover(search)
+
+    def candidates(self) -> Mapping[str, Device]:
+        """One of any, where there is no runtime at all."""
+        from pearl.backends.sycl.device import sycl_devices
+
+        try:
+            sycl_devices()
+        except DeviceError:
+            return {"SYCL device": Device("sycl", "cpu", "sycl")}
+        return {
+            "SYCL CPU": Device("sycl", "cpu", "sycl"),
+            "Intel GPU": Device("sycl", "gpu", "sycl"),
+            "FPGA": Device("sycl", "fpga", "sycl"),
+        }
+
+    def hardware(self, device: Device) -> str:
+        """The device, its driver and the runtime."""
+        from pearl.backends.sycl.device import sycl_identity
+
+        return sycl_identity(self.device_string(device))
+
+    def on_host_cores(self, device: Device) -> bool:
+        """Those of the CPU device are."""
+        return device.kind == "cpu"
+
+    def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
+        """Names the options."""
+        from pearl.replay.sycl import unsupported_options
+
+        lacking = unsupported_options(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
+        return f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}" if lacking else None
+
+    def learner_parameters(
+        self, device: Device, *, most_threads: int, most_sub_batches: int
+    ) -> Sequence[LearnerParameters]:
+        """One: the runtime shares a launch among all of the device's cores."""
+        return [LearnerParameters(device.cores or 1)]
+
+
+BACKEND = SyclBackend()

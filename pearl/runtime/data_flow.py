@@ -1,0 +1,108 @@
+"""Data flows: in which order a run collects, trains, and saves what it has."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from pearl.actors.actor import message_rows
+from pearl.runtime.collection import insertion_rows
+from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
+from pearl.runtime.run_state import Counters
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+
+_INSERTION_S = 0.05
+
+
+class DataFlow(Protocol):
+    """Decides whether to collect, insert, train or save now, by the run's counters alone.
+
+    `FlowControl` asks it and knows what is under way; the host thread alone calls both. A Session makes its flow from
+    the ReplaySpec, ActorSpec and TrainSpec of the program, and calls `begin` before anything else.
+    """
+
+    @property
+    def insertion_rows(self) -> int:
+        """How many transitions fill the collection buffer; a last message may exceed them."""
+
+    def begin(self, counters: Counters) -> None:
+        """Go by `counters`, which the run keeps up to date, and which a resumed run has from its checkpoint."""
+
+    def collection_allowed(self) -> bool:
+        """Whether more transitions may be collected now."""
+
+    def insertion_wanted(self, rows: int, age_s: float) -> bool:
+        """Whether the `rows` transitions in the collection buffer should be stored now.
+
+        `age_s` is for how long the oldest has been there, 0 in a serial run. Before a checkpoint, an evaluation, and
+        at the end, the buffer is stored unasked.
+        """
+
+    def batches_allowed(self) -> int:
+        """Batches that may be trained now, those under way included."""
+
+    def checkpoint_allowed(self) -> bool:
+        """Whether a checkpoint that is due may be written now, or has to wait for a better point of the run."""
+
+    def set_replay_ratio(self, ratio: float) -> None:
+        """Keep another ratio from now on; raises ConfigurationError where that is not possible."""
+
+    @property
+    def achieved_ratio(self) -> float:
+        """Samples trained per transition stored since learning started."""
+
+    def training_absent(self, timesteps: int) -> str:
+        """What to warn of before a run to step `timesteps` that will not train; "" where it will."""
+
+    def why_no_training(self) -> str:
+        """The reason, after a run without a training step."""
+
+
+class OffPolicy:
+    """Training by replay ratio and learning starts: transitions are stored soon, and sampled as long as they last."""
+
+    def __init__(self, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> None:
+        self._replay, self._train = replay, train
+        rows = message_rows(actors, train)
+        self.insertion_rows = insertion_rows(replay, actors, rows)
+        self._lead = self.insertion_rows + rows
+        check_samples_last(replay, train, self._lead)
+
+    def begin(self, counters: Counters) -> None:
+        """Go by `counters`."""
+        self._counters = counters
+        self._ratio = ReplayRatio(self._train, counters, self._lead)
+
+    def collection_allowed(self) -> bool:
+        """By the replay ratio: collection may not lead training by too much."""
+        return self._ratio.collection_allowed()
+
+    def batches_allowed(self) -> int:
+        """By the replay ratio, once learning starts."""
+        return self._ratio.batches_allowed()
+
+    def insertion_wanted(self, rows: int, age_s: float) -> bool:
+        """A full buffer; what slow environments bring does not wait for one."""
+        return rows >= self.insertion_rows or age_s > _INSERTION_S
+
+    def checkpoint_allowed(self) -> bool:
+        """At any time: no transition depends on another."""
+        return True
+
+    def set_replay_ratio(self, ratio: float) -> None:
+        """Keep another ratio, for the data that come from now on; raises ConfigurationError."""
+        check_samples_last(self._replay, dataclasses.replace(self._train, replay_ratio=ratio), self._lead)
+        self._ratio.set(ratio)
+
+    @property
+    def achieved_ratio(self) -> float:
+        """Samples trained per transition stored since learning started."""
+        return self._ratio.achieved
+
+    def training_absent(self, timesteps: int) -> str:
+        """Warn where the run ends before the first batch."""
+        return training_absent(self._train, timesteps, self._counters)
+
+    def why_no_training(self) -> str:
+        """How many transitions the first batch lacked."""
+        return why_no_training(self._train, self._counters)

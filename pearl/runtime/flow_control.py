@@ -1,0 +1,155 @@
+"""Where every transition and batch of a running program is: collected, stored, sampled, trained."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from pearl.runtime.collection import CollectionBuffer, collides
+from pearl.runtime.data_flow import DataFlow
+from pearl.runtime.rate import StepRate
+from pearl.runtime.run_state import Counters, HostStorage
+
+_GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
+_BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
+
+
+class FlowControl:
+    """Answers the host loop's questions (may I sample? may I collect?) and is told what happened.
+
+    The order in which a run collects and trains is the decision of `data_flow`; here is what any order has to respect.
+    Updates `counters` and `rate`. `update_delay` is how many batches may be under way beyond the one whose priorities
+    are due. While `draining` is set, nothing new begins; `idle` tells when nothing is under way. With
+    `bench_seconds`, the rates start again after a warm-up.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        data_flow: DataFlow,
+        storage: HostStorage,
+        rate: StepRate,
+        *,
+        batch_size: int,
+        update_delay: int,
+        serial: bool,
+        bench_seconds: float | None,
+    ) -> None:
+        self._counters, self._data_flow, self._storage, self._rate = counters, data_flow, storage, rate
+        self._batch_size, self._serial = batch_size, serial
+        self.update_delay = update_delay
+        self.draining = False
+        self._in_flight: deque[np.ndarray] = deque()
+        self._requested = self._granted = self._buffered = 0
+        self._insertion_waits = False
+        self._progressed = False
+        self._warm_up_s = None if bench_seconds is None else min(_BENCH_WARM_UP_S, bench_seconds)
+
+    # --- the loop's questions ---------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing sampled awaits training, nothing collected awaits insertion."""
+        return not (self._requested or self._granted or self._buffered)
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the rates are still those of a benchmark's first steps."""
+        return self._warm_up_s is not None
+
+    def has_progressed(self) -> bool:
+        """Whether anything happened since the last call."""
+        progressed, self._progressed = self._progressed, False
+        return progressed
+
+    def wants_data(self, buffer: CollectionBuffer) -> bool:
+        """Whether the host may take another message from the actors."""
+        return not self.draining and not buffer.full and self._data_flow.collection_allowed()
+
+    def insertion_due(self, buffer: CollectionBuffer) -> bool:
+        """Insert now: the data flow wants it, or the run drains.
+
+        In setting 1 no slot that the insertion takes may be trained on. In setting 2 the host knows
+        no slots: there the Learner trains on copies, and the Replay Manager drops the priorities of slots that were
+        overwritten meanwhile.
+        """
+        self._buffered = buffer.count
+        # Time must not show in a serial run.
+        age_s = 0.0 if self._serial else buffer.age_s
+        wanted = buffer.count > 0 and (self.draining or self._data_flow.insertion_wanted(buffer.count, age_s))
+        # A sampling that is still under way may return any slot: insertion waits for its end.
+        sampled = self._requested == len(self._in_flight)
+        ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight)
+        self._insertion_waits = buffer.full and not ready
+        return ready
+
+    def may_sample(self) -> bool:
+        """Whether to sample: the data flow allows it, at most D updates ahead, one request at a time."""
+        return (
+            not self.draining
+            # A full buffer waits for the batches under way to end: a further one would delay it without end.
+            and not self._insertion_waits
+            and self._requested == len(self._in_flight)
+            and self._requested <= self.update_delay
+            and self._data_flow.batches_allowed() > self._requested
+        )
+
+    def iterations_to_grant(self) -> int:
+        """Setting 2: how many iterations the training loop may run next; 0 to wait."""
+        if self.draining or self._granted:
+            return 0
+        # How fast this run happens to be must not show in a serial run's order of work.
+        aim = 1 if self._serial else max(1, int(_GRANT_S * self._rate.busy))
+        return min(self._data_flow.batches_allowed(), aim)
+
+    # --- what happened ----------------------------------------------------------------------------------------------
+
+    def collected(self, rows: int, env_steps: int) -> None:
+        """`rows` transitions, of `env_steps` environment steps, were taken into the buffer."""
+        self._counters.env_steps += env_steps
+        self._counters.collected += rows
+        self._buffered += rows
+        self._progressed = True
+
+    def inserted(self) -> None:
+        """The buffer entered the Data Storage."""
+        self._counters.stored += self._buffered
+        self._buffered = 0
+        self._progressed = True
+
+    def sampling(self) -> None:
+        """A sampling was requested."""
+        self._requested += 1
+        self._rate.started()
+        self._progressed = True
+
+    def sampled(self, indices: np.ndarray) -> None:
+        """A batch was sampled and assigned to the Learner."""
+        self._in_flight.append(indices)
+        self._progressed = True
+
+    def granted(self, iterations: int) -> None:
+        """Setting 2: the training loop may run `iterations`."""
+        self._granted = iterations
+        self._rate.started()
+        self._progressed = True
+
+    def trained(self, iterations: int) -> None:
+        """A batch (setting 2: what was granted) came back trained."""
+        if self._granted:
+            self._granted = 0
+        else:
+            self._in_flight.popleft()
+            self._requested -= 1
+        self._counters.gradient_steps += iterations
+        self._counters.samples += iterations * self._batch_size
+        self._rate.trained(
+            iterations, idle=not self._requested and (self.draining or not self._data_flow.batches_allowed())
+        )
+        if self._warm_up_s is not None and self._rate.total_s >= self._warm_up_s:
+            self._warm_up_s = None
+            self._rate.restart()
+            if self._requested:
+                self._rate.started()
+        self._progressed = True

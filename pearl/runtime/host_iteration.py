@@ -1,0 +1,65 @@
+"""Setting 1's iteration as the Host Runtime drives it: sample, assign to the Learner, update the priorities."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from pearl.replay.requests import ReplayRequestQueue
+from pearl.runtime.workers import AssignmentQueue, DoneQueue, Storage
+
+
+class IterationPace(Protocol):
+    """Who decides when a batch may be sampled and is told what happened: a Session, or who measures one."""
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights of the next batch."""
+
+    def may_sample(self) -> bool:
+        """Whether to request the next batch now."""
+
+    def sampling(self) -> None:
+        """A sampling was requested."""
+
+    def sampled(self, indices: np.ndarray) -> None:
+        """A batch was sampled and assigned to the Learner."""
+
+    def trained(self, td_error: float) -> None:
+        """A batch came back trained."""
+
+
+class HostIteration:
+    """Moves batches between the Replay Manager's queue and the Learner's, from the host's thread alone.
+
+    `storage` is where the host gathers a batch's transitions; None where the Learner gathers them itself.
+    """
+
+    def __init__(
+        self,
+        rrq: ReplayRequestQueue,
+        laq: AssignmentQueue,
+        ldq: DoneQueue,
+        batch_size: int,
+        storage: Storage | None = None,
+    ) -> None:
+        self._rrq, self._laq, self._ldq = rrq, laq, ldq
+        self._batch_size, self._storage = batch_size, storage
+
+    def advance(self, pace: IterationPace) -> None:
+        """Do what is possible now, at most one batch further at each of the three places; never waits for a batch."""
+        # A batch is trained: its new priorities go back to the Replay Manager.
+        if done := self._ldq.peek():
+            result, _ = done
+            self._rrq.write_update(result["indices"], result["priorities"], result["generations"])
+            pace.trained(float(result["td_error"][0]))
+            self._ldq.release()
+        # Request the next batch.
+        if pace.may_sample():
+            self._rrq.write_sample(self._batch_size, pace.beta)
+            pace.sampling()
+        # A batch is sampled: the Learner gets it.
+        if sample := self._rrq.poll():
+            self._laq.assign(sample, self._storage)
+            pace.sampled(sample.indices)

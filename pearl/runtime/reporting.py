@@ -1,0 +1,279 @@
+"""What a run shows and writes: display, logs, rates, weights, summary, learning curve."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pearl.algorithms.trainer import Trainer, TrainerLike
+from pearl.errors import ConfigurationError
+from pearl.replay.protocol import ReplayManager
+from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.learning_curve import plot_learning_curve
+from pearl.runtime.options import Options
+from pearl.runtime.outcome import Evaluator, write_summary
+from pearl.runtime.progress import ProgressDisplay
+from pearl.runtime.rate import StepRate
+from pearl.runtime.run_folder import RunFolder
+from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
+from pearl.runtime.run_state import Counters
+
+logger = logging.getLogger("pearl.runtime")
+
+_SHOW_INTERVAL_S = 0.1
+_LOG_INTERVAL_S = 1.0
+_LOGGED_ROWS = 50_000  # of progress.csv: after 14 hours they come more rarely
+_REPLAY_STATISTICS = (
+    "filled",
+    "samples_per_item",
+    "exhausted",
+    "age_mean",
+    "age_max",
+    "effective_sample_size",
+    "max_priority",
+    "stale",
+    "saturated",
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the composer knew when it wrote the program."""
+
+    name: str
+    predicted_eps: float
+    composed_from: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a run's reports are about. `achieved_ratio` returns the samples trained per transition collected."""
+
+    counters: Counters
+    trainer: TrainerLike
+    replay: ReplayManager
+    achieved_ratio: Callable[[], float]
+
+
+class Reporter:
+    """Holds the run's folders, and tells the user and the log files about the run.
+
+    `td_error` and `beta` are those of the newest batch. `observe` names what the reports are about; `open` starts
+    display and logs, without which `say` prints and `show` does nothing, as in a benchmark.
+    """
+
+    def __init__(self, program: Program, options: Options, batch_size: int, rate: StepRate) -> None:
+        self._program, self._options, self._batch_size, self._rate = program, options, batch_size, rate
+        self._folder = RunFolder(options)
+        self._log: RunLog | None = None
+        self._display: ProgressDisplay | None = None
+        self._greedy_note = ""  # the last greedy evaluation, as the display shows it
+        self._shown_at = self._logged_at = self._folder_checked_at = -math.inf
+        self._started = time.monotonic()
+        self.td_error = self.beta = math.nan
+        self._subject: Subject
+
+    def start_clock(self) -> None:
+        """The run begins now."""
+        self._started = time.monotonic()
+
+    def observe(self, subject: Subject) -> None:
+        """Report on `subject` from now on."""
+        self._subject = subject
+
+    def open(self) -> None:
+        """Start the log files and the display."""
+        counters = self._subject.counters
+        step = counters.env_steps
+        self._log = RunLog(
+            self._options.run_dir,
+            resume=self._options.resume,
+            resume_step=step if step else None,
+            resume_wall_s=counters.wall_s,
+        )
+        self._display = ProgressDisplay(self._options.timesteps, initial_steps=step)
+        self._display.__enter__()
+
+    def close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End display and logs, and let go of the folders."""
+        if self._display is not None:
+            self._display.__exit__(kind, error, traceback)
+        if self._log is not None:
+            self._log.close()
+        self._folder.release()
+
+    # --- while the run goes on --------------------------------------------------------------------------------------
+
+    def wall_s(self) -> float:
+        """Seconds that the run has taken, those before a resumption included."""
+        return self._subject.counters.wall_s + time.monotonic() - self._started
+
+    def say(self, text: str) -> None:
+        """Tell the user, and the log file."""
+        logger.info(text)
+        if self._display is not None:
+            self._display.say(text)
+        else:
+            print(text, flush=True)
+
+    def show(self) -> None:
+        """Bring display, log files and run folder up to date, if that is due."""
+        now = time.monotonic()
+        if self._display is None or now - self._shown_at < _SHOW_INTERVAL_S:
+            return
+        self._shown_at = now
+        counters, gps = self._subject.counters, self._rate.recent
+        self._display.update(
+            steps=counters.env_steps,
+            mean_return=counters.mean_return,
+            eps=gps * self._batch_size,
+            gps=gps,
+            replay_ratio=self._subject.achieved_ratio(),
+            episodes=counters.episodes,
+            note=self._greedy_note,
+        )
+        if now - self._logged_at >= max(_LOG_INTERVAL_S, self.wall_s() / _LOGGED_ROWS):
+            self._logged_at = now
+            self._log_scalars()
+        if now - self._folder_checked_at >= _LOG_INTERVAL_S:
+            self._folder_checked_at = now
+            self.keep_folder()
+
+    def show_last(self) -> None:
+        """Show and log the counts that the run ends with."""
+        self._shown_at = -math.inf
+        self.show()
+        self._log_scalars()
+
+    def keep_folder(self) -> None:
+        """Go on in a new run folder where the run's own was moved or deleted."""
+        if not self._folder.keep():
+            return
+        if self._log is not None:
+            self._log.reopen()
+        if (handler := run_file_handler()) is not None:
+            handler.reopen()
+        if self._folder.is_lost(self._options.run_dir):
+            self._log = None
+            end_log_file()
+
+    def folder_error(self, directory: Path) -> ConfigurationError | None:
+        """Why the run must not write into its folder `directory`; None if it may."""
+        return self._folder.error(directory)
+
+    def _log_scalars(self) -> None:
+        if self._log is None:
+            return
+        subject, gps = self._subject, self._rate.recent
+        counters = subject.counters
+        self._log.scalars(
+            counters.env_steps,
+            {
+                "wall_s": self.wall_s(),
+                "gradient_steps": counters.gradient_steps,
+                "episodes": counters.episodes,
+                "training_return": counters.mean_return,
+                "eps": gps * self._batch_size,
+                "gps": gps,
+                "replay_ratio": subject.achieved_ratio(),
+                "td_error": self.td_error,
+                **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
+                **self._replay_scalars(),
+            },
+        )
+
+    def _replay_scalars(self) -> dict[str, float]:
+        replay = self._subject.replay
+        found = replay.statistics()
+        scalars = {name: float(getattr(found, name)) for name in _REPLAY_STATISTICS}
+        scalars |= {"alpha": replay.alpha, "beta": self.beta}
+        return {f"replay/{name}": value for name, value in scalars.items()}
+
+    def episode(self, actor: int, ret: float, length: int) -> None:
+        """An episode of `length` steps ended in an environment of `actor`, with the return `ret`."""
+        if self._log is not None:
+            self._log.episode(self._subject.counters.env_steps, self.wall_s(), actor, ret, length)
+
+    def evaluation(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
+        """The weights of `weights_step` were evaluated."""
+        if self._log is not None:
+            env_steps = self._subject.counters.env_steps
+            self._log.evaluation(env_steps, self.wall_s(), kind, weights_step, found.returns.tolist())
+        self._greedy_note = f"greedy {found.mean:.4g} at {weights_step:,}"
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def rates(self) -> dict[str, float]:
+        """The rates of the run, which the user is told."""
+        batch, predicted = self._batch_size, self._program.predicted_eps
+        busy, overall = self._rate.busy * batch, self._rate.overall * batch
+        against = (
+            f", {busy / predicted:.2f} of the {predicted:,.0f} EPS that the composer predicted" if predicted else ""
+        )
+        self.say(
+            f"Trained:        {busy:,.0f} EPS while a batch was under way{against}; "
+            f"{overall:,.0f} EPS overall, waiting for data included"
+        )
+        return {
+            "measured_eps": busy,
+            "predicted_eps": predicted,
+            "overall_eps": overall,
+            "overall_gps": self._rate.overall,
+        }
+
+    def summary(
+        self, rates: Mapping[str, float], *, env: str, stopped: str, update_delay: int, actor_restarts: int
+    ) -> dict[str, object]:
+        """What summary.json says of the run, without its evaluations."""
+        counters, replay = self._subject.counters, self._subject.replay.statistics()
+        return {
+            "program": self._program.name,
+            "composed_from": self._program.composed_from,
+            "environment": env,
+            "seed": self._options.seed,
+            "stopped": stopped,
+            "env_steps": counters.env_steps,
+            "gradient_steps": counters.gradient_steps,
+            "episodes": counters.episodes,
+            "replay_ratio": self._subject.achieved_ratio(),
+            "priority_update_delay": update_delay,
+            "stale_updates": replay.stale,
+            "saturated_priorities": replay.saturated,
+            "priority_rescales": replay.rescales,
+            "priority_recoveries": replay.recoveries,
+            "wall_s": self.wall_s(),
+            "actor_restarts": actor_restarts,
+            **rates,
+        }
+
+    def leave(self, evaluator: Evaluator, summary: Mapping[str, object], checkpoint: Path) -> str:
+        """Write weights and summary; what could not be written, with a warning, "" if all was."""
+        directory = self._options.run_dir
+        try:
+            if (refused := self._folder.error(directory)) is not None:
+                raise refused
+            evaluator.save(directory)
+            write_summary(directory / "summary.json", summary)
+        except (OSError, ConfigurationError) as error:
+            unwritten = f"Weights and summary cannot be written to {directory}: {str(error).rstrip('.')}."
+            logger.warning("%s The checkpoint %s has the weights.", unwritten, checkpoint)
+            return unwritten
+        return ""
+
+    def plot(self, title: str) -> Path | str:
+        """Draw the learning curve; where it is, or why there is none."""
+        if not self._subject.counters.episodes:
+            return "none, no episode has ended yet"
+        if self._folder.error(self._options.run_dir) is not None:
+            return "none, the run folder was lost"
+        try:
+            return plot_learning_curve(self._options.run_dir, title=title)
+        except (OSError, ConfigurationError) as error:
+            return f"none: {error}"

@@ -1,0 +1,192 @@
+"""Who takes part in a run, and what ends it: signals, failures of actors and of the Learner, reasons to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from pearl.actors.actor import ActorSetup
+from pearl.actors.process import ActorGroup
+from pearl.actors.shared_warnings import SharedWarnings
+from pearl.atomic_file import replace_file
+from pearl.errors import ActorError, PearlError, TrainerError
+from pearl.ipc.queues import WeightSyncQueue
+from pearl.replay.requests import ReplayRequestQueue
+from pearl.runtime.entry import run_log_file
+from pearl.runtime.interruption import Interruption
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.runtime.serial import InlineActor
+from pearl.runtime.workers import Worker
+
+
+class Supervisor:
+    """Starts, watches and stops the Learner's loop, the actors and the RRQ; a context manager, which takes signals.
+
+    `stop_reason` is empty while the run goes on, `failure` is what `finish` has to raise. `say` tells the user.
+    """
+
+    def __init__(self, run_dir: Path, *, serial: bool, say: Callable[[str], None]) -> None:
+        self._run_dir, self._serial, self._say = run_dir, serial, say
+        self._interruption = Interruption()
+        self._interruption_told = False
+        self.stop_reason = ""
+        self.failure: PearlError | None = None
+        self.actor_restarts = 0
+        self._workers: list[Worker] = []
+        self._inline: list[InlineActor] = []
+        self._group: ActorGroup | None = None
+        self._rrq: ReplayRequestQueue | None = None
+
+    def __enter__(self) -> Supervisor:
+        self._interruption.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._interruption.__exit__(kind, error, traceback)
+
+    # --- parties ----------------------------------------------------------------------------------------------------
+
+    def launch(self, worker: Worker) -> None:
+        """Start the Learner's loop in its thread; a serial run calls it from `run_inline`."""
+        self._workers.append(worker)
+        # Freeze live objects: torch steps trigger frequent GC.
+        gc.freeze()
+        if not self._serial:
+            worker.launch()
+
+    def launch_actors(
+        self,
+        setups: Sequence[ActorSetup],
+        dcqs: Sequence[DataCollectionQueue],
+        wsq: WeightSyncQueue,
+        *,
+        timeout_s: float,
+        shared_warnings: SharedWarnings,
+    ) -> None:
+        """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
+        if self._serial:
+            self._inline = [InlineActor(s, q, wsq) for s, q in zip(setups, dcqs, strict=True)]
+        else:
+            self._group = ActorGroup(
+                setups, dcqs, wsq, timeout_s=timeout_s or math.inf, shared_warnings=shared_warnings
+            )
+
+    def watch(self, rrq: ReplayRequestQueue) -> None:
+        """Count the RRQ's requests among what is under way, and close it at the end."""
+        self._rrq = rrq
+
+    def pending_requests(self) -> int:
+        """Requests that the Replay Manager has not answered yet."""
+        return self._rrq.pending() if self._rrq is not None else 0
+
+    def stop_parties(self) -> None:
+        """Stop all of them; each is stopped even if another fails to."""
+        with contextlib.ExitStack() as stack:
+            for worker in self._workers:
+                stack.callback(worker.stop)
+            for actor in self._inline:
+                stack.callback(actor.close)
+            if self._group is not None:
+                self.actor_restarts = self._group.restarts
+                stack.callback(self._group.stop)
+            if self._rrq is not None:
+                stack.callback(self._rrq.close)
+        self._workers, self._inline, self._group, self._rrq = [], [], None, None
+
+    def run_inline(self, env: str, *, collect: bool) -> None:
+        """Serial mode: let the others do one piece of work; actors only with `collect`."""
+        if any([worker.run_inline() for worker in self._workers]) or not collect:  # noqa: C419 (all run)
+            return
+        for actor in self._inline:
+            try:
+                actor.run_once()
+            except PearlError:
+                raise
+            except Exception as error:
+                detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
+                failure = ActorError(
+                    f"The environment {env} or the policy failed in an actor. The run stops here; its "
+                    f"checkpoint can be resumed with --resume once the cause is fixed.\n{detail}"
+                )
+                self.fail(failure, "actors failed")
+                return
+
+    def restart_inline(self, env_steps: int) -> None:
+        """Serial mode, after a checkpoint at `env_steps`: all go on as a resumed run's would, the same to the bit."""
+        for worker in self._workers:
+            worker.restarted()
+        self._inline = [actor.restarted(env_steps) for actor in self._inline]
+
+    # --- what ends a run --------------------------------------------------------------------------------------------
+
+    @property
+    def exit_code(self) -> int:
+        """Of the program."""
+        return self._interruption.exit_code
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked the run to stop."""
+        return self._interruption.signal is not None
+
+    def interrupted(self) -> bool:
+        """Tell whether a signal asked the run to stop, and say so to the user, once."""
+        if self._interruption.signal is None:
+            return False
+        name = self._interruption.signal.name
+        if not self.stop_reason:
+            self.stop(f"{name} received")
+        elif not self._interruption_told:
+            self._say(f"{name} received: what is left of the run is skipped.")
+        self._interruption_told = True
+        return True
+
+    def stop(self, reason: str) -> None:
+        """End the run; the first reason counts."""
+        if not self.stop_reason:
+            self.stop_reason = reason
+            self._say(f"Stopping: {reason}.")
+
+    def fail(self, failure: PearlError, reason: str) -> None:
+        """End the run with an error."""
+        self.failure = failure
+        self.stop(reason)
+
+    def check_workers(self) -> None:
+        """Raise what went wrong in the Learner's loop."""
+        for worker in self._workers:
+            self._check_worker(worker)
+
+    def _check_worker(self, worker: Worker) -> None:
+        """Raise what went wrong in the worker; a training step that failed leaves its batch in the run folder."""
+        try:
+            worker.check()
+        except TrainerError as error:
+            path = self._run_dir / "failed_batch.npz"
+            try:
+                with replace_file(path) as stream:
+                    np.savez(stream, **worker.last_batch())  # type: ignore[arg-type]
+            except OSError as failure:
+                raise TrainerError(f"{error} The batch could not be saved as {path}: {failure}.") from error
+            raise TrainerError(f"{error} The batch was saved as {path}: numpy.load() shows it.") from error
+        except PearlError as error:
+            raise type(error)(f"{error} The full traceback is in {run_log_file()}.") from error
+
+    def check_actors(self, env_steps: int) -> None:
+        """Restart actors that died, or end the run."""
+        # Once the run stops, actors may end as they like: whoever stopped it may have stopped them too.
+        if self._group is None or self.stop_reason or self.signalled:
+            return
+        try:
+            self._group.check(env_steps)
+        except ActorError as error:
+            self.fail(error, "actors failed")

@@ -1,0 +1,85 @@
+"""A new backend is one module and one line: composed, placed, generated and trained with, in both settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from programs import CsvPair, described, run
+from toy_backend import BACKEND
+
+import pearl.backends
+from composer import Composer
+from composer.matrix import MissingCell
+from composer.profiling.profiler import Profiler
+from pearl.devices import Device
+from pearl.errors import ConfigurationError, DeviceError
+
+HERE = Path(__file__).resolve().parent
+HOST = "cpu0,cpu,cpu,,2,60"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line; what is measured need not be measured well."""
+    monkeypatch.setitem(pearl.backends.TABLE, "toy", "toy_backend")
+    monkeypatch.setattr("composer.composer.Profiler", lambda *args: Profiler(*args, budget_s=0.02))
+
+
+def composed(csv_pair: CsvPair, selector: str = "", host: str = HOST) -> Composer:
+    composer = described(csv_pair(host, f"toy0,gpu,toy,{selector},1,30", connections=["cpu0,toy0,5,10"]))
+    composer.run()
+    return composer
+
+
+def test_a_row_of_the_new_backend_is_checked_like_any_other() -> None:
+    assert pearl.backends.backend_of(Device("toy0", "gpu", "toy")) is BACKEND
+    with pytest.raises(
+        ConfigurationError, match="a cpu is driven by cpu or sycl or null or model; found backend 'toy'"
+    ):
+        Device("toy0", "cpu", "toy")
+    with pytest.raises(ConfigurationError, match="A toy's selector"):
+        Device("toy0", "gpu", "toy", "7")
+
+
+def test_every_pair_with_it_is_priced_and_trains(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composer = composed(csv_pair)
+    cell = composer.matrix["toy0"].learner
+    assert not isinstance(cell, MissingCell)
+    assert (cell.implementation, cell.step.source) == ("toy", "measured")
+    pairs = {(c.replay.device, c.learner.device) for c in composer.placement.candidates}
+    assert pairs == {(i, j) for i in ("cpu0", "toy0") for j in ("cpu0", "toy0")}
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    for replay, learner, storage in (
+        ("toy0", "toy0", "toy0"),
+        ("cpu0", "toy0", "toy0"),
+        ("toy0", "cpu0", "cpu0"),
+    ):
+        placement = composer.placement.with_choice(replay_manager=replay, learner=learner)
+        placement = placement.with_choice(storage=storage)
+        program = composer.runtime_gen(placement=placement, path=tmp_path / f"{replay}_{learner}.py", timesteps=400)
+        text = program.read_text()
+        made = {name for name in ("make_toy_replay", "ToyStorage", "ToyLearner") if f"{name}(" in text}
+        wanted = {"make_toy_replay": replay, "ToyStorage": storage, "ToyLearner": learner}
+        assert made == {name for name, device in wanted.items() if device == "toy0"}
+        assert re.search(rf"Data Storage +{storage}$", text, re.MULTILINE)
+        assert not [o for o in placement.chosen.storage if o.device == "toy0" and learner != "toy0"]
+        code, output = run(program, "--serial", "--eval-episodes", "1")
+        assert code == 0, output
+
+
+def test_a_broken_one_is_a_named_missing_cell(csv_pair: CsvPair) -> None:
+    composer = composed(csv_pair, "broken")
+    row = composer.matrix["toy0"]
+    assert row.replay == row.pair == MissingCell("the toy is broken")
+    assert not isinstance(row.learner, MissingCell)
+    assert composer.placement.replay_manager == "cpu0"
+
+
+def test_the_host_that_fails_ends_composing(csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKEND, "host_rank", lambda device: -1)
+    with pytest.raises(DeviceError, match="the toy is broken"):
+        composed(csv_pair, "broken")

@@ -1,0 +1,101 @@
+"""Each algorithm of the table describes itself, and nothing outside `pearl.algorithms` asks for its class."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import composer
+import pearl
+from pearl.algorithms import ALGORITHMS, Trainer, one_of_algorithms
+from pearl.algorithms.update_rule import RuleStep, UpdateRule, update_rule_of
+
+OBS = spaces.Box(-1, 1, (5,), np.float32)
+SPACES = (spaces.Discrete(3), spaces.Box(-2, 2, (2,), np.float32))
+# Part of what a checkpoint is of: whether an actor-critic scales its observations.
+EXCEPTIONS = {"pearl/runtime/session.py"}
+
+
+def made(trainer_class: type[Trainer], **settings: object) -> Trainer:
+    """A trainer for the one of the action spaces that its algorithm takes."""
+    for space in SPACES:
+        try:
+            return trainer_class(OBS, space, **settings)
+        except Exception:
+            continue
+    raise AssertionError(f"{trainer_class.__name__} takes none of {SPACES}")
+
+
+def rule_of(trainer: object) -> UpdateRule:
+    rule = update_rule_of(trainer)
+    assert rule is not None
+    return rule
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_states_networks_step_and_policy(name: str) -> None:
+    trainer = made(ALGORITHMS[name], max_grad_norm=3.0, tau=0.25)
+    rule = rule_of(trainer)
+    step = rule.step
+    assert isinstance(step, RuleStep)
+    assert (step.scalars().max_grad_norm, step.scalars().tau) == (3.0, 0.25)
+    assert rule.policy.departure is None
+    assert rule.policy.module is trainer.policy
+    moved = {id(p) for network in rule.networks for p in network.module.parameters()}
+    optimized = [part.parameters for part in (step.critics, step.actor) if part is not None]
+    assert sum(len(flat._views) for flat in optimized) == len(moved)
+    assert (step.actor is None) == (rule.actor is None)
+    assert all(critic.target is not None for critic in rule.critics)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_scalars_are_those_of_now(name: str) -> None:
+    trainer = made(ALGORITHMS[name])
+    step = rule_of(trainer).step
+    assert isinstance(step, RuleStep)
+    trainer.tau = 0.125  # type: ignore[attr-defined]
+    assert step.scalars().tau == 0.125
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("member", ["update_policy", "end_of_step", "finish_step"])
+def test_a_step_of_ones_own_has_no_rule_but_the_policy_has(name: str, member: str) -> None:
+    base = ALGORITHMS[name]
+    own = type("Own", (base,), {member: lambda self, *arguments: getattr(super(own, self), member)(*arguments)})
+    rule = rule_of(made(own))
+    assert rule.step == f"Own overrides {member}, a part of {name}'s update rule"
+    assert rule.policy.departure is None
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_policy_of_ones_own_is_named(name: str) -> None:
+    own = type("Own", (ALGORITHMS[name],), {"get_action": lambda self, obs: obs})
+    assert rule_of(made(own)).policy.departure == "Own overrides get_action"
+
+
+def test_names_are_listed_from_the_table() -> None:
+    assert one_of_algorithms() == "DQN, DDPG, TD3 or SAC"
+    assert one_of_algorithms("Discrete") == "DQN"
+    assert one_of_algorithms("Box") == "DDPG, TD3 or SAC"
+    assert all(name in pearl.algorithms.__dict__ for name in ALGORITHMS)
+
+
+def test_nothing_else_asks_for_an_algorithms_class() -> None:
+    modules = {found.__module__ for found in ALGORITHMS.values()} | {"pearl.algorithms.actor_critic"}
+    names = "|".join(ALGORITHMS)
+    asked = re.compile(
+        rf"from ({'|'.join(map(re.escape, modules))}) import|from pearl\.algorithms import .*\b({names})\b"
+        rf"|isinstance\([^)]*\b({names}|ActorCritic|TwinCriticTrainer)\b"
+    )
+    found = set()
+    for package in (pearl, composer):
+        root = Path(str(package.__file__)).parent
+        for path in root.rglob("*.py"):
+            name = f"{root.name}/{path.relative_to(root)}"
+            if not name.startswith("pearl/algorithms/") and asked.search(path.read_text(encoding="utf-8")):
+                found.add(name)
+    assert found == EXCEPTIONS

@@ -1,0 +1,149 @@
+"""A backend that PEARL does not have, whole: its answers, a slow Replay Manager, a Data Storage, a Learner.
+
+Register it with one line: `pearl.backends.TABLE["toy"] = "toy_backend"`. Programs that use it import this module.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.trainer import Trainer, concatenated, load_concatenated, policy_tensors
+from pearl.backends.protocol import Backend, Factory, LearnerImplementation
+from pearl.devices import Device
+from pearl.devices.description import DeviceKind
+from pearl.errors import ConfigurationError, DeviceError
+from pearl.learner.protocol import StepResult
+from pearl.replay.protocol import Sample
+from pearl.replay.reference import ReferenceReplayManager
+from pearl.replay.storage import StorageOnDevice, matching_rows
+from pearl.spec import ReplaySpec, TransitionSpec
+
+LAUNCH_S = 1e-4  # what every request to the device takes
+
+
+class ToyReplayManager(ReferenceReplayManager):
+    """The reference, on a device that answers slowly."""
+
+    def sample(self, batch_size: int, beta: float = 0.4) -> Sample:
+        """Wait for the device, and draw."""
+        time.sleep(LAUNCH_S)
+        return super().sample(batch_size, beta)
+
+
+def make_toy_replay(spec: ReplaySpec, *, seed: int, selector: str) -> ToyReplayManager:
+    """The Replay Manager of the whole `spec`; DeviceError on a device that is broken."""
+    if selector == "broken":
+        raise DeviceError("the toy is broken")
+    fanout = 16 if spec.fanout == "auto" else spec.fanout
+    return ToyReplayManager(spec.capacity, fanout=fanout, mode=spec.mode, alpha=spec.first_alpha, seed=seed)
+
+
+class ToyStorage(StorageOnDevice):
+    """Columns in the device's memory."""
+
+    def __init__(self, spec: TransitionSpec, capacity: int, device: str) -> None:
+        super().__init__(spec, capacity)
+        self.device = device
+        self._columns = spec.empty(capacity)
+
+    @property
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """Copies, for checkpoints."""
+        return MappingProxyType({name: column.copy() for name, column in self._columns.items()})
+
+    def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
+        """Store the first `count` rows; return their slots."""
+        count = len(next(iter(columns.values()))) if count is None else count
+        slots = self._ring.next_indices(count)
+        for column, rows in zip(self._columns.values(), matching_rows(self.spec, columns, count), strict=True):
+            column[slots] = rows
+        self._ring.advance(count)
+        return slots
+
+    def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
+        """The rows at `indices`, in `out` if given."""
+        time.sleep(LAUNCH_S)
+        found = self.spec.empty(len(indices)) if out is None else out
+        for name, column in self._columns.items():
+            found[name][:] = column[indices]
+        return found
+
+    def restore(self, columns: Mapping[str, np.ndarray], *, size: int, cursor: int, inserted: int) -> None:
+        """Take over saved rows."""
+        self._ring.restore(size=size, cursor=cursor, inserted=inserted)
+        for column, rows in zip(self._columns.values(), matching_rows(self.spec, columns, size), strict=True):
+            column[:size] = rows
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class ToyLearner:
+    """Trains whole batches with the trainer's own step."""
+
+    backend = "toy"
+
+    def __init__(self, trainer: Trainer, *, device: str) -> None:
+        self.trainer, self.device = trainer, device
+        self._policy = policy_tensors(trainer)
+
+    @property
+    def weight_count(self) -> int:
+        """Of the policy snapshot."""
+        return sum(tensor.numel() for tensor in self._policy)
+
+    def prepare(self) -> None:
+        """Nothing to set up."""
+
+    def step(self, batch: Mapping[str, np.ndarray], weights: np.ndarray) -> StepResult:
+        """One step."""
+        columns = Batch(*(torch.from_numpy(batch[name]) for name in Batch._fields))
+        priorities = self.trainer.update_policy(columns, torch.from_numpy(weights)).detach().numpy()
+        td_error = float(priorities.mean())
+        return StepResult(priorities, td_error, {"td_error": td_error})
+
+    def write_weights(self, out: np.ndarray) -> None:
+        """Copy the policy snapshot."""
+        concatenated(self._policy, out=torch.from_numpy(out))
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Take a policy snapshot."""
+        load_concatenated(weights, self._policy)
+
+
+class ToyBackend(Backend):
+    """Drives toys: devices of kind gpu whose selector is empty, or "broken"."""
+
+    name = csv_name = "toy"
+    kinds = ("gpu",)
+    kernels = __name__
+    factory_names = ("make_toy_replay", "ToyStorage")
+
+    def __init__(self) -> None:
+        self.learners = {"toy": LearnerImplementation(__name__, "ToyLearner", ("device",))}
+
+    def check_selector(self, kind: DeviceKind, selector: str) -> None:
+        """Empty, or broken."""
+        if selector not in ("", "broken"):
+            raise ConfigurationError(f"A toy's selector is empty or 'broken'; found {selector!r}.")
+
+    def device_string(self, device: Device) -> str:
+        """All toys are alike."""
+        return "toy"
+
+    def replay(self, device: Device) -> Factory:
+        """A slow one."""
+        return Factory(__name__, "make_toy_replay", {"selector": device.selector})
+
+    def storage(self, device: Device) -> Factory:
+        """One of its own."""
+        return Factory(__name__, "ToyStorage")
+
+
+BACKEND = ToyBackend()

@@ -1,0 +1,212 @@
+"""Data flows: the order in which a run collects, trains and saves is one object, and the Session takes any."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from trainers import Counting, OwnTrainer
+
+from pearl.actors.actor import message_rows
+from pearl.algorithms import Batch
+from pearl.errors import ConfigurationError
+from pearl.learner.torch_learner import TorchLearner
+from pearl.replay import ReplayRequestQueue, make_replay_manager
+from pearl.runtime import (
+    AssignmentQueue,
+    CollectionBuffer,
+    DataCollectionQueue,
+    DoneQueue,
+    HostIteration,
+    LearnerWorker,
+    Options,
+    Program,
+    Session,
+    WeightSyncQueue,
+)
+from pearl.runtime.data_flow import DataFlow, OffPolicy
+from pearl.runtime.run_state import Counters
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+
+HORIZON, BATCH = 32, 8
+ACTORS = ActorSpec(env="Numbered-v0", envs_per_actor=1)
+TRAIN = TrainSpec(batch_size=BATCH, learning_starts=0, priority_update_delay=0)
+# The newest transitions, each once: what earlier rollouts left over is never reached.
+REPLAY = ReplaySpec(capacity=2 * HORIZON, mode="lifo", max_times_sampled=1)
+
+
+class Numbered(Counting):
+    """The reward of a step is its number, over all episodes and environments of the process."""
+
+    number = 0
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, info = super().step(action)
+        Numbered.number += 1
+        return obs, float(Numbered.number), terminated, truncated, info
+
+
+gym.register("Numbered-v0", Numbered)
+
+
+class Recording(OwnTrainer):
+    """Keeps the numbers of the steps that it trained on, by batch."""
+
+    def __init__(self, observation_space: gym.spaces.Box, action_space: gym.spaces.Discrete) -> None:
+        super().__init__(observation_space, action_space)
+        self.trained: list[list[int]] = []
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        self.trained.append([int(number) for number in batch.reward])
+        return super().update_policy(batch, weights)
+
+
+class OnPolicy:
+    """Collects HORIZON transitions, hands them over once, drops them; what fills no batch is dropped unused."""
+
+    insertion_rows = HORIZON
+
+    def __init__(self, _replay: ReplaySpec, _actors: ActorSpec, train: TrainSpec) -> None:
+        self._batch_size = train.batch_size
+
+    def begin(self, counters: Counters) -> None:
+        self._counters = counters
+        self._drop()
+
+    def _drop(self) -> None:
+        self._stored, self._samples = self._counters.stored, self._counters.samples
+
+    def collection_allowed(self) -> bool:
+        self.batches_allowed()
+        return self._counters.collected - self._stored < HORIZON
+
+    def insertion_wanted(self, rows: int, _age_s: float) -> bool:
+        return self._counters.stored - self._stored + rows >= HORIZON
+
+    def batches_allowed(self) -> int:
+        rows = self._counters.stored - self._stored
+        if rows < HORIZON:
+            return 0
+        left = (rows - (self._counters.samples - self._samples)) // self._batch_size
+        if not left:
+            self._drop()
+        return left
+
+    def checkpoint_allowed(self) -> bool:
+        self.batches_allowed()
+        return self._counters.collected == self._stored
+
+    def set_replay_ratio(self, _ratio: float) -> None:
+        raise ConfigurationError("On-policy training has no replay ratio.")
+
+    @property
+    def achieved_ratio(self) -> float:
+        return self._counters.samples / max(1, self._counters.stored)
+
+    def training_absent(self, _timesteps: int) -> str:
+        return ""
+
+    def why_no_training(self) -> str:
+        return ""
+
+
+def options(folder: Path, timesteps: int) -> Options:
+    return Options(timesteps, 1, folder, folder / "checkpoints", 64, False, True, False, 1.0, 0, timesteps, None)
+
+
+def run_setting_1(session: Session) -> Recording:
+    """What a generated program does, after its constants."""
+    with session:
+        trainer = session.make_trainer("cpu")
+        assert isinstance(trainer, Recording)
+        learner = TorchLearner(trainer, device="cpu")
+        replay, storage = make_replay_manager(REPLAY, seed=1), session.make_storage()
+        session.attach(replay, storage)
+        wsq = WeightSyncQueue(learner.weight_count)
+        dcq = DataCollectionQueue(session.transition, session.message_rows, 2, session.bell)
+        buffer = CollectionBuffer(session.transition, session.insertion_rows, session.message_rows)
+        laq, ldq = AssignmentQueue(BATCH, session.transition, 1), DoneQueue(BATCH, 1, session.bell)
+        rrq = ReplayRequestQueue(replay, max_batch=session.insertion_rows + session.message_rows, executor="inline")
+        session.watch(rrq)
+        session.launch(LearnerWorker(laq, ldq, wsq, session.bell, target=learner, weight_sync_interval=1))
+        session.launch_actors([dcq], wsq)
+        iteration = HostIteration(rrq, laq, ldq, BATCH, storage)
+        while session.running():
+            if session.wants_data(buffer) and (message := buffer.take(dcq)):
+                session.collected(message)
+            iteration.advance(session)
+            if session.insertion_due(buffer):
+                rrq.write_insert(storage.insert(buffer.take_all()))
+                session.inserted()
+            session.wait()
+        assert session.finish() == 0
+        return trainer
+
+
+def test_a_session_takes_an_on_policy_flow(tmp_path: Path) -> None:
+    """Each rollout is trained on once, whole batches of it, before the next is collected."""
+    session = Session(
+        Program("on-policy", 0.0),
+        options(tmp_path, 300),
+        trainer_class=Recording,
+        settings={},
+        actors=ACTORS,
+        replay=REPLAY,
+        train=TRAIN,
+        data_flow=OnPolicy,
+    )
+    batches = run_setting_1(session).trained
+    per_rollout = HORIZON // BATCH
+    assert len(batches) >= 8 * per_rollout
+    assert len(batches) % per_rollout == 0
+    rollouts = np.array(batches).reshape(-1, HORIZON)
+    newest = 0
+    for rollout in rollouts:
+        assert len(np.unique(rollout)) == HORIZON  # each transition once
+        assert rollout.min() > newest  # none of an earlier rollout
+        newest = rollout.max()
+    with pytest.raises(ConfigurationError, match="no replay ratio"):
+        session.set_replay_ratio(2.0)
+    assert len(list((tmp_path / "checkpoints").glob("checkpoint-*"))) >= 1
+
+
+def test_off_policy_goes_by_replay_ratio_and_learning_starts() -> None:
+    train = TrainSpec(batch_size=10, replay_ratio=2.0, learning_starts=100)
+    flow: DataFlow = OffPolicy(ReplaySpec(capacity=1000), ACTORS, train)
+    counters = Counters()
+    flow.begin(counters)
+    assert flow.collection_allowed()
+    assert not flow.batches_allowed()
+    assert "will not train" in flow.training_absent(50)
+    assert not flow.training_absent(500)
+    counters.collected = counters.stored = 110
+    assert flow.batches_allowed() == 2  # 2 samples for each of 10 transitions
+    counters.samples = 20
+    assert not flow.batches_allowed()
+    assert flow.achieved_ratio == 2.0
+    counters.collected += flow.insertion_rows + message_rows(ACTORS, train) + math.ceil(10 / 2.0) + 1
+    assert not flow.collection_allowed()  # it waits for training
+    flow.set_replay_ratio(4.0)
+    assert flow.checkpoint_allowed()
+
+
+def test_off_policy_inserts_a_full_buffer_or_waiting_data() -> None:
+    flow = OffPolicy(ReplaySpec(capacity=1000), ACTORS, TrainSpec(batch_size=10))
+    assert flow.insertion_wanted(flow.insertion_rows, 0.0)
+    assert not flow.insertion_wanted(flow.insertion_rows - 1, 0.0)
+    assert flow.insertion_wanted(1, 1.0)
+
+
+def test_the_iteration_of_setting_1_is_written_once() -> None:
+    """Programs run, and the profiler times, the same lines."""
+    root = Path(__file__).parents[1]
+    sources = [f for folder in ("pearl", "composer", "runtime_templates") for f in (root / folder).rglob("*.[pj]*")]
+    found = {f.name for f in sources if f.suffix in (".py", ".j2") and "rrq.write_sample(" in f.read_text()}
+    assert found == {"host_iteration.py"}
+    users = {f.name for f in sources if f.suffix in (".py", ".j2") and "HostIteration(rrq" in f.read_text()}
+    assert users == {"setting1.py.j2", "messages.py"}
