@@ -78,6 +78,10 @@ class ActorCritic(Trainer):
                 "gymnasium.wrappers.TransformObservation and a scale of your own."
             )
 
+    def checkpoint_identity(self) -> dict[str, str]:
+        """What its networks take their inputs for."""
+        return {"scale_observations": str(self.scale_observations)}
+
     def describe_inputs(self) -> str:
         """How observations enter the networks."""
         box = self._boxes[0]

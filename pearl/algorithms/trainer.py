@@ -201,6 +201,10 @@ class Trainer(abc.ABC):
         """Numbers of the algorithm's own to be logged, by name; called between steps."""
         return {}
 
+    def checkpoint_identity(self) -> dict[str, str]:
+        """Settings, by name, that a run must share with the checkpoint from which it goes on."""
+        return {}
+
     def describe_inputs(self) -> str:
         """One line for the log on what is done to observations before they enter the networks; "" for none."""
         return ""

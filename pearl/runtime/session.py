@@ -25,7 +25,6 @@ from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.normalization import normalization_warnings
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
-from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, transition_of
 from pearl.errors import CheckpointError, CheckpointWriteError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -181,8 +180,8 @@ class Session:
         }
         if self.replay_spec.share_next_obs:
             identity["next observations"] = "stored once"
-        if isinstance(self.trainer, ActorCritic):
-            identity["scale_observations"] = str(self.trainer.scale_observations)
+        if isinstance(self.trainer, Trainer):
+            identity |= self.trainer.checkpoint_identity()
         self._exponents = self._make_exponents(replay)
         self._state = RunState(identity, self.trainer, replay, storage)
         best = None

@@ -16,8 +16,6 @@ from pearl.algorithms.update_rule import RuleStep, UpdateRule, update_rule_of
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 SPACES = (spaces.Discrete(3), spaces.Box(-2, 2, (2,), np.float32))
-# Part of what a checkpoint is of: whether an actor-critic scales its observations.
-EXCEPTIONS = {"pearl/runtime/session.py"}
 
 
 def made(trainer_class: type[Trainer], **settings: object) -> Trainer:
@@ -98,4 +96,4 @@ def test_nothing_else_asks_for_an_algorithms_class() -> None:
             name = f"{root.name}/{path.relative_to(root)}"
             if not name.startswith("pearl/algorithms/") and asked.search(path.read_text(encoding="utf-8")):
                 found.add(name)
-    assert found == EXCEPTIONS
+    assert found == set()
