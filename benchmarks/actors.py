@@ -28,11 +28,11 @@ from benchmarks.record import Row, write
 from pearl import Composer
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.algorithms import DQN
 from pearl.algorithms.trainer import make_trainer
+from pearl.exploration import EpsilonGreedy
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.replay.storage import DataStorage
 from pearl.runtime.collection import CollectionBuffer

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.peers.training import ROOT, environment
 from benchmarks.record import Row, write
 from pearl import Composer
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN, SAC, TD3
+from pearl.exploration import EpsilonGreedy
 
 IMPLEMENTATIONS = ("native", "torch")
 ASSETS = ROOT / "docs" / "assets"

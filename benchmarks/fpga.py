@@ -20,11 +20,11 @@ from gymnasium import spaces
 
 from benchmarks.record import Row, write
 from pearl.algorithms import DDPG, DQN, TD3, Trainer
+from pearl.backends.fpga.learner import FpgaLearner
+from pearl.backends.sycl.learner import SyclLearner
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
-from pearl.learner.fpga_learner import FpgaLearner
-from pearl.learner.sycl_learner import SyclLearner
+from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.replay import make_replay_manager
-from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.spec import ReplaySpec, TransitionSpec
 
 OBS = spaces.Box(-1.0, 1.0, (8,), np.float32)
@@ -133,7 +133,7 @@ def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]
     storage.insert(rows_of(spec, SLOTS))
     joined = FpgaLearner(case.trainer(), sub_batches=case.copies)
     start = time.perf_counter()
-    training = joined.join(replay, storage, case.batch)
+    training = joined.fused_iteration(replay, storage, case.batch)
     assert training is not None
     training.train(0.4)
     first_joined = time.perf_counter() - start

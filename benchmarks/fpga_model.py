@@ -22,11 +22,11 @@ from composer.fpga.model import (
     explore,
     printed_learner,
 )
-from composer.fpga.tree_shape import LANES_MAX, TreeShape, eq4, eq5
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.placement import Placement
 from composer.platform import Platform
+from pearl.backends.fpga.tree_shape import LANES_MAX, TreeShape, eq4, eq5
 from pearl.backends.model.device import FpgaParameters
 from pearl.errors import CapacityError
 

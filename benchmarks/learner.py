@@ -26,7 +26,7 @@ from benchmarks.peers.torch_scripts import ActorCriticScript, Columns, DqnScript
 from benchmarks.record import Row, write  # noqa: E402
 from pearl import _native  # noqa: E402
 from pearl.algorithms import DDPG, DQN, SAC, TD3  # noqa: E402
-from pearl.learner.native_learner import NativeLearner  # noqa: E402
+from pearl.backends.cpu.learner import NativeLearner  # noqa: E402
 from pearl.learner.torch_learner import TorchLearner  # noqa: E402
 
 OBS_SIZE, ACTIONS = 4, 2  # CartPole's; of the actor-critics, the size of an action

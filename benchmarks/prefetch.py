@@ -33,8 +33,8 @@ from benchmarks.record import Row, write  # noqa: E402
 from pearl import _native  # noqa: E402
 from pearl.algorithms import DQN, SAC  # noqa: E402
 from pearl.algorithms.trainer import policy_tensors  # noqa: E402
+from pearl.backends.cpu.learner import NativeLearner  # noqa: E402
 from pearl.ipc.queues import Bell, WeightSyncQueue  # noqa: E402
-from pearl.learner.native_learner import NativeLearner  # noqa: E402
 from pearl.replay import DataStorage, ReplayManager, make_replay_manager  # noqa: E402
 from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop  # noqa: E402
 from pearl.spec import ReplaySpec, TransitionSpec  # noqa: E402

@@ -26,10 +26,10 @@ import numpy as np
 from benchmarks import peers
 from benchmarks.record import Row, write
 from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.replay import DEFAULT_DEVICE
 from pearl.replay import DataStorage, ReplayManager, make_replay_manager
 from pearl.replay.memory import free_memory
 from pearl.replay.reference import mulhi64, stratified
-from pearl.replay.sycl import DEFAULT_DEVICE
 from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
 
 Kind = Literal["tree sample", "tree update", "sample", "insert", "uniform sample", "uniform insert"]

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.record import Row, write
-from composer.fpga.tree_cells import Cells, estimate
-from composer.fpga.tree_shape import TreeShape, eq4, eq5
 from kernels.rtl import cycles
 from kernels.rtl.learner_stages import balanced_unrolls, exact_depths, learner_of, proportional_unrolls
 from kernels.rtl.replay_simulation import run
 from kernels.rtl.requests import Operation, Request
 from kernels.rtl.stage_simulator import simulate
 from kernels.rtl.synthesis import rtlil_of, synthesise
+from pearl.backends.fpga.tree_cells import Cells, estimate
+from pearl.backends.fpga.tree_shape import TreeShape, eq4, eq5
 
 KEPT = Path(__file__).resolve().parent.parent / "build" / "rtl"
 

@@ -52,11 +52,11 @@ class Loop:
         from gymnasium import spaces
 
         from pearl import algorithms
+        from pearl.backends.cpu.learner import NativeLearner
+        from pearl.backends.sycl.learner import SyclLearner
+        from pearl.backends.sycl.storage import SyclDataStorage
         from pearl.ipc.queues import Bell, WeightSyncQueue
-        from pearl.learner.native_learner import NativeLearner
-        from pearl.learner.sycl_learner import SyclLearner
         from pearl.replay import DataStorage, make_replay_manager
-        from pearl.replay.sycl_storage import SyclDataStorage
         from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
         from pearl.spec import ReplaySpec, TransitionSpec
 

@@ -27,13 +27,13 @@ from composer.report import microseconds
 from composer.storage_rule import StorageRule
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
-from pearl.actors.exploration import make_explorer
 from pearl.actors.normalization import normalization_warnings
 from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
+from pearl.exploration import make_explorer
 from pearl.learner.extract import extract_networks
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES

@@ -32,13 +32,11 @@ from pearl.devices.description import (
     QUANTITIES,
     Connection,
     Device,
-    DeviceKind,
     check_selector,
 )
 from pearl.errors import ConfigurationError, DeviceFileError, PlacementError
 
 # A device's own memory where neither a connection row nor memory_bandwidth_gbps states it (gigabytes per second).
-OWN_MEMORY_GBPS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 20.0, "gpu": 300.0, "fpga": 15.0})
 OWN_MEMORY_LATENCY_US = 0.1
 
 # Every pair of devices is costed, and listed in the placement: 64 make 4,096 pairs for each Learner.
@@ -486,7 +484,7 @@ class Platform:
     def _hop(self, start: Device, end: Device) -> Connection | None:
         row = self._rows.get((start.name, end.name)) or self._rows.get((end.name, start.name))
         if row is None and start.name == end.name:
-            bandwidth = start.memory_bandwidth_gbps or OWN_MEMORY_GBPS[start.kind]
+            bandwidth = start.memory_bandwidth_gbps or backend_of(start).usual_memory_gbps[start.kind]
             return Connection(start.name, start.name, OWN_MEMORY_LATENCY_US, bandwidth)
         return row
 

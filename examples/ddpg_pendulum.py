@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from pearl import Composer
-from pearl.actors.exploration import GaussianNoise
 from pearl.algorithms import DDPG
+from pearl.exploration import GaussianNoise
 from pearl.runtime import run_generated, run_program
 
 ENV = "Pendulum-v1"

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from pearl import Composer
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
+from pearl.exploration import EpsilonGreedy
 from pearl.runtime import run_generated, run_program
 
 ENV = "CartPole-v1"

@@ -16,9 +16,9 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from torch import nn
 
 from pearl import Composer
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 from pearl.algorithms.networks import ScaleBytes
+from pearl.exploration import EpsilonGreedy
 from pearl.runtime import run_generated, run_program
 
 ENV = "PongFrames-v0"

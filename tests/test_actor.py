@@ -15,15 +15,15 @@ from torch import nn
 
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
-from pearl.actors.exploration import (
+from pearl.algorithms import DDPG, DQN, Batch, TrainerLike
+from pearl.errors import ConfigurationError, EnvError
+from pearl.exploration import (
     EpsilonGreedy,
     Exploration,
     GaussianNoise,
     OrnsteinUhlenbeck,
     make_explorer,
 )
-from pearl.algorithms import DDPG, DQN, Batch, TrainerLike
-from pearl.errors import ConfigurationError, EnvError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.queues import DataCollectionQueue

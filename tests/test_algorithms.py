@@ -30,11 +30,11 @@ from references import (
 )
 from torch import nn
 
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Batch, Trainer, make_trainer
 from pearl.algorithms.networks import NatureCNN, mlp
 from pearl.algorithms.trainer import modules_of, policy_tensors
 from pearl.errors import EnvError, TrainerError
+from pearl.exploration import EpsilonGreedy
 from pearl.learner.flat import FlatParameters
 
 

@@ -17,8 +17,8 @@ from programs import CONNECTION_HEADER, DEVICE_HEADER, ONE_CPU, described, write
 from composer import Composer
 from pearl.actors.actor import Actor, ActorSetup, check_messages_fit
 from pearl.actors.environment import make_vector_env
-from pearl.actors.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck
 from pearl.algorithms import DDPG, DQN
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import (
     CapacityError,
     ConfigurationError,
@@ -29,8 +29,8 @@ from pearl.errors import (
     PlacementError,
     TrainerError,
 )
+from pearl.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck
 from pearl.replay import memory
-from pearl.replay.native import NativeReplayManager
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 

@@ -29,8 +29,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.runtime import checkpoint, checkpoint_files
 from pearl.runtime.checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint

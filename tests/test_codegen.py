@@ -37,10 +37,10 @@ from composer.placement import Placement
 from composer.platform import Platform
 from composer.problem import Problem
 from composer.storage_rule import StorageRule
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, GenerationError, PlacementError
+from pearl.exploration import EpsilonGreedy
 from pearl.replay import Constant, Linear
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -504,7 +504,7 @@ def test_a_learner_that_cannot_be_is_refused(learner: str, change: dict[str, Any
 
 def test_a_program_imports_the_learner_it_uses() -> None:
     native, torch = (text_of(source(placed("cpu0", "cpu0", implementation=name))) for name in ("native", "torch"))
-    assert "from pearl.learner.native_learner import NativeLearner" in native
+    assert "from pearl.backends.cpu.learner import NativeLearner" in native
     assert "TorchLearner" not in native
     assert "NativeLearner" not in torch
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pearl import _native
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import ConfigurationError, ReplayError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import (
     LEAF_MAX,
     ReferenceReplayManager,
@@ -58,7 +58,7 @@ def test_the_environment_chooses_a_variant(name):
 
 
 def test_an_unknown_variant_in_the_environment_is_refused_by_name():
-    code = "from pearl.replay.native import NativeReplayManager as M; M(4).insert([0], [1.0])"
+    code = "from pearl.backends.cpu.replay import NativeReplayManager as M; M(4).insert([0], [1.0])"
     environment = {**os.environ, "PEARL_ISA": "sse9"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode != 0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pearl.replay.native import NativeReplayManager
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.replay.reference import ReferenceReplayManager, mulhi64
 
 LEAF_MAX = 2**28 - 1

@@ -12,12 +12,12 @@ from gymnasium import spaces
 from torch import nn
 
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms import DDPG, DQN, Batch
 from pearl.algorithms.trainer import Trainer
 from pearl.errors import EnvError
+from pearl.exploration import EpsilonGreedy
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec

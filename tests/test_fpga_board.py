@@ -17,10 +17,10 @@ from gymnasium import spaces
 
 from composer.fpga.reported_learner import Algorithm, LearnerBuild
 from pearl.algorithms import DDPG, DQN, TD3, Trainer
+from pearl.backends.fpga.learner import FpgaLearner
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
-from pearl.learner.fpga_learner import FpgaLearner
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -18,7 +18,7 @@ USE = """
 import ctypes
 import os
 from pearl.errors import DeviceError
-from pearl.replay.fpga import FpgaReplayManager
+from pearl.backends.fpga.replay import FpgaReplayManager
 def refused(call):
     try:
         print("no error:", call())
@@ -76,7 +76,7 @@ LEARN = """
 import numpy as np
 from gymnasium import spaces
 from pearl.algorithms import DQN
-from pearl.learner.fpga_learner import FpgaLearner
+from pearl.backends.fpga.learner import FpgaLearner
 trainer = DQN(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2), hidden_sizes=(4,))
 learner = FpgaLearner(trainer, sub_batches=1, timeout_s=1.5)
 def batch(rows):

@@ -22,13 +22,13 @@ from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.algorithms.batch import Batch
+from pearl.backends.fpga.learner import FpgaLearner
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import ConfigurationError, DeviceError, TrainerError
-from pearl.learner.fpga_learner import FpgaLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import make_replay_manager
-from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.spec import ReplaySpec, TransitionSpec
 
 EMULATOR = sycl_availability(EMULATOR_SELECTOR)
@@ -368,7 +368,7 @@ class OnFpga(Setup):
         def learner(trainer: Trainer) -> FpgaLearner:
             made = FpgaLearner(trainer, sub_batches=2 if issubclass(trainer_class, DQN) else 1, timeout_s=TIMEOUT_S)
             if not joined:
-                made.join = lambda *_: None  # type: ignore[method-assign]
+                made.fused_iteration = lambda *_: None  # type: ignore[method-assign]
             self.learner = made
             return made
 

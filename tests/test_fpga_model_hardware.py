@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from composer.fpga.learner_pipeline import LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
 from composer.fpga.model import FANOUTS, Exploration, FpgaPart, LearnerDesign, ReplayTree, Resources, explore
-from composer.fpga.tree_cells import estimate
 from composer.matrix import ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row
+from pearl.backends.fpga.replay import FpgaReplayManager, tree_levels
+from pearl.backends.fpga.tree_cells import estimate
 from pearl.backends.model.device import FpgaParameters
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.devices import Device
 from pearl.errors import CapacityError
-from pearl.replay.fpga import FpgaReplayManager, tree_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # neither kernels/rtl nor benchmarks are installed

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pearl.backends.cpu.replay import NativeReplayManager
+from pearl.backends.fpga.replay import FpgaReplayManager
 from pearl.errors import CapacityError, ConfigurationError, DeviceError, PriorityError, ReplayError
 from pearl.replay import make_replay_manager
-from pearl.replay.fpga import FpgaReplayManager
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.spec import ReplaySpec
 
@@ -83,8 +83,8 @@ def test_two_managers_of_one_shape_are_apart_and_closing_stops_one():
 AT_ONCE = """
 import sys
 import numpy as np
-from pearl.replay.fpga import FpgaReplayManager
-from pearl.replay.native import NativeReplayManager
+from pearl.backends.fpga.replay import FpgaReplayManager
+from pearl.backends.cpu.replay import NativeReplayManager
 seed = int(sys.argv[1])
 replay, native = (kind(50, fanout=4, seed=seed) for kind in (FpgaReplayManager, NativeReplayManager))
 print("made", flush=True)
@@ -158,7 +158,10 @@ def test_limits_of_the_kernel_and_devices_that_are_no_fpga():
 def test_an_emulator_that_is_absent_is_named_with_the_command_that_adds_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PEARL_FPGA_EMULATOR", str(tmp_path))
     monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
-    code = "from pearl.replay.fpga import FpgaReplayManager as F\ntry: F(10)\nexcept Exception as e: print(repr(e))"
+    code = (
+        "from pearl.backends.fpga.replay import FpgaReplayManager as F\n"
+        "try: F(10)\nexcept Exception as e: print(repr(e))"
+    )
     assert "DeviceError" in (said := run_python(code))
     assert "pearl devices --setup-fpga-emulator" in said
 

@@ -17,7 +17,7 @@ trainer = make_trainer(TinyDQN, spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.
 """
 
 NATIVE = """
-from pearl.learner.native_learner import NativeLearner
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import TransitionSpec
 batch = TransitionSpec.from_spaces(trainer.observation_space, trainer.action_space).empty(4)

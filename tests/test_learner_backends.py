@@ -39,11 +39,11 @@ from composer.spec_file import load_spec
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends import check_implementation, learners
 from pearl.backends.cpu import BACKEND as CPU_BACKEND
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.protocol import LearnerImplementation
 from pearl.cli import app
 from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError, PlacementError, TrainerError
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 
 EACH = pytest.mark.parametrize("name", ["torch", "native"])

@@ -18,8 +18,8 @@ from torch import nn
 from pearl import _native
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.algorithms.trainer import modules_of
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import TrainerError
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 

@@ -18,9 +18,9 @@ from torch import nn
 from pearl import _native
 from pearl.algorithms import DQN, Batch, Trainer
 from pearl.algorithms.networks import DuelingHead, mlp
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.flat import FlatParameters
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import read_network, weights_of
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors

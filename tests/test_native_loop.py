@@ -15,9 +15,9 @@ from gymnasium import spaces
 from pearl import _native
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.algorithms.trainer import Trainer, policy_tensors
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ReplayError, TrainerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
@@ -99,7 +99,7 @@ class Setup:
         self.laq, self.ldq = GrantQueue(2), ProgressQueue(2, self.bell)
         self.wsq = WeightSyncQueue(made.weight_count)
         if not native:
-            made.start_loop = lambda *_: None
+            made.fused_loop = lambda *_: None
         self.loop = TrainingLoop(
             self.laq,
             self.ldq,
@@ -353,13 +353,13 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     queues = (setup.laq.native, setup.ldq.native, setup.wsq.native)
     wide = DataStorage(TransitionSpec.from_spaces(spaces.Box(-1.0, 1.0, (9,), np.float32), DISCRETE), CAPACITY)
     with pytest.raises(TrainerError, match="bytes of column 0"):
-        learner.start_loop(setup.replay, wide, BATCH, queues, 1)
+        learner.fused_loop(setup.replay, wide, BATCH, queues, 1)
     other = make_replay_manager(ReplaySpec(CAPACITY + 1), seed=5)
     with pytest.raises(TrainerError, match="differ in capacity: 301 and 300"):
-        learner.start_loop(other, setup.storage, BATCH, queues, 1)
+        learner.fused_loop(other, setup.storage, BATCH, queues, 1)
     small = WeightSyncQueue(3)
     with pytest.raises(TrainerError, match="the queue to the Actors takes 3"):
-        learner.start_loop(setup.replay, setup.storage, BATCH, (*queues[:2], small.native), 1)
+        learner.fused_loop(setup.replay, setup.storage, BATCH, (*queues[:2], small.native), 1)
 
 
 def test_threads_do_not_outlive_the_loop() -> None:

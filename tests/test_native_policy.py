@@ -25,13 +25,13 @@ from torch import nn
 from trainers import OwnTrainer
 
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.actors.standalone import standalone
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.algorithms.trainer import make_trainer, policy_tensors
+from pearl.exploration import EpsilonGreedy, GaussianNoise
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.torch_learner import TorchLearner

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from trainers import Collapsing
 
 from pearl.algorithms import DQN
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.storage import DataStorage
 from pearl.runtime import outcome
 from pearl.runtime.checkpoint_files import manifest_crc32

@@ -12,8 +12,8 @@ import itertools
 import numpy as np
 import pytest
 
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import ReplayError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.sequences import gather_slices, gather_stacks, n_step_returns
 from pearl.replay.storage import DataStorage

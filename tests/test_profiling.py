@@ -28,10 +28,10 @@ from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.report import Report
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.protocol import Factory
 from pearl.errors import EnvError
 from pearl.ipc.queues import Bell
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.native_plan import UnsupportedError
 from pearl.runtime.workers import GrantQueue, ProgressQueue
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
@@ -342,14 +342,14 @@ def test_setting_2_is_measured_by_the_loop_that_a_run_takes(
 ) -> None:
     loops: list[NativeLearner] = []
     steps: list[NativeLearner] = []
-    start_loop, step = NativeLearner.start_loop, NativeLearner.step
+    fused_loop, step = NativeLearner.fused_loop, NativeLearner.step
 
     def started(self: NativeLearner, *args: Any) -> Any:
-        if (loop := start_loop(self, *args)) is not None:
+        if (loop := fused_loop(self, *args)) is not None:
             loops.append(self)
         return loop
 
-    monkeypatch.setattr(NativeLearner, "start_loop", started)
+    monkeypatch.setattr(NativeLearner, "fused_loop", started)
     monkeypatch.setattr(NativeLearner, "step", lambda self, *args: (steps.append(self), step(self, *args))[1])
     composer = described(
         csv_pair(*ONE_CPU), settings={"implementation": "native"}, calibration=tmp_path / "calibration.json"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.fpga.tree_shape import TreeShape, eq4, eq5
+from pearl.backends.fpga.tree_shape import TreeShape, eq4, eq5
 from pearl.errors import ConfigurationError
 from pearl.replay.reference import ReferenceReplayManager, mulhi64, quantise, stratified
 

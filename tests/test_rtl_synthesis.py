@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from composer.fpga.tree_cells import Cells, estimate, memory_blocks
-from composer.fpga.tree_shape import TreeShape
+from pearl.backends.fpga.tree_cells import Cells, estimate, memory_blocks
+from pearl.backends.fpga.tree_shape import TreeShape
 from pearl.errors import DeviceError
 
 pytest.importorskip("amaranth", reason="Amaranth is not installed: `make rtl`, or `pip install amaranth`.")

@@ -39,12 +39,12 @@ from trainers import TinyDDPG, TinySAC
 
 from composer.codegen.python_source import literal
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.exploration import PolicySampling, make_explorer
 from pearl.algorithms import SAC, Batch, make_trainer
 from pearl.algorithms.networks import mlp
 from pearl.algorithms.sac import GaussianPolicy
 from pearl.algorithms.trainer import modules_of
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.exploration import PolicySampling, make_explorer
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec

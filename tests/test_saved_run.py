@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from pearl.algorithms import DQN
+from pearl.backends.cpu.learner import NativeLearner
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, PearlError
-from pearl.learner.native_learner import NativeLearner
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
 from pearl.runtime.checkpoint_files import manifest_crc32

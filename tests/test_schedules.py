@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import ConfigurationError, ReplayError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.schedules import Constant, Linear, ScheduledExponents
 
 

@@ -14,11 +14,11 @@ from programs import ONE_CPU, CsvPair, described
 from torch import nn
 from trainers import OwnTrainer
 
-from pearl.actors.exploration import make_explorer
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.algorithms.networks import NatureCNN
 from pearl.algorithms.trainer import flattening_note, make_trainer
 from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.exploration import make_explorer
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
 THREE = spaces.Discrete(3)

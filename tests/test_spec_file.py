@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.spec_file import ProgramOptions, load_spec
-from pearl.actors.exploration import EpsilonGreedy, GaussianNoise
 from pearl.errors import ConfigurationError, PearlError, TrainerError
+from pearl.exploration import EpsilonGreedy, GaussianNoise
 from pearl.replay import Constant, Linear
 from pearl.runtime.options import check_goal
 from pearl.spec import ReplaySpec

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl.replay.native import NativeReplayManager
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.replay.reference import (
     LEAF_MAX,
     ReferenceReplayManager,

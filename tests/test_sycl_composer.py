@@ -199,7 +199,7 @@ def test_a_device_whose_memory_does_not_suffice_takes_less(
     def full(*_: object) -> None:
         raise CapacityError("A Data Storage of 2,000 transitions does not fit.")
 
-    monkeypatch.setattr("pearl.replay.sycl_storage.SyclDataStorage", full)
+    monkeypatch.setattr("pearl.backends.sycl.storage.SyclDataStorage", full)
     composer = composed(calibration=tmp_path / "calibration.json")
     row = composer.matrix["sycl:cpu0"]
     assert row.pair == MissingCell("A Data Storage of 2,000 transitions does not fit.")
@@ -215,7 +215,7 @@ def test_kernels_that_do_not_compile_leave_the_cpu(
     def broken(*_: object) -> None:
         raise DeviceError("The kernels of learner.sycl.cpp do not compile for X.\nerror: one\nerror: two")
 
-    monkeypatch.setattr("pearl.learner.sycl_learner.SyclLearner._make_kernel", broken)
+    monkeypatch.setattr("pearl.backends.sycl.learner.SyclLearner._make_kernel", broken)
     composer = composed(calibration=tmp_path / "calibration.json")
     row = composer.matrix["sycl:cpu0"]
     assert row.learner == row.pair == MissingCell("The kernels of learner.sycl.cpp do not compile for X.")

@@ -40,9 +40,9 @@ from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.backends.sycl.device import sycl_availability, sycl_queue
+from pearl.backends.sycl.learner import SyclLearner
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.errors import TrainerError
-from pearl.learner.sycl_learner import SyclLearner
 from pearl.learner.torch_learner import TorchLearner
 
 CPU = sycl_availability("opencl:cpu")

@@ -21,11 +21,11 @@ from test_native_loop import (
 )
 
 from pearl.algorithms import Trainer
+from pearl.backends.sycl.learner import SyclLearner
+from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import TrainerError
-from pearl.learner.sycl_learner import SyclLearner
 from pearl.replay import make_replay_manager
 from pearl.replay.storage import DataStorage
-from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.spec import ReplaySpec, TransitionSpec
 
 pytestmark = pytest.mark.sycl
@@ -152,7 +152,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     queues = (setup.laq.native, setup.ldq.native, setup.wsq.native)
     other = make_replay_manager(ReplaySpec(CAPACITY + 1), seed=5, backend="sycl")
     with pytest.raises(TrainerError, match=f"differ in capacity: {CAPACITY + 1} and {CAPACITY}"):
-        learner.start_loop(other, setup.storage, BATCH, queues, 1)
+        learner.fused_loop(other, setup.storage, BATCH, queues, 1)
     wide = SyclDataStorage(TransitionSpec.from_spaces(spaces.Box(-1.0, 1.0, (9,), np.float32), DISCRETE), CAPACITY)
     with pytest.raises(TrainerError, match="bytes of column 0"):
-        learner.start_loop(setup.replay, wide, BATCH, queues, 1)
+        learner.fused_loop(setup.replay, wide, BATCH, queues, 1)

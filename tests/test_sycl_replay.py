@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pearl.backends.cpu.replay import NativeReplayManager
+from pearl.backends.sycl.replay import SyclReplayManager
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import CapacityError, PriorityError, ReplayError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.storage import DataStorage
-from pearl.replay.sycl import SyclReplayManager
-from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.spec import FieldSpec, TransitionSpec
 
 pytestmark = pytest.mark.sycl

@@ -18,8 +18,8 @@ from gymnasium import spaces
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
-from pearl.actors.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Batch
+from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 
 
 class TinyDQN(DQN):

@@ -174,7 +174,7 @@ def _imported_names(
 ) -> str:
     problem = source.problem
     modules: dict[str, set[str]] = {
-        "pearl.actors.exploration": {type(v).__name__ for v in problem.settings.values()}
+        "pearl.exploration": {type(v).__name__ for v in problem.settings.values()}
         & {kind.__name__ for kind in EXPLORATIONS},
         found.module: {found.name},
         "pearl.replay": {

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from pearl.actors import exploration
+from pearl import exploration
 from pearl.errors import GenerationError
 
 EXPLORATIONS = (

@@ -22,10 +22,10 @@ from pearl import __version__
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends import backend_of
 from pearl.backends.fpga import ESTIMATOR
+from pearl.backends.fpga.replay import check_design
 from pearl.backends.model.device import FpgaParameters
 from pearl.devices.description import Device
 from pearl.errors import CapacityError, ConfigurationError, VendorReportError
-from pearl.replay.fpga import check_design
 
 if TYPE_CHECKING:
     from composer.problem import Problem

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from composer.fpga.learner_pipeline import LearnerPipeline
-from composer.fpga.tree_cells import estimate, memory_blocks
-from composer.fpga.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
 from composer.platform import Link
 from pearl.backends import backend_of
+from pearl.backends.fpga.tree_cells import estimate, memory_blocks
+from pearl.backends.fpga.tree_shape import LANES_MAX, LEAF_BITS, ROOT_BITS_MAX, LevelMemory, TreeShape, eq4, eq5
 from pearl.backends.model.device import FpgaParameters, model_parameters
 from pearl.devices.description import Device
 from pearl.errors import CapacityError, ConfigurationError

@@ -43,7 +43,7 @@ class _NoStorage:
         return out or {}
 
 
-class _NoLearner:
+class _NoLearner(Learner):
     weight_count = 1
     backend = device = "none"
 

@@ -88,7 +88,7 @@ _Cell = TypeVar("_Cell")
 _METHOD = sorted(Path(__file__).parent.glob("*.py"))
 _HOST_LOOP = ("runtime/host_iteration.py", "runtime/queues.py", "runtime/workers.py")
 _SOURCES = {
-    "actor": ("actors/*.py", "algorithms/*.py"),
+    "actor": ("actors/*.py", "algorithms/*.py", "exploration.py"),
     "replay": ("replay/*.py", "backends/**/*.py"),
     "learner": (),
     "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),

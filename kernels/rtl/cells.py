@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer.fpga.tree_cells import Cells
+from pearl.backends.fpga.tree_cells import Cells
 from pearl.errors import DeviceError
 
 # The device's LUTs that one memory or shift register cell takes (AMD UG574, "CLB Resources"): a SLICEM has eight.

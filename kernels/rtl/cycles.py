@@ -1,6 +1,7 @@
 """Cycles of the learner pipeline: the papers' closed forms, `eq6` and `cf22`, and what its stages take.
 
-Nothing here needs Amaranth or numba. Those of the replay pipeline are methods of `composer.fpga.tree_shape.TreeShape`.
+Nothing here needs Amaranth or numba. Those of the replay pipeline are methods of
+`pearl.backends.fpga.tree_shape.TreeShape`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 
-from composer.fpga.tree_shape import TreeShape
 from kernels.rtl.requests import Operation
+from pearl.backends.fpga.tree_shape import TreeShape
 
 
 def request_layout(shape: TreeShape) -> data.StructLayout:

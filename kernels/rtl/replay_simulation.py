@@ -9,9 +9,9 @@ import numpy as np
 from amaranth.sim import Simulator
 from numpy.typing import NDArray
 
-from composer.fpga.tree_shape import TreeShape
 from kernels.rtl.replay_pipeline import ReplayPipeline
 from kernels.rtl.requests import Operation, Request, Result, Run
+from pearl.backends.fpga.tree_shape import TreeShape
 
 
 def run(shape: TreeShape, requests: Sequence[Request], leaves: NDArray[np.uint64] | None = None) -> Run:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from amaranth.back import rtlil
 
-from composer.fpga.tree_cells import Cells
-from composer.fpga.tree_shape import TreeShape
 from kernels.rtl.cells import count_cells
 from kernels.rtl.replay_pipeline import ReplayPipeline
+from pearl.backends.fpga.tree_cells import Cells
+from pearl.backends.fpga.tree_shape import TreeShape
 from pearl.errors import DeviceError
 
 

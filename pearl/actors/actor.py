@@ -14,10 +14,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from pearl.actors.environment import autoreset_mode, make_vector_env
-from pearl.actors.exploration import Exploration, PolicySampling, make_explorer
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.spec import ActorSpec, ActorStep, ReplaySpec, TrainSpec, TransitionSpec
 
 if TYPE_CHECKING:

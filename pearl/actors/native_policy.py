@@ -14,7 +14,7 @@ import numpy as np
 from pearl import _native
 
 if TYPE_CHECKING:
-    from pearl.actors.exploration import Exploration
+    from pearl.exploration import Exploration
 
 Head: TypeAlias = Literal["argmax", "tanh", "gaussian"]
 Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # as `_native.Network` takes them

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pearl.actors.exploration import Exploration, OrnsteinUhlenbeck
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Critic, Policy
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
+from pearl.exploration import Exploration, OrnsteinUhlenbeck
 from pearl.learner.flat import FlatParameters
 
 _LINEAR_RANGE = 2.0  # tanh(2) = 0.96

@@ -10,7 +10,6 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
-from pearl.actors.exploration import EpsilonGreedy, Exploration
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import q_network
 from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
@@ -25,6 +24,7 @@ from pearl.algorithms.update_rule import (
     policy_departure,
     step_departure,
 )
+from pearl.exploration import EpsilonGreedy, Exploration
 from pearl.learner.flat import FlatParameters
 
 _STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply")

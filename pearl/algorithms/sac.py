@@ -12,7 +12,6 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
-from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Policy, TwinCritic, mlp
@@ -25,6 +24,7 @@ from pearl.algorithms.update_rule import (
     UpdateRule,
     policy_departure,
 )
+from pearl.exploration import Exploration, PolicySampling
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)

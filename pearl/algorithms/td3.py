@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from pearl.actors.exploration import Exploration, GaussianNoise
 from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.networks import Policy, TwinCritic
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
+from pearl.exploration import Exploration, GaussianNoise
 from pearl.learner.flat import FlatParameters
 
 

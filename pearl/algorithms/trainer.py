@@ -18,13 +18,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from pearl.actors.exploration import Exploration, PolicySampling
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.algorithms.spaces import ActionKind
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
+from pearl.exploration import Exploration, PolicySampling
 from pearl.spec import TransitionSpec
 
 # What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.

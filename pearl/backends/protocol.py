@@ -52,6 +52,23 @@ class Factory:
 
 
 @dataclass(frozen=True)
+class ReplayImplementation:
+    """One implementation of the Replay Manager: the class `name` of `module`.
+
+    It is made with the capacity, `fanout`, `seed`, the options of a ReplaySpec, and `arguments`, which are some of
+    "workers" and "device".
+    """
+
+    module: str
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """The class."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+@dataclass(frozen=True)
 class LearnerImplementation:
     """One implementation of the Learner: the class `name` of `module`, made with the trainer and `arguments`.
 
@@ -157,12 +174,16 @@ class Backend:
     is_here: bool = True  # False: no row of it is hardware of this machine, whatever the machine
     host_cores: HostCores = "none"
     """What a Learner takes of the host's cores: none, as many as its threads, or all, without asking the Actors."""
+    usual_memory_gbps: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 20.0, "gpu": 300.0, "fpga": 15.0})
+    """GB/s of a device's own memory, by its kind, where nothing states them."""
     kernels: str = "pearl._native"
     """The module of the kernels that run on its devices: measurements hold as long as it does not change."""
     times_parts_apart: bool = False
     """Whether the parts of its fused loop run without the host, which has to wait after each to time it."""
     learners: Mapping[str, LearnerImplementation] = MappingProxyType({})
     """The Learners that run on its devices, by the name of the implementation."""
+    replay_managers: Mapping[str, ReplayImplementation] = MappingProxyType({})
+    """Those of its Replay Managers that `pearl.replay.make_replay_manager` makes, by the name of the implementation."""
     factory_names: tuple[str, ...] = ()
     """The names of all factories of its Replay Managers and Data Storages, which no trainer class may have."""
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pearl import _native
+
+    LoopQueues: TypeAlias = tuple[_native.SlotQueue, _native.SlotQueue, _native.Snapshot]
 
 
 class StepResult(NamedTuple):
@@ -16,11 +21,43 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]
 
 
+class FusedLoop(Protocol):
+    """Setting 2's loop in one device's own form, without Python."""
+
+    def run_once(self, timeout_s: float) -> bool:
+        """Run the next grant and answer it; False if none has come in time."""
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent so far, in all, in each part: `sample`, `gather`, `train`, `update` and `publish`."""
+
+    def restart(self) -> None:
+        """Publish the newest weights, and count the steps between publications anew."""
+
+    def open_window(self) -> None:
+        """Hold sampling off."""
+
+    def close_window(self) -> None:
+        """Let sampling go on; without effect where this thread has not opened the window."""
+
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Indices, weights and columns, or their bytes, of the batch trained last, or of the one that failed."""
+
+
+class FusedIteration(Protocol):
+    """One iteration of setting 2 in one device's own form: sample, train, update, without a batch on the host."""
+
+    def train(self, beta: float) -> float:
+        """Run it; the batch's mean absolute TD error."""
+
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slots and importance weights of the batch trained last, or of the one that failed."""
+
+
 class Learner(Protocol):
     """One stochastic-gradient step on a batch: FP, LOSS, BP, GA, weight update.
 
     `prepare` is called once from the thread that will call `step`; all else from that thread only, except
-    `write_weights` and `load_weights` while no step runs.
+    `write_weights` and `load_weights` while no step runs. A class that derives from this one fuses nothing by default.
     """
 
     backend: str
@@ -41,3 +78,16 @@ class Learner(Protocol):
 
     def load_weights(self, weights: np.ndarray) -> None:
         """Take a policy snapshot `(weight_count,)` float32, as `write_weights` gives; TrainerError for another size."""
+
+    def fused_loop(
+        self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
+    ) -> FusedLoop | None:
+        """Make setting 2's loop on the Learner's device; None where it has none, or `replay` or `storage` is elsewhere.
+
+        `queues` take grants, answers and the policy, as `pearl.runtime.workers` defines them.
+        """
+        return None
+
+    def fused_iteration(self, replay: object, storage: object, batch_size: int) -> FusedIteration | None:
+        """Make an iteration on the Learner's device, which the host repeats; None as for `fused_loop`, asked first."""
+        return None

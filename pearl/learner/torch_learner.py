@@ -15,15 +15,15 @@ from pearl.algorithms.trainer import (
     Trainer,
     TrainerLike,
     batch_type_of,
-    concatenated,
     load_concatenated,
     policy_tensors,
 )
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.protocol import StepResult
+from pearl.learner.trainer_learner import TrainerLearner
 
 
-class TorchLearner:
+class TorchLearner(TrainerLearner[TrainerLike]):
     """Trains `trainer` on `device`.
 
     `threads` is torch's intra-operator parallelism on the CPU; `sub_batches` splits a batch, whose gradients add up
@@ -41,20 +41,14 @@ class TorchLearner:
                 "sub_batches must be 1. Derive from pearl.algorithms.Trainer to split them."
             )
         _native.keep_freed_memory()
-        self.trainer = trainer
+        super().__init__(trainer)
         self.device = device
         self.threads = threads
         self.sub_batches = sub_batches
         self._torch_device = torch.device(device)
-        self._policy = policy_tensors(trainer)
         self._batch = batch_type_of(trainer)
         self._streams: list[torch.cuda.Stream] = []
         self._pinned: dict[str, torch.Tensor] = {}
-
-    @property
-    def weight_count(self) -> int:
-        """float32 scalars of the policy snapshot."""
-        return sum(t.numel() for t in self._policy)
 
     def prepare(self) -> None:
         """Set this thread's core count; on CUDA, make the sub-batches' streams."""
@@ -153,18 +147,6 @@ class TorchLearner:
             staging = self._pinned[name] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
         staging.copy_(host)
         return staging.to(self._torch_device, non_blocking=True)
-
-    def write_weights(self, out: np.ndarray) -> None:
-        """Copy the policy snapshot to `out` `(weight_count,)` float32."""
-        target = torch.from_numpy(out)
-        if self.device == "cpu":
-            concatenated(self._policy, out=target)
-        else:
-            target.copy_(concatenated(self._policy))
-
-    def load_weights(self, weights: np.ndarray) -> None:
-        """Take a policy snapshot `(weight_count,)` float32."""
-        load_concatenated(weights, self._policy)
 
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from pearl.error_place import described
 from pearl.errors import PearlError, QueueClosedError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
-from pearl.learner.protocol import Learner
+from pearl.learner.protocol import FusedIteration, FusedLoop, Learner
 from pearl.replay.protocol import ReplayManager, Sample
 from pearl.runtime.queues import batch_fields
 from pearl.spec import FieldSpec, TransitionSpec
@@ -243,38 +243,6 @@ class ProgressQueue(ColumnQueue):
         super().__init__([FieldSpec("iterations", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], slots, bell)
 
 
-class LoopKernel(Protocol):
-    """Setting 2's loop in one device's own form; a Learner's `start_loop` makes one without Python."""
-
-    def run_once(self, timeout_s: float) -> bool:
-        """Run the next grant and answer it; False if none has come in time."""
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds spent so far, in all, in each part: `sample`, `gather`, `train`, `update` and `publish`."""
-
-    def restart(self) -> None:
-        """Publish the newest weights, and count the steps between publications anew."""
-
-    def open_window(self) -> None:
-        """Hold sampling off."""
-
-    def close_window(self) -> None:
-        """Let sampling go on; without effect where this thread has not opened the window."""
-
-    def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Indices, weights and columns, or their bytes, of the batch trained last, or of the one that failed."""
-
-
-class Iteration(Protocol):
-    """One iteration of setting 2: sample, train, update. A Learner's `join` may make one without the host."""
-
-    def train(self, beta: float) -> float:
-        """Run it; the batch's mean absolute TD error."""
-
-    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Slots and importance weights of the batch trained last, or of the one that failed."""
-
-
 class _Seconds:
     """Adds up where the time goes; `now` is the end of the part before."""
 
@@ -330,29 +298,29 @@ class _AnyIteration:
         return self._sample.indices, self._sample.weights, list(self._batch.values())
 
 
-class _JoinedIteration:
-    """A Learner's own iteration, all of which samples. Its rows never leave `storage`, and are read there."""
+class _FusedIteration:
+    """A Learner's own iteration, which samples until its end. Its rows never leave `storage`, and are read there."""
 
     def __init__(
         self,
-        joined: Iteration,
+        fused: FusedIteration,
         storage: Storage,
         batch: dict[str, np.ndarray],
         sampling: threading.RLock,
         clock: _Seconds,
     ) -> None:
-        self._joined, self._storage, self._batch, self._sampling = joined, storage, batch, sampling
+        self._fused, self._storage, self._batch, self._sampling = fused, storage, batch, sampling
         self._clock = clock
 
     def train(self, beta: float) -> float:
         with self._sampling:
             self._clock.begin()
-            td_error = self._joined.train(beta)
+            td_error = self._fused.train(beta)
             self._clock.end("train")  # of which the device does not tell the parts
         return td_error
 
     def last_batch(self) -> _Trained:
-        indices, weights = self._joined.last_batch()
+        indices, weights = self._fused.last_batch()
         return indices, weights, list(self._storage.gather(indices, self._batch).values())
 
 
@@ -373,13 +341,11 @@ class _InterpretedLoop:
         self._publisher = publisher
         self._clock = _Seconds()
         self._sampling = threading.RLock()  # it knows its owner, who may release it twice
-        joined: Iteration | None = None
-        if hasattr(learner, "join"):
-            joined = learner.join(replay, storage, len(next(iter(batch.values()))))
-        self._iteration: _AnyIteration | _JoinedIteration = (
+        fused = learner.fused_iteration(replay, storage, len(next(iter(batch.values()))))
+        self._iteration: _AnyIteration | _FusedIteration = (
             _AnyIteration(replay, storage, learner, batch, self._sampling, self._clock)
-            if joined is None
-            else _JoinedIteration(joined, storage, batch, self._sampling, self._clock)
+            if fused is None
+            else _FusedIteration(fused, storage, batch, self._sampling, self._clock)
         )
         publisher.publish()
 
@@ -427,7 +393,7 @@ class TrainingLoop(Worker):
 
     Where all three are native, so is the loop (`kernel` tells), and its thread never takes the GIL. The host inserts
     inside `insertion_window`, which opens when a sampling has ended and its rows are copied: while the Learner trains
-    on the copies. Where all of an iteration samples (`Learner.join`, on an FPGA), it opens between iterations.
+    on the copies. Where an iteration samples until its end (`Learner.fused_iteration`), it opens between iterations.
     """
 
     def __init__(
@@ -447,11 +413,9 @@ class TrainingLoop(Worker):
         super().__init__("training loop", laq, bell, learner.prepare)
         self._names = [f.name for f in transition.fields]
         self._dtypes = [(np.dtype(f.dtype), f.shape) for f in transition.fields]
-        kernel: LoopKernel | None = None
-        if hasattr(learner, "start_loop"):
-            queues = (laq.native, ldq.native, wsq.native)
-            kernel = learner.start_loop(replay, storage, batch_size, queues, weight_sync_interval)
-        self.kernel: LoopKernel = kernel or _InterpretedLoop(
+        queues = (laq.native, ldq.native, wsq.native)
+        fused = learner.fused_loop(replay, storage, batch_size, queues, weight_sync_interval)
+        self.kernel: FusedLoop = fused or _InterpretedLoop(
             laq,
             ldq,
             replay,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import CapacityError, ReplayError
 from pearl.replay import memory
 from pearl.replay.storage import DataStorage
-from pearl.replay.sycl_storage import SyclDataStorage
 from pearl.spec import FieldSpec, TransitionSpec
 
 SPEC = TransitionSpec(
@@ -36,7 +36,7 @@ def rows(start, count, spec=SPEC):
 
 def torch_storage(spec, capacity):
     pytest.importorskip("torch")
-    from pearl.replay.torch_storage import TorchDataStorage
+    from pearl.backends.cuda.storage import TorchDataStorage
 
     return TorchDataStorage(spec, capacity, "cpu")
 

@@ -20,13 +20,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from pearl.actors.exploration import EpsilonGreedy, Exploration
 from pearl.algorithms import Batch, Phase, Trainer
 from pearl.algorithms.networks import mlp
 from pearl.algorithms.trainer import batch_type_of, transition_of
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.exploration import EpsilonGreedy, Exploration
 from pearl.learner.flat import FlatParameters
-from pearl.learner.native_learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.spec import ActorStep, Column, TransitionSpec
 

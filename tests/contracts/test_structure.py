@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,11 @@ KINDS = {"cpu", "gpu", "fpga"}
 # The composer-side table of estimators, and the room of FPGAs, may name the backends that they are written for; the
 # platform asks the host's CPU for its cores.
 NAMING_BACKENDS = ("composer/modelled_rows.py", "composer/fpga/", "composer/platform.py")
-# The loops ask a Learner whether it brings its own; see `pearl.runtime.workers`.
-ASKING_LEARNERS = ("pearl/runtime/workers.py",)
 
 # Imports go to rooms of the same rank or a lower one.
 RANKS = {
     "pearl.ipc": 0,
+    "pearl.exploration": 0,
     "pearl.devices": 0,
     "pearl.replay": 1,
     "pearl.learner": 1,
@@ -29,12 +29,11 @@ RANKS = {
     "pearl.runtime": 3,
     "composer": 4,
 }
-# What is yet to be moved: primitives of a backend into its folder, exploration and policies out of the actors' room.
-TO_MOVE = {
-    *(("pearl.replay." + name, "pearl.backends") for name in ("fpga", "sycl", "sycl_storage")),
-    *(("pearl.learner." + name, "pearl.backends") for name in ("fpga_learner", "sycl_learner")),
-    *(("pearl.algorithms." + name, "pearl.actors") for name in ("ddpg", "dqn", "sac", "td3", "trainer")),
-}
+# The former places of what moved into the backends' folders; older programs and scripts import from them.
+FORMER = (
+    *("pearl/replay/" + name for name in ("fpga.py", "native.py", "sycl.py", "sycl_storage.py", "torch_storage.py")),
+    *("pearl/learner/" + name for name in ("fpga_learner.py", "native_learner.py", "sycl_learner.py")),
+)
 
 
 def sources(*places: str) -> list[Path]:
@@ -80,7 +79,7 @@ def test_nothing_asks_a_primitive_what_it_is(file: Path) -> None:
             subject, what = map(ast.unparse, node.args)
             if (primitive.fullmatch(subject) and not what.endswith("Cell")) or of_one.search(what):
                 found.append(at(file, node))
-    assert found == [] or named(file) in ASKING_LEARNERS
+    assert found == []
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -108,5 +107,22 @@ def test_imports_run_one_way(file: Path) -> None:
     for name in imported(ast.parse(file.read_text())):
         room = next((room for room in RANKS if f"{name}.".startswith(f"{room}.")), None)
         if room is not None and RANKS[room] > RANKS[own]:
-            found.add((module, room))
-    assert found <= TO_MOVE
+            found.add(room)
+    assert not found or named(file) in FORMER
+
+
+@pytest.mark.parametrize("place", [*FORMER, "pearl/actors/exploration.py"])
+def test_what_moved_is_found_in_its_former_place_and_nothing_else_is_there(place: str) -> None:
+    docstring, *imports = ast.parse((ROOT / place).read_text()).body
+    assert isinstance(docstring, ast.Expr)
+    assert imports
+    assert all(isinstance(node, ast.ImportFrom) for node in imports)
+    module = importlib.import_module(place.removesuffix(".py").replace("/", "."))
+    names = [alias.name for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert all(getattr(module, name).__module__ != module.__name__ for name in names)
+
+
+def test_pipelines_in_rtl_know_no_composer() -> None:
+    found = {name for file in sources("kernels/rtl") for name in imported(ast.parse(file.read_text()))}
+    assert found
+    assert not [name for name in found if name.split(".")[0] == "composer"]

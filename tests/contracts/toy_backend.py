@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer, concatenated, load_concatenated, policy_tensors
+from pearl.algorithms.trainer import Trainer
 from pearl.backends.protocol import Backend, Factory, LearnerImplementation
 from pearl.devices import Device
 from pearl.devices.description import DeviceKind
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.learner.protocol import StepResult
+from pearl.learner.trainer_learner import TrainerLearner
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.storage import StorageOnDevice, matching_rows
@@ -84,22 +85,14 @@ class ToyStorage(StorageOnDevice):
         """Nothing to free."""
 
 
-class ToyLearner:
+class ToyLearner(TrainerLearner[Trainer]):
     """Trains whole batches with the trainer's own step."""
 
     backend = "toy"
 
     def __init__(self, trainer: Trainer, *, device: str) -> None:
-        self.trainer, self.device = trainer, device
-        self._policy = policy_tensors(trainer)
-
-    @property
-    def weight_count(self) -> int:
-        """Of the policy snapshot."""
-        return sum(tensor.numel() for tensor in self._policy)
-
-    def prepare(self) -> None:
-        """Nothing to set up."""
+        super().__init__(trainer)
+        self.device = device
 
     def step(self, batch: Mapping[str, np.ndarray], weights: np.ndarray) -> StepResult:
         """One step."""
@@ -107,14 +100,6 @@ class ToyLearner:
         priorities = self.trainer.update_policy(columns, torch.from_numpy(weights)).detach().numpy()
         td_error = float(priorities.mean())
         return StepResult(priorities, td_error, {"td_error": td_error})
-
-    def write_weights(self, out: np.ndarray) -> None:
-        """Copy the policy snapshot."""
-        concatenated(self._policy, out=torch.from_numpy(out))
-
-    def load_weights(self, weights: np.ndarray) -> None:
-        """Take a policy snapshot."""
-        load_concatenated(weights, self._policy)
 
 
 class ToyBackend(Backend):

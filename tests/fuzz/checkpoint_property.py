@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import safetensors.torch  # noqa: F401 - or the first input that holds tensors pays for its import
 
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, ReplayError
-from pearl.replay.native import NativeReplayManager
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import manifest_crc32

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from fuzz.checkpoint_property import CAPACITY, IN_MEMORY, MODES, REPAIR, pack
 
-from pearl.replay.native import NativeReplayManager
+from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.runtime.checkpoint import CheckpointState, save_checkpoint
 
 _LATER_THAN_FORMAT_1 = ("born", "times_sampled", "order", "exhausted", "max_times_sampled")

@@ -25,8 +25,8 @@ from pearl.runtime import begin_program
 if __name__ == "__main__":
     begin_program()  # before the imports that take seconds
 
-from pearl.actors.exploration import EpsilonGreedy
 from pearl.algorithms import DQN
+from pearl.exploration import EpsilonGreedy
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import make_replay_manager
 from pearl.runtime import (

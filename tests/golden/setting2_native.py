@@ -26,7 +26,7 @@ if __name__ == "__main__":
     begin_program()  # before the imports that take seconds
 
 from pearl.algorithms import DQN
-from pearl.learner.native_learner import NativeLearner
+from pearl.backends.cpu.learner import NativeLearner
 from pearl.replay import make_replay_manager
 from pearl.runtime import (
     CollectionBuffer,

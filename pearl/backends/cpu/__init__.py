@@ -12,6 +12,7 @@ from pearl.backends.protocol import (
     HostCores,
     LearnerImplementation,
     LearnerParameters,
+    ReplayImplementation,
     powers_of_two,
 )
 from pearl.devices.description import Connection, Device, DeviceKind
@@ -34,8 +35,12 @@ class CpuBackend(Backend):
         self.learners = {
             "torch": TORCH_LEARNER,
             "native": LearnerImplementation(
-                "pearl.learner.native_learner", "NativeLearner", ("threads", "prefetch"), compiled="pearl._native"
+                "pearl.backends.cpu.learner", "NativeLearner", ("threads", "prefetch"), compiled="pearl._native"
             ),
+        }
+        self.replay_managers = {
+            "native": ReplayImplementation("pearl.backends.cpu.replay", "NativeReplayManager", ("workers",)),
+            "reference": ReplayImplementation("pearl.replay.reference", "ReferenceReplayManager"),
         }
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:

@@ -61,7 +61,7 @@ class CudaBackend(Backend):
 
     def storage(self, device: Device) -> Factory:
         """Tensors on the GPU."""
-        return Factory("pearl.replay.torch_storage", "TorchDataStorage")
+        return Factory("pearl.backends.cuda.storage", "TorchDataStorage")
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int

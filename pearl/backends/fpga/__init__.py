@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl.backends.protocol import LearnerImplementation, NoProgram
+from pearl.backends.protocol import LearnerImplementation, NoProgram, ReplayImplementation
 from pearl.backends.sycl import SyclDevices
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.devices.description import Device
@@ -29,8 +29,11 @@ class FpgaBackend(SyclDevices):
     def __init__(self) -> None:
         self.learners = {
             "fpga": LearnerImplementation(
-                "pearl.learner.fpga_learner", "FpgaLearner", ("device", "sub_batches"), compiled="pearl._sycl"
+                "pearl.backends.fpga.learner", "FpgaLearner", ("device", "sub_batches"), compiled="pearl._sycl"
             )
+        }
+        self.replay_managers = {
+            "fpga": ReplayImplementation("pearl.backends.fpga.replay", "FpgaReplayManager", ("device",))
         }
 
     def emulated(self, device: Device) -> bool:
@@ -53,7 +56,7 @@ class FpgaBackend(SyclDevices):
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
         """What its design does not have, or its tree has no room for."""
-        from pearl.replay.fpga import check_options
+        from pearl.backends.fpga.replay import check_options
 
         try:
             check_options(

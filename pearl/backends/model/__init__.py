@@ -51,7 +51,7 @@ class ModelBackend(Backend):
         """Of FPGAs, what no design has."""
         if device.kind != "fpga":
             return None
-        from pearl.replay.fpga import check_design
+        from pearl.backends.fpga.replay import check_design
 
         try:
             check_design(spec)

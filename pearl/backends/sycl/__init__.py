@@ -13,6 +13,7 @@ from pearl.backends.protocol import (
     HostCores,
     LearnerImplementation,
     LearnerParameters,
+    ReplayImplementation,
 )
 from pearl.backends.sycl.selector import sycl_filter
 from pearl.devices.description import Availability, Device, DeviceKind
@@ -50,7 +51,7 @@ class SyclDevices(Backend):
 
     def storage(self, device: Device) -> Factory:
         """Columns in the device's memory."""
-        return Factory("pearl.replay.sycl_storage", "SyclDataStorage")
+        return Factory("pearl.backends.sycl.storage", "SyclDataStorage")
 
 
 class SyclBackend(SyclDevices):
@@ -64,8 +65,11 @@ class SyclBackend(SyclDevices):
     def __init__(self) -> None:
         self.learners = {
             "sycl": LearnerImplementation(
-                "pearl.learner.sycl_learner", "SyclLearner", ("device",), compiled="pearl._sycl"
+                "pearl.backends.sycl.learner", "SyclLearner", ("device",), compiled="pearl._sycl"
             )
+        }
+        self.replay_managers = {
+            "sycl": ReplayImplementation("pearl.backends.sycl.replay", "SyclReplayManager", ("device",))
         }
 
     def discover(self, search: Discovery) -> Discovered:
@@ -100,7 +104,7 @@ class SyclBackend(SyclDevices):
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
         """Names the options."""
-        from pearl.replay.sycl import unsupported_options
+        from pearl.backends.sycl.replay import unsupported_options
 
         lacking = unsupported_options(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
         return f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}" if lacking else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from composer.fpga.tree_shape import TreeShape
+from pearl.backends.fpga.tree_shape import TreeShape
 
 # Rows and bits that a block of so many Kb can have with a read and a write port: half a 36 Kb block RAM of UltraScale+
 # (AMD UG573), an M20K of Intel's.

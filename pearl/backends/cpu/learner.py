@@ -1,0 +1,106 @@
+"""The Learner in C++: the built-in algorithms on networks of linear layers, fused, on the CPU.
+
+It trains the torch module's own weights and the torch optimizer's own state in place: torch may take any step between
+two of its steps, and checkpoints see no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pearl import _native
+from pearl.algorithms.batch import Batch
+from pearl.errors import ConfigurationError, TrainerError
+from pearl.learner.kernel_columns import kernel_column
+from pearl.learner.native_plan import UnsupportedError
+from pearl.learner.native_rules import make_rule
+from pearl.learner.protocol import StepResult
+from pearl.learner.trainer_learner import TrainerLearner
+from pearl.replay.storage import DataStorage
+
+if TYPE_CHECKING:
+    from pearl.learner.protocol import LoopQueues
+
+_FLOAT = np.dtype(np.float32)
+
+
+class NativeLearner(TrainerLearner[Any]):
+    """Trains `trainer` with `threads` threads, each on a part of the batch.
+
+    With `prefetch`, in setting 2's loop in C++, one thread more draws the next batch during the backward pass of this
+    one: what is sampled and trained stays the same to the bit.
+
+    One rounding of sums apart, the steps are those of the trainer's own `update_policy`; for equal threads on one
+    machine they have the same bits each time. Raises TrainerError where `supports` says why not.
+    """
+
+    backend = "native"
+    device = "cpu"
+
+    def __init__(self, trainer: object, *, threads: int = 1, prefetch: bool = False) -> None:
+        if threads < 1:
+            raise ConfigurationError(f"threads must be at least 1; found {threads}.")
+        try:
+            self._rule = make_rule(trainer, threads)
+        except UnsupportedError as error:
+            raise TrainerError(
+                f"The native learner cannot train {type(trainer).__name__} (unsupported: {error}). "
+                "Use pearl.learner.torch_learner.TorchLearner, which trains any trainer."
+            ) from error
+        super().__init__(trainer)
+        self.threads = threads
+        self.prefetch = prefetch
+
+    @staticmethod
+    def supports(trainer: object) -> str | None:
+        """None if the native learner can train `trainer`; else one line that names what it cannot do."""
+        try:
+            make_rule(trainer, 1)
+        except UnsupportedError as error:
+            return str(error)
+        return None
+
+    def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
+        """One step; metrics are the mean absolute TD error, the loss and the gradients' norm before clipping.
+
+        Columns are float32; actions of DQN are int64. Raises TrainerError for columns of another shape or dtype, for
+        actions out of range, and where loss or gradients are not finite: the weights then stay as they were, unless
+        the message says that the critics had moved.
+        """
+        columns = {name: self._array(name, batch[name]) for name in Batch._fields}
+        columns["weights"] = self._array("weights", weights)
+        priorities, metrics = self._rule.step(columns)
+        return StepResult(priorities, metrics["td_error"], metrics)
+
+    @property
+    def loops_natively(self) -> bool:
+        """Whether `fused_loop` makes a loop where Replay Manager and Data Storage are native."""
+        return self._rule.algorithm() is not None and all(t.dtype == torch.float32 for t in self._policy)
+
+    def fused_loop(
+        self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
+    ) -> _native.TrainingLoop | None:
+        """Make setting 2's loop in C++, with the trainer's settings of now; None where one of its parts is not native.
+
+        `storage` has columns of obs, action, reward, next_obs and discount alone. Raises TrainerError for what does
+        not fit.
+        """
+        # Next observations that are stored once are no column: they are gathered by the links between rows.
+        columns = storage.columns if isinstance(storage, DataStorage) else {}
+        if tuple(columns) != Batch._fields:
+            return None
+        tree, algorithm = getattr(replay, "native", None), self._rule.algorithm()
+        policy = [t.detach().numpy().reshape(-1) for t in self._policy]
+        if not isinstance(tree, _native.SumTree) or algorithm is None or any(p.dtype != _FLOAT for p in policy):
+            return None
+        return _native.TrainingLoop(
+            tree, list(columns.values()), algorithm, batch_size, *queues, policy, weight_sync_interval, self.prefetch
+        )
+
+    def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
+        """The column as the kernels read it."""
+        return kernel_column(name, column, self._rule.action_dtype if name == "action" else _FLOAT)

@@ -1,0 +1,209 @@
+"""Exploration noise on top of a greedy policy, for a vector of environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from pearl.errors import ConfigurationError
+
+
+def _require(condition: bool, setting: object, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{type(setting).__name__}: {message}; found {setting}.")
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """Random discrete actions; their probability falls linearly from `start` to `end` in `steps` environment steps."""
+
+    start: float = 1.0
+    end: float = 0.05
+    steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.end <= 1 and 0 <= self.start <= 1, self, "start and end must lie in [0, 1]")
+        _require(self.steps >= 0, self, "steps must be at least 0")
+
+    def epsilon(self, env_steps: int) -> float:
+        """Probability of a random action after `env_steps` steps of all environments together."""
+        fraction = min(1.0, env_steps / max(1, self.steps))
+        return self.start + fraction * (self.end - self.start)
+
+
+def _require_random_steps(setting: GaussianNoise | OrnsteinUhlenbeck | PolicySampling) -> None:
+    steps = setting.random_steps
+    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+    _require(steps is None or whole, setting, "random_steps must be a whole number of at least 0, or None")
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Independent normal noise of `sigma` (in units of half the action range).
+
+    Actions are uniform for the first `random_steps` steps of all environments; None: for the run's `learning_starts`.
+    """
+
+    sigma: float = 0.1
+    random_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.sigma >= 0, self, "sigma must be at least 0")
+        _require_random_steps(self)
+
+
+@dataclass(frozen=True)
+class OrnsteinUhlenbeck:
+    """Correlated noise (Lillicrap et al. 2016): `x += theta * -x * dt + sigma * sqrt(dt) * normal`, reset per episode.
+
+    `sigma` is in units of half the action range. Actions are uniform for the first `random_steps` steps of all
+    environments; None: for the run's `learning_starts`.
+    """
+
+    sigma: float = 0.2
+    theta: float = 0.15
+    dt: float = 1.0
+    random_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.sigma >= 0, self, "sigma must be at least 0")
+        _require_random_steps(self)
+        _require(self.dt > 0 and 0 <= self.theta * self.dt <= 1, self, "dt must be above 0, theta * dt in [0, 1]")
+
+
+@dataclass(frozen=True)
+class PolicySampling:
+    """Actions drawn from the policy's own distribution, by the trainer's `sample_action(obs, noise)`.
+
+    Actions are uniform for the first `random_steps` steps of all environments; None: for the run's `learning_starts`.
+    """
+
+    random_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_random_steps(self)
+
+
+Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck | PolicySampling"
+_KINDS = (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, PolicySampling)
+
+
+class Explorer(Protocol):
+    """Exploration of one vector of environments."""
+
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        """Return explored actions `(envs, *action)` for greedy ones, after `env_steps` steps of all environments."""
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        """Told which environments `(envs,)` bool ended an episode."""
+
+
+class _Greedy:
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        return actions
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        return
+
+
+class _EpsilonGreedy(_Greedy):
+    def __init__(self, setting: EpsilonGreedy, actions: int, rng: np.random.Generator) -> None:
+        self._setting, self._actions, self._rng = setting, actions, rng
+
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        draw = self._rng.random(len(actions)) < self._setting.epsilon(env_steps)
+        return np.where(draw, self._rng.integers(self._actions, size=len(actions)), actions)
+
+
+class _BoxNoise(_Greedy):
+    def __init__(self, box: spaces.Box, random_steps: int, rng: np.random.Generator) -> None:
+        self._low, self._high, self._random_steps, self._rng = box.low, box.high, random_steps, rng
+        self._half = (box.high - box.low) / 2
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        raise NotImplementedError
+
+    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+        noise = self._noise(actions.shape)
+        if env_steps < self._random_steps:
+            explored = self._rng.uniform(self._low, self._high, actions.shape)
+        else:
+            explored = np.clip(actions + self._half * noise, self._low, self._high)
+        return explored.astype(np.float32)
+
+
+class _PolicySampling(_BoxNoise):
+    """The actions it is given were drawn already."""
+
+    def __init__(self, random_steps: int, box: spaces.Box, rng: np.random.Generator) -> None:
+        super().__init__(box, random_steps, rng)
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+
+class _Gaussian(_BoxNoise):
+    def __init__(self, setting: GaussianNoise, random_steps: int, box: spaces.Box, rng: np.random.Generator) -> None:
+        super().__init__(box, random_steps, rng)
+        self._sigma = setting.sigma
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        return self._rng.normal(0.0, self._sigma, shape)
+
+
+class _OrnsteinUhlenbeck(_BoxNoise):
+    def __init__(
+        self, setting: OrnsteinUhlenbeck, random_steps: int, box: spaces.Box, envs: int, rng: np.random.Generator
+    ) -> None:
+        super().__init__(box, random_steps, rng)
+        self._decay = setting.theta * setting.dt
+        self._scale = setting.sigma * setting.dt**0.5
+        self._state = np.zeros((envs, *box.shape))
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        self._state += -self._decay * self._state + self._scale * self._rng.normal(size=shape)
+        return self._state
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        self._state[done] = 0.0
+
+
+def make_explorer(
+    setting: Exploration | None,
+    action_space: spaces.Space[Any],
+    envs: int,
+    rng: np.random.Generator,
+    learning_starts: int = 0,
+) -> Explorer:
+    """The explorer of `setting` for `envs` environments; ConfigurationError if it does not suit the action space.
+
+    Where `setting` does not say for how many steps actions are random, they are for `learning_starts`: until then the
+    policy has learned nothing.
+    """
+    if setting is None:
+        return _Greedy()
+    if not isinstance(setting, _KINDS):
+        known = ", ".join(f"{kind.__name__}()" for kind in _KINDS)
+        raise ConfigurationError(
+            f"The trainer's `exploration` must be one of {known} of pearl.exploration, or None; found {setting!r}."
+        )
+    if isinstance(setting, EpsilonGreedy):
+        if isinstance(action_space, spaces.Discrete):
+            return _EpsilonGreedy(setting, int(action_space.n), rng)
+        wanted = "a Discrete"
+    else:
+        if isinstance(action_space, spaces.Box):
+            random_steps = learning_starts if setting.random_steps is None else setting.random_steps
+            if isinstance(setting, PolicySampling):
+                return _PolicySampling(random_steps, action_space, rng)
+            if isinstance(setting, GaussianNoise):
+                return _Gaussian(setting, random_steps, action_space, rng)
+            return _OrnsteinUhlenbeck(setting, random_steps, action_space, envs, rng)
+        wanted = "a Box"
+    raise ConfigurationError(
+        f"{type(setting).__name__} exploration needs {wanted} action space; the environment has {action_space}. "
+        "Set the trainer's `exploration` to one that fits, or to None if get_action explores by itself."
+    )
