@@ -297,9 +297,14 @@ class Placement:
         return self.chosen.replay
 
     @property
+    def learners(self) -> tuple[LearnerConfig, ...]:
+        """Device and parameters of each Learner; there is one in this version."""
+        return (self.chosen.learner,)
+
+    @property
     def learner_config(self) -> LearnerConfig:
-        """The Learner's device and parameters."""
-        return self.chosen.learner
+        """Device and parameters of the first Learner."""
+        return self.learners[0]
 
     @property
     def storage_option(self) -> StorageOption:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -30,7 +30,7 @@ OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs",
 # Names that queues and batches hold next to a transition's columns.
 RESERVED = (
     *("indices", "weights", "generations", "episode_return", "episode_length", "counts"),
-    *("terminated", "rows", "count", "index"),
+    *("terminated", "rows", "count", "index", "batch", "priority"),
 )
 
 EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices take for zero
@@ -105,9 +105,13 @@ class TransitionSpec:
     `obs`, `action`, `reward` (sum of the n discounted rewards), `next_obs` (n steps later) and `discount`
     (`gamma**m` after m steps, 0 where the episode terminated): a bootstrap target is always
     `reward + discount * value(next_obs)`, and truncation keeps its bootstrap.
+
+    With `priority`, actors give each new transition its first priority (CF'22 Sec. 2.1.1): a module's function of the
+    finished columns `(n, *shape)` and the actor's policy, which returns `(n,)` numbers of at least 0.
     """
 
     fields: tuple[FieldSpec, ...]
+    priority: Callable[[Mapping[str, np.ndarray], Any], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         names = [f.name for f in self.fields]
@@ -138,7 +142,11 @@ class TransitionSpec:
 
     def with_columns(self, *columns: Column) -> TransitionSpec:
         """These columns, then `columns`."""
-        return TransitionSpec((*self.fields, *columns))
+        return replace(self, fields=(*self.fields, *columns))
+
+    def with_priority(self, make: Callable[[Mapping[str, np.ndarray], Any], np.ndarray]) -> TransitionSpec:
+        """The same columns, and `make` for the first priorities."""
+        return replace(self, priority=make)
 
     @property
     def further(self) -> tuple[Column, ...]:

@@ -286,7 +286,7 @@ def test_a_message_that_takes_long_is_sent_before_it_is_full() -> None:
     message = DataCollectionQueue(transition, actor.setup.message_rows(), slots=1).reserve()
     assert message is not None
     assert actor.collect(message, longest_s=0.0) == 2
-    assert message["counts"].tolist() == [0, 2, 0]
+    assert message["counts"].tolist() == [0, 2, 0, 0]
     assert actor.collect(message, longest_s=3600.0) == 8
     actor.close()
 
@@ -334,7 +334,7 @@ def test_loaded_weights_decide_the_next_actions() -> None:
         **TransitionSpec.from_spaces(CountEnv().observation_space, CountEnv().action_space).empty(20),
         "episode_return": np.zeros(20),
         "episode_length": np.zeros(20, np.int64),
-        "counts": np.zeros(3, np.int64),
+        "counts": np.zeros(4, np.int64),
     }
     for action in (1, 2, 0):
         weights[-3:] = np.eye(3)[action]  # the biases of the three action values
@@ -428,7 +428,7 @@ def test_epsilon_counts_the_steps_of_all_actors_and_goes_on_where_it_was() -> No
         **TransitionSpec.from_spaces(space, spaces.Discrete(2)).empty(60),
         "episode_return": np.zeros(60),
         "episode_length": np.zeros(60, np.int64),
-        "counts": np.zeros(3, np.int64),
+        "counts": np.zeros(4, np.int64),
     }
     actor.collect(message)
     assert actor.env_steps == 200

@@ -73,6 +73,7 @@ class OnPolicy:
 
     def __init__(self, _replay: ReplaySpec, _actors: ActorSpec, train: TrainSpec) -> None:
         self._batch_size = train.batch_size
+        self.versions: list[int] = []  # of the policy that collected each transition
 
     def begin(self, counters: Counters) -> None:
         self._counters = counters
@@ -80,6 +81,9 @@ class OnPolicy:
 
     def _drop(self) -> None:
         self._stored, self._samples = self._counters.stored, self._counters.samples
+
+    def collected(self, rows: int, policy_version: int) -> None:
+        self.versions += [policy_version] * rows
 
     def collection_allowed(self) -> bool:
         self.batches_allowed()

@@ -325,7 +325,7 @@ def collected(trainer: type = TinySAC, messages: int = 3, **options: Any) -> tup
             **transition.empty(setup.message_rows()),
             "episode_return": np.zeros(20),
             "episode_length": np.zeros(20, np.int64),
-            "counts": np.zeros(3, np.int64),
+            "counts": np.zeros(4, np.int64),
         }
         rows = actor.collect(message)
         parts.append({name: message[name][:rows] for name in ("obs", "action")})

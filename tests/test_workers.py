@@ -173,7 +173,7 @@ def test_an_assignment_of_indices_only() -> None:
     laq.assign(batches(1)[0], filled()[0])
     found = laq.peek()
     assert found is not None
-    assert list(found[0]) == ["indices", "weights", "generations"]
+    assert list(found[0]) == ["batch", "indices", "weights", "generations"]
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["inline", "thread"])
@@ -414,7 +414,7 @@ def send(dcq: DataCollectionQueue, start: int, rows: int, episodes: int = 0, act
         message[name][:rows] = column
     message["episode_return"][:episodes] = np.arange(episodes) + start
     message["episode_length"][:episodes] = np.arange(episodes) + 1
-    message["counts"][:] = (episodes, 4 * rows, actor)
+    message["counts"][:] = (episodes, 4 * rows, actor, 9)
     dcq.publish(rows)
 
 
@@ -432,6 +432,7 @@ def test_the_collection_buffer_keeps_rows_in_order_and_counts() -> None:
             "episode_length": [1, 2],
             "env_steps": [4 * rows],
             "actor": [3],
+            "policy_version": [9],
             "rows": [rows],
         }
         assert len(dcq) == 0

@@ -134,10 +134,10 @@ class _Pace:
     def sampling(self) -> None:
         self.requested += 1
 
-    def sampled(self, _indices: np.ndarray) -> None:
+    def sampled(self, batch: int, indices: np.ndarray) -> None:
         self.assigned += 1
 
-    def trained(self, _td_error: float) -> None:
+    def trained(self, td_error: float, *, batch: int) -> None:
         self.done += 1
 
 

@@ -130,6 +130,7 @@ class Actor:
         self._everywhere = np.ones(self._count, bool)
         self._env_seed = int(env_seed.generate_state(1)[0])
         self.env_steps = setup.env_steps
+        self._policy_version = 0
         self.reset(self._env_seed)
 
     def _torch_policy(self) -> Policy:
@@ -156,9 +157,10 @@ class Actor:
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
 
-    def load_weights(self, weights: np.ndarray) -> None:
-        """Take a policy snapshot `(weight_count,)` float32."""
+    def load_weights(self, weights: np.ndarray, version: int = 0) -> None:
+        """Take a policy snapshot `(weight_count,)` float32; messages say that they were made with this `version`."""
         self.policy.load_weights(weights)
+        self._policy_version = version
 
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Run `steps_per_message` vector steps into the arrays of a DCQ message; returns the rows filled.
@@ -173,8 +175,23 @@ class Actor:
             self._on_step()
             if time.monotonic() >= deadline:
                 break
-        message["counts"][:] = (episodes, steps, self.setup.index)
+        message["counts"][:] = (episodes, steps, self.setup.index, self._policy_version)
+        if self.transition.priority is not None:
+            message["priority"][:row] = self._first_priorities(message, row)
         return row
+
+    def _first_priorities(self, message: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        assert self.transition.priority is not None
+        made = self.transition.priority({f.name: message[f.name][:rows] for f in self.transition.fields}, self.policy)
+        found = np.asarray(made, np.float32)
+        if found.shape != (rows,):
+            raise TrainerError(
+                f"First priorities must have the shape ({rows},), one number for each transition; found {found.shape}."
+            )
+        if not np.all(found >= 0):  # NaN is not
+            wrong = int(np.flatnonzero(~(found >= 0))[0])
+            raise TrainerError(f"First priorities must be numbers of at least 0; found {found[wrong]}.")
+        return found
 
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
         action = self._explorer.apply(self._policy_action(), self.env_steps)

@@ -69,7 +69,7 @@ def run_actor(
                     continue
                 # After the wait for room, which the replay ratio may make long: the newest weights.
                 if (weights := wsq.poll()) is not None:
-                    actor.load_weights(weights)
+                    actor.load_weights(weights, wsq.version)
                 dcq.publish(actor.collect(message, longest_s=_MESSAGE_S))
         actor.close()
     except BaseException:

@@ -26,8 +26,9 @@ def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
     An environment of the user's own modules may rest on what the program does when it is imported.
     """
     spec = gym.registry.get(setup.spec.env)
-    if setup.transition is not None and setup.transition.further:
-        return None  # the functions that make these columns are in modules of the program
+    transition = setup.transition
+    if transition is not None and (transition.further or transition.priority is not None):
+        return None  # the functions that make these columns and priorities are in modules of the program
     if setup.policy is None or spec is None or not all(map(_is_installed, entry_modules(spec))):
         return None
     bare = without_trainer(setup)

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 
 class StepResult(NamedTuple):
-    """What one training step returns: new priorities `(batch,)` float32, their mean absolute TD error, all metrics."""
+    """What one training step returns: new priorities `(batch,)` float32, their mean absolute TD error, all metrics.
+
+    `gradients` `(count,)` float32 are those of the weights that moved, in the order of their optimizers' steps, as the
+    optimizers took them; None unless the Learner was made to keep them.
+    """
 
     priorities: np.ndarray
     td_error: float
     metrics: Mapping[str, float]
+    gradients: np.ndarray | None = None
 
 
 class FusedLoop(Protocol):

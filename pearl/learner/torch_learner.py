@@ -28,11 +28,20 @@ class TorchLearner(TrainerLearner[TrainerLike]):
 
     `threads` is torch's intra-operator parallelism on the CPU; `sub_batches` splits a batch, whose gradients add up
     before the weights move. On CUDA each sub-batch has a stream, so that one's transfer overlaps another's training.
+    With `keep_gradients`, each step returns its gradients, of all optimizers that are attributes of the trainer.
     """
 
     backend = "torch"
 
-    def __init__(self, trainer: TrainerLike, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1) -> None:
+    def __init__(
+        self,
+        trainer: TrainerLike,
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        sub_batches: int = 1,
+        keep_gradients: bool = False,
+    ) -> None:
         if sub_batches < 1 or threads < 1:
             raise ConfigurationError(f"threads and sub_batches must be at least 1; found {threads}, {sub_batches}.")
         if sub_batches > 1 and not isinstance(trainer, Trainer):
@@ -49,6 +58,10 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         self._batch = batch_type_of(trainer)
         self._streams: list[torch.cuda.Stream] = []
         self._pinned: dict[str, torch.Tensor] = {}
+        self._gradients: list[torch.Tensor] | None = [] if keep_gradients else None
+        for value in vars(trainer).values() if keep_gradients else ():
+            if isinstance(value, torch.optim.Optimizer):
+                value.register_step_pre_hook(self._keep_gradients)
 
     def prepare(self) -> None:
         """Set this thread's core count; on CUDA, make the sub-batches' streams."""
@@ -88,7 +101,16 @@ class TorchLearner(TrainerLearner[TrainerLike]):
                 "max_grad_norm may help. Its weights are not to be used: --resume goes on from the last checkpoint."
             )
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
-        return StepResult(result, td_error, {"td_error": td_error, **own})
+        gradients = None
+        if self._gradients is not None:
+            gradients = torch.cat(self._gradients or [torch.empty(0)]).numpy()
+            self._gradients.clear()
+        return StepResult(result, td_error, {"td_error": td_error, **own}, gradients)
+
+    def _keep_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        assert self._gradients is not None
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._gradients += [p.grad.detach().reshape(-1).to("cpu", torch.float32, copy=True) for p in parameters]
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +38,9 @@ class CollectionBuffer:
 
     def __init__(self, transition: TransitionSpec, rows: int, message_rows: int) -> None:
         self._columns = transition.empty(rows + message_rows)
+        if transition.priority is not None:
+            self._columns["priority"] = np.empty(rows + message_rows, np.float32)
+        self._priorities: np.ndarray | None = None
         self._threshold = rows
         self._since = 0.0
         self.count = 0
@@ -69,17 +72,25 @@ class CollectionBuffer:
             "episode_length": message["episode_length"][: message["counts"][0]].copy(),
             "env_steps": message["counts"][1:2].copy(),
             "actor": message["counts"][2:3].copy(),
+            "policy_version": message["counts"][3:4].copy(),
             "rows": np.array([rows]),
         }
         dcq.release()
         return summary
 
     def take_all(self) -> dict[str, np.ndarray]:
-        """The collected columns, as views; the buffer is empty afterwards."""
+        """The collected columns, as views, for the Data Storage; the buffer is empty afterwards."""
         count, self.count = self.count, 0
-        return {name: column[:count] for name, column in self._columns.items()}
+        taken = {name: column[:count] for name, column in self._columns.items()}
+        self._priorities = taken.pop("priority", None)
+        return taken
+
+    @property
+    def priorities(self) -> np.ndarray | None:
+        """First priorities of the rows that `take_all` returned last; None where the Replay Manager gives them."""
+        return self._priorities
 
 
-def collides(storage: _Ring, rows: int, batches: Sequence[np.ndarray]) -> bool:
+def collides(storage: _Ring, rows: int, batches: Iterable[np.ndarray]) -> bool:
     """Whether inserting `rows` transitions would overwrite a slot of a sampled batch still being trained on."""
     return any(bool(((indices - storage.cursor) % storage.capacity < rows).any()) for indices in batches)

@@ -31,6 +31,9 @@ class DataFlow(Protocol):
     def collection_allowed(self) -> bool:
         """Whether more transitions may be collected now."""
 
+    def collected(self, rows: int, policy_version: int) -> None:
+        """`rows` transitions, by the policy of this version, were taken into the collection buffer."""
+
     def insertion_wanted(self, rows: int, age_s: float) -> bool:
         """Whether the `rows` transitions in the collection buffer should be stored now.
 
@@ -76,6 +79,9 @@ class OffPolicy:
     def collection_allowed(self) -> bool:
         """By the replay ratio: collection may not lead training by too much."""
         return self._ratio.collection_allowed()
+
+    def collected(self, rows: int, policy_version: int) -> None:
+        """Nothing: any policy's transitions will do, and the counters have their number."""
 
     def batches_allowed(self) -> int:
         """By the replay ratio, once learning starts."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from pearl.runtime.collection import CollectionBuffer, collides
@@ -40,7 +38,7 @@ class FlowControl:
         self._batch_size, self._serial = batch_size, serial
         self.update_delay = update_delay
         self.draining = False
-        self._in_flight: deque[np.ndarray] = deque()
+        self._in_flight: dict[int, np.ndarray] = {}  # slots of the batches assigned to the Learner, by id
         self._requested = self._granted = self._buffered = 0
         self._insertion_waits = False
         self._progressed = False
@@ -80,7 +78,7 @@ class FlowControl:
         wanted = buffer.count > 0 and (self.draining or self._data_flow.insertion_wanted(buffer.count, age_s))
         # A sampling that is still under way may return any slot: insertion waits for its end.
         sampled = self._requested == len(self._in_flight)
-        ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight)
+        ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight.values())
         self._insertion_waits = buffer.full and not ready
         return ready
 
@@ -105,8 +103,9 @@ class FlowControl:
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
-    def collected(self, rows: int, env_steps: int) -> None:
+    def collected(self, rows: int, env_steps: int, policy_version: int) -> None:
         """`rows` transitions, of `env_steps` environment steps, were taken into the buffer."""
+        self._data_flow.collected(rows, policy_version)
         self._counters.env_steps += env_steps
         self._counters.collected += rows
         self._buffered += rows
@@ -124,9 +123,9 @@ class FlowControl:
         self._rate.started()
         self._progressed = True
 
-    def sampled(self, indices: np.ndarray) -> None:
-        """A batch was sampled and assigned to the Learner."""
-        self._in_flight.append(indices)
+    def sampled(self, batch: int, indices: np.ndarray) -> None:
+        """A batch was sampled and assigned to the Learner under the id `batch`."""
+        self._in_flight[batch] = indices
         self._progressed = True
 
     def granted(self, iterations: int) -> None:
@@ -135,12 +134,12 @@ class FlowControl:
         self._rate.started()
         self._progressed = True
 
-    def trained(self, iterations: int) -> None:
-        """A batch (setting 2: what was granted) came back trained."""
-        if self._granted:
+    def trained(self, iterations: int, batch: int | None = None) -> None:
+        """The batch with the id `batch` came back trained, in any order; None in setting 2: what was granted did."""
+        if batch is None:
             self._granted = 0
         else:
-            self._in_flight.popleft()
+            del self._in_flight[batch]
             self._requested -= 1
         self._counters.gradient_steps += iterations
         self._counters.samples += iterations * self._batch_size

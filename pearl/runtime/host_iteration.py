@@ -23,11 +23,11 @@ class IterationPace(Protocol):
     def sampling(self) -> None:
         """A sampling was requested."""
 
-    def sampled(self, indices: np.ndarray) -> None:
-        """A batch was sampled and assigned to the Learner."""
+    def sampled(self, batch: int, indices: np.ndarray) -> None:
+        """A batch was sampled and assigned to the Learner under the id `batch`."""
 
-    def trained(self, td_error: float) -> None:
-        """A batch came back trained."""
+    def trained(self, td_error: float, *, batch: int) -> None:
+        """The batch with the id `batch` came back trained; batches may come back in any order."""
 
 
 class HostIteration:
@@ -46,6 +46,7 @@ class HostIteration:
     ) -> None:
         self._rrq, self._laq, self._ldq = rrq, laq, ldq
         self._batch_size, self._storage = batch_size, storage
+        self._assigned = 0
 
     def advance(self, pace: IterationPace) -> None:
         """Do what is possible now, at most one batch further at each of the three places; never waits for a batch."""
@@ -53,7 +54,7 @@ class HostIteration:
         if done := self._ldq.peek():
             result, _ = done
             self._rrq.write_update(result["indices"], result["priorities"], result["generations"])
-            pace.trained(float(result["td_error"][0]))
+            pace.trained(float(result["td_error"][0]), batch=int(result["batch"][0]))
             self._ldq.release()
         # Request the next batch.
         if pace.may_sample():
@@ -61,5 +62,6 @@ class HostIteration:
             pace.sampling()
         # A batch is sampled: the Learner gets it.
         if sample := self._rrq.poll():
-            self._laq.assign(sample, self._storage)
-            pace.sampled(sample.indices)
+            self._laq.assign(sample, self._storage, batch=self._assigned)
+            pace.sampled(self._assigned, sample.indices)
+            self._assigned += 1

@@ -14,18 +14,21 @@ from pearl.spec import FieldSpec, TransitionSpec
 class DataCollectionQueue(ColumnQueue):
     """DCQ: one actor's transitions to the host, up to `rows` a message, with the episodes that ended on the way.
 
-    Beside the transitions: `episode_return` and `episode_length` `(rows,)`, and `counts`: how many of these are valid,
-    the environment steps that the message stands for, the actor's index.
+    Next to the transitions: their first priorities `(rows,)`, where the algorithm has actors give these;
+    `episode_return` and `episode_length` `(rows,)`; and `counts`, which are how many episodes ended, the environment
+    steps that the message stands for, the actor's index, and the version of the policy that acted.
     """
 
     def __init__(self, transition: TransitionSpec, rows: int, slots: int, bell: Bell | None = None) -> None:
         columns = [FieldSpec(f.name, (rows, *f.shape), f.dtype) for f in transition.fields]
+        if transition.priority is not None:
+            columns.append(FieldSpec("priority", (rows,), "float32"))
         super().__init__(
             [
                 *columns,
                 FieldSpec("episode_return", (rows,), "float64"),
                 FieldSpec("episode_length", (rows,), "int64"),
-                FieldSpec("counts", (3,), "int64"),
+                FieldSpec("counts", (4,), "int64"),
             ],
             slots,
             bell,
@@ -41,8 +44,9 @@ class DataCollectionQueue(ColumnQueue):
 
 
 def batch_fields(batch_size: int, transition: TransitionSpec | None) -> list[FieldSpec]:
-    """Fields of a Learner assignment: what the Replay Manager returned and, unless they stay there, the transitions."""
+    """Fields of a Learner assignment: the batch's id, the sample and, unless they stay there, its transitions."""
     sampled = [
+        FieldSpec("batch", (1,), "int64"),
         FieldSpec("indices", (batch_size,), "int64"),
         FieldSpec("weights", (batch_size,), "float32"),
         FieldSpec("generations", (batch_size,), "uint32"),

@@ -23,7 +23,7 @@ class InlineActor:
         if len(self._dcq):
             return False
         if (weights := self._wsq.poll()) is not None:
-            self._actor.load_weights(weights)
+            self._actor.load_weights(weights, self._wsq.version)
         message = self._dcq.reserve()
         assert message is not None
         self._dcq.publish(self._actor.collect(message))

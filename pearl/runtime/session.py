@@ -361,8 +361,8 @@ class Session:
 
     def collected(self, message: Mapping[str, np.ndarray]) -> None:
         """A DCQ message was taken into the buffer."""
-        rows, steps, actor = (int(message[key][0]) for key in ("rows", "env_steps", "actor"))
-        self._flow.collected(rows, steps)
+        rows, steps, actor, version = (int(message[key][0]) for key in ("rows", "env_steps", "actor", "policy_version"))
+        self._flow.collected(rows, steps, version)
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             self.counters.episodes += 1
             self.counters.returns.append(float(ret))
@@ -376,18 +376,18 @@ class Session:
         """A sampling was requested."""
         self._flow.sampling()
 
-    def sampled(self, indices: np.ndarray) -> None:
-        """A batch was sampled and assigned to the Learner."""
-        self._flow.sampled(indices)
+    def sampled(self, batch: int, indices: np.ndarray) -> None:
+        """A batch was sampled and assigned to the Learner under the id `batch`."""
+        self._flow.sampled(batch, indices)
 
     def granted(self, iterations: int) -> None:
         """Setting 2: the training loop may run `iterations`."""
         self._flow.granted(iterations)
 
-    def trained(self, td_error: float, iterations: int = 1) -> None:
-        """A batch (setting 2: what was granted) came back trained."""
+    def trained(self, td_error: float, iterations: int = 1, *, batch: int | None = None) -> None:
+        """The batch with the id `batch` came back trained; None in setting 2: `iterations` that were granted did."""
         self._report.td_error = td_error
-        self._flow.trained(iterations)
+        self._flow.trained(iterations, batch)
 
     # --- checkpoints, evaluations -----------------------------------------------------------------------------------
 

@@ -139,11 +139,15 @@ class AssignmentQueue(ColumnQueue):
         super().__init__(batch_fields(batch_size, transition), slots)
         self._names = [f.name for f in transition.fields] if transition is not None else []
 
-    def assign(self, sample: Sample, storage: Storage | None = None) -> None:
-        """Host: hand a sampled batch to the Learner, with its transitions unless they stay with the Learner."""
+    def assign(self, sample: Sample, storage: Storage | None = None, *, batch: int = 0) -> None:
+        """Host: hand a sampled batch to the Learner, with its transitions unless they stay with the Learner.
+
+        The Learner answers with the batch's id, `batch`.
+        """
         message = self.reserve(timeout_s=60.0)
         if message is None:
             raise PearlError("The Learner did not take its next batch for 60 s.")
+        message["batch"][0] = batch
         message["indices"][:] = sample.indices
         message["weights"][:] = sample.weights
         message["generations"][:] = sample.generations
@@ -159,6 +163,7 @@ class DoneQueue(ColumnQueue):
     def __init__(self, batch_size: int, slots: int, bell: Bell) -> None:
         super().__init__(
             [
+                FieldSpec("batch", (1,), "int64"),
                 FieldSpec("indices", (batch_size,), "int64"),
                 FieldSpec("priorities", (batch_size,), "float32"),
                 FieldSpec("generations", (batch_size,), "uint32"),
@@ -198,7 +203,7 @@ class LearnerWorker(Worker):
     def last_batch(self) -> dict[str, np.ndarray]:
         """The batch of the message that is being processed."""
         found = self._laq.peek()
-        return {} if found is None else {name: column.copy() for name, column in found[0].items()}
+        return {} if found is None else {name: column.copy() for name, column in found[0].items() if name != "batch"}
 
     def take(self, timeout_s: float) -> bool:
         """Train one batch."""
@@ -211,6 +216,7 @@ class LearnerWorker(Worker):
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the Learner's results for 60 s.")
+        done["batch"][0] = message["batch"][0]
         done["indices"][:] = message["indices"]
         done["generations"][:] = message["generations"]
         done["priorities"][:] = result.priorities

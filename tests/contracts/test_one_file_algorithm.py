@@ -248,6 +248,6 @@ def test_a_column_of_another_shape_is_named() -> None:
     message = {**spec.empty(rows), "episode_return": np.empty(rows), "episode_length": np.empty(rows)}
     try:
         with pytest.raises(TrainerError, match=r"Column 'wrong' must be made with shape \(3,\).*found \(1,\)"):
-            actor.collect({**message, "counts": np.empty(3)})
+            actor.collect({**message, "counts": np.empty(4)})
     finally:
         actor.close()

@@ -152,7 +152,7 @@ def main() -> int:
             iteration.advance(session)
             # Populate the replay while the Learner trains, never a slot that it trains on.
             if session.insertion_due(buffer):
-                rrq.write_insert(storage.insert(buffer.take_all()))
+                rrq.write_insert(storage.insert(buffer.take_all()), buffer.priorities)
                 session.inserted()
             session.wait()
         return session.finish()

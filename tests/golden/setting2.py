@@ -143,7 +143,7 @@ def main() -> int:
             # Populate the replay between two samplings: the Learner trains on copies of the rows it was given.
             if session.insertion_due(buffer):
                 with loop.insertion_window():
-                    replay.insert(storage.insert(buffer.take_all()))
+                    replay.insert(storage.insert(buffer.take_all()), buffer.priorities)
                 session.inserted()
             # The training loop reports; it gets the next iterations, no more than the replay ratio allows.
             if done := ldq.peek():
