@@ -26,7 +26,7 @@ from pearl.backends.protocol import Factory, LearnerImplementation
 from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.replay.schedules import SCHEDULES
-from pearl.runtime.earlier import put_aside
+from pearl.runtime.backup import put_aside
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 _COMMON_NAMES = {

@@ -23,7 +23,7 @@ from pearl.spec import ActorSpec, ActorStep, ReplaySpec, TrainSpec, TransitionSp
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
 
-STEPS_PER_MESSAGE = 4  # vector steps: few enough for fresh weights, enough that messages cost little
+STEPS_PER_MESSAGE = 4  # vector steps: fresh weights against cost per message
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def check_messages_fit(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) 
 
 
 class Policy(Protocol):
-    """What acts: `NativePolicy`, or `TorchPolicy` for what that cannot do."""
+    """Chooses actions: `NativePolicy`, or `TorchPolicy` where that lacks a feature."""
 
     exploration: Exploration | None
 
@@ -134,7 +134,7 @@ class Actor:
         self.reset(self._env_seed)
 
     def _torch_policy(self) -> Policy:
-        # Torch takes seconds to import: only what needs it does.
+        # Imported here, as torch takes seconds to import.
         from pearl.actors.torch_policy import TorchPolicy
         from pearl.algorithms.trainer import make_trainer
 
@@ -163,9 +163,9 @@ class Actor:
         self._policy_version = version
 
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
-        """Run `steps_per_message` vector steps into the arrays of a DCQ message; returns the rows filled.
+        """Run `steps_per_message` vector steps into the arrays of a DCQ message; return the rows filled.
 
-        Runs fewer where these take longer than `longest_s`, so that the data of slow environments do not wait.
+        Stops after `longest_s` seconds, so that the data of slow environments do not wait.
         """
         row = episodes = steps = 0
         deadline = time.monotonic() + longest_s
@@ -204,7 +204,7 @@ class Actor:
             raise EnvError(self._not_finite("an observation", next_obs))
         done = terminated | truncated
         any_done = bool(np.count_nonzero(done))
-        # A step after an episode's end is, under next-step autoreset, the reset itself: no transition.
+        # With next-step autoreset, the step after an episode's end is the reset: no transition.
         real = self._everywhere if self._same_step or not self._any_ended else ~self._ended
         last_obs = np.asarray(next_obs, self._obs_dtype)
         if self._same_step and any_done:
@@ -245,7 +245,7 @@ class Actor:
         any_done: bool,
     ) -> int:
         running = self._episodes
-        # What is not real adds nothing: a reset has neither reward nor length.
+        # A reset adds neither reward nor length.
         running.returns += reward if real is self._everywhere else np.where(real, reward, 0.0)
         running.lengths += real
         if any_done:
@@ -254,7 +254,7 @@ class Actor:
                 message["episode_length"][episodes] = running.lengths[env]
                 episodes += 1
             running.returns[done], running.lengths[done] = 0.0, 0
-        # Also after a reset: the step that it took is none of the episode's.
+        # Also after a reset: the autoreset step belongs to no episode.
         if any_done or real is not self._everywhere:
             self._explorer.end_episodes(done | ~real)
         return episodes
@@ -268,8 +268,8 @@ class Actor:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
         return (
             f"{self.setup.spec.env} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
-            f"{self.setup.index}: {values[wrong[0]]}. Training on it would destroy the weights; mend the environment, "
-            "or clip what it returns with a gymnasium wrapper."
+            f"{self.setup.index}: {values[wrong[0]]}. Training on it would destroy the weights: fix the environment, "
+            "or clip its values with a gymnasium wrapper."
         )
 
     def close(self) -> None:

@@ -22,22 +22,22 @@ from pearl import _native
 from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.standard_streams import keep_standard_streams
 
-_HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # that a terminal sends to every process
+_HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # a terminal sends them to every process
 _PROGRAM = ("init_main_from_name", "init_main_from_path")
 _POLL_S = 0.01
-_LONGEST_DEATH_S = 5.0  # a broken driver may keep a killed process alive: the host waits no longer
+_LONGEST_DEATH_S = 5.0  # a broken driver may keep a killed process alive
 _LONGEST_PARTING_S = 1.0
 
 
 class ChildProcess:
-    """`target(*args)` in a new interpreter, which begins with SIGINT and SIGHUP blocked: they are the host's to handle.
+    """Runs `target(*args)` in a new interpreter, with SIGINT and SIGHUP blocked: the host handles them.
 
-    `args` are pickled as `multiprocessing` does, so that queues may be among them. With `without_program`, the process
-    does not import the program, of which it needs nothing.
+    `args` are pickled as `multiprocessing` does, and may contain queues. With `without_program`, the process does not
+    import the program.
 
-    Not a `multiprocessing.Process`, for three reasons: a daemonic one may start no children, but environments do; the
-    host waits at its end for any other; and children of either keep the pipe open that tells of its death. This one
-    leads a process group, which is killed with it.
+    It is no `multiprocessing.Process`, for three reasons: a daemonic one may not start children, as some environments
+    do; the host waits at exit for one that is not daemonic; and children of either hold open the pipe that signals its
+    death. This process leads a process group, which is killed with it.
     """
 
     def __init__(
@@ -52,8 +52,7 @@ class ChildProcess:
         file = SharedBuffer(len(payload))
         file.memory[:] = payload
         command = multiprocessing.spawn.get_command_line(tracker_fd=tracker, pipe_handle=launch.duplicate(file))
-        # The terminal sends both signals to all its processes. The new one inherits the block: otherwise a signal could
-        # end it before it leads a group of its own.
+        # The new process inherits the block: otherwise a signal could end it before it leads its own group.
         allowed = signal.pthread_sigmask(signal.SIG_BLOCK, _HOSTS_SIGNALS)
         try:
             self._process = subprocess.Popen(command, pass_fds=launch.descriptors)
@@ -69,17 +68,17 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """None while the process runs; the negative number of the signal that ended it, or its exit code.
 
-        What the process leaves running of its group is killed.
+        The rest of its process group is killed.
         """
         if self._process.returncode is None and self._has_ended():
-            self._kill_group()  # before the process is reaped: until then, nobody else gets its id
+            self._kill_group()  # before the process is reaped, while its id is still taken
             self._process.wait()
         return self._process.returncode
 
     def _has_ended(self) -> bool:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # somebody else has reaped it
+        except ChildProcessError:  # already reaped elsewhere
             return True
 
     def _kill_group(self) -> None:
@@ -104,7 +103,7 @@ class ChildProcess:
 
     @property
     def cause_of_death(self) -> str:
-        """How a process that has ended did: "signal SIGSEGV", "exit code 1"."""
+        """How the process ended: "signal SIGSEGV", "exit code 1"."""
         code = self.exit_code or 0
         return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
@@ -171,7 +170,7 @@ class _Inherited:
 
 
 class _Start:
-    """What the new process runs, in the place of the process object of `multiprocessing`.
+    """What the new process runs instead of the process object of `multiprocessing`.
 
     `program` is how to import the host's program, `work` the pickled target and its arguments.
     """
@@ -187,7 +186,7 @@ class _Start:
         os.setpgid(0, 0)
         for number in _HOSTS_SIGNALS:  # blocked so far, and environments may unblock them
             signal.signal(number, signal.SIG_IGN)
-        # Before the program, and with it torch, is imported: that takes seconds.
+        # Before the program imports torch, which takes seconds.
         _native.end_with_parent(host)
         keep_standard_streams()
         multiprocessing.spawn.prepare(program)

@@ -1,4 +1,4 @@
-"""Vectors of Gymnasium environments, made by name only."""
+"""Makes vectors of Gymnasium environments by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pearl.spec import ActorSpec
 
 
 def _check_name(env: str) -> None:
-    # "module:Name-v0" makes Gymnasium import a module: that is code the user wrote as a program, not as a value here.
+    # "module:Name-v0" makes Gymnasium import a module: a value here must not run code.
     try:
         gym.envs.registration.parse_env_id(env)
     except gym.error.Error as error:
@@ -32,7 +32,7 @@ def _check_name(env: str) -> None:
 
 
 def _check_version(env: str) -> None:
-    """Gymnasium resolves a name without a version, with a warning, here and not there: one must be said."""
+    """Require a version: Gymnasium resolves a name without one only in some places, with a warning."""
     namespace, name, version = gym.envs.registration.parse_env_id(env)
     if version is not None or env in gym.registry:
         return
@@ -42,7 +42,7 @@ def _check_version(env: str) -> None:
 
 
 def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Make `envs` (default: `spec.envs_per_actor`) copies; each transition of the vector is a real one where possible.
+    """Make `envs` copies (default: `spec.envs_per_actor`), with same-step autoreset where possible.
 
     Raises EnvError for an unknown name (with near matches), a missing dependency or a constructor that fails.
     """
@@ -84,18 +84,18 @@ def entry_modules(environment: EnvSpec) -> Iterator[str]:
 
 
 def register(environment: EnvSpec) -> None:
-    """Have Gymnasium know `environment`, and import its modules.
+    """Register `environment` with Gymnasium, and import its modules.
 
-    A module may register its environments when it is imported: once more, if the program registered them first, if it
-    is the program itself under its own name, or if another process sent the environment here. Gymnasium would warn of
-    each that it overrides; what was registered first stays.
+    A module may register its environments when it is imported, although they are registered already: by the program, or
+    because another process sent the environment here. Gymnasium would warn of each override, so the entries of such
+    modules are taken out during the import and put back.
     """
     modules = {name for name in entry_modules(environment) if name not in sys.modules and not _is_gymnasium(name)}
     known = {name: spec for name, spec in gym.registry.items() if not modules.isdisjoint(entry_modules(spec))}
     for name in known:
         del gym.registry[name]
     for name in modules:
-        with contextlib.suppress(Exception):  # making the environment will say it
+        with contextlib.suppress(Exception):  # making the environment reports it
             importlib.import_module(name)
     gym.registry.update(known)
     gym.registry[environment.id] = environment

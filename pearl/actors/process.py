@@ -1,4 +1,4 @@
-"""Actor processes: started, watched, restarted."""
+"""Starts, watches and restarts actor processes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pearl.actors")
 
 _CHECK_INTERVAL_S = 0.1
-_LONGEST_GAP_S = 1.0  # between two checks, as silence: a host that was busy or suspended has not listened
-_SILENCE_S = 60.0  # after so long, a warning
+_LONGEST_GAP_S = 1.0  # counted as silence between two checks: the host may have been busy or suspended
+_SILENCE_S = 60.0  # until a warning
 _WAIT_S = 0.5
 _MESSAGE_S = 0.05  # a message that takes longer than this is sent before it is full
 
@@ -67,7 +67,7 @@ def run_actor(
                 message = dcq.reserve(_WAIT_S)
                 if message is None:
                     continue
-                # After the wait for room, which the replay ratio may make long: the newest weights.
+                # Poll after the wait for room: the replay ratio may make it long.
                 if (weights := wsq.poll()) is not None:
                     actor.load_weights(weights, wsq.version)
                 dcq.publish(actor.collect(message, longest_s=_MESSAGE_S))
@@ -78,7 +78,7 @@ def run_actor(
 
 
 def settle_torch(setup: ActorSetup) -> bool:
-    """One thread, and random numbers that the actor's seed and index decide."""
+    """Use one thread, and seed torch from the actor's seed and index."""
     import torch
 
     torch.set_num_threads(1)
@@ -97,7 +97,7 @@ class _Running:
     is_named: bool = False
 
     def listen(self, passed_s: float) -> None:
-        """Note signs of life, or that there were none for another `passed_s`."""
+        """Note a sign of life, or `passed_s` more seconds of silence."""
         beats = self.report.beats
         if beats == self.beats:
             self.silent_s += passed_s
@@ -106,7 +106,7 @@ class _Running:
 
     @property
     def place(self) -> str:
-        """Where it is."""
+        """What the actor was doing, for messages."""
         return "while it stepped its environments" if self.report.is_ready else "while it made its environments"
 
 
@@ -216,7 +216,7 @@ class ActorGroup:
         """Close the queues, wait for the processes, and end those that do not stop."""
         for dcq in self._dcqs:
             dcq.close()
-        # An actor that still imports or makes its environments has nothing to close.
+        # An actor that is not ready has nothing to close.
         for running in self._running:
             if not running.report.is_ready:
                 running.process.kill()

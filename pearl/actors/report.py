@@ -9,16 +9,16 @@ import numpy as np
 
 from pearl.ipc.shared_buffer import SharedBuffer
 
-_MOST_BYTES = 32 * 1024  # of a failure's text: more than the tracebacks that someone reads
+_MOST_BYTES = 32 * 1024  # of a failure's text: longer than useful tracebacks
 _BEATS, _READY, _FAILED, _LENGTH, _NUMBERS = range(5)
 _HEADER_BYTES = 8 * (_NUMBERS + 1)
 
 
 class Report:
-    """One teller, one listener, in shared memory: telling never waits, and what was told outlives the teller.
+    """One writer, one reader, in shared memory: writing never waits, and the content outlives the writer.
 
-    It is no pipe, which a long text fills and whose end a child of the teller would hold open. `most_numbers` is how
-    many floats `deliver` may tell.
+    It is no pipe: a long text would fill that, and a child of the writer would hold its end open. `most_numbers` is how
+    many floats `deliver` may write.
     """
 
     def __init__(self, most_numbers: int = 0) -> None:
@@ -36,30 +36,30 @@ class Report:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._attach(*state)
 
-    # --- the teller -------------------------------------------------------------------------------------------------
+    # --- the writer -------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
         """Give a sign of life."""
         self._header[_BEATS] += 1
 
     def ready(self) -> None:
-        """Tell that everything was made and the work begins."""
+        """Say that everything was made and the work begins."""
         self._header[_READY] = 1
         self.beat()
 
     def deliver(self, numbers: Sequence[float]) -> None:
-        """Tell the result."""
+        """Write the result."""
         self._numbers[: len(numbers)] = numbers
         self._header[_NUMBERS] = len(numbers)
 
     def fail(self, text: str) -> None:
-        """Tell why the teller ends; of a long text the beginning and the end are kept."""
+        """Say why the writer ends; a long text keeps its beginning and end."""
         encoded = shortened(text, _MOST_BYTES).encode(errors="replace")
         self._text[: len(encoded)] = np.frombuffer(encoded, np.uint8)
         self._header[_LENGTH] = len(encoded)
         self._header[_FAILED] = 1
 
-    # --- the listener -----------------------------------------------------------------------------------------------
+    # --- the reader -----------------------------------------------------------------------------------------------
 
     @property
     def beats(self) -> int:
@@ -73,13 +73,13 @@ class Report:
 
     @property
     def result(self) -> list[float] | None:
-        """What was delivered, if anything was."""
+        """The numbers of `deliver`; None if there are none."""
         count = int(self._header[_NUMBERS])
         return self._numbers[:count].tolist() if count else None
 
     @property
     def failure(self) -> str | None:
-        """Why the teller ended, if it could tell."""
+        """The text of `fail`; None if it was not called."""
         if not self._header[_FAILED]:
             return None
         return bytes(self._text[: int(self._header[_LENGTH])]).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A warning that each process of a run would show is shown by the first of them, once."""
+"""Shows a warning once per run, although each process would show it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 
 from pearl.ipc.shared_buffer import SharedBuffer
 
-_MOST = 1023  # further ones are shown by every process
+_MOST = 1023  # every process shows further ones
 
 
 class SharedWarnings:
-    """Which warnings were shown: shared with each process to which this object is sent.
+    """The warnings already shown, shared with each process that receives this object.
 
-    Python itself shows a warning once for a line of code, but in each process, and again whenever anybody has changed
-    the filters meanwhile.
+    Python shows a warning once for each line of code, but in each process, and again after any change of the filters.
     """
 
     def __init__(self) -> None:
@@ -33,12 +32,12 @@ class SharedWarnings:
         self._digests = np.frombuffer(buffer.memory, np.uint64, _MOST, 8)
 
     def install(self) -> None:
-        """From now on, `warnings` shows what no process has shown; until `uninstall`."""
+        """Make `warnings` show only new ones, until `uninstall`."""
         self._earlier = warnings.showwarning
         warnings.showwarning = self._show
 
     def uninstall(self) -> None:
-        """Undo `install`, unless somebody else has replaced it meanwhile."""
+        """Undo `install`, unless something else replaced it since."""
         if warnings.showwarning == self._show:
             warnings.showwarning = self._earlier
 
@@ -55,7 +54,7 @@ class SharedWarnings:
             self._earlier(message, category, filename, lineno, file, line)
 
     def is_new(self, text: str) -> bool:
-        """Whether no process has asked this of `text`."""
+        """Whether no process has asked for this `text` before."""
         digest = np.frombuffer(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), np.uint64)[0]
         fcntl.lockf(self._buffer.descriptor, fcntl.LOCK_EX)
         try:

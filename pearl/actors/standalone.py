@@ -21,9 +21,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
-    """What an actor needs that starts without the program, or None where it needs the program.
+    """The setup and environment for an actor that starts without the program; None if it needs the program.
 
-    An environment of the user's own modules may rest on what the program does when it is imported.
+    An environment from the user's own modules may depend on what the program does at import.
     """
     spec = gym.registry.get(setup.spec.env)
     transition = setup.transition
@@ -34,7 +34,7 @@ def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
     bare = without_trainer(setup)
     try:
         pickled = pickle.dumps((bare, spec))
-    except Exception:  # whatever an option's own way of pickling raises: the program itself will then make it
+    except Exception:  # options may fail to pickle in any way: the program then makes the actor
         return None
     return None if names_program(pickled) else (bare, spec)
 
@@ -45,7 +45,7 @@ def without_trainer(setup: ActorSetup) -> ActorSetup:
 
 
 def names_program(pickled: bytes) -> bool:
-    """Whether something in there is the program's own, so that only what imports the program can load it."""
+    """Whether the pickle refers to the program's own module, so that loading it needs the program."""
     return b"__main__" in pickled
 
 

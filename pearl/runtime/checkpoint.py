@@ -1,12 +1,12 @@
-"""Checkpoints: what a run needs to go on where it stopped, in a folder that is either complete or absent.
+"""Checkpoints: the state that a run needs to resume, in a folder that is either complete or absent.
 
     checkpoint-000012345/
       manifest.json                  step, identity, counters; size and CRC-32 of every other file
       tensors/<group>.safetensors    networks, optimizers, torch's random states
       arrays/<name>.npy              replay columns and priorities, streamed in chunks
 
-The folder is written under a hidden name, flushed to the disk file by file, then renamed; older ones go only after
-that. So a run killed at any moment leaves its last complete checkpoint. Nothing is ever unpickled.
+The folder is written under a hidden name, flushed to the disk file by file, then renamed; older ones are removed only
+after that. So a run killed at any moment leaves its last complete checkpoint. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CheckpointState:
 def save_checkpoint(directory: Path, state: CheckpointState, keep: int = 2) -> Path:
     """Write `state` into a new folder of `directory` and return that folder; leave the `keep` newest.
 
-    Memory needed beside the state: a copy of its tensors, and 4 MiB for the arrays. Nothing may write to the arrays
+    Extra memory: a copy of the tensors, and 4 MiB for the arrays. Nothing may write to the arrays
     until this returns. A checkpoint of the same step is replaced; those of later steps are left alone. Raises
     CheckpointError, with `directory` as it was, when the state cannot be stored; CheckpointWriteError when the disk is
     full or not writable, or another process is saving there.
@@ -138,7 +138,7 @@ def _check_state(state: CheckpointState) -> None:
 
 @contextmanager
 def _only_writer(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock: with it, every leftover folder belongs to a writer that is dead."""
+    """Hold the directory's lock: whoever holds it knows that leftover folders belong to dead writers."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -203,7 +203,7 @@ def _write_folder(folder: Path, state: CheckpointState) -> None:
 
 
 def _prune(directory: Path, newest: Path, keep: int) -> None:
-    """Remove what `newest` made superfluous; failing to is a warning, for the new checkpoint stands."""
+    """Remove checkpoints that `newest` replaces; a failure is a warning, as the new checkpoint is complete."""
     step = _order(newest)[0]
     kept_steps = {step}
     for folder in reversed(_folders(directory)):
@@ -216,7 +216,7 @@ def _prune(directory: Path, newest: Path, keep: int) -> None:
             kept_steps.add(other)
         else:
             try:
-                condemned = _temporary(folder)  # out of sight in one move, so that it is never half there
+                condemned = _temporary(folder)  # renamed first, so that no half-removed checkpoint is ever visible
                 folder.rename(condemned)
                 shutil.rmtree(condemned)
             except OSError as error:
@@ -289,7 +289,7 @@ def _resolve(path: Path) -> Path:
 
 @contextmanager
 def _damage_named(folder: Path) -> Iterator[None]:
-    """Add to a CheckpointError which checkpoint cannot be loaded, and which could be instead."""
+    """Add to a CheckpointError the checkpoint that cannot be loaded, and one to use instead."""
     try:
         yield
     except CheckpointError as error:

@@ -176,7 +176,7 @@ def _safetensors_bytes(group: str, tensors: Mapping[str, torch.Tensor]) -> bytes
     import safetensors
     import safetensors.torch
 
-    seen: set[int] = set()  # tied weights share storage, which the format has no word for: they are stored twice
+    seen: set[int] = set()  # the format cannot express shared storage: tied weights are stored twice
     plain: dict[str, torch.Tensor] = {}
     try:
         for name, tensor in tensors.items():
@@ -215,7 +215,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         crc = manifest_crc32(content)
-    except RecursionError as error:  # what can just be read may be nested too deeply to be written
+    except RecursionError as error:  # writing needs a deeper stack than reading
         raise CheckpointError(f"{MANIFEST} is nested too deeply ({error}).") from error
     if content.get("crc32") != crc:
         raise CheckpointError(
@@ -225,7 +225,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key that stands twice is refused, because readers of JSON differ in which value they take."""
+    """A JSON object; a repeated key is refused, because JSON readers differ in which value they use."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands twice in one object")
@@ -332,7 +332,7 @@ def _check_npy(file: Path) -> None:
             raise ValueError(f"its format is {version}; (2, 0) was written")
         start = stream.tell()
         length = int.from_bytes(stream.read(4), "little")
-        if length > _NPY_HEADER_LIMIT:  # asked before NumPy makes room for it
+        if length > _NPY_HEADER_LIMIT:  # before NumPy allocates it
             raise ValueError(f"its header is said to be {length} bytes long; at most {_NPY_HEADER_LIMIT} are read")
         stream.seek(start)
         shape, _, dtype = np.lib.format.read_array_header_2_0(stream)

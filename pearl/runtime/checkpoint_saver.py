@@ -1,4 +1,4 @@
-"""Saves checkpoints where that may fail for a while: a full disk, a slow network, a lock held for a second."""
+"""Saves checkpoints, and tries again after temporary failures: a full disk, a slow network, a held lock."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pearl.runtime.checkpoint import latest_checkpoint
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 LAST_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # at the end of the run, between one try and the next
-HURRIED_PAUSES_S = (1.0, 2.0)  # whoever sends a signal to stop may kill soon
+HURRIED_PAUSES_S = (1.0, 2.0)  # after a signal to stop: the next one may be SIGKILL
 
 _log = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
-    """Saves into `directory` with `write`, which is given the folder.
+    """Saves into `directory` with `write`, which takes the folder.
 
-    A checkpoint that cannot be written on the way is a warning and tried again soon, however often; only at the end of
-    the run is it an error. A state that can never be stored raises CheckpointError at once.
+    During the run, a checkpoint that cannot be written is a warning, and is tried again later, without limit. At the
+    end of the run it is an error. A state that can never be stored raises CheckpointError at once.
     """
 
     def __init__(self, directory: Path, write: Callable[[Path], Path]) -> None:
@@ -34,11 +34,11 @@ class CheckpointSaver:
         self._again_at = math.inf
 
     def is_due(self, scheduled: bool) -> bool:
-        """Whether to save now: if `scheduled`, but after a failure only once its pause is over."""
+        """Whether to save now: when `scheduled`, or after a failure when the pause is over."""
         return time.monotonic() >= self._again_at if self._failures else scheduled
 
     def save(self) -> Path | None:
-        """Save on the way; None, with a warning, if it cannot be written now."""
+        """Save during the run; None, with a warning, if that fails now."""
         try:
             path = self._write(self._directory)
         except CheckpointWriteError as error:
@@ -53,7 +53,7 @@ class CheckpointSaver:
         return path
 
     def save_last(self, *, hurried: bool = False) -> Path:
-        """Save at the end of the run: tried again for some seconds, fewer if `hurried`, then in a temporary folder.
+        """Save at the end of the run: retry for some seconds (fewer if `hurried`), then save in a temporary folder.
 
         Raises CheckpointError, which says where the last good one is, if the checkpoint is not in its directory.
         """

@@ -1,4 +1,4 @@
-"""The data collection buffer: transitions wait here until they may enter the Data Storage (paper, Sec. IV-C1)."""
+"""The collection buffer: transitions wait here until they may enter the Data Storage (paper, Sec. IV-C1)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, ReplaySpec, TransitionSpec
 
-_INSERTION_ROWS = 128  # more make an insertion no cheaper
-_INSERTION_STEPS = 16  # of all environments: a few environments do not wait until they have brought many rows
+_INSERTION_ROWS = 128  # larger insertions cost the same per row
+_INSERTION_STEPS = 16  # of all environments, so that few environments do not wait for many rows
 
 
 def insertion_rows(replay: ReplaySpec, actors: ActorSpec, message_rows: int) -> int:
-    """How many transitions an insertion brings at least, where messages have up to `message_rows`."""
+    """Least transitions of an insertion, where messages have up to `message_rows`."""
     return min(_INSERTION_ROWS, _INSERTION_STEPS * actors.env_count, replay.capacity - message_rows)
 
 
@@ -52,7 +52,7 @@ class CollectionBuffer:
 
     @property
     def age_s(self) -> float:
-        """For how long the oldest transition has been waiting."""
+        """Seconds that the oldest transition has waited."""
         return time.monotonic() - self._since if self.count else 0.0
 
     def take(self, dcq: DataCollectionQueue) -> Mapping[str, np.ndarray] | None:

@@ -1,4 +1,4 @@
-"""CSV tables of a run: appended to, cut back when the run is resumed, and of bounded length where rows are many."""
+"""CSV tables of a run: appended to, truncated when the run resumes, and of bounded length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pearl.runtime.log_file import LogFile
 
 Row: TypeAlias = dict[str, str]
 
-_PATIENCE_ROWS = 100  # until a table that could not be rewritten is tried again
+_PATIENCE_ROWS = 100  # rows until the next try to rewrite a table, after a failure
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,11 @@ class ResumePoint:
 
 
 class CsvTable:
-    """A CSV file that is appended to, survives a cut last line, and takes on new columns.
+    """A CSV file to append to, which survives a truncated last line and accepts new columns.
 
-    Rows that cannot be written are lost with one warning. With `merge`, two neighbouring rows become one throughout
-    whenever the table reaches `most_rows`: the older, the coarser. An existing file is gone on with, up to `resume`.
+    Rows that cannot be written are lost with one warning. With `merge`, each pair of neighbouring rows becomes one
+    whenever the table reaches `most_rows`, so that older rows are coarser. An existing file is continued, without
+    its rows after `resume`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class CsvTable:
         self._columns = list(columns)
         self._merge, self._most_rows = merge, most_rows
         self._count = 0
-        self._rewrite_from = 0  # rows; more than there are where rewriting has just failed
+        self._rewrite_from = 0  # rows; above the count after a failed rewrite
         self.last_wall_s = 0.0
         self._file = LogFile(path)
         if path.exists() and path.stat().st_size:
@@ -69,7 +70,7 @@ class CsvTable:
         self._file.append(self._line([row.get(name, "") for name in self._columns]))
         self._count += 1
         if self._merge is not None and self._count >= self._most_rows:
-            self._count //= 2  # also where it fails: not to try again at every row
+            self._count //= 2  # even if it fails: do not try again at every row
             self._rewrite(self._columns, self._merged)
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class CsvTable:
         return text.getvalue().encode()
 
     def _take_over(self, resume: ResumePoint | None) -> None:
-        """Go on with an earlier part: drop a line cut by a kill, and rows beyond the checkpoint."""
+        """Continue an existing file: drop a line truncated by a kill, and rows beyond the checkpoint."""
         with self._path.open(encoding="utf-8", errors="replace") as stream:
             found = stream.readline().rstrip("\n")
         found_columns = next(csv.reader([found]), [])

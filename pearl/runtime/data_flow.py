@@ -1,4 +1,4 @@
-"""Data flows: in which order a run collects, trains, and saves what it has."""
+"""Data flows: the order in which a run collects, trains and saves."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _INSERTION_S = 0.05
 
 
 class DataFlow(Protocol):
-    """Decides whether to collect, insert, train or save now, by the run's counters alone.
+    """Decides from the run's counters whether to collect, insert, train or save now.
 
-    `FlowControl` asks it and knows what is under way; the host thread alone calls both. A Session makes its flow from
-    the ReplaySpec, ActorSpec and TrainSpec of the program, and calls `begin` before anything else.
+    `FlowControl` asks it, and tracks what is in flight; only the host thread calls both. A Session makes its flow from
+    the ReplaySpec, ActorSpec and TrainSpec of the program, and calls `begin` first.
     """
 
     @property
     def insertion_rows(self) -> int:
-        """How many transitions fill the collection buffer; a last message may exceed them."""
+        """How many transitions fill the collection buffer; the last message may exceed that."""
 
     def begin(self, counters: Counters) -> None:
-        """Go by `counters`, which the run keeps up to date, and which a resumed run has from its checkpoint."""
+        """Use `counters`, which the run updates; a resumed run has them from its checkpoint."""
 
     def collection_allowed(self) -> bool:
         """Whether more transitions may be collected now."""
@@ -42,10 +42,10 @@ class DataFlow(Protocol):
         """
 
     def batches_allowed(self) -> int:
-        """Batches that may be trained now, those under way included."""
+        """Batches that may be trained now, including those in flight."""
 
     def checkpoint_allowed(self) -> bool:
-        """Whether a checkpoint that is due may be written now, or has to wait for a better point of the run."""
+        """Whether a checkpoint that is due may be written now, or has to wait."""
 
     def set_replay_ratio(self, ratio: float) -> None:
         """Keep another ratio from now on; raises ConfigurationError where that is not possible."""
@@ -55,14 +55,14 @@ class DataFlow(Protocol):
         """Samples trained per transition stored since learning started."""
 
     def training_absent(self, timesteps: int) -> str:
-        """What to warn of before a run to step `timesteps` that will not train; "" where it will."""
+        """The warning for a run to step `timesteps` that will not train; "" if it will."""
 
     def why_no_training(self) -> str:
         """The reason, after a run without a training step."""
 
 
 class OffPolicy:
-    """Training by replay ratio and learning starts: transitions are stored soon, and sampled as long as they last."""
+    """Training by replay ratio and learning starts: transitions are stored soon and sampled many times."""
 
     def __init__(self, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> None:
         self._replay, self._train = replay, train
@@ -72,12 +72,12 @@ class OffPolicy:
         check_samples_last(replay, train, self._lead)
 
     def begin(self, counters: Counters) -> None:
-        """Go by `counters`."""
+        """Use `counters`."""
         self._counters = counters
         self._ratio = ReplayRatio(self._train, counters, self._lead)
 
     def collection_allowed(self) -> bool:
-        """By the replay ratio: collection may not lead training by too much."""
+        """By the replay ratio: collection must not lead training by too much."""
         return self._ratio.collection_allowed()
 
     def collected(self, rows: int, policy_version: int) -> None:
@@ -88,7 +88,7 @@ class OffPolicy:
         return self._ratio.batches_allowed()
 
     def insertion_wanted(self, rows: int, age_s: float) -> bool:
-        """A full buffer; what slow environments bring does not wait for one."""
+        """When the buffer is full, or its oldest transition has waited for 50 ms (slow environments)."""
         return rows >= self.insertion_rows or age_s > _INSERTION_S
 
     def checkpoint_allowed(self) -> bool:
@@ -96,7 +96,7 @@ class OffPolicy:
         return True
 
     def set_replay_ratio(self, ratio: float) -> None:
-        """Keep another ratio, for the data that come from now on; raises ConfigurationError."""
+        """Change the ratio, for data collected from now on; raises ConfigurationError."""
         check_samples_last(self._replay, dataclasses.replace(self._train, replay_ratio=ratio), self._lead)
         self._ratio.set(ratio)
 

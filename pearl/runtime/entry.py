@@ -1,4 +1,4 @@
-"""How a program begins and ends: its streams, Ctrl-C while it imports, and its errors, in words for people.
+"""Start and end of a program: its streams, Ctrl-C during imports, and readable errors.
 
 Nothing here loads torch, so that a generated program can begin before its own imports, which take seconds.
 """
@@ -26,7 +26,7 @@ logger = logging.getLogger("pearl.runtime")
 
 
 def begin_program() -> None:
-    """Call first, before what takes long to import: until `run_program`, Ctrl-C ends the process with one line.
+    """Call before the slow imports: until `run_program`, Ctrl-C ends the process with one line.
 
     So does an import that a limit of the process makes fail. Exits where the limits leave no room for torch.
     """
@@ -65,7 +65,7 @@ def run_program(main: Callable[[], int]) -> None:
             raise
         else:
             code = _failed(f"{described(error)}. The full traceback is in {log}.")
-    # What is left is Python's own end: a Ctrl-C there has nothing to interrupt.
+    # Only Python's own shutdown is left: let Ctrl-C end it at once.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
     sys.exit(code)

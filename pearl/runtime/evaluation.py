@@ -44,15 +44,15 @@ class Evaluation(NamedTuple):
 
 
 class EvaluationEnvs:
-    """The environments in which a run is evaluated: made when they are first needed, and kept for all its evaluations.
+    """The environments in which a run is evaluated: made when first needed, and kept for all its evaluations.
 
-    So what they say when they are made and first used is said once. Episodes start with a seed; what an environment
-    keeps across a reset, it keeps across evaluations. An episode ends after `most_steps` (0: never) where the
-    environment registers no longer time limit of its own.
+    So their warnings appear once. Each episode starts with a seed; state that an environment keeps across resets
+    carries over to the next evaluation. An episode ends after `most_steps` (0: never), or after the environment's own
+    time limit where that is longer.
     """
 
     def __init__(self, spec: ActorSpec, most_steps: int = Options.eval_max_steps) -> None:
-        # One by one, without the environment's own vector, which would go on with those that are done.
+        # Separate environments: the environment's own vector would keep stepping those that are done.
         self.spec = dataclasses.replace(spec, vectorization="sync")
         self._most_steps = most_steps
         self._vectors: list[gym.vector.SyncVectorEnv] = []
@@ -71,7 +71,7 @@ class EvaluationEnvs:
         return [env for vector in self._vectors for env in vector.envs]
 
     def is_too_long(self, length: int) -> bool:
-        """Whether an episode of `length` steps is to be ended; the first time, a warning says so."""
+        """Whether to end an episode of `length` steps; warns the first time."""
         if not self._most_steps or length < self._longest:
             return False
         if not self._has_warned:
@@ -94,7 +94,7 @@ class EvaluationEnvs:
         for vector in vectors:
             try:
                 vector.close()
-            except Exception as error:  # the environment's own: nothing depends on it any more
+            except Exception as error:  # the environment is no longer needed
                 logger.warning("%s failed in close(): %s: %s", self.spec.env, type(error).__name__, error)
 
 
@@ -110,9 +110,9 @@ def evaluate(
     """Play `episodes` greedy episodes and return all their returns; None if `should_stop` said so before the end.
 
     Up to a hundred environments play a fixed count of episodes each, so that short ones are not over-represented.
-    With a `policy`, which takes the trainer's weights of now, that one acts; otherwise `trainer.get_action`, its
-    modules in evaluation mode meanwhile. It plays in `envs`, which are left open, or in environments of its own.
-    Raises EnvError, with the environment's own traceback, where it fails; `envs` are then closed.
+    A `policy`, if given, acts with the trainer's current weights; otherwise `trainer.get_action` acts, with the modules
+    in evaluation mode. `envs`, if given, stay open; otherwise the function makes and closes its own. Raises EnvError
+    with the environment's traceback if the environment fails, and then closes `envs`.
     """
     training = set_evaluation_mode(trainer)
     used = envs or EvaluationEnvs(spec)
@@ -131,7 +131,7 @@ def evaluate(
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
         raise EnvError(f"The environment {spec.env} or the policy failed in the evaluation.\n{detail}") from error
     finally:
-        # Not train(), which would reach what the user froze inside.
+        # Not train(): it would also reach submodules that the user froze.
         for module in training:
             module.training = True
         if envs is None or not over:

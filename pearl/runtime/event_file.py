@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, in a file that is written as well as the disk allows."""
+"""Scalars for TensorBoard; a full disk does not end the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pearl.runtime.log_file import LogFile
 
-_FILES = itertools.count()  # two of one second and process have different names
+_FILES = itertools.count()  # makes names unique within a second
 
 
 class EventFile:

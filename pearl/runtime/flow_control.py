@@ -1,4 +1,4 @@
-"""Where every transition and batch of a running program is: collected, stored, sampled, trained."""
+"""Tracks every transition and batch of a run: collected, stored, sampled, trained."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pearl.runtime.data_flow import DataFlow
 from pearl.runtime.rate import StepRate
 from pearl.runtime.run_state import Counters, HostStorage
 
-_GRANT_S = 0.02  # setting 2's grants: long enough to cost nothing, short enough to stop soon
+_GRANT_S = 0.02  # length of setting 2's grants: negligible overhead, quick to stop
 _BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
 
 
 class FlowControl:
     """Answers the host loop's questions (may I sample? may I collect?) and is told what happened.
 
-    The order in which a run collects and trains is the decision of `data_flow`; here is what any order has to respect.
-    Updates `counters` and `rate`. `update_delay` is how many batches may be under way beyond the one whose priorities
-    are due. While `draining` is set, nothing new begins; `idle` tells when nothing is under way. With
-    `bench_seconds`, the rates start again after a warm-up.
+    `data_flow` decides the order of collecting and training; this class holds the rules that every order must respect.
+    Updates `counters` and `rate`. `update_delay` is how many more batches may be in flight besides the oldest one.
+    While `draining` is set, nothing new begins; `idle` says that nothing is in flight. With `bench_seconds`, the rates
+    restart after a warm-up.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class FlowControl:
         overwritten meanwhile.
         """
         self._buffered = buffer.count
-        # Time must not show in a serial run.
+        # A serial run must not depend on time.
         age_s = 0.0 if self._serial else buffer.age_s
         wanted = buffer.count > 0 and (self.draining or self._data_flow.insertion_wanted(buffer.count, age_s))
-        # A sampling that is still under way may return any slot: insertion waits for its end.
+        # A sampling in progress may return any slot: wait for its end.
         sampled = self._requested == len(self._in_flight)
         ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight.values())
         self._insertion_waits = buffer.full and not ready
@@ -86,7 +86,7 @@ class FlowControl:
         """Whether to sample: the data flow allows it, at most D updates ahead, one request at a time."""
         return (
             not self.draining
-            # A full buffer waits for the batches under way to end: a further one would delay it without end.
+            # A full buffer waits for the batches in flight: more batches could delay it forever.
             and not self._insertion_waits
             and self._requested == len(self._in_flight)
             and self._requested <= self.update_delay
@@ -97,7 +97,7 @@ class FlowControl:
         """Setting 2: how many iterations the training loop may run next; 0 to wait."""
         if self.draining or self._granted:
             return 0
-        # How fast this run happens to be must not show in a serial run's order of work.
+        # A serial run's order of work must not depend on speed.
         aim = 1 if self._serial else max(1, int(_GRANT_S * self._rate.busy))
         return min(self._data_flow.batches_allowed(), aim)
 

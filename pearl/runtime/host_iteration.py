@@ -11,7 +11,7 @@ from pearl.runtime.workers import AssignmentQueue, DoneQueue, Storage
 
 
 class IterationPace(Protocol):
-    """Who decides when a batch may be sampled and is told what happened: a Session, or who measures one."""
+    """Decides when a batch may be sampled and is told of events: a Session, or a profiler."""
 
     @property
     def beta(self) -> float:
@@ -49,7 +49,7 @@ class HostIteration:
         self._assigned = 0
 
     def advance(self, pace: IterationPace) -> None:
-        """Do what is possible now, at most one batch further at each of the three places; never waits for a batch."""
+        """Move at most one batch at each of the three places; never waits."""
         # A batch is trained: its new priorities go back to the Replay Manager.
         if done := self._ldq.peek():
             result, _ = done

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted when they come, acted upon when the run asks."""
+"""Signals that ask a run to stop: a handler notes them, and the run checks for them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SAME_INTERRUPT_S = 1.0
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Those to react to: `nohup` starts a program with SIGHUP ignored, and so it stays."""
+    """The signals to handle; SIGHUP stays ignored under `nohup`."""
     return tuple(s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN)
 
 
 class Interruption:
     """Handles the stop signals inside its `with` block, in the main thread.
 
-    The first is noted. A second one, unless it comes at once, raises KeyboardInterrupt with its number; a terminal that
-    closes (SIGHUP) is no second one.
+    The first signal is noted. A second one raises KeyboardInterrupt with its number, unless it is SIGHUP or comes
+    within a second of the first.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Interruption:
 
     @property
     def signal(self) -> signal.Signals | None:
-        """The first that came."""
+        """The first signal received; None if there was none."""
         return self._signal
 
     @property
@@ -55,6 +55,6 @@ class Interruption:
         now = time.monotonic()
         if self._signal is None:
             self._signal, self._at = signal.Signals(number), now
-        # A terminal and a parent process may both deliver one and the same Ctrl-C.
+        # A terminal and a parent process may both deliver the same Ctrl-C.
         elif number != signal.SIGHUP and now - self._at > _SAME_INTERRUPT_S:
             raise KeyboardInterrupt(number)

@@ -1,4 +1,4 @@
-"""Runs a generated program from another one, and says how a person does."""
+"""Runs a generated program from another process, and gives the shell command for it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pearl.runtime.interruption import stop_signals
 
 
 def shown(path: Path) -> str:
-    """The path from where the user is, if it lies below."""
+    """The path relative to the current folder, if it is inside."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def run_command(program: Path) -> str:
-    """What a shell takes to run the program."""
+    """The shell command that runs the program."""
     return f"python {shlex.quote(shown(program))}"
 
 
@@ -38,7 +38,7 @@ def run_generated(program: str | Path, options: Sequence[str] = ()) -> int:
         if child is not None:
             child.send_signal(number)
 
-    # A terminal sends Ctrl-C to the child too, which takes two in one second for one; others may send it here only.
+    # A terminal also sends Ctrl-C to the child, which counts two within a second as one; other senders may not.
     earlier = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         child = subprocess.Popen([sys.executable, str(program), *options])

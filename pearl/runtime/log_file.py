@@ -1,4 +1,4 @@
-"""Files that a run appends to as well as the disk allows: a log that fails is one warning, and the run goes on."""
+"""Files that a run appends to; a file that cannot be written is one warning, and the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run finds out about its policy and leaves: evaluations, weights, summary."""
+"""The results of a run: evaluations, weights, summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST_WEIGHTS = "weights.safetensors"
 BEST_WEIGHTS = "best_weights.safetensors"
 
 _QUICK_EPISODES = 20
-# First seeds of the episodes: none decides more than one thing.
+# First seeds of the episodes. Each kind of evaluation has its own, so that no episode decides two things.
 _PROGRESS_SEED = 10_000
 _SOLVED_SEED = 20_000
 _FINAL_SEED = 30_000
@@ -39,9 +39,9 @@ class Evaluator:
     Short evaluations select the best weights. At the end, `finish` plays the last and the best weights on the same new
     episodes, which selected neither: `last` and `best_again` hold the results.
 
-    `record` is told every evaluation, what it is for and the environment step of the weights that played. `should_stop`
-    is asked at every step, and ends an evaluation without a result. With a `policy` that one acts, by the trainer's
-    weights; with `envs`, it acts in those.
+    `record` is called with each evaluation, its kind and the environment step of its weights. `should_stop` is called
+    at every step; True ends the evaluation without a result. A `policy`, if given, acts with the trainer's weights;
+    `envs`, if given, are the environments to act in.
     """
 
     trainer: TrainerLike
@@ -64,7 +64,7 @@ class Evaluator:
         return found
 
     def check_progress(self) -> Evaluation | None:
-        """A short evaluation; the full one if it reaches the goal, which it returns if that reaches it too."""
+        """Play a short evaluation, and a full one if that reaches the goal; return the full one if it does too."""
         step = self.counters.env_steps
         episodes = min(_QUICK_EPISODES, self.options.eval_episodes)
         if not episodes:
@@ -80,7 +80,7 @@ class Evaluator:
         full = self._play("solved check", step, self.options.eval_episodes, _SOLVED_SEED)
         if full is None or full.mean < goal:
             return None
-        self._select(found)  # the goal was reached twice: that counts for more than a lucky mean before
+        self._select(found)  # it reached the goal twice, which counts for more than an earlier lucky mean
         return full
 
     def _select(self, found: Evaluation) -> None:
@@ -91,12 +91,12 @@ class Evaluator:
 
     @property
     def last_is_best(self) -> bool:
-        """Whether the weights of now are the best."""
+        """Whether the current weights are the best."""
         return self.best is not None and self.best.gradient_steps == self.counters.gradient_steps
 
     @property
     def last_may_be_best(self) -> bool:
-        """Whether weights were selected, and those of now have not competed."""
+        """Whether there are best weights, and the current ones were not compared with them."""
         return self.best is not None and not self.last_is_best
 
     def finish(self) -> None:
@@ -124,7 +124,7 @@ class Evaluator:
         return {"last": last, "best": {"step": self.best.env_steps, **_numbers(self.best_again), **selected}}
 
     def save(self, directory: Path) -> None:
-        """Write the weights of now, and the best where an evaluation selected some, into `directory`."""
+        """Write the current weights into `directory`, and the best ones if an evaluation selected some."""
         save_weights(self.trainer, directory / LAST_WEIGHTS)
         if self.best is not None:
             save_weights(self.trainer, directory / BEST_WEIGHTS, self.best.tensors)
@@ -135,9 +135,9 @@ def _is_better(mean: float, other: float) -> bool:
 
 
 def save_weights(trainer: TrainerLike, path: Path, tensors: Tensors | None = None) -> None:
-    """The trainer's modules as `attribute.parameter` in one safetensors file; optimizers are left to checkpoints.
+    """Write the trainer's modules as `attribute.parameter` to one safetensors file, without optimizers.
 
-    `tensors` are groups as `module_tensors` gives them; by default, those of now.
+    `tensors` are groups as `module_tensors` returns them; by default the current ones.
     """
     from safetensors.torch import save
 
@@ -152,12 +152,12 @@ def save_weights(trainer: TrainerLike, path: Path, tensors: Tensors | None = Non
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:
-    """JSON for people and programs."""
+    """Write `summary` as JSON."""
     write_text(path, json.dumps(summary, indent=2) + "\n")
 
 
 def _numbers(found: Evaluation | None) -> dict[str, float | int]:
-    """An evaluation in numbers; none without one."""
+    """The statistics of an evaluation; empty for None."""
     if found is None:
         return {}
     return {

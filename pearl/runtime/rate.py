@@ -9,9 +9,9 @@ _WINDOW_S = 2.0
 
 
 class StepRate:
-    """Counts steps against two clocks: wall time, and the time in which a batch was under way.
+    """Counts steps against two clocks: wall time, and the time during which a batch was in flight.
 
-    The second is what Eq. 7 predicts: it leaves out waiting for data that the replay ratio asks for.
+    Eq. 7 predicts the second: it excludes the waits for data that the replay ratio causes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How much is trained for how much is collected."""
+"""The replay ratio: samples trained for each transition collected."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pearl.runtime.run_state import Counters
 from pearl.spec import ReplaySpec, TrainSpec
 
 _UNLIMITED = 1 << 30
-_UNITS = 2  # a limiter wants room for two of a side's steps, and a batch may be a single sample: half samples count
+_UNITS = 2  # count half samples: a limiter needs room for two steps of a side, and a batch may be one sample
 
 
 class ReplayRatio:
-    """Keeps samples trained per transition collected at `train.replay_ratio`, from both sides.
+    """Keeps the ratio of samples trained to transitions collected at `train.replay_ratio`.
 
-    Training waits for data, collection waits for training. The rules are a `RateLimiter`'s, without its waiting: the
-    host asks and does something else meanwhile; what it counts are the run's own `counters`, which checkpoints hold.
-    `lead_rows` is how many transitions may be collected and not yet stored: collection may lead by these and one
-    batch's worth, so that one of the two can always go on. An infinite ratio lets both run free.
+    Training waits for data, and collection waits for training. The rules are those of a `RateLimiter`, but the host
+    asks instead of blocking, and the counts are the run's `counters`, which checkpoints save. `lead_rows` is how many
+    transitions may be collected and not yet stored. Collection may lead by these plus the transitions of one batch, so
+    that one side can always continue. With an infinite ratio neither waits.
     """
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:
@@ -31,7 +31,7 @@ class ReplayRatio:
         self._configure()
 
     def set(self, ratio: float) -> None:
-        """Keep another ratio from now on, for the data that come from now on; raises ConfigurationError."""
+        """Change the ratio, for data collected from now on; raises ConfigurationError."""
         if ratio == self._train.replay_ratio:
             return
         self._train = dataclasses.replace(self._train, replay_ratio=ratio)
@@ -46,7 +46,7 @@ class ReplayRatio:
         if math.isinf(ratio):
             self._limiter.reconfigure(samples_per_insert=1.0, min_size=begin, error_buffer=math.inf)
             return
-        # When collection has to wait, even what is stored, up to `lead_rows` fewer, suffices for a batch.
+        # Must suffice for a batch when collection waits and `lead_rows` of the collected rows are not yet stored.
         lead = self._lead_rows + math.ceil(batch / ratio)
         per_insert = _UNITS * ratio
         self._limiter.reconfigure(samples_per_insert=per_insert, min_size=begin, error_buffer=(0.0, per_insert * lead))
@@ -92,7 +92,7 @@ def check_training_begins(train: TrainSpec, timesteps: int) -> None:
 
 
 def training_absent(train: TrainSpec, timesteps: int, counters: Counters) -> str:
-    """What to warn of before a run, from `counters` on, that will not train; "" where it will."""
+    """The warning for a run that starts at `counters` and will not train; "" if it will."""
     left = timesteps - counters.env_steps
     if left <= 0:
         return (
@@ -127,8 +127,8 @@ def check_samples_last(replay: ReplaySpec, train: TrainSpec, lead_rows: int) -> 
     most, capacity = replay.max_times_sampled, replay.capacity
     if not most:
         return
-    # Of the samples that all slots have to give, those taken while the slots were written once, collection leading or
-    # not, must leave a batch of different items, beside the one under way.
+    # While every slot is written once, training takes part of the samples that the slots can give. The rest must cover
+    # two batches of different items: the next one and the one being trained.
     spare = most * capacity - (most + 1) * train.batch_size
     largest = float(most) if replay.mode == "fifo" else spare / (capacity + 2 * lead_rows)
     if train.replay_ratio > largest:

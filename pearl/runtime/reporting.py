@@ -1,4 +1,4 @@
-"""What a run shows and writes: display, logs, rates, weights, summary, learning curve."""
+"""Output of a run: display, logs, rates, weights, summary, learning curve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("pearl.runtime")
 
 _SHOW_INTERVAL_S = 0.1
 _LOG_INTERVAL_S = 1.0
-_LOGGED_ROWS = 50_000  # of progress.csv: after 14 hours they come more rarely
+_LOGGED_ROWS = 50_000  # of progress.csv: runs of more than 14 hours log less often
 _REPLAY_STATISTICS = (
     "filled",
     "samples_per_item",
@@ -61,10 +61,10 @@ class Subject:
 
 
 class Reporter:
-    """Holds the run's folders, and tells the user and the log files about the run.
+    """Holds the run's folders, and reports to the user and to the log files.
 
-    `td_error` and `beta` are those of the newest batch. `observe` names what the reports are about; `open` starts
-    display and logs, without which `say` prints and `show` does nothing, as in a benchmark.
+    `td_error` and `beta` are those of the newest batch. Call `observe` first; `open` starts display and logs. Without
+    `open`, as in a benchmark, `say` prints and `show` does nothing.
     """
 
     def __init__(self, program: Program, options: Options, batch_size: int, rate: StepRate) -> None:
@@ -124,7 +124,7 @@ class Reporter:
             print(text, flush=True)
 
     def show(self) -> None:
-        """Bring display, log files and run folder up to date, if that is due."""
+        """Update display, log files and run folder, if that is due."""
         now = time.monotonic()
         if self._display is None or now - self._shown_at < _SHOW_INTERVAL_S:
             return
@@ -147,13 +147,13 @@ class Reporter:
             self.keep_folder()
 
     def show_last(self) -> None:
-        """Show and log the counts that the run ends with."""
+        """Show and log the final counts."""
         self._shown_at = -math.inf
         self.show()
         self._log_scalars()
 
     def keep_folder(self) -> None:
-        """Go on in a new run folder where the run's own was moved or deleted."""
+        """If the run folder was moved or deleted, continue in a new one."""
         if not self._folder.keep():
             return
         if self._log is not None:
@@ -211,7 +211,7 @@ class Reporter:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def rates(self) -> dict[str, float]:
-        """The rates of the run, which the user is told."""
+        """Print and return the rates of the run."""
         batch, predicted = self._batch_size, self._program.predicted_eps
         busy, overall = self._rate.busy * batch, self._rate.overall * batch
         against = (
@@ -231,7 +231,7 @@ class Reporter:
     def summary(
         self, rates: Mapping[str, float], *, env: str, stopped: str, update_delay: int, actor_restarts: int
     ) -> dict[str, object]:
-        """What summary.json says of the run, without its evaluations."""
+        """The content of summary.json, without the evaluations."""
         counters, replay = self._subject.counters, self._subject.replay.statistics()
         return {
             "program": self._program.name,
@@ -254,7 +254,7 @@ class Reporter:
         }
 
     def leave(self, evaluator: Evaluator, summary: Mapping[str, object], checkpoint: Path) -> str:
-        """Write weights and summary; what could not be written, with a warning, "" if all was."""
+        """Write weights and summary; return an error text, after a warning, or "" on success."""
         directory = self._options.run_dir
         try:
             if (refused := self._folder.error(directory)) is not None:
@@ -268,7 +268,7 @@ class Reporter:
         return ""
 
     def plot(self, title: str) -> Path | str:
-        """Draw the learning curve; where it is, or why there is none."""
+        """Draw the learning curve; return its path, or why there is none."""
         if not self._subject.counters.episodes:
             return "none, no episode has ended yet"
         if self._folder.error(self._options.run_dir) is not None:

@@ -1,4 +1,4 @@
-"""The folders of a run: held against other runs, and made again where somebody moves or deletes them."""
+"""The folders of a run: locked against other runs, and made again if someone moves or deletes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run per folder: a second one would move the first one's logs and checkpoints away."""
+"""One run per folder: a second run would move the logs and checkpoints of the first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK_FILE = ".lock"
 
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _RECORD_LIMIT = 65_536  # bytes
-_LONGEST_HOLDER = 500  # letters
+_LONGEST_HOLDER = 500  # characters
 
 _log = logging.getLogger(__name__)
 _held: set[tuple[int, int]] = set()  # device and inode of this process's lock files
@@ -29,10 +29,10 @@ _held: set[tuple[int, int]] = set()  # device and inode of this process's lock f
 class RunLock:
     """Holds `folder` for this process, from construction to `release` or the end of the process.
 
-    It is a POSIX record lock on a file of the folder. Such a lock ends with its process, however that ends, and no
-    child inherits it, so that a child that an environment forked cannot keep it. The file says who holds it. `option`
-    is the program's option that chooses the folder. Raises, with nothing written, FolderHeldError if another run holds
-    the folder, and ConfigurationError if the folder cannot be made or written.
+    It is a POSIX record lock on a file in the folder. The system frees it when the process ends, and child processes do
+    not inherit it. The file says who holds it. `option` is the program's option that chooses the folder. Raises
+    FolderHeldError if another run holds the folder, and ConfigurationError if the folder cannot be made or written;
+    then nothing was written.
     """
 
     def __init__(self, folder: Path, option: str = "--run-dir") -> None:
@@ -48,7 +48,7 @@ class RunLock:
     def renew(self) -> bool:
         """Hold the folder of this name again if it was moved or deleted; True if so.
 
-        Raises as construction does: another run may hold the new folder. A folder that cannot be looked at stays held.
+        Raises as the constructor does: another run may hold the new folder. A folder that cannot be read stays held.
         """
         try:
             if self._descriptor >= 0 and self._is_current(self._descriptor):
@@ -76,7 +76,7 @@ class RunLock:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             while True:
-                # To close any descriptor of the file would end this process's lock on it.
+                # Closing any descriptor of the file would free this process's lock on it.
                 if self._path.exists() and _identity(self._path.stat()) in _held:
                     raise self._refusal("this process")
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

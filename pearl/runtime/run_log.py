@@ -1,4 +1,4 @@
-"""What a run leaves behind to be read: TensorBoard events, CSV files, a learning curve and a log."""
+"""The record of a run: TensorBoard events, CSV files and a log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from pearl.errors import ConfigurationError
+from pearl.runtime.backup import move_aside
 from pearl.runtime.csv_table import CsvTable, ResumePoint, Row
-from pearl.runtime.earlier import move_aside
 from pearl.runtime.log_file import LogFile
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ PROGRESS_COLUMNS = (
 EPISODE_COLUMNS = ("env_steps", "wall_s", "actor", "return", "length", "episodes")
 EVALUATION_COLUMNS = ("env_steps", "wall_s", "kind", "weights_step", "mean_return", "std_return", "episodes")
 
-# On the way: "progress", short, selects the best weights; "solved check", full, ends the run. At the end, on episodes
-# that decided nothing: "last" weights, "best" weights, or those that are both.
+# During the run, the short "progress" selects the best weights, and the full "solved check" may end the run. At the
+# end, new episodes score the "last" weights, the "best" weights, or weights that are both.
 EvaluationKind = Literal["progress", "solved check", "last", "best", "last and best"]
 
 _EVENT_INTERVAL_S = 1.0
@@ -198,7 +198,7 @@ def _is_finite(value: object) -> bool:
 
 
 def _move_earlier(directory: Path) -> None:
-    """Put the record of an earlier run aside: a fresh start must not destroy it."""
+    """Move the record of an earlier run into a folder of its own, so that a fresh start keeps it."""
     names = (
         "progress.csv",
         "episodes.csv",
@@ -245,7 +245,7 @@ class _TerminalHandler(logging.Handler):
 
 
 class _CurrentStderr:
-    """Whatever `sys.stderr` is when written to: a live progress display puts its own there."""
+    """The `sys.stderr` of the moment: a live progress display replaces it."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -275,7 +275,7 @@ def configure_logging(directory: Path) -> None:
 
 
 def end_log_file() -> None:
-    """From now on, records of the `pearl` logger go to no file."""
+    """Stop writing records of the `pearl` logger to a file."""
     if (handler := run_file_handler()) is not None:
         logging.getLogger("pearl").removeHandler(handler)
         handler.close()
@@ -295,7 +295,7 @@ class RunFileHandler(logging.Handler):
         """Append the record."""
         try:
             line = f"{self.format(record)}\n".encode(errors="backslashreplace")
-        except Exception:  # a message and its arguments that do not fit
+        except Exception:  # the message and its arguments do not fit
             self.handleError(record)
             return
         self._file.append(line)

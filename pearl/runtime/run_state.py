@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, and how it goes back."""
+"""Saves the state of a run into checkpoints and restores it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class HostStorage(Protocol):
 
 @dataclass
 class Counters:
-    """How far a run is; `returns` are those of the last training episodes.
+    """Progress of a run; `returns` are those of the last training episodes.
 
     `ratio_stored` and `ratio_samples` are what `stored` and `samples` were when the replay ratio was last changed.
     """
@@ -96,7 +96,7 @@ class Counters:
 
     @classmethod
     def from_scalars(cls, scalars: Mapping[str, Any], where: Path) -> Counters:
-        """The inverse; CheckpointError names what is missing, malformed, or contradicts another counter."""
+        """The inverse of `to_scalars`; CheckpointError names a counter that is missing, malformed or contradictory."""
         counts = [name for name, value in vars(cls()).items() if type(value) is int]
         for name in counts:
             if not is_count(scalars.get(name)):
@@ -113,7 +113,7 @@ class Counters:
 
 
 def _saved_returns(text: object, episodes: int, where: Path) -> list[float]:
-    """The returns of the last episodes, as many as are kept of so many."""
+    """The saved returns: of the last `_RETURN_WINDOW` of `episodes` episodes."""
     count = min(episodes, _RETURN_WINDOW)
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
@@ -135,9 +135,9 @@ def _refuse(where: Path, name: str, expected: str, found: object) -> NoReturn:
 
 
 class Best(NamedTuple):
-    """The weights selected so far (as `module_tensors` gives them), after how many steps, and what selected them.
+    """The best weights so far (as `module_tensors` returns them), their step, and the evaluation that selected them.
 
-    `mean` is the mean return of the `episodes` of the evaluation that found them best: one of many, and so too high.
+    `mean` is the mean return over the `episodes` of that evaluation. It is biased upwards: it was selected from many.
     """
 
     mean: float
@@ -176,7 +176,7 @@ class RunState:
         return save_checkpoint(directory, state)
 
     def load(self, directory: Path) -> tuple[Counters, Best | None]:
-        """Take the newest checkpoint of `directory` back.
+        """Restore the newest checkpoint of `directory`.
 
         CheckpointError if it belongs to another program, or if any of its parts is malformed or contradicts another.
         """
@@ -218,7 +218,7 @@ class RunState:
         return Best(float(mean), **counts, tensors=tensors)
 
     def _check_names(self, state: CheckpointState, where: Path) -> None:
-        """Refuse what no part of a run would take: it would be lost with the next checkpoint."""
+        """Refuse unknown names: their values would be missing from the next checkpoint."""
         known = {*vars(Counters()), *(f"{_STORAGE}{name}" for name in _STORAGE_SCALARS)}
         known |= {f"{_BEST}{name}" for name in _BEST_SCALARS}
         known |= {f"{_REPLAY}{name}" for name in self.replay.state_dict()}
@@ -228,7 +228,7 @@ class RunState:
 
 
 def _check_rows(columns: Mapping[str, Any], replay: Mapping[str, Any], size: int, where: Path) -> None:
-    """Refuse columns of another length than `size`, and a replay that has other slots written than these rows."""
+    """Refuse columns whose length is not `size`, and a replay whose written slots are not the first `size`."""
     for name, column in columns.items():
         if column.ndim < 1 or len(column) != size:
             _refuse(where, f"{_STORAGE}{name}", f"{size} rows, as storage/size says", column.shape)

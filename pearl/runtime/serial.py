@@ -10,11 +10,11 @@ from pearl.runtime.queues import DataCollectionQueue
 
 
 class InlineActor:
-    """Collects one message whenever its queue is empty: the policy is then never older than one message."""
+    """Collects one message whenever its queue is empty, so that the policy is at most one message old."""
 
     def __init__(self, setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue) -> None:
         self._setup, self._dcq = setup, dcq
-        # A reader of its own: one that others share would give each version to the first of them only.
+        # Its own reader: a shared one would return each version only to the first that polls.
         self._wsq = wsq.reader()
         self._actor = Actor(setup)
 
@@ -30,7 +30,7 @@ class InlineActor:
         return True
 
     def restarted(self, env_steps: int) -> InlineActor:
-        """A fresh actor in its place, as a resumed run would make it; what it had collected is dropped."""
+        """A new actor, as a resumed run would make it; collected data that was not taken is dropped."""
         self._actor.close()
         while self._dcq.peek() is not None:
             self._dcq.release()

@@ -33,12 +33,12 @@ from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
 from pearl.replay.storage import DataStorage
+from pearl.runtime.backup import move_aside
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_saver import CheckpointSaver
 from pearl.runtime.collection import CollectionBuffer
 from pearl.runtime.data_flow import DataFlow, OffPolicy
 from pearl.runtime.data_storage import make_storage
-from pearl.runtime.earlier import move_aside
 from pearl.runtime.evaluation import EvaluationEnvs
 from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.options import Options

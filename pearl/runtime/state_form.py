@@ -1,7 +1,7 @@
-"""Whether a saved state dict has the form of the object that is to load it: keys, types, shapes, ranges.
+"""Checks that a saved state dict fits the object that loads it: keys, types, shapes, ranges.
 
-torch's own `load_state_dict` of optimizers and schedulers takes nearly anything, and fails at a later step, or lets a
-kernel work on memory that is too short.
+torch's own `load_state_dict` of optimizers and schedulers accepts nearly anything. It then fails at a later step, or a
+kernel reads past the end of a tensor.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _COUNTS = ("last_epoch", "_step_count", "step")  # whole numbers, whatever their
 
 
 def check_like(path: str, expected: Any, found: Any) -> None:
-    """Raise CheckpointError, naming the place below `path`, unless `found` has the form of `expected`.
+    """Raise CheckpointError, with the place below `path`, unless `found` has the form of `expected`.
 
-    Same keys, lengths, kinds of values, shapes and dtypes of tensors; numbers that are not NaN. What is None may have
-    become a number or a text (such as an option left open), and a choice None.
+    Both must have the same keys, lengths, kinds of values, and shapes and dtypes of tensors; numbers must not be NaN.
+    Where one is None, the other may be a number, a text or a bool: an option that was not set.
     """
     if isinstance(expected, Mapping):
         if not isinstance(found, Mapping):
@@ -73,8 +73,8 @@ def _check_count(path: str, expected: Any, found: Any) -> None:
 def check_optimizer_state(name: str, optimizer: torch.optim.Optimizer, found: Any) -> None:
     """Raise CheckpointError unless `found` is a state dict that `optimizer`, one of torch's own, could have now.
 
-    Settings are judged by the optimizer's constructor, its state by what one step of its class leaves behind. Other
-    optimizers, and those whose step needs more than dense gradients, are left to their own `load_state_dict`.
+    The optimizer's constructor checks the settings; the state is compared with that after one step. Other optimizers,
+    and those whose step needs more than dense gradients, rely on their own `load_state_dict`.
     """
     if not _is_torchs(optimizer):
         return

@@ -1,4 +1,4 @@
-"""Who takes part in a run, and what ends it: signals, failures of actors and of the Learner, reasons to stop."""
+"""Starts and stops the actors and the Learner, and ends a run: signals, failures, reasons to stop."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from pearl.runtime.workers import Worker
 
 
 class Supervisor:
-    """Starts, watches and stops the Learner's loop, the actors and the RRQ; a context manager, which takes signals.
+    """Starts, watches and stops the Learner's loop, the actors and the RRQ; a context manager that handles signals.
 
-    `stop_reason` is empty while the run goes on, `failure` is what `finish` has to raise. `say` tells the user.
+    `stop_reason` is empty while the run continues; `failure` is the error that `finish` has to raise. `say` prints to
+    the user.
     """
 
     def __init__(self, run_dir: Path, *, serial: bool, say: Callable[[str], None]) -> None:
@@ -56,7 +57,7 @@ class Supervisor:
     # --- parties ----------------------------------------------------------------------------------------------------
 
     def launch(self, worker: Worker) -> None:
-        """Start the Learner's loop in its thread; a serial run calls it from `run_inline`."""
+        """Start the Learner's loop in its thread; in a serial run `run_inline` calls it."""
         self._workers.append(worker)
         # Freeze live objects: torch steps trigger frequent GC.
         gc.freeze()
@@ -81,7 +82,7 @@ class Supervisor:
             )
 
     def watch(self, rrq: ReplayRequestQueue) -> None:
-        """Count the RRQ's requests among what is under way, and close it at the end."""
+        """Count the RRQ's requests as unfinished work, and close the RRQ at the end."""
         self._rrq = rrq
 
     def pending_requests(self) -> int:
@@ -89,7 +90,7 @@ class Supervisor:
         return self._rrq.pending() if self._rrq is not None else 0
 
     def stop_parties(self) -> None:
-        """Stop all of them; each is stopped even if another fails to."""
+        """Stop all, even if one of them fails to stop."""
         with contextlib.ExitStack() as stack:
             for worker in self._workers:
                 stack.callback(worker.stop)
@@ -103,7 +104,7 @@ class Supervisor:
         self._workers, self._inline, self._group, self._rrq = [], [], None, None
 
     def run_inline(self, env: str, *, collect: bool) -> None:
-        """Serial mode: let the others do one piece of work; actors only with `collect`."""
+        """Serial mode: run one step of the Learner's loop, else (with `collect`) one message of each actor."""
         if any([worker.run_inline() for worker in self._workers]) or not collect:  # noqa: C419 (all run)
             return
         for actor in self._inline:
@@ -121,7 +122,7 @@ class Supervisor:
                 return
 
     def restart_inline(self, env_steps: int) -> None:
-        """Serial mode, after a checkpoint at `env_steps`: all go on as a resumed run's would, the same to the bit."""
+        """Serial mode, after a checkpoint at `env_steps`: restart all, so that a resumed run has the same bits."""
         for worker in self._workers:
             worker.restarted()
         self._inline = [actor.restarted(env_steps) for actor in self._inline]
@@ -130,7 +131,7 @@ class Supervisor:
 
     @property
     def exit_code(self) -> int:
-        """Of the program."""
+        """Exit code of the program."""
         return self._interruption.exit_code
 
     @property
@@ -139,7 +140,7 @@ class Supervisor:
         return self._interruption.signal is not None
 
     def interrupted(self) -> bool:
-        """Tell whether a signal asked the run to stop, and say so to the user, once."""
+        """Whether a signal asked the run to stop; tells the user once."""
         if self._interruption.signal is None:
             return False
         name = self._interruption.signal.name
@@ -151,7 +152,7 @@ class Supervisor:
         return True
 
     def stop(self, reason: str) -> None:
-        """End the run; the first reason counts."""
+        """End the run; later reasons are ignored."""
         if not self.stop_reason:
             self.stop_reason = reason
             self._say(f"Stopping: {reason}.")
@@ -162,12 +163,12 @@ class Supervisor:
         self.stop(reason)
 
     def check_workers(self) -> None:
-        """Raise what went wrong in the Learner's loop."""
+        """Raise the error of the Learner's loop, if there is one."""
         for worker in self._workers:
             self._check_worker(worker)
 
     def _check_worker(self, worker: Worker) -> None:
-        """Raise what went wrong in the worker; a training step that failed leaves its batch in the run folder."""
+        """Raise the worker's error, if any; save the batch of a failed training step in the run folder."""
         try:
             worker.check()
         except TrainerError as error:
@@ -183,7 +184,7 @@ class Supervisor:
 
     def check_actors(self, env_steps: int) -> None:
         """Restart actors that died, or end the run."""
-        # Once the run stops, actors may end as they like: whoever stopped it may have stopped them too.
+        # Once the run stops, dead actors are expected: the same signal may have ended them.
         if self._group is None or self.stop_reason or self.signalled:
             return
         try:

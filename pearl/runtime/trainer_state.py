@@ -1,6 +1,6 @@
-"""What a trainer has learned, as groups of named tensors, and back; torch's random states beside it.
+"""The state of a trainer as groups of named tensors, and back; also torch's random states.
 
-Nothing is pickled: what a state dict holds beside tensors travels as JSON in one more tensor of its group.
+Nothing is pickled: values of a state dict that are not tensors are stored as JSON in one more tensor of the group.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 def module_tensors(trainer: object) -> dict[str, dict[str, torch.Tensor]]:
-    """Copy what a trainer object has learned to the CPU: one group of tensors per stateful attribute, by its name.
+    """Copy the state of a trainer object to the CPU: one group of tensors for each stateful attribute, by its name.
 
-    Found are modules, optimizers, learning-rate schedulers, gradient scalers, torch generators (also in a list, tuple
-    or dict: group `name.0`), leaf tensors that require a gradient, and tensors marked as `torch.nn.Buffer`. What a
-    state dict holds beside tensors travels as JSON in one more tensor of the group. Plain Python numbers of the trainer
-    are not found: keep them in a `torch.nn.Buffer`, or define `state_tensors()` and `load_state_tensors(tensors)`,
-    which replace all this.
+    Stateful attributes are modules, optimizers, learning-rate schedulers, gradient scalers, torch generators (also in a
+    list, tuple or dict: group `name.0`), leaf tensors that require a gradient, and tensors marked as `torch.nn.Buffer`.
+    Values of a state dict that are not tensors are stored as JSON in one more tensor of the group. Plain Python numbers
+    of the trainer are not saved: keep them in a `torch.nn.Buffer`, or define `state_tensors()` and
+    `load_state_tensors(tensors)`, which replace all this.
     """
     own = getattr(trainer, "state_tensors", None)
     if own is not None:
@@ -45,8 +45,8 @@ def module_tensors(trainer: object) -> dict[str, dict[str, torch.Tensor]]:
 def load_module_tensors(trainer: object, tensors: Tensors) -> None:
     """Put what `module_tensors` returned back into a trainer of the same structure, in place.
 
-    Every group is checked before any is loaded. The group "random" is passed over. Raises CheckpointError naming the
-    tensor, the shape and dtype expected and those found.
+    Every group is checked before any is loaded. The group "random" is ignored. Raises CheckpointError with the tensor's
+    name, and the shape and dtype that were expected and found.
     """
     tensors = {group: content for group, content in tensors.items() if group != RANDOM_GROUP}
     own = getattr(trainer, "load_state_tensors", None)
@@ -58,7 +58,7 @@ def load_module_tensors(trainer: object, tensors: Tensors) -> None:
 
 
 def check_module_tensors(trainer: object, tensors: Tensors) -> None:
-    """Raise CheckpointError where `load_module_tensors` would refuse `tensors`, and load nothing.
+    """Raise CheckpointError if `load_module_tensors` would refuse `tensors`; load nothing.
 
     A trainer's own `load_state_tensors` is not asked.
     """
@@ -77,7 +77,7 @@ def _load(trainer: object, name: str, load: Callable[[Any], object], state: Any)
         load(state)
     except CheckpointError:
         raise
-    except Exception as error:  # what torch's and users' methods raise is not promised
+    except Exception as error:  # torch's and users' methods may raise anything
         raise CheckpointError(
             f"{name!r} of {type(trainer).__name__} did not take the state of the checkpoint: {error!r}. "
             "The trainer is now partly loaded: resume with the classes that were saved."

@@ -52,7 +52,7 @@ class Worker:
         self._prepared = False
 
     def take(self, timeout_s: float) -> bool:
-        """Process the next message of the input queue; False if none has come in time."""
+        """Process the next message of the input queue; False if none arrived in time."""
         raise NotImplementedError
 
     def last_batch(self) -> dict[str, np.ndarray]:
@@ -60,7 +60,7 @@ class Worker:
         raise NotImplementedError
 
     def restarted(self) -> None:
-        """Serial mode, after a checkpoint: go on as a resumed run would."""
+        """Serial mode, after a checkpoint: continue as a resumed run would."""
         raise NotImplementedError
 
     def launch(self) -> None:
@@ -76,7 +76,7 @@ class Worker:
         return self.take(timeout_s)
 
     def run_inline(self) -> bool:
-        """Serial mode's `run_once`: what goes wrong is kept for `check`."""
+        """Serial mode's `run_once`: keeps an error for `check`."""
         try:
             return self.run_once()
         except Exception as error:
@@ -94,7 +94,7 @@ class Worker:
             self._bell.ring()
 
     def check(self) -> None:
-        """Raise here what went wrong there."""
+        """Raise the error of the loop, if there is one, in this thread."""
         if self._error is not None:
             if isinstance(self._error, PearlError):
                 raise self._error
@@ -123,7 +123,7 @@ class _WeightPublisher:
             self.publish()
 
     def restart(self) -> None:
-        """As after construction: the newest weights are out, and the count starts again."""
+        """As after construction: publish the newest weights and restart the count."""
         self._steps = 0
         self.publish()
 

@@ -1,4 +1,4 @@
-"""Nothing of an earlier run is lost: what stands in the way of a new one gets another name."""
+"""Keeps the files of an earlier run: a new run renames them instead of overwriting them."""
 
 from __future__ import annotations
 
