@@ -55,6 +55,21 @@ def run_of(mode: Any) -> RunState:
     return RunState(IDENTITY, Small(OBS, ACTIONS), NativeReplayManager(CAPACITY, mode=mode, seed=1), storage)
 
 
+def test_an_episode_whose_rows_are_all_overwritten_continues(tmp_path: Path) -> None:
+    """A checkpoint says for each stream where it continues, which is no row of the replay."""
+    first, second = (run_of("prioritized") for _ in range(2))
+    for stream in (1, 0, 0):
+        streams = np.full(ROWS, stream)
+        first.replay.insert(first.storage.insert(rows(), streams=streams))  # type: ignore[attr-defined]
+    assert first.storage.columns["episode/resumed"].shape == (1, 2)
+    first.save(tmp_path, Counters(stored=3 * ROWS, collected=3 * ROWS))
+    second.load(tmp_path)
+    for run in (first, second):
+        run.storage.insert(rows(), streams=np.ones(ROWS, int))  # type: ignore[attr-defined]
+    for name, column in first.storage.columns.items():
+        np.testing.assert_array_equal(column, second.storage.columns[name], err_msg=name)
+
+
 def used(mode: Any) -> RunState:
     run: Any = run_of(mode)
     run.replay.insert(run.storage.insert(rows(), streams=np.arange(ROWS) % 2))

@@ -22,7 +22,8 @@ FILE_NAME = "replay.storage"
 
 _CHUNK = 4096  # rows gathered at a time
 _STREAM = "episode/stream"  # the name under which a Data Storage saves whose step each row is
-_RESUMED = ("episode/resumed", "episode/awaited")  # likewise, where episodes go on of which no row is stored
+# Saved for each chain, not each row: how an episode continues whose rows are all overwritten.
+PER_CHAIN = ("episode/resumed", "episode/awaited")
 
 
 def make_storage(
@@ -159,7 +160,7 @@ class ChainedStorage(DataStorage):
         saved = dict(columns)
         if _STREAM in saved:
             saved[_STREAM] = saved[_STREAM] % self.streams
-        for name in _RESUMED:  # of another number of chains: whose they were is not known
+        for name in PER_CHAIN:  # of another number of chains: whose they were is not known
             if name in saved and saved[name].ndim == 2 and saved[name].shape[1] != self.streams:
                 saved[name] = np.zeros((len(saved[name]), self.streams), np.int64)
         super().restore(saved, size=size, cursor=cursor, inserted=inserted)

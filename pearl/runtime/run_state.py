@@ -18,6 +18,7 @@ from pearl.errors import CheckpointError, ReplayError
 from pearl.replay.protocol import ReplayManager
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import is_count
+from pearl.runtime.data_storage import PER_CHAIN
 from pearl.runtime.trainer_state import (
     RANDOM_GROUP,
     check_module_tensors,
@@ -230,7 +231,7 @@ class RunState:
 def _check_rows(columns: Mapping[str, Any], replay: Mapping[str, Any], size: int, where: Path) -> None:
     """Refuse columns whose length is not `size`, and a replay whose written slots are not the first `size`."""
     for name, column in columns.items():
-        if column.ndim < 1 or len(column) != size:
+        if name not in PER_CHAIN and (column.ndim < 1 or len(column) != size):
             _refuse(where, f"{_STORAGE}{name}", f"{size} rows, as storage/size says", column.shape)
     generations = replay.get("generations")
     written = np.flatnonzero(generations) if isinstance(generations, np.ndarray) else np.empty(0, np.int64)
