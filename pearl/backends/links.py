@@ -1,4 +1,4 @@
-"""What is taken of a link where nothing is measured."""
+"""Default latencies and bandwidths of links, used where nothing is measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from __future__ import annotations
 HOST_LINK_LATENCY_US = 10.0
 HOST_LINK_GBPS = 12.0
 MEMORY_LATENCY_US = 0.1
-# Where host and device are one piece of silicon: a copy that the runtime makes.
+# Host and device are one piece of silicon: the runtime copies within memory.
 SHARED_LINK_LATENCY_US = 3.0
 SHARED_LINK_GBPS = 10.0

@@ -1,4 +1,4 @@
-"""Hardware that is not here: equations say what it would take."""
+"""Modelled devices: hardware of another machine, whose times are computed by equations."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ ESTIMATOR = "roofline"  # of CPUs and GPUs
 
 
 class ModelBackend(Backend):
-    """A device that exists elsewhere, described by its row and by the parameters in its selector."""
+    """A device of another machine, described by its row and by the parameters in its selector."""
 
     name = csv_name = "model"
     kinds = ("cpu", "gpu", "fpga")
     is_here = False
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
-        """Parameters that replace those of the kind."""
+        """Parameters that replace the kind's defaults."""
         from pearl.backends.model.device import model_parameters
 
         model_parameters(kind, selector)
 
     def estimator(self, device: Device) -> str:
-        """That of FPGAs, or the roofline."""
+        """The model of pipelines for FPGAs, the roofline for CPUs and GPUs."""
         return fpga.ESTIMATOR if device.kind == "fpga" else ESTIMATOR
 
     def estimator_parameters(self, device: Device) -> str:
-        """The selector."""
+        """The selector is the list of parameters."""
         return device.selector
 
     def messages_us(self, device: Device) -> float:
-        """A parameter of the host's."""
+        """A parameter of the processor."""
         from pearl.backends.model.device import ProcessorParameters, model_parameters
 
         parameters = model_parameters(device.kind, device.selector)
         return parameters.messages_us if isinstance(parameters, ProcessorParameters) else 0.0
 
     def no_program(self, device: Device) -> NoProgram:
-        """It is elsewhere."""
+        """Programs cannot run on another machine's hardware."""
         return NoProgram("a device that is not here: its times are modelled", "modelled devices")
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
-        """Of FPGAs, what no design has."""
+        """For FPGAs, the options that no design supports."""
         if device.kind != "fpga":
             return None
         from pearl.backends.fpga.replay import check_design
@@ -60,7 +60,7 @@ class ModelBackend(Backend):
         return None
 
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
-        """Wherever Algorithm 1 puts it."""
+        """Algorithm 1 may put the Data Storage here."""
         return True
 
 

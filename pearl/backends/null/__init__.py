@@ -1,4 +1,4 @@
-"""The null device: it pretends to be any device, with the latencies that its selector states."""
+"""The null device: no hardware; its selector states the latencies. It serves tests of placement."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ ESTIMATOR = "stated"
 
 
 class NullBackend(Backend):
-    """No hardware: it exercises placement and its tests."""
+    """Devices without hardware, of any kind."""
 
     name = csv_name = "null"
     kinds = ("cpu", "gpu", "fpga")
     is_here = False
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
-        """The four latencies."""
+        """The four latencies, and optionally `sharing`."""
         from pearl.backends.null.device import NullTimes
 
         NullTimes.parse(selector)
 
     def estimator(self, device: Device) -> str:
-        """What the selector states."""
+        """The times that the selector states."""
         return ESTIMATOR
 
     def messages_us(self, device: Device) -> float:
-        """None are sent."""
+        """No messages are sent."""
         return 0.0
 
     @property
     def needs_messages(self) -> bool:
-        """None are sent."""
+        """No messages are sent."""
         return False
 
     def no_program(self, device: Device) -> NoProgram:
-        """Nothing runs there."""
+        """No program runs on a null device."""
         return NoProgram("a null device, which only pretends", "null devices")
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> None:
-        """Nothing: it pretends."""
+        """A null device accepts every Replay Manager."""
 
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
-        """It pretends."""
+        """A null device accepts the Data Storage."""
         return True
 
 
