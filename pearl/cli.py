@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperGroup
@@ -34,28 +34,23 @@ if TYPE_CHECKING:
 
     from pearl.devices import CpuInfo, Device
 
-_TAIL_BYTES = 65_536  # of a table: its last row is in there
-_PLAIN_WIDTH = 100  # of what is not shown on a terminal, as composer's tables have it
+_TAIL_BYTES = 65_536  # the end of a table, which contains its last row
+_PLAIN_WIDTH = 100  # columns of output that is not shown on a terminal, as in the composer's tables
 
 
 class _Group(TyperGroup):
-    """Shows errors made for people as one message; with --debug, their traceback too."""
+    """Shows expected errors as one message; with --debug, their traceback too."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except PearlError as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            print(f"Error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
         except Exception as error:
-            limit = limit_reached(error)
-            if limit is None:
+            message = str(error) if isinstance(error, PearlError) else limit_reached(error)
+            if message is None:
                 raise
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            print(f"Error: {limit}", file=sys.stderr)
+            print(f"Error: {message}", file=sys.stderr)
             raise typer.Exit(1) from error
 
 
@@ -103,7 +98,7 @@ def _pearl(
     """Compose deep reinforcement learning for the heterogeneous machine at hand.
 
     Describe the machine (devices), have every primitive profiled and placed and a training program written
-    (compose), run that program (run), measure its speed (bench), and read what it left (report).
+    (compose), run that program (run), measure its speed (bench), and summarise its results (report).
     """
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
@@ -139,7 +134,7 @@ def _devices(
 ) -> None:
     """Find the devices of this machine, measure their memory and links, and write both CSV files.
 
-    Devices that cannot be used are shown with the reason, and what would add them, and are not written.
+    Devices that cannot be used are not written; they are shown with the reason and how to add them.
     """
     from pearl.devices import describe_cpu, discover, write_csv
     from pearl.runtime.progress import stage
@@ -155,14 +150,19 @@ def _devices(
         raise ConfigurationError(
             f"{' and '.join(existing)} would be overwritten. Add --force to replace, or choose another --output-dir."
         )
-    _make_folder(output_dir)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The folder {output_dir} cannot be made: {error.strerror or error}. Choose another --output-dir."
+        ) from error
     with stage(_console(), "Discovering devices") as shown:
         found, links = discover(measure=not no_measure, progress=shown.advance)
     write_csv(found, links, device_path, connection_path)
     absent = _absent(found)
     _console().print(_cpu_table(describe_cpu()), _device_table(found, list(absent.values())))
     for name, device in absent.items():
-        # Not in the table: a command must stay in one piece to be copied.
+        # Not in the table, which would break lines: the reason may contain a command to copy.
         print(f"No {name}: {device.availability().reason}")
     print(f"Devices:     {device_path} ({len(found)} of this machine)")
     print(f"Connections: {connection_path} ({len(links)})")
@@ -203,10 +203,9 @@ def _device_table(found: Sequence[Device], absent: Sequence[Device]) -> Table:
     from rich.text import Text
 
     table = Table(title="Devices", title_justify="left", box=box.ASCII2)
-    for heading in ("name", "kind", "backend", "cores", "clock MHz", "memory GB", "GB/s", "W", "state"):
-        table.add_column(
-            heading, justify="right" if heading in ("cores", "clock MHz", "memory GB", "GB/s", "W") else "left"
-        )
+    quantities = ("cores", "clock MHz", "memory GB", "GB/s", "W")
+    for heading in ("name", "kind", "backend", *quantities, "state"):
+        table.add_column(heading, justify="right" if heading in quantities else "left")
     for device in found:
         numbers = (device.cores, device.clock_mhz, device.memory_gb, device.memory_bandwidth_gbps, device.active_watts)
         cells = ("-" if number is None else f"{number:,.10g}" for number in numbers)
@@ -217,7 +216,7 @@ def _device_table(found: Sequence[Device], absent: Sequence[Device]) -> Table:
 
 
 def _absent(found: Sequence[Device]) -> dict[str, Device]:
-    """What PEARL could drive and does not find; of the SYCL devices one, where there is no runtime for any."""
+    """Devices that PEARL could drive but did not find; a single SYCL device if the SYCL runtime is missing."""
     from pearl.backends import backends
 
     candidates = {name: device for backend in backends() for name, device in backend.candidates().items()}
@@ -287,7 +286,7 @@ def _compose(
         _check_writable(file)
     replay, learner = composer.run(timesteps=options.timesteps)
     _console().print(composer.matrix, composer.placement)
-    # Before the program: where none can be written (a null device was chosen), these are what one composed for.
+    # Before the program, since none can be written if a null device was chosen: then these files are the result.
     _write_text(matrix_json, composer.matrix.to_json() + "\n")
     _write_text(placement_json, composer.placement.to_json() + "\n")
     print(f"Matrix:    {shown(matrix_json)}")
@@ -295,15 +294,8 @@ def _compose(
     composer.runtime_gen(replay, learner, **{**vars(options), "path": path})
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
 def _check_writable(path: Path) -> None:
-    """Raise GenerationError, before anything is measured, where the file could not be written."""
+    """Raise GenerationError if the file cannot be written; called before anything is measured."""
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -346,10 +338,10 @@ def _calibration() -> None:
 def _import_calibration(
     file: Annotated[Path, typer.Argument(help="The calibration file of another machine's cache folder.")],
 ) -> None:
-    """Take over what another machine has measured; compositions show it as imported.
+    """Import measurements of another machine; compositions show them as imported.
 
-    An entry serves where everything that it depends on is the same, the device's hardware and driver among it. What was
-    measured here stays. A file that is damaged, or of another format, is refused as a whole.
+    An entry is used if everything it depends on is equal, including the device's hardware and driver. Measurements of
+    this machine stay. A file that is damaged, or of another format, is refused as a whole.
     """
     from composer.calibration import CalibrationStore
 
@@ -383,9 +375,9 @@ def _fpga_report(
     capacity: Annotated[int, typer.Option(help="Slots that it was compiled for (PEARL_CAPACITY).")] = 65_536,
     fanout: Annotated[int, typer.Option(help="Fanout that it was compiled for (PEARL_FANOUT).")] = 16,
 ) -> None:
-    """Show what a report of Intel's oneAPI compiler says of an FPGA design, and import it.
+    """Show the report of Intel's oneAPI compiler on an FPGA design, and import it.
 
-    Resources, clock, initiation intervals and latencies of each kernel. Nothing of the report is executed.
+    Shows resources, clock, initiation intervals and latencies of each kernel. Nothing in the report is executed.
     """
     from composer.calibration import CalibrationStore
     from composer.fpga.imported_replay import import_report
@@ -409,6 +401,10 @@ def _fpga_report(
 # --- pearl run, pearl bench -----------------------------------------------------------------------------------------
 
 
+_Program: TypeAlias = Annotated[Path, typer.Argument(help="A program that was composed.")]
+_Options: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Options of the program itself; see its --help.")]
+
+
 @app.command(
     name="run",
     context_settings={"allow_interspersed_args": False},
@@ -418,11 +414,8 @@ def _fpga_report(
         "pearl run runs/cartpole/program.py --help",
     ),
 )
-def _run(
-    program: Annotated[Path, typer.Argument(help="A program that was composed.")],
-    options: Annotated[list[str] | None, typer.Argument(help="Options of the program itself; see its --help.")] = None,
-) -> None:
-    """Run a composed program; what follows its name goes to the program.
+def _run(program: _Program, options: _Options = None) -> None:
+    """Run a composed program; the arguments after its name go to the program.
 
     Its exit code is returned. Ctrl-C lets it write a checkpoint and stop; a second one stops it at once.
     """
@@ -437,11 +430,11 @@ def _run(
     ),
 )
 def _bench(
-    program: Annotated[Path, typer.Argument(help="A program that was composed.")],
-    options: Annotated[list[str] | None, typer.Argument(help="Options of the program itself; see its --help.")] = None,
+    program: _Program,
+    options: _Options = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure, from the first batch on.")] = 10.0,
 ) -> None:
-    """Measure how fast a composed program trains, beside what the composer predicted.
+    """Measure how fast a composed program trains, compared with the composer's prediction.
 
     The program trains free-running, without waiting for data, in a temporary folder: nothing of its runs changes.
     """
@@ -459,7 +452,7 @@ def _bench(
 
 
 def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
-    """The options without the `--` that may set them off."""
+    """The options without a leading `--`."""
     options = options or []
     return options[1:] if options[:1] == ["--"] else options
 
@@ -483,7 +476,7 @@ def _rates_table(rates: Mapping[str, Any]) -> Table:
 
 @app.command(name="report", epilog=_examples("pearl report runs/dqn_cartpole"))
 def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
-    """Sum up what a run left: its summary, evaluation, progress, learning curve and checkpoints."""
+    """Summarise the results of a run: summary, evaluation, progress, learning curve and checkpoints."""
     summary_path, progress_path, bench_path = (
         run_dir / name for name in ("summary.json", "progress.csv", "bench.json")
     )
@@ -536,7 +529,7 @@ def _summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _print_files(run_dir: Path, checkpoints: Sequence[Path]) -> None:
-    """Lines, not a table: a path must not be broken."""
+    """Lines, not a table, which would break paths."""
     for what, name in (
         ("Learning curve:", "learning_curve.png"),
         ("Last weights:", "weights.safetensors"),
@@ -545,19 +538,15 @@ def _print_files(run_dir: Path, checkpoints: Sequence[Path]) -> None:
         ("TensorBoard:", "tensorboard"),
     ):
         print(f"{what:<16}{run_dir / name if (run_dir / name).exists() else 'none'}")
-    for path in checkpoints:
-        print(f"{'Checkpoint:':<16}{path} ({_folder_size(path)})")
+    for folder in checkpoints:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(f"{'Checkpoint:':<16}{folder} ({readable_size(size)})")
     if not checkpoints:
         print(f"{'Checkpoint:':<16}none in {run_dir / 'checkpoints'}")
 
 
-def _folder_size(folder: Path) -> str:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return readable_size(size)
-
-
 def _last_row(path: Path) -> dict[str, str] | None:
-    """The last complete row of a CSV file of the run; a row cut by a kill does not count."""
+    """The last complete row of a CSV file of the run, without a row that a kill has cut short."""
     if not path.is_file():
         return None
     try:
@@ -584,7 +573,9 @@ def _rounded(text: str) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_read_text(path))
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise ConfigurationError(f"{path} is not JSON ({error}). It is written at the end of a run.") from error
     if not isinstance(found, dict):
@@ -592,7 +583,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-# --- what is shown --------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _console() -> Console:
@@ -613,12 +604,3 @@ def _facts(title: str, facts: Mapping[str, str]) -> Table:
     for name, value in facts.items():
         table.add_row(Text(name), Text(value))
     return table
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"The folder {folder} cannot be made: {error.strerror or error}. Choose another --output-dir."
-        ) from error
