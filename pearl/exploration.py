@@ -98,7 +98,7 @@ class Explorer(Protocol):
         """Return explored actions `(envs, *action)` for greedy ones, after `env_steps` steps of all environments."""
 
     def end_episodes(self, done: np.ndarray) -> None:
-        """Told which environments `(envs,)` bool ended an episode."""
+        """Take note of the environments `(envs,)` bool that ended an episode."""
 
 
 class _Greedy:
@@ -119,12 +119,14 @@ class _EpsilonGreedy(_Greedy):
 
 
 class _BoxNoise(_Greedy):
+    """No noise (the trainer has sampled the actions), but uniform actions at first; subclasses add noise."""
+
     def __init__(self, box: spaces.Box, random_steps: int, rng: np.random.Generator) -> None:
         self._low, self._high, self._random_steps, self._rng = box.low, box.high, random_steps, rng
         self._half = (box.high - box.low) / 2
 
     def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        raise NotImplementedError
+        return np.zeros(shape, np.float32)
 
     def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
         noise = self._noise(actions.shape)
@@ -135,30 +137,18 @@ class _BoxNoise(_Greedy):
         return explored.astype(np.float32)
 
 
-class _PolicySampling(_BoxNoise):
-    """The actions it is given were drawn already."""
-
-    def __init__(self, random_steps: int, box: spaces.Box, rng: np.random.Generator) -> None:
-        super().__init__(box, random_steps, rng)
-
-    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.zeros(shape, np.float32)
-
-
 class _Gaussian(_BoxNoise):
-    def __init__(self, setting: GaussianNoise, random_steps: int, box: spaces.Box, rng: np.random.Generator) -> None:
-        super().__init__(box, random_steps, rng)
-        self._sigma = setting.sigma
+    def __init__(self, sigma: float, *common: Any) -> None:
+        super().__init__(*common)
+        self._sigma = sigma
 
     def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
         return self._rng.normal(0.0, self._sigma, shape)
 
 
 class _OrnsteinUhlenbeck(_BoxNoise):
-    def __init__(
-        self, setting: OrnsteinUhlenbeck, random_steps: int, box: spaces.Box, envs: int, rng: np.random.Generator
-    ) -> None:
-        super().__init__(box, random_steps, rng)
+    def __init__(self, setting: OrnsteinUhlenbeck, envs: int, box: spaces.Box, *common: Any) -> None:
+        super().__init__(box, *common)
         self._decay = setting.theta * setting.dt
         self._scale = setting.sigma * setting.dt**0.5
         self._state = np.zeros((envs, *box.shape))
@@ -180,8 +170,8 @@ def make_explorer(
 ) -> Explorer:
     """The explorer of `setting` for `envs` environments; ConfigurationError if it does not suit the action space.
 
-    Where `setting` does not say for how many steps actions are random, they are for `learning_starts`: until then the
-    policy has learned nothing.
+    If `setting.random_steps` is None, actions are random for `learning_starts` steps: the policy has learned nothing
+    before.
     """
     if setting is None:
         return _Greedy()
@@ -193,16 +183,14 @@ def make_explorer(
     if isinstance(setting, EpsilonGreedy):
         if isinstance(action_space, spaces.Discrete):
             return _EpsilonGreedy(setting, int(action_space.n), rng)
-        wanted = "a Discrete"
-    else:
-        if isinstance(action_space, spaces.Box):
-            random_steps = learning_starts if setting.random_steps is None else setting.random_steps
-            if isinstance(setting, PolicySampling):
-                return _PolicySampling(random_steps, action_space, rng)
-            if isinstance(setting, GaussianNoise):
-                return _Gaussian(setting, random_steps, action_space, rng)
-            return _OrnsteinUhlenbeck(setting, random_steps, action_space, envs, rng)
-        wanted = "a Box"
+    elif isinstance(action_space, spaces.Box):
+        random_steps = learning_starts if setting.random_steps is None else setting.random_steps
+        if isinstance(setting, GaussianNoise):
+            return _Gaussian(setting.sigma, action_space, random_steps, rng)
+        if isinstance(setting, OrnsteinUhlenbeck):
+            return _OrnsteinUhlenbeck(setting, envs, action_space, random_steps, rng)
+        return _BoxNoise(action_space, random_steps, rng)
+    wanted = "a Discrete" if isinstance(setting, EpsilonGreedy) else "a Box"
     raise ConfigurationError(
         f"{type(setting).__name__} exploration needs {wanted} action space; the environment has {action_space}. "
         "Set the trainer's `exploration` to one that fits, or to None if get_action explores by itself."
