@@ -290,7 +290,7 @@ def test_replay_larger_than_memory(files: tuple[Path, Path]) -> None:
 )
 def test_priorities_larger_than_memory(options: dict[str, Any], needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_machine_free", lambda: 9_900_000_000)
-    monkeypatch.setattr(memory, "_group_free", lambda: None)
+    monkeypatch.setattr(memory, "group_memory", lambda: None)
     message = message_of(CapacityError, lambda: NativeReplayManager(10**9, **options))
     assert_says(message, "1,000,000,000 slots", f"needs {needed}", "9.9 GB of memory are free", "Lower `size`")
 

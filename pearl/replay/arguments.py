@@ -1,28 +1,30 @@
-"""Arguments of Replay Managers, brought to the one form that kernels take: contiguous vectors of fixed dtype."""
+"""Arguments of Replay Managers: checked, and converted to what kernels take (contiguous vectors of fixed dtype)."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl.errors import CheckpointError, PriorityError, ReplayError
 from pearl.replay.protocol import ReplayStateDict, Sample
-from pearl.spec import EPSILON_MIN, ReplayMode
+from pearl.spec import EPSILON_MIN, InitialPriority, ReplayMode
 
 STATE_FORMAT = 4
 PRIORITY_MODES = ("prioritized", "top_k")  # these keep priorities
 TIME_MODES = ("fifo", "lifo")  # these keep the order of writing
-TIMES_MAX = 2**16 - 1  # samples of one item, where counting stops
+TIMES_MAX = 2**16 - 1  # counting the samples of one item stops here
 LEAF_MAX = 2**28 - 1
-LEAF_LARGE = 2**26 - 1  # where none is as large, all fit a scale two bits higher
+LEAF_LARGE = 2**26 - 1  # if all leaves are smaller, they fit a scale two bits higher
 EXPONENT_MAX = 4.0
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _INT64, _UINT32, _UINT16, _FLOAT32 = map(np.dtype, (np.int64, np.uint32, np.uint16, np.float32))
-_COUNTERS = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "recoveries", "exhausted")
-_COUNTS = ("seed", "call", "looked_at", *_COUNTERS)
+COUNTERS = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "recoveries", "exhausted")
+_COUNTS = ("seed", "call", "looked_at", *COUNTERS)
 _SCALARS = (*_COUNTS, "alpha", "scale", "max_priority")
 
 
@@ -88,10 +90,11 @@ def check_out(out: Sample, batch_size: int) -> None:
             )
 
 
-def check_indices(indices: np.ndarray, capacity: int) -> None:
-    """Raise ReplayError naming the first index outside [0, capacity)."""
-    for position in np.flatnonzero((indices < 0) | (indices >= capacity))[:1]:
-        raise ReplayError(f"Index at position {position} must lie in [0, {capacity}); found {indices[position]}.")
+def check_indices(indices: np.ndarray, stop: int, meaning: str = "") -> None:
+    """Raise ReplayError naming the first index outside [0, stop); `meaning` says what `stop` is."""
+    for position in np.flatnonzero((indices < 0) | (indices >= stop))[:1]:
+        found = indices[position]
+        raise ReplayError(f"Index at position {position} must lie in [0, {stop}){meaning}; found {found}.")
 
 
 def check_priorities(priorities: np.ndarray) -> None:
@@ -130,8 +133,51 @@ def check_selection(mode: object, max_times_sampled: object, initial_priority: o
         )
 
 
+class SelectionOptions(TypedDict, total=False):
+    """The keyword arguments that all Replay Managers take; see `Selection`."""
+
+    fanout: int
+    mode: ReplayMode
+    alpha: float
+    seed: int
+    stratified: bool
+    replacement: bool
+    max_times_sampled: int
+    initial_priority: InitialPriority
+    priority_epsilon: float
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The options of a Replay Manager; see `ReplaySpec`. Raises ReplayError for values that no Replay Manager has."""
+
+    fanout: int = 16
+    mode: ReplayMode = "prioritized"
+    alpha: float = 0.6
+    seed: int = 0
+    stratified: bool = True
+    replacement: bool = True
+    max_times_sampled: int = 0
+    initial_priority: InitialPriority = "max"
+    priority_epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_selection(self.mode, self.max_times_sampled, self.initial_priority)
+        check_epsilon(self.priority_epsilon)
+
+    @property
+    def seed64(self) -> int:
+        """The seed as 64 bits without a sign."""
+        return operator.index(self.seed) % 2**64
+
+    @property
+    def initial_number(self) -> float:
+        """The initial priority where it is a number, else 0."""
+        return 0.0 if isinstance(self.initial_priority, str) else self.initial_priority
+
+
 def check_epsilon(epsilon: object) -> None:
-    """Raise ReplayError unless `epsilon` is 0 or a number in [1e-30, 1]: what is added to each priority given."""
+    """Raise ReplayError unless `epsilon`, which is added to each priority given, is 0 or a number in [1e-30, 1]."""
     number = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
     if not number or not (epsilon == 0 or EPSILON_MIN <= epsilon <= 1):  # type: ignore[operator]
         raise ReplayError(f"priority_epsilon must be 0, or a number in [{EPSILON_MIN}, 1]; found {epsilon!r}.")
@@ -195,7 +241,7 @@ def _ages(state: ReplayStateDict) -> np.ndarray:
 
 
 def _check_counts(state: ReplayStateDict) -> None:
-    """Refuse counts that contradict each other, or what the slots say."""
+    """Raise CheckpointError for counts that contradict each other or the slots."""
     inserts, samples, generations = int(state["inserts"]), int(state["samples"]), np.asarray(state["generations"])
     written = np.unique(generations[generations > 0])
     if len(written) > inserts or (inserts < 2**32 and len(written) and written[-1] > inserts):

@@ -1,4 +1,4 @@
-"""What the Replay Managers whose kernels are C++ have in common, whatever the device."""
+"""The common base of the Replay Managers whose kernels are C++, on any device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl.errors import ReplayError
-from pearl.replay.arguments import STATE_FORMAT, as_generations, as_indices, as_priorities, check_out, checked_state
+from pearl.replay.arguments import (
+    STATE_FORMAT,
+    Selection,
+    as_generations,
+    as_indices,
+    as_priorities,
+    check_out,
+    checked_state,
+)
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
-from pearl.spec import ReplayMode
 
 if TYPE_CHECKING:
     from pearl import _native, _sycl
@@ -21,33 +28,13 @@ _as_sample: Callable[[tuple[np.ndarray, ...]], Sample] = partial(tuple.__new__, 
 
 
 class KernelReplayManager:
-    """ReplayManager on a kernel: one mutex inside, no GIL held while it works."""
+    """ReplayManager on a kernel, which has a mutex and runs without the GIL."""
 
     def __init__(
-        self,
-        tree: _native.SumTree | _sycl.SumTree | _sycl.FpgaSumTree,
-        capacity: int,
-        fanout: int,
-        mode: ReplayMode,
-        limit: int,
+        self, tree: _native.SumTree | _sycl.SumTree | _sycl.FpgaSumTree, capacity: int, selection: Selection
     ) -> None:
-        self._tree = tree
-        self._capacity, self._fanout, self._mode, self._limit = capacity, fanout, mode, limit
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-        return self._capacity
-
-    @property
-    def fanout(self) -> int:
-        """Children per node of the sum tree."""
-        return self._fanout
-
-    @property
-    def mode(self) -> ReplayMode:
-        """How batches are selected."""
-        return self._mode
+        self._tree, self._limit = tree, selection.max_times_sampled
+        self.capacity, self.fanout, self.mode = capacity, selection.fanout, selection.mode
 
     @property
     def filled(self) -> int:
@@ -83,7 +70,7 @@ class KernelReplayManager:
         try:
             self._tree.sample_into(beta, out.indices, out.weights, out.generations)
         except (TypeError, ValueError, ReplayError):
-            check_out(out, batch_size)  # which says more, but costs more than the kernel's own checks
+            check_out(out, batch_size)  # a better message, at a higher cost than the kernel's own checks
             raise
         return out
 
@@ -91,7 +78,7 @@ class KernelReplayManager:
         """Set priorities `(n,)` where not stale and return how many; see ReplayManager."""
         try:
             return self._tree.update(indices, priorities, generations)
-        except TypeError:  # not yet in the kernel's form, which is checked there for half of what it costs here
+        except TypeError:  # the arrays must be converted; the kernel finds that out in half the time of Python
             pass
         slots = as_indices(indices)
         count = len(slots)
@@ -115,12 +102,12 @@ class KernelReplayManager:
         saved = self._tree.save()
         for derived in ("filled", "total"):
             del saved[derived]
-        described: ReplayStateDict = {"format": STATE_FORMAT, "mode": self._mode, "capacity": self._capacity}
-        return {**described, "fanout": self._fanout, "max_times_sampled": self._limit, **saved}
+        described: ReplayStateDict = {"format": STATE_FORMAT, "mode": self.mode, "capacity": self.capacity}
+        return {**described, "fanout": self.fanout, "max_times_sampled": self._limit, **saved}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
         """Take over a saved state; see ReplayManager."""
-        self._tree.load(checked_state(state, capacity=self._capacity, mode=self._mode, max_times_sampled=self._limit))
+        self._tree.load(checked_state(state, capacity=self.capacity, mode=self.mode, max_times_sampled=self._limit))
 
     def close(self) -> None:
         """Free the memory. May be repeated."""

@@ -1,7 +1,8 @@
-"""Whether a replay fits the memory that is free, asked before it is made."""
+"""Checks, before a replay is made, that it fits the free memory."""
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
 
@@ -9,14 +10,14 @@ from pearl.byte_size import readable_size
 from pearl.control_groups import group_memory
 from pearl.errors import CapacityError
 
+_CAPACITY_MAX = 2**36
 _MEMINFO = Path("/proc/meminfo")
 
 
 def free_memory() -> int:
-    """Bytes that this process can still use, of the machine's and of its control group's."""
-    free = _machine_free()
-    group = _group_free()
-    return free if group is None else min(free, group)
+    """Bytes that the machine and the control group still allow this process."""
+    free, group = _machine_free(), group_memory()
+    return free if group is None else min(free, group.free)
 
 
 def check_fits(rows: int, row_nbytes: int, free: int) -> None:
@@ -30,15 +31,23 @@ def check_fits(rows: int, row_nbytes: int, free: int) -> None:
         )
 
 
+def check_slots_fit(capacity: int, slot_nbytes: float, free: int, device: str = "") -> None:
+    """Raise CapacityError if a Replay Manager of `capacity` slots needs more than `free` bytes.
+
+    The system commits memory at the first write: without this check, a too large replay would end the process. A
+    capacity that no kernel takes passes: the kernel's own message is better.
+    """
+    needed = capacity * slot_nbytes
+    if 1 <= operator.index(capacity) <= _CAPACITY_MAX and needed > free:
+        raise CapacityError(
+            f"A Replay Manager of {capacity:,} slots needs {readable_size(needed)}; {readable_size(free)} of memory "
+            f"are free{device and f' on {device}'}. Lower `size`."
+        )
+
+
 def _machine_free() -> int:
     if _MEMINFO.exists():
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _group_free() -> int | None:
-    """What the limits of a container leave."""
-    group = group_memory()
-    return None if group is None else group.free

@@ -1,38 +1,42 @@
-"""The Replay Manager in NumPy: the truth that every backend is tested against, bit for bit."""
+"""The Replay Manager in NumPy: the reference that every backend must match bit for bit."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import threading
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pearl.errors import ReplayError
 from pearl.replay.arguments import (
+    COUNTERS,
     LEAF_LARGE,
     LEAF_MAX,
     PRIORITY_MODES,
     STATE_FORMAT,
     TIME_MODES,
     TIMES_MAX,
+    Selection,
+    SelectionOptions,
     as_generations,
     as_indices,
     as_priorities,
-    check_epsilon,
     check_exponent,
     check_indices,
     check_out,
     check_priorities,
-    check_selection,
     checked_state,
 )
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
 from pearl.replay.systematic_sampling import sample_systematically
-from pearl.spec import InitialPriority, ReplayMode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT_SCALE = 20
 _LOG2_COEFFICIENTS = (
@@ -183,99 +187,65 @@ def _effective_sample_size(weights: NDArray[np.float32]) -> float:
 
 
 class ReferenceReplayManager:
-    """ReplayManager in NumPy, written to be read: prefix sums over all leaves stand for the tree."""
+    """ReplayManager in NumPy, written for readability: prefix sums over all leaves replace the tree."""
 
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        fanout: int = 16,
-        mode: ReplayMode = "prioritized",
-        alpha: float = 0.6,
-        seed: int = 0,
-        stratified: bool = True,
-        replacement: bool = True,
-        max_times_sampled: int = 0,
-        initial_priority: InitialPriority = "max",
-        priority_epsilon: float = 0.0,
-    ) -> None:
+    def __init__(self, capacity: int, **options: Unpack[SelectionOptions]) -> None:
         if not 1 <= capacity <= 2**36:
             raise ReplayError(f"Replay capacity must lie in [1, 2**36]; found {capacity}.")
-        check_selection(mode, max_times_sampled, initial_priority)
-        check_epsilon(priority_epsilon)
+        chosen = Selection(**options)
+        mode, fanout = chosen.mode, chosen.fanout
         if mode in PRIORITY_MODES and (not 2 <= fanout <= 256 or fanout & (fanout - 1)):
             raise ReplayError(f"Fanout must be a power of two from 2 to 256; found {fanout}.")
-        check_exponent("alpha", alpha)
-        self._capacity, self._fanout, self._mode = capacity, fanout, mode
-        self._stratified, self._replacement = bool(stratified), bool(replacement)
-        self._limit, self._initial_priority = max_times_sampled, initial_priority
-        self._epsilon = np.float32(priority_epsilon)
+        check_exponent("alpha", chosen.alpha)
+        self.capacity, self.fanout, self.mode = capacity, fanout, mode
+        self._stratified, self._replacement = bool(chosen.stratified), bool(chosen.replacement)
+        self._limit, self._initial_priority = chosen.max_times_sampled, chosen.initial_priority
+        self._epsilon = np.float32(chosen.priority_epsilon)
         self._has_priorities = mode in PRIORITY_MODES
         self._lock = threading.Lock()
         self._closed = False
-        self._alpha, self._seed, self._call, self._scale = float(alpha), operator.index(seed) % 2**64, 0, DEFAULT_SCALE
+        self._alpha, self._seed, self._call, self._scale = float(chosen.alpha), chosen.seed64, 0, DEFAULT_SCALE
         self._max_priority = np.float32(1.0)
-        names = ("inserts", "updates", "samples", "stale", "saturated", "rescales", "recoveries", "exhausted")
-        self._counters = dict.fromkeys(names, 0)
-        self._looked_at = 0  # inserts and updates when a higher scale was last looked for
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        self._looked_at = 0  # count of inserts and updates at the last search for a higher scale
         self._last_ages, self._last_size = np.empty(0, np.uint32), 0.0
         rows = capacity if self._has_priorities else 0
         self._priorities = np.zeros(rows, np.float32)
         self._leaves = np.zeros(rows, np.uint32)
-        self._generations = np.zeros(capacity, np.uint32)  # the count of inserts, this one included; 0: never written
-        self._times = np.zeros(capacity, np.uint16)  # sampled since written
-        self._order: dict[int, None] = {}  # modes of time: what may be sampled, oldest first
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-        return self._capacity
-
-    @property
-    def fanout(self) -> int:
-        """Children per node; kept, not used: prefix sums do not depend on it."""
-        return self._fanout
-
-    @property
-    def mode(self) -> ReplayMode:
-        """How batches are selected."""
-        return self._mode
+        self._generations = np.zeros(capacity, np.uint32)  # count of inserts up to this one; 0: never written
+        self._times = np.zeros(capacity, np.uint16)  # samples since the last write
+        self._order: dict[int, None] = {}  # TIME_MODES: slots that may be sampled, oldest first
 
     @property
     def filled(self) -> int:
         """Slots written so far."""
-        with self._lock:
-            self._require_open()
+        with self._open():
             return int(np.count_nonzero(self._generations))
 
     @property
     def total(self) -> int:
         """Sum of the quantised priorities (modes that keep none: `filled`)."""
-        with self._lock:
-            self._require_open()
+        with self._open():
             return self._total()
 
     @property
     def alpha(self) -> float:
         """Exponent of the priorities."""
-        with self._lock:
-            self._require_open()
+        with self._open():
             return self._alpha
 
     @property
     def max_priority(self) -> float:
         """Running maximum of the finite priorities given, at least 1."""
-        with self._lock:
-            self._require_open()
+        with self._open():
             return float(self._max_priority)
 
     def insert(self, indices: ArrayLike, priorities: ArrayLike | None = None) -> None:
         """Put new items `(n,)` into slots; see ReplayManager."""
         slots = as_indices(indices)
         values = None if priorities is None else as_priorities(priorities, len(slots))
-        with self._lock:
-            self._require_open()
-            check_indices(slots, self._capacity)
+        with self._open():
+            check_indices(slots, self.capacity)
             if values is not None:
                 check_priorities(values)
                 values = self._raised(values)
@@ -290,7 +260,7 @@ class ReferenceReplayManager:
                 self._counters["inserts"] += 1
                 self._generations[slot] = max(self._counters["inserts"] % 2**32, 1)
                 self._times[slot] = 0
-                if self._mode in TIME_MODES:
+                if self.mode in TIME_MODES:
                     self._order.pop(slot, None)
                     self._order[slot] = None
             if self._has_priorities and values is not None:
@@ -306,8 +276,7 @@ class ReferenceReplayManager:
         check_exponent("beta", beta)
         if out is not None:
             check_out(out, batch_size)
-        with self._lock:
-            self._require_open()
+        with self._open():
             written = int(np.count_nonzero(self._generations))
             if written == 0:
                 raise ReplayError("The replay is empty: insert before sampling.")
@@ -316,7 +285,7 @@ class ReferenceReplayManager:
                 raise ReplayError(
                     f"All {written} items were sampled {self._limit} times: insert before sampling again."
                 )
-            by_priority = self._mode == "prioritized" and self._total() > 0
+            by_priority = self.mode == "prioritized" and self._total() > 0
             indices, most = self._select(batch_size, masses)
             leaves = self._leaves[indices] if by_priority else np.ones(batch_size, np.uint32)
             weights = importance_weights(np.minimum(leaves, np.uint32(most)), beta)
@@ -334,10 +303,9 @@ class ReferenceReplayManager:
         count = len(slots)
         versions = None if generations is None else as_generations(generations, count)
         values = as_priorities(priorities, count)
-        with self._lock:
-            self._require_open()
+        with self._open():
             if self._has_priorities:
-                check_indices(slots, self._capacity)
+                check_indices(slots, self.capacity)
                 check_priorities(values)
                 values = self._raised(values)
                 current = self._generations[slots]
@@ -360,9 +328,8 @@ class ReferenceReplayManager:
     def retrieve(self, indices: ArrayLike) -> np.ndarray:
         """Return exact priorities `(n,)` float32."""
         slots = as_indices(indices)
-        with self._lock:
-            self._require_open()
-            check_indices(slots, self._capacity)
+        with self._open():
+            check_indices(slots, self.capacity)
             written = self._generations[slots] > 0
             raw = self._priorities[slots] if self._has_priorities else np.ones(len(slots), np.float32)
             return np.where(written, raw, np.float32(0))
@@ -370,8 +337,7 @@ class ReferenceReplayManager:
     def set_alpha(self, alpha: float) -> None:
         """Change the exponent and requantise every slot."""
         check_exponent("alpha", alpha)
-        with self._lock:
-            self._require_open()
+        with self._open():
             self._alpha = float(alpha)
             if not self._has_priorities:
                 return
@@ -380,8 +346,7 @@ class ReferenceReplayManager:
 
     def statistics(self) -> ReplayStatistics:
         """Counts so far."""
-        with self._lock:
-            self._require_open()
+        with self._open():
             written = self._generations > 0
             filled = int(np.count_nonzero(written))
             bits = np.frexp(self._leaves[written[: len(self._leaves)]].astype(np.float64))[1]
@@ -401,13 +366,12 @@ class ReferenceReplayManager:
 
     def state_dict(self) -> ReplayStateDict:
         """Everything `load_state_dict` needs; arrays are copies."""
-        with self._lock:
-            self._require_open()
+        with self._open():
             return {
                 "format": STATE_FORMAT,
-                "mode": self._mode,
-                "capacity": self._capacity,
-                "fanout": self._fanout,
+                "mode": self.mode,
+                "capacity": self.capacity,
+                "fanout": self.fanout,
                 "alpha": self._alpha,
                 "seed": self._seed,
                 "call": self._call,
@@ -425,15 +389,14 @@ class ReferenceReplayManager:
 
     def load_state_dict(self, state: Mapping[str, np.ndarray | int | float | str]) -> None:
         """Take over a saved state; see ReplayManager."""
-        saved = checked_state(state, capacity=self._capacity, mode=self._mode, max_times_sampled=self._limit)
+        saved = checked_state(state, capacity=self.capacity, mode=self.mode, max_times_sampled=self._limit)
         arrays = {name: value.copy() for name, value in saved.items() if isinstance(value, np.ndarray)}
-        with self._lock:
-            self._require_open()
-            self._alpha, self._seed = cast(float, saved["alpha"]), cast(int, saved["seed"])
-            self._call, self._scale = cast(int, saved["call"]), cast(int, saved["scale"])
-            self._max_priority = np.float32(cast(float, saved["max_priority"]))
-            self._counters = {name: cast(int, saved[name]) for name in self._counters}
-            self._looked_at = cast(int, saved["looked_at"])
+        with self._open():
+            numbers = cast("dict[str, int]", saved)
+            self._alpha, self._seed, self._call = numbers["alpha"], numbers["seed"], numbers["call"]
+            self._scale, self._looked_at = numbers["scale"], numbers["looked_at"]
+            self._max_priority = np.float32(numbers["max_priority"])
+            self._counters = {name: numbers[name] for name in COUNTERS}
             self._priorities, self._generations = arrays["priorities"], arrays["generations"]
             self._leaves, self._times = arrays["leaves"], arrays["times_sampled"]
             self._order = dict.fromkeys(arrays["order"].tolist())
@@ -448,9 +411,13 @@ class ReferenceReplayManager:
             self._times = np.empty(0, np.uint16)
             self._order = {}
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ReplayError("The Replay Manager is closed.")
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Hold the lock of a manager that is not closed."""
+        with self._lock:
+            if self._closed:
+                raise ReplayError("The Replay Manager is closed.")
+            yield
 
     def _total(self) -> int:
         if not self._has_priorities:
@@ -461,7 +428,7 @@ class ReferenceReplayManager:
         return (self._generations > 0) & (self._times < (self._limit or 2**16))
 
     def _masses(self) -> Words:
-        """Return what each slot is drawn in proportion to."""
+        """Return the mass of each slot: its probability is in proportion to it."""
         if self._has_priorities and self._leaves.any():
             return self._leaves.astype(np.uint64)
         return self._sampleable().astype(np.uint64)
@@ -474,18 +441,18 @@ class ReferenceReplayManager:
         return np.float32(self._initial_priority)
 
     def _select(self, batch_size: int, masses: Words) -> tuple[np.ndarray, int]:
-        """Return the batch's slots, and what a leaf counts at most for its weight."""
+        """Return the batch's slots, and the largest leaf that counts for a weight."""
         available = int(np.count_nonzero(masses))
-        ordered = self._mode not in ("prioritized", "uniform")
+        ordered = self.mode not in ("prioritized", "uniform")
         if (ordered or not self._replacement) and batch_size > available:
             raise ReplayError(
                 f"A batch of {batch_size} cannot be sampled without repetition: {available} items can be sampled."
             )
-        if self._mode in TIME_MODES:
+        if self.mode in TIME_MODES:
             oldest_first = list(self._order)
-            in_order = (oldest_first if self._mode == "fifo" else oldest_first[::-1])[:batch_size]
+            in_order = (oldest_first if self.mode == "fifo" else oldest_first[::-1])[:batch_size]
             return np.array(in_order, np.int64), LEAF_MAX
-        if self._mode == "top_k":
+        if self.mode == "top_k":
             candidates = np.flatnonzero(masses)
             return candidates[np.argsort(-self._priorities[candidates], kind="stable")[:batch_size]], LEAF_MAX
         if self._replacement and not self._limit:
@@ -501,7 +468,7 @@ class ReferenceReplayManager:
         return self._draw_in_turn(independent(self._seed, self._call, batch_size), masses), LEAF_MAX
 
     def _draw_in_turn(self, x: Words, masses: Words) -> np.ndarray:
-        """Draw one after the other, each from what the ones before have left."""
+        """Draw one after the other, each from the mass that the previous draws have left."""
         masses, times = masses.copy(), self._times.astype(np.int64)
         indices = np.empty(len(x), np.int64)
         for k in range(len(x)):
@@ -553,10 +520,10 @@ class ReferenceReplayManager:
             self._counters["rescales"] += 1
 
     def _recover_scale(self) -> None:
-        """Raise a scale that a priority lowered which is no longer held.
+        """Raise the scale again when the priority that lowered it is gone.
 
-        Done where every leaf is below a quarter of the range, and no more often than slots are written, so that it
-        costs a constant time a slot.
+        Only if every leaf is below a quarter of the range, and at most once in as many writes as there are slots in
+        use: so the cost for each write is constant.
         """
         written = self._counters["inserts"] + self._counters["updates"]
         if self._scale == DEFAULT_SCALE or ((self._leaves >= LEAF_LARGE) & (self._leaves < LEAF_MAX)).any():

@@ -55,18 +55,12 @@ class FpgaBackend(SyclDevices):
         return f"{device.name} is the FPGA emulator: the prediction is for the board that its row states."
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
-        """What its design does not have, or its tree has no room for."""
-        from pearl.backends.fpga.replay import check_options
+        """The options that no design supports, or why the tree does not fit."""
+        from pearl.backends.fpga.replay import check_design, check_tree
 
         try:
-            check_options(
-                spec.capacity,
-                int(spec.fanout),
-                spec.mode,
-                spec.replacement,
-                spec.max_times_sampled,
-                spec.initial_priority,
-            )
+            check_design(spec)
+            check_tree(spec.capacity, int(spec.fanout))
         except (CapacityError, ConfigurationError) as error:
             return str(error)
         return None

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pearl.algorithms.batch import Batch
-from pearl.backends.fpga.replay import FpgaReplayManager, check_fpga
+from pearl.backends.fpga.replay import TIMEOUT_S, FpgaReplayManager, check_fpga, stop_at_exit
 from pearl.backends.sycl.learner import SharedMemoryLearner, networks_of
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.backends.sycl.storage import SyclDataStorage
-from pearl.errors import ConfigurationError, DeviceError
+from pearl.errors import ConfigurationError
 from pearl.learner.native_plan import Op
 from pearl.learner.native_rules import known_step
 
 if TYPE_CHECKING:
     from pearl import _sycl
-
-_TIMEOUT_S = 120.0
 
 logger = logging.getLogger("pearl.learner")
 
@@ -31,16 +27,16 @@ logger = logging.getLogger("pearl.learner")
 class FpgaLearner(SharedMemoryLearner):
     """Trains `trainer` by a pipeline with a stage for each layer (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2).
 
-    DQN (double too), DDPG, TD3 and SAC on chains of linear layers, each with ReLU, tanh or nothing behind it. Actors
-    learn from the critics' weights of before the step, the lagged critic of CF'22 Sec. 3.2.4; all else is as the
-    trainer does it. `sub_batches` is DP, the copies of the pipeline that a batch is split over (0: 2); there are fewer,
-    which a warning says, where not all stages would run at once. `unroll` is UF, how many multiply-accumulates of a
-    layer's FP, BP and GA run side by side: one power of two, or those of each network (DQN's; the actor's, then the
-    critics') for each of its layers.
+    It takes DQN (double too), DDPG, TD3 and SAC on chains of linear layers, each followed by ReLU, tanh or nothing.
+    Actors learn from the critics' weights before the step (the lagged critic of CF'22 Sec. 3.2.4); all else is as in
+    the trainer. `sub_batches` is DP, the number of copies of the pipeline that share a batch (0: 2). There are fewer,
+    with a warning, if not all stages would run at the same time. `unroll` is UF, how many multiply-accumulates of a
+    layer's FP, BP and GA run in parallel: one power of two, or one for each layer of each network (DQN's; the actor's,
+    then the critics').
 
     The stages are generated for the networks and the batch size, compiled at the first step (seconds; kept on disk),
-    launched once, and run until `close`, or the end of the interpreter. Raises TrainerError where `supports` says why
-    not and for factors of other networks, ConfigurationError for what is no factor, and DeviceError where the device
+    launched once, and run until `close` or the end of the interpreter. Raises TrainerError if `supports` gives a reason
+    or the factors are those of other networks, ConfigurationError for an invalid factor, and DeviceError if the device
     cannot be used or the pipeline does not answer within `timeout_s` seconds.
     """
 
@@ -54,38 +50,31 @@ class FpgaLearner(SharedMemoryLearner):
         device: str = EMULATOR_SELECTOR,
         sub_batches: int = 0,
         unroll: int | Sequence[Sequence[int]] = 16,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         if type(sub_batches) is not int or sub_batches < 0:
             raise ConfigurationError(
                 f"sub_batches, the copies of the pipeline, must be at least 1, or 0; found {sub_batches!r}."
             )
-        if not 0 < timeout_s < float("inf"):
-            raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
-        check_fpga(device, "Learner")
+        check_fpga(device, "Learner", timeout_s)
         self._cut = {"copies": sub_batches, "unroll": _factors(unroll), "timeout_s": timeout_s}
         super().__init__(trainer, device=device)
         if self.sub_batches < sub_batches:
             logger.warning(
-                "The pipeline has %d copies, not %d: of more, not all stages would run at once on %s.",
+                "The pipeline has %d copies, not %d: with more, not all stages would run at the same time on %s.",
                 self.sub_batches,
                 sub_batches,
                 device,
             )
-        # At the exit of the interpreter too: stages that nobody stops would run until the process is gone.
-        self._stop = weakref.finalize(self, _stop, self._kernel)
+        self._stop = stop_at_exit(self, self._kernel)
 
     @staticmethod
     def supports(trainer: object) -> str | None:
         """None if the FPGA's Learner can train `trainer`; else one line that names what it cannot do."""
-        reason = SharedMemoryLearner.supports(trainer)
-        if reason is not None:
+        if (reason := SharedMemoryLearner.supports(trainer)) is not None:
             return reason
-        for size, operations in networks_of(*known_step(trainer)[1:]):
-            reason = _no_chain(size, operations)
-            if reason is not None:
-                return reason
-        return None
+        networks = networks_of(*known_step(trainer)[1:])
+        return next(filter(None, (_no_chain(size, operations) for size, operations in networks)), None)
 
     @property
     def kernel(self) -> _sycl.FpgaLearner:
@@ -100,8 +89,8 @@ class FpgaLearner(SharedMemoryLearner):
     def fused_iteration(self, replay: object, storage: object, batch_size: int) -> JoinedTraining | None:
         """Make `replay` and this learner one program, in which batches and priorities stream through pipes.
 
-        None where Replay Manager and Data Storage are not on this learner's FPGA. From then on `step` raises
-        TrainerError; the Replay Manager's `close` stops both. Raises DeviceError where not all stages run at once.
+        None if Replay Manager and Data Storage are not on this learner's FPGA. Afterwards `step` raises TrainerError,
+        and the Replay Manager's `close` stops both. Raises DeviceError if not all stages run at the same time.
         """
         if not isinstance(replay, FpgaReplayManager) or not isinstance(storage, SyclDataStorage):
             return None
@@ -112,7 +101,7 @@ class FpgaLearner(SharedMemoryLearner):
         return JoinedTraining(self, replay, storage, batch_size)
 
     def close(self) -> None:
-        """Stop the stages. May be repeated; a later step starts them anew."""
+        """Stop the stages. May be repeated; a later step starts them again."""
         self._kernel.close()
 
     def _make(self, *arguments: Any) -> Any:
@@ -135,7 +124,7 @@ class JoinedTraining:
     def train(self, beta: float) -> float:
         """One iteration with importance weights of exponent `beta`; the batch's mean absolute TD error.
 
-        Raises TrainerError where loss or gradients are not finite, or an action is none of the environment's: then no
+        Raises TrainerError if loss or gradients are not finite, or an action is not one of the environment's: then no
         weight has moved, unless the message says so. Raises DeviceError if the pipeline stalls.
         """
         trainer = self._learner.trainer
@@ -149,13 +138,8 @@ class JoinedTraining:
         return self._replay.kernel.last_batch()
 
 
-def _stop(kernel: _sycl.FpgaLearner) -> None:
-    with contextlib.suppress(DeviceError):  # it stands still, and whoever used it was told
-        kernel.close()
-
-
 def _factors(unroll: int | Sequence[Sequence[int]]) -> list[list[int]]:
-    """One list for each network, or one of one factor for all."""
+    """One list for each network, or a single list with the factor for all layers."""
     networks = [[unroll]] if isinstance(unroll, int) else [list(layers) for layers in unroll]
     for factor in (factor for layers in networks for factor in layers):
         if type(factor) is not int or factor < 1 or factor & (factor - 1):
@@ -164,7 +148,7 @@ def _factors(unroll: int | Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _no_chain(size: int, operations: list[Op]) -> str | None:
-    """What of a network is no chain of linear layers, each with at most one activation behind it."""
+    """The first operation that breaks a chain of linear layers, each followed by at most one activation; or None."""
     open_layer = False
     for number, (kind, first, second, width, *_) in enumerate(operations):
         follows = first == number and second < 0
@@ -175,6 +159,6 @@ def _no_chain(size: int, operations: list[Op]) -> str | None:
         else:
             return (
                 f"an operation {kind!r} of {width} values in a network of {size} inputs: the pipeline takes chains of "
-                "linear layers, each with at most one ReLU or tanh behind it"
+                "linear layers, each followed by at most one ReLU or tanh"
             )
     return None

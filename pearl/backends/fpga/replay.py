@@ -8,20 +8,22 @@ import weakref
 from typing import TYPE_CHECKING
 
 from pearl.backends.sycl.device import find_sycl_device, sycl_queue
-from pearl.backends.sycl.replay import unsupported_options
+from pearl.backends.sycl.replay import check_supported, unsupported_options
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import CapacityError, ConfigurationError, DeviceError
-from pearl.replay.arguments import check_epsilon, check_selection
+from pearl.replay.arguments import Selection, SelectionOptions
 from pearl.replay.kernel import KernelReplayManager
-from pearl.spec import InitialPriority, ReplayMode, ReplaySpec
+from pearl.spec import ReplaySpec
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from pearl import _sycl
 
 SLOTS_MAX = 2**20
-LEVELS_MAX = 16  # below the root: kernels that run side by side
-_TIMEOUT_S = 120.0
+LEVELS_MAX = 16  # below the root: each is a kernel, and all run at the same time
+TIMEOUT_S = 120.0
 
 
 class FpgaReplayManager(KernelReplayManager):
@@ -30,8 +32,9 @@ class FpgaReplayManager(KernelReplayManager):
     Its kernels are generated for the capacity and fanout, compiled (seconds; kept on disk), launched once, and serve
     requests until `close`. Has the mode "prioritized" with replacement, up to `SLOTS_MAX` slots in `LEVELS_MAX`
     levels; raises ConfigurationError for other options, naming the backend that has them, CapacityError for larger
-    trees, and DeviceError where the device cannot be used. A pipeline that does not answer within `timeout_s` seconds
-    (and 1 ms for each item), or a device that fails, raises DeviceError, from then on at every call.
+    trees, and DeviceError where the device cannot be used. If the pipeline does not answer within `timeout_s` seconds
+    (plus 1 ms for each item), or the device fails, this call and all later ones raise DeviceError. For the options see
+    `pearl.replay.arguments.Selection`.
     """
 
     _tree: _sycl.FpgaSumTree
@@ -40,39 +43,28 @@ class FpgaReplayManager(KernelReplayManager):
         self,
         capacity: int,
         *,
-        fanout: int = 16,
-        mode: ReplayMode = "prioritized",
-        alpha: float = 0.6,
-        seed: int = 0,
-        stratified: bool = True,
-        replacement: bool = True,
-        max_times_sampled: int = 0,
-        initial_priority: InitialPriority = "max",
-        priority_epsilon: float = 0.0,
         device: str = EMULATOR_SELECTOR,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+        **options: Unpack[SelectionOptions],
     ) -> None:
-        check_selection(mode, max_times_sampled, initial_priority)
-        check_epsilon(priority_epsilon)
-        check_options(capacity, fanout, mode, replacement, max_times_sampled, initial_priority)
-        if not 0 < timeout_s < float("inf"):
-            raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
-        check_fpga(device, "Replay Manager")
+        chosen = Selection(**options)
+        check_design(chosen)
+        check_tree(capacity, chosen.fanout)
+        check_fpga(device, "Replay Manager", timeout_s)
         self.device = device
         tree = sycl_runtime().module.FpgaSumTree(
             sycl_queue(device),
             capacity,
-            fanout,
-            alpha,
-            operator.index(seed) % 2**64,
-            stratified=bool(stratified),
-            initial_priority=0.0 if isinstance(initial_priority, str) else initial_priority,
-            priority_epsilon=priority_epsilon,
+            chosen.fanout,
+            chosen.alpha,
+            chosen.seed64,
+            stratified=bool(chosen.stratified),
+            initial_priority=chosen.initial_number,
+            priority_epsilon=chosen.priority_epsilon,
             timeout_s=timeout_s,
         )
-        super().__init__(tree, capacity, fanout, mode, max_times_sampled)
-        # At the exit of the interpreter too: stages that nobody stops would run until the process is gone.
-        self._stop = weakref.finalize(self, _stop, tree)
+        super().__init__(tree, capacity, chosen)
+        self._stop = stop_at_exit(self, tree)
 
     @property
     def kernel(self) -> _sycl.FpgaSumTree:
@@ -85,9 +77,14 @@ class FpgaReplayManager(KernelReplayManager):
         return tuple(self._tree.level_bits)
 
 
-def _stop(tree: _sycl.FpgaSumTree) -> None:
-    with contextlib.suppress(DeviceError):  # it stands still, and whoever used it was told
-        tree.close()
+def stop_at_exit(owner: object, kernel: _sycl.FpgaSumTree | _sycl.FpgaLearner) -> weakref.finalize[..., object]:
+    """Close `kernel` when `owner` is collected or the interpreter ends: its stages would run until the process ends."""
+    return weakref.finalize(owner, _close, kernel)
+
+
+def _close(kernel: _sycl.FpgaSumTree | _sycl.FpgaLearner) -> None:
+    with contextlib.suppress(DeviceError):  # the device failed: an earlier call has reported it
+        kernel.close()
 
 
 def tree_levels(capacity: int, fanout: int) -> int:
@@ -98,44 +95,21 @@ def tree_levels(capacity: int, fanout: int) -> int:
     return levels
 
 
-def check_design(spec: ReplaySpec) -> None:
-    """Raise ConfigurationError where no Replay Manager on an FPGA, of whatever size, has the options of `spec`."""
-    _check_selection(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
+def check_design(options: Selection | ReplaySpec) -> None:
+    """Raise ConfigurationError for options that no Replay Manager on an FPGA has, whatever its size."""
+    uniform = ["mode='uniform'"] if options.mode == "uniform" else []
+    check_supported("FPGAs", uniform + unsupported_options(options))
 
 
-def _check_selection(mode: ReplayMode, replacement: bool, limit: int, initial_priority: InitialPriority) -> None:
-    unsupported = unsupported_options(mode, replacement, limit, initial_priority)
-    if mode == "uniform":
-        unsupported.insert(0, "mode='uniform'")
-    if unsupported:
-        raise ConfigurationError(
-            f"The Replay Manager on FPGAs does not have {', '.join(unsupported)}. The CPU's has: "
-            'backend="native", on a device of the backend "cpu".'
-        )
-
-
-def check_options(
-    capacity: int,
-    fanout: int,
-    mode: ReplayMode,
-    replacement: bool,
-    limit: int,
-    initial_priority: InitialPriority,
-) -> None:
-    """Raise what FpgaReplayManager raises for options that it does not have; `limit` is max_times_sampled."""
-    _check_selection(mode, replacement, limit, initial_priority)
-    _check_capacity(capacity, fanout)
-
-
-def _check_capacity(capacity: int, fanout: int) -> None:
-    """Raise CapacityError where the tree has more slots or levels than an FPGA's program may have."""
+def check_tree(capacity: int, fanout: int) -> None:
+    """Raise CapacityError if the tree has more slots or levels than an FPGA's program may have."""
     if operator.index(capacity) > SLOTS_MAX:
         raise CapacityError(
             f"The Replay Manager on an FPGA keeps its tree in on-chip memory, at most {SLOTS_MAX:,} slots; found "
             f"{capacity:,}. Lower `size`, or place it on another device."
         )
     if capacity < 1 or fanout < 2:
-        return  # the kernel refuses that with its own words
+        return  # the kernel's own message is better
     levels = tree_levels(capacity, fanout)
     if levels > LEVELS_MAX:
         needed = next(2**bits for bits in range(1, 9) if tree_levels(capacity, 2**bits) <= LEVELS_MAX)
@@ -145,8 +119,10 @@ def _check_capacity(capacity: int, fanout: int) -> None:
         )
 
 
-def check_fpga(device: str, primitive: str) -> None:
-    """Raise DeviceError unless `device` is a selector of an FPGA that runs PEARL's autorun kernels."""
+def check_fpga(device: str, primitive: str, timeout_s: float) -> None:
+    """Raise DeviceError unless `device` selects an FPGA that runs PEARL's autorun kernels; check `timeout_s` too."""
+    if not 0 < timeout_s < float("inf"):
+        raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {timeout_s!r}.")
     found = find_sycl_device(device)
     if found.kind != "fpga":
         raise DeviceError(
@@ -156,5 +132,5 @@ def check_fpga(device: str, primitive: str) -> None:
     if not found.emulated:
         raise DeviceError(
             f"{found.name} takes programs that were compiled ahead of time, which PEARL cannot load yet; only the "
-            f"emulator ({EMULATOR_SELECTOR!r}) compiles them as they are needed."
+            f"emulator ({EMULATOR_SELECTOR!r}) compiles them when they are needed."
         )

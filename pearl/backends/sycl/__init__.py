@@ -106,7 +106,7 @@ class SyclBackend(SyclDevices):
         """Names the options."""
         from pearl.backends.sycl.replay import unsupported_options
 
-        lacking = unsupported_options(spec.mode, spec.replacement, spec.max_times_sampled, spec.initial_priority)
+        lacking = unsupported_options(spec)
         return f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}" if lacking else None
 
     def learner_parameters(
