@@ -1,29 +1,27 @@
-"""Steps before and after an item, in its own episode: n-step returns, sequence slices, stacks of frames.
+"""Neighbouring steps of an item's episode: n-step returns, sequence slices, stacks of frames.
 
-Nothing is stored for them: they are found at gather time from the links that the Data Storage keeps between the items
-of each stream, in as many loads as there are steps, however large the storage.
+None of them is stored: gathering follows the links that the Data Storage keeps between the items of each stream, one
+load for each step, whatever the size of the storage.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pearl.errors import ReplayError
 from pearl.replay.arguments import as_indices
-from pearl.spec import NEXT_OBS, OBS, FieldSpec
-
-if TYPE_CHECKING:
-    from pearl.replay.storage import DataStorage
+from pearl.replay.storage import DataStorage, field_of
+from pearl.spec import NEXT_OBS, OBS
 
 
 class NStepReturns(NamedTuple):
     """n-step returns of `(batch,)` items.
 
-    `reward` float32 is the sum of `steps` int64 discounted rewards (fewer than n where the episode ends or the newest
-    item comes first); `last` int64 is the item whose next observation to bootstrap from; `discount` float32 is
+    `reward` float32 is the sum of `steps` int64 discounted rewards (fewer than n if the episode ends before, or has no
+    newer item yet). `last` int64 is the item whose next observation is bootstrapped from. `discount` float32 is
     `gamma**steps`, 0 where the episode terminated.
     """
 
@@ -37,7 +35,7 @@ class Slices(NamedTuple):
     """Sequence slices: columns `(batch, length, *shape)`.
 
     `mask` `(batch, length)` bool is False after the end of an episode, where columns are zero. `indices`
-    `(batch, length)` int64 are the items; where the mask is False, the last one repeated.
+    `(batch, length)` int64 are the items; where the mask is False, the last item is repeated.
     """
 
     columns: dict[str, np.ndarray]
@@ -48,8 +46,8 @@ class Slices(NamedTuple):
 class FrameStacks(NamedTuple):
     """Stacks of frames `(batch, k, *shape)`, oldest first.
 
-    `complete` `(batch,)` bool is False where earlier frames of the episode were overwritten, and padded like those
-    before its beginning.
+    `complete` `(batch,)` bool is False where earlier frames of the episode were overwritten; they are padded like
+    frames before the episode's beginning.
     """
 
     obs: np.ndarray
@@ -60,7 +58,7 @@ class FrameStacks(NamedTuple):
 def n_step_returns(storage: DataStorage, indices: ArrayLike, n: int, gamma: float) -> NStepReturns:
     """Return the n-step returns from the items at `indices` `(batch,)` on; see NStepReturns.
 
-    Equal to what `pearl.actors.n_step.NStepWindow` makes of the same steps. Raises ReplayError without streams.
+    Equal to the result of `pearl.actors.n_step.NStepWindow` for the same steps. Raises ReplayError without streams.
     """
     if n < 1:
         raise ReplayError(f"n must be at least 1; found {n}.")
@@ -68,10 +66,10 @@ def n_step_returns(storage: DataStorage, indices: ArrayLike, n: int, gamma: floa
 
 
 def gather_slices(storage: DataStorage, starts: ArrayLike, length: int, out: Slices | None = None) -> Slices:
-    """Return `length` successive items from each of `starts` `(batch,)` on, ending with the episode; see Slices.
+    """Return `length` successive items from each of `starts` `(batch,)` on, up to the episode's end; see Slices.
 
-    They are written into the arrays of `out` and `out` is returned, if given. Raises ReplayError without streams, and
-    for arrays that do not fit. For starts of whole slices see `DataStorage.draw_starts`.
+    If `out` is given, its arrays are filled and it is returned. Raises ReplayError without streams, and for arrays that
+    do not fit. `DataStorage.draw_starts` draws starts of whole slices.
     """
     slots = as_indices(starts)
     if length < 1:
@@ -91,14 +89,14 @@ def gather_stacks(
 ) -> FrameStacks:
     """Return the `k` newest frames up to each of `indices` `(batch,)`, of obs and next_obs; see FrameStacks.
 
-    Before the episode's beginning, frames are zeros, or repeat the first. Raises ReplayError without streams.
+    Frames before the episode's beginning are zeros, or repeat its first. Raises ReplayError without streams.
     """
     if padding not in ("zero", "repeat"):
         raise ReplayError(f'padding must be "zero" or "repeat"; found {padding!r}.')
     if k < 1:
         raise ReplayError(f"k must be at least 1; found {k}.")
     newest = as_indices(indices)
-    frames = _field(storage, OBS)
+    frames = field_of(storage.spec, OBS)
     obs = np.empty((len(newest), k, *frames.shape), frames.dtype)
     slots, mask = np.empty((len(newest), k), np.int64), np.empty((len(newest), k), np.bool_)
 
@@ -127,10 +125,3 @@ def _check_slices(storage: DataStorage, out: Slices, steps: tuple[int, int]) -> 
                 f"{name!r} of `out` must be contiguous, writeable {dtype} of shape {shape}; "
                 f"found {array.dtype} {array.shape}."
             )
-
-
-def _field(storage: DataStorage, name: str) -> FieldSpec:
-    for field in storage.spec.fields:
-        if field.name == name:
-            return field
-    raise ReplayError(f"Transitions have no column {name!r}; they have {[f.name for f in storage.spec.fields]}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import operator
 import os
 import time
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 from pearl import _native
 from pearl.errors import ReplayError
 from pearl.ipc.shared_buffer import SharedBuffer
-from pearl.replay.arguments import as_indices
+from pearl.replay.arguments import as_indices, check_indices
 from pearl.replay.backing import ArraySpec, Backing, BackingKind, Place, RamBacking, attach, make_backing, open_file
 from pearl.replay.memory import check_fits, free_memory
 from pearl.spec import NEXT_OBS, OBS, REWARD, FieldSpec, TransitionSpec
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Ring:
-    """Where the next rows go: slots are taken in turn, the oldest are overwritten."""
+    """The slots of the next rows, taken in turn: the oldest rows are overwritten."""
 
     def __init__(self, capacity: int) -> None:
         try:
@@ -37,14 +38,10 @@ class Ring:
             raise ReplayError(f"The capacity of a Data Storage must be at least 1; found {capacity}.")
         self.size = self.cursor = self.inserted = 0
 
-    def check_count(self, count: int) -> None:
-        """Raise ReplayError unless `count` rows can be inserted at once."""
-        if not 0 <= count <= self.capacity:
-            raise ReplayError(f"An insertion must have 0 to {self.capacity} rows, the capacity; found {count}.")
-
     def next_indices(self, count: int) -> np.ndarray:
         """Return the slots `(count,)` int64 that the next insertion takes."""
-        self.check_count(count)
+        if not 0 <= count <= self.capacity:
+            raise ReplayError(f"An insertion must have 0 to {self.capacity} rows, the capacity; found {count}.")
         indices = np.arange(self.cursor, self.cursor + count, dtype=np.int64)
         if self.cursor + count > self.capacity:
             indices %= self.capacity
@@ -56,8 +53,8 @@ class Ring:
         self.size = min(self.size + count, self.capacity)
         self.inserted += count
 
-    def restore(self, *, size: int, cursor: int, inserted: int) -> None:
-        """Go back to a saved place; raises ReplayError unless the numbers fit together."""
+    def go_to(self, *, size: int, cursor: int, inserted: int) -> None:
+        """Go to a saved place; raises ReplayError unless the numbers fit together."""
         full = size == self.capacity
         if not (0 <= size <= self.capacity and inserted >= size and 0 <= cursor < self.capacity) or (
             not full and cursor != size
@@ -69,56 +66,78 @@ class Ring:
         self.size, self.cursor, self.inserted = size, cursor, inserted
 
 
-class StorageOnDevice:
-    """What the Data Storages in an accelerator's memory have in common: a place in their ring, and whole rows."""
+class StorageOnDevice(Ring, abc.ABC):
+    """A Data Storage in an accelerator's memory: a ring of whole rows, which a subclass writes and gathers."""
 
     def __init__(self, spec: TransitionSpec, capacity: int) -> None:
-        self._ring = Ring(capacity)
+        super().__init__(capacity)
         self.spec = spec
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-        return self._ring.capacity
-
-    @property
-    def size(self) -> int:
-        """Slots that hold a transition."""
-        return self._ring.size
-
-    @property
-    def cursor(self) -> int:
-        """The slot that the next transition takes."""
-        return self._ring.cursor
-
-    @property
-    def inserted(self) -> int:
-        """Transitions inserted since creation."""
-        return self._ring.inserted
+        self._closed = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""
         return self.capacity * self.spec.nbytes
 
-    def next_indices(self, count: int) -> np.ndarray:
-        """Return the slots `(count,)` int64 that the next insertion takes."""
-        return self._ring.next_indices(count)
+    def insert(self, columns: Mapping[str, Any], count: int | None = None) -> np.ndarray:
+        """Store the first `count` rows (all, if None) of each column; return their slots."""
+        self._require_open()
+        if count is None:
+            count = len(next(iter(columns.values()), ()))
+        indices = self.next_indices(count)
+        self._write(self.cursor, count, self._rows(columns, count))
+        self.advance(count)
+        return indices
+
+    def restore(self, columns: Mapping[str, Any], *, size: int, cursor: int, inserted: int) -> None:
+        """Replace all rows by the first `size` saved rows; raises ReplayError if they do not fit."""
+        self._require_open()
+        rows = self._rows(columns, size)
+        self.go_to(size=size, cursor=cursor, inserted=inserted)
+        self._write(0, size, rows)
+
+    def close(self) -> None:
+        """Free the memory. May be repeated; anything else then raises ReplayError."""
+        if not self._closed:
+            self._closed = True
+            self._free()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ReplayError("The Data Storage is closed.")
+
+    def _checked_slots(self, indices: ArrayLike) -> np.ndarray:
+        slots = as_indices(indices)
+        check_indices(slots, self.size, _STORED)
+        return slots
+
+    @abc.abstractmethod
+    def _rows(self, columns: Mapping[str, Any], count: int) -> list[Any]:
+        """The first `count` rows of each column in storage order, checked."""
+
+    @abc.abstractmethod
+    def _write(self, start: int, count: int, rows: list[Any]) -> None:
+        """Write `count` checked rows to the slots from `start` on."""
+
+    @abc.abstractmethod
+    def _free(self) -> None:
+        """Free the memory."""
 
 
 _LINKS = ("next", "prev", "episode", "position", "last", "stream", "tail", "free_episodes")
 _COUNTERS = 6
-_SAVED = ("stream", "ending", "position")  # what the links of each item are rebuilt from
-_SAVED_STREAMS = ("resumed", "awaited")  # of each stream: where an episode goes on of which no item is stored
+_SAVED = ("stream", "ending", "position")  # of each item: its links are rebuilt from these
+_SAVED_STREAMS = ("resumed", "awaited")  # of each stream: where an episode continues that has no item stored yet
 _PREFIX = "episode/"
 _KEPT = "kept/next_obs"
+_STORED = ", the rows stored"
 _CHUNK = 4096  # rows linked at a time when restoring
 _RETRY_S = 5.0
 
 
 @dataclass(frozen=True)
 class StorageOptions:
-    """What a Data Storage keeps beside its columns; see DataStorage."""
+    """What a Data Storage keeps in addition to its columns; see DataStorage."""
 
     streams: int = 0
     share_next_obs: bool = False
@@ -126,27 +145,27 @@ class StorageOptions:
 
 
 class DataStorage:
-    """Ring of `capacity` transitions in NumPy columns; the memory is committed as it is written to.
+    """Ring of `capacity` transitions in NumPy columns; the system commits memory at the first write.
 
     One thread inserts. Another may gather at the same time, from slots other than those being inserted. Raises
-    CapacityError if the memory that is free does not suffice.
+    CapacityError if the free memory does not suffice.
 
-    `backing` is where the columns lie. "ram": this process's memory. "shared": memory that a spawned process sees to
-    which the storage is passed. "memmap": the file `path`, which takes its room on the disk at once and is its owner's
-    alone to read, or which is opened again with what it holds, if its links are sound; it may also be passed to other
-    processes. Those others only read. Rows that are overwritten meanwhile are read again, so what
-    they gather is whole.
+    `backing` says where the columns are. "ram": this process's memory. "shared": memory that a spawned process shares
+    if the storage is passed to it. "memmap": the file `path`, readable by its owner only. It takes its disk space at
+    once; a file that exists is opened again with its rows, if its links are sound. It may also be passed to other
+    processes. Other processes only read; they read rows again that were overwritten meanwhile, so that every gathered
+    row is whole.
 
     With `streams` (environments), the storage knows which item follows which: `insert` takes each row's stream and
-    whether its episode ends there, in any interleaving. That serves `pearl.replay.sequences` and `steps_after`,
-    `steps_before`, `remaining`. Where a row's obs is not the next_obs of its stream's row before, a step is missing:
-    the row begins a new episode, and `breaks` counts it. `slice_length` keeps the set of items from which that many
-    steps lie in one episode, for `draw_starts`.
+    whether its episode ends there, in any interleaving. `pearl.replay.sequences`, `steps_after`, `steps_before` and
+    `remaining` need this. If a row's obs is not the next_obs of the previous row of its stream, a step is missing: the
+    row begins a new episode, and `breaks` counts it. For `draw_starts`, `slice_length` keeps the set of items that
+    begin that many steps of one episode.
 
-    With `share_next_obs`, next_obs is stored only where no stored item's obs is the same: for the last item of each
-    episode and of each stream. What is gathered is the same to the bit, whatever was inserted; the rows kept apart
-    take at most `capacity` observations, and are committed, or take their room in a file, only as they are needed:
-    `insert` raises CapacityError, with nothing changed, where the disk is full by then.
+    With `share_next_obs`, next_obs is stored only if no stored item has it as obs: for the last item of each episode
+    and of each stream. Gathered rows are the same to the bit. The rows stored separately take at most `capacity`
+    observations, and memory or disk space only when needed: `insert` raises CapacityError, and changes nothing, if the
+    disk is then full.
     """
 
     def __init__(
@@ -179,23 +198,24 @@ class DataStorage:
         self._names = tuple(f.name for f in spec.fields)
         self._columns = {name: backing.arrays[name] for name in self._names if name in backing.arrays}
         self._native: _native.ColumnStore | None = _native.ColumnStore(self._columns)
-        self._links = _make_links(self._columns, backing.arrays, options) if options.streams else None
+        self._compared = _compares(spec)
+        self._links = (
+            _make_links(self._columns, backing.arrays, options, compared=self._compared) if options.streams else None
+        )
         self._lost = 0
         self._apart = options.share_next_obs
-        self._compared = _compares(spec)
-        # Nobody has to be told of an insertion; what is gathered is nowhere but in the columns, and stays as it is.
-        self._unwatched = self._links is None and isinstance(backing, RamBacking)
-        self._steady = backing.writable and not self._apart
+        self._unwatched = self._links is None and isinstance(backing, RamBacking)  # no reader to tell of insertions
+        self._steady = backing.writable and not self._apart  # all rows are in the columns, and no other process writes
 
     def _resume(self) -> None:
-        """Go on where the file's last writer was; raises ReplayError, with the file as it is, where that is unsafe."""
+        """Continue where the file's last writer stopped; ReplayError, and an unchanged file, if that is unsafe."""
         backing = self._backing
         assert not isinstance(backing, RamBacking)
         try:
             backing.check_mark()
             try:
                 place = backing.place()
-                self._ring.restore(size=place.size, cursor=place.cursor, inserted=place.inserted)
+                self._ring.go_to(size=place.size, cursor=place.cursor, inserted=place.inserted)
                 self._lost = place.claimed - place.inserted
                 if not 0 <= self._lost <= self.capacity:
                     raise ReplayError(f"{self._lost} rows cannot be unfinished.")
@@ -204,25 +224,20 @@ class DataStorage:
                     f"{backing.path} is damaged: {error} Remove the file, restore a checkpoint."
                 ) from error
             if self._links is not None:
-                self._check_links(self._links, place)
+                damage = self._links.damage(place.size, place.cursor)
+                if self._lost:
+                    damage = damage or "its last writer was interrupted while it inserted"
+                if damage:
+                    raise ReplayError(
+                        f"The links between the steps in {backing.path} cannot be relied on: {damage}. Remove the "
+                        "file, and restore a checkpoint."
+                    )
                 self._reserve(0)
         except BaseException:
-            self._native = self._links = None
-            self._columns = {}
+            self._let_go()
             backing.close(complete=False)
             raise
         backing.take_over()
-
-    def _check_links(self, links: _native.EpisodeLinks, place: Place) -> None:
-        """Raise ReplayError unless every link of a reopened file leads where it should."""
-        damage = links.damage(place.size, place.cursor)
-        if self._lost:
-            damage = damage or "its last writer was interrupted while it inserted"
-        if damage:
-            raise ReplayError(
-                f"The links between the steps in {self._backing.path} cannot be relied on: {damage}. Remove the file, "
-                "and restore a checkpoint."
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._open()
@@ -255,23 +270,23 @@ class DataStorage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns when full, without next observations kept apart."""
+        """Bytes of all columns when full, without the next observations that are stored separately."""
         stored = sum(f.nbytes for f in self.spec.fields if not (self._options.share_next_obs and f.name == NEXT_OBS))
         return self.capacity * stored
 
     @property
     def streams(self) -> int:
-        """Streams that are told apart; 0 if the storage does not know which item follows which."""
+        """Number of streams; 0 if the storage does not know which item follows which."""
         return self._options.streams
 
     @property
     def slice_length(self) -> int:
-        """Steps of the slices whose starts `draw_starts` draws; 0 for none."""
+        """Steps of a slice whose start `draw_starts` draws; 0 for none."""
         return self._options.slice_length
 
     @property
     def breaks(self) -> int:
-        """Rows whose obs was not the next_obs of their stream's row before, though that had not ended."""
+        """Rows whose obs was not the next_obs of their stream's previous row, though its episode had not ended."""
         self._tracked()
         return int(self._backing.arrays[_PREFIX + "counters"][5])
 
@@ -279,8 +294,8 @@ class DataStorage:
     def unfinished(self) -> np.ndarray:
         """Slots `(n,)` of a reopened file that an interrupted insertion may have damaged.
 
-        Gathering them raises ReplayError until they are inserted into, which happens first: give them priority 0 (in
-        a Replay Manager whose `priority_epsilon` is 0).
+        They are the next ones to be inserted into; until then, gathering them raises ReplayError. Give them priority 0
+        (in a Replay Manager whose `priority_epsilon` is 0).
         """
         slots = (self._ring.cursor + np.arange(self._lost)) % self.capacity
         return slots[slots < self._ring.size]
@@ -289,8 +304,8 @@ class DataStorage:
     def columns(self) -> Mapping[str, np.ndarray]:
         """Read-only views `(capacity, *shape)`; rows from `size` on are not written yet.
 
-        With streams, also what `restore` needs of the links. That, and a shared next_obs, are copies of `size` rows, or
-        of one row `(1, streams)`.
+        With streams, there are also the columns from which `restore` rebuilds the links. These, and a shared next_obs,
+        are copies of `size` rows, or of one row `(1, streams)`.
         """
         self._open()
         views = {name: column.view() for name, column in self._columns.items()}
@@ -301,15 +316,14 @@ class DataStorage:
                 views[NEXT_OBS] = self.gather_column(NEXT_OBS, stored)
             views = {name: views[name] for name in self._names}
             views[_PREFIX + "stream"] = arrays[_PREFIX + "stream"][arrays[_PREFIX + "episode"][stored]]
-            views[_PREFIX + "ending"] = arrays[_PREFIX + "ending"][stored]
-            views[_PREFIX + "position"] = arrays[_PREFIX + "position"][stored]
+            views |= {_PREFIX + name: arrays[_PREFIX + name][stored] for name in ("ending", "position")}
             views |= {_PREFIX + name: arrays[_PREFIX + name].copy().reshape(1, -1) for name in _SAVED_STREAMS}
         for view in views.values():
             view.flags.writeable = False
         return MappingProxyType(views)
 
     def stored_column(self, name: str) -> np.ndarray | None:
-        """The column itself, not to be written to; None if it is unknown or not stored as one."""
+        """The column itself, for reading only; None if it is unknown or not stored as a column."""
         self._open()
         return self._columns.get(name)
 
@@ -328,8 +342,8 @@ class DataStorage:
     ) -> np.ndarray:
         """Store the first `count` rows (all, if None) of each column `(rows, *shape)`; return their slots.
 
-        With streams: `streams` `(count,)` says whose step each row is (not needed if there is one), `terminated` and
-        `truncated` `(count,)` bool whether its episode ended there (none, if not given).
+        With streams: `streams` `(count,)` is the stream of each row (optional if there is only one), `terminated` and
+        `truncated` `(count,)` bool say whether its episode ended there (default: none did).
 
         Raises ReplayError for a column that is missing, unknown, or of another shape or dtype, and for more rows
         than the capacity.
@@ -344,16 +358,13 @@ class DataStorage:
                 self._ring.advance(count)
                 return taken
         indices = self._ring.next_indices(count)
-        rows = {
-            name: np.ascontiguousarray(rows)
-            for name, rows in zip(self._names, matching_rows(self.spec, columns, count), strict=True)
-        }
+        rows = self._contiguous(columns, count)
         if self._links is None and not (streams is terminated is truncated is None):
             raise ReplayError("This Data Storage does not tell streams apart; make it with `streams`.")
         if self._links is not None:
             whose = self._streams(streams, count)
             endings = _flags("terminated", terminated, count) | _flags("truncated", truncated, count) << 1
-            endings[endings == 3] = 1  # an end that is also a time limit is an end
+            endings[endings == 3] = 1  # both: terminated wins
         self._reserve(count)
         self._claim(count)
         if self._links is None:
@@ -374,7 +385,7 @@ class DataStorage:
         if self._steady and (out is None or type(out) is dict):
             try:
                 found = store.gather(indices, self._ring.size, out)
-            except TypeError:  # not yet in the kernel's form, which is checked there for less than it costs here
+            except TypeError:  # the arrays must be converted; the kernel finds that out faster than Python
                 found = None
             if found is not None:
                 if self._lost:
@@ -392,7 +403,7 @@ class DataStorage:
             if self._apart and self._links is not None:
                 self._links.gather_next(slots, self.size, targets[NEXT_OBS])
 
-        # Next observations move between rows when items are inserted elsewhere, so any insertion disturbs them.
+        # With share_next_obs, any insertion may move next observations between rows.
         self.consistently(copy, None if self._apart else slots)
         return targets
 
@@ -406,12 +417,12 @@ class DataStorage:
         back: bool,
         repeat: bool = False,
     ) -> np.ndarray:
-        """Copy out each item and those after it in its episode, or up to it (`back`), at one moment; return how many.
+        """Copy each item with the following steps of its episode (`back`: the preceding), consistently; return counts.
 
-        Fills the caller's columns of `out` `(n, length, *shape)`, any of the spec's, `slots` `(n, length)` int64 as
-        `steps_after` and `steps_before` do, and `mask` `(n, length)` bool with which of them there are; for the others
-        the columns are zero, or with `repeat` what is in their slots. All must be contiguous and of these shapes and
-        dtypes, or ReplayError is raised.
+        Fills the caller's columns of `out` `(n, length, *shape)`, any of the spec's; `slots` `(n, length)` int64, as
+        `steps_after` and `steps_before` do; and `mask` `(n, length)` bool, True where a step exists. Where none does,
+        the columns are zero, or with `repeat` those of the slot. Raises ReplayError unless all arrays are contiguous
+        and have these shapes and dtypes.
         """
         store, links, starts = self._open(), self._tracked(), as_indices(indices)
         stored = {name: array for name, array in out.items() if name in self._columns}
@@ -424,68 +435,68 @@ class DataStorage:
     def n_step(
         self, indices: ArrayLike, discounts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Sum the rewards from each item on, times `discounts` `(n + 1,)` float64; see `pearl.replay.n_step_returns`.
+        """Sum the discounted rewards from each item on; see `pearl.replay.n_step_returns`.
 
-        Returns the sums, last items, steps and discounts after them, each `(batch,)`.
+        `discounts` `(n + 1,)` float64 are the powers of gamma. Returns the sums, the last items, the steps, and the
+        discounts after the last items, each `(batch,)`.
         """
         links, slots = self._tracked(), as_indices(indices)
         reward = self.stored_column(REWARD)
         if reward is None:
-            raise _unknown(self.spec, REWARD)
+            raise unknown_column(self.spec, REWARD)
         return self.consistently(lambda: links.n_step(slots, self.size, reward, discounts))
 
     def gather_column(self, name: str, indices: ArrayLike) -> np.ndarray:
         """Copy the rows of one column at `indices` `(n,)` out."""
         slots = as_indices(indices)
-        check = [field for field in self.spec.fields if field.name == name]
-        if not check:
-            raise _unknown(self.spec, name)
-        target = np.empty((len(slots), *check[0].shape), check[0].dtype)
+        field = field_of(self.spec, name)
         if name in self._columns:
-            self._check_stored(slots)
+            check_indices(slots, self.size, _STORED)
             return self.consistently(lambda: self._columns[name][slots], slots)
-        links = self._tracked()
+        links, target = self._tracked(), np.empty((len(slots), *field.shape), field.dtype)
         self.consistently(lambda: links.gather_next(slots, self.size, target))
         return target
 
     def remaining(self, indices: ArrayLike) -> np.ndarray:
-        """Return the steps `(n,)` int64 from each item to the newest of its episode, both included."""
+        """Return the steps `(n,)` int64 from each item to the newest of its episode, including both."""
         links, slots = self._tracked(), as_indices(indices)
         return self.consistently(lambda: links.remaining(slots, self.size))
 
     def steps_after(self, indices: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots `(n, length)` of each item and those after it in its episode, and how many `(n,)`.
+        """Return the slots `(n, length)` of each item and the following steps of its episode, and their counts `(n,)`.
 
         After the episode's end the last slot is repeated.
         """
-        links, slots = self._tracked(), as_indices(indices)
-        return self.consistently(lambda: links.walk(slots, self.size, length, False))
+        return self._walk(indices, length, back=False)
 
     def steps_before(self, indices: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots `(n, length)` of the items before each in its episode and itself, and how many `(n,)`.
+        """Return the slots `(n, length)` of the preceding steps of each item's episode and the item, and their counts.
 
-        Before the oldest that is stored, that slot is repeated.
+        Before the oldest stored step, its slot is repeated.
         """
+        return self._walk(indices, length, back=True)
+
+    def _walk(self, indices: ArrayLike, length: int, *, back: bool) -> tuple[np.ndarray, np.ndarray]:
         links, slots = self._tracked(), as_indices(indices)
-        return self.consistently(lambda: links.walk(slots, self.size, length, True))
+        return self.consistently(lambda: links.walk(slots, self.size, length, back))
 
     def terminated(self, indices: ArrayLike) -> np.ndarray:
         """Return `(n,)` bool: whether the episode terminated with each item."""
-        links, slots = self._tracked(), as_indices(indices)
-        ending: np.ndarray = self.consistently(lambda: links.endings(slots, self.size))
-        return np.asarray(ending == 1)
+        return np.asarray(self._endings(indices) == 1)
 
     def truncated(self, indices: ArrayLike) -> np.ndarray:
         """Return `(n,)` bool: whether the episode was truncated with each item."""
+        return np.asarray(self._endings(indices) == 2)
+
+    def _endings(self, indices: ArrayLike) -> np.ndarray:
         links, slots = self._tracked(), as_indices(indices)
-        ending: np.ndarray = self.consistently(lambda: links.endings(slots, self.size))
-        return np.asarray(ending == 2)
+        return self.consistently(lambda: links.endings(slots, self.size))
 
     def positions(self, indices: ArrayLike) -> np.ndarray:
         """Return `(n,)` int64: the steps from the beginning of its episode to each item; 0 for the first."""
         self._tracked()
         slots = as_indices(indices)
-        self._check_stored(slots)
+        check_indices(slots, self.size, _STORED)
         return self.consistently(lambda: self._backing.arrays[_PREFIX + "position"][slots])
 
     def begins_episode(self, indices: ArrayLike) -> np.ndarray:
@@ -493,9 +504,9 @@ class DataStorage:
         return np.asarray(self.positions(indices) == 0)
 
     def draw_starts(self, batch_size: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw `(batch_size,)` int64 items from which `slice_length` steps lie in one episode, each equally likely.
+        """Draw `(batch_size,)` int64 items that begin `slice_length` steps of one episode, each equally likely.
 
-        Independent of the storage's size. Raises ReplayError if there is none.
+        The time does not depend on the storage's size. Raises ReplayError if there is no such item.
         """
         links = self._tracked()
         if not self.slice_length:
@@ -504,9 +515,9 @@ class DataStorage:
         return self.consistently(lambda: links.draw(random))
 
     def consistently(self, read: Callable[[], _T], slots: np.ndarray | None = None) -> _T:
-        """Return `read()`, done again while the writing process disturbs it (only `slots` matter, if given).
+        """Return `read()`, repeated while the writing process overwrites rows (`slots` only, if given).
 
-        Raises ReplayError if that lasts longer than five seconds. The writer itself just reads.
+        Raises ReplayError if that lasts longer than five seconds. The writer itself reads once.
         """
         if self._backing.writable:
             if self._lost and slots is not None:
@@ -528,24 +539,19 @@ class DataStorage:
             time.sleep(1e-5)
 
     def restore(self, columns: Mapping[str, np.ndarray], *, size: int, cursor: int, inserted: int) -> None:
-        """Take over saved rows, of which the first `size` count; raises ReplayError if they do not fit."""
+        """Replace all rows by the first `size` saved rows; raises ReplayError if they do not fit."""
         store = self._open()
         self._require_writer()
         saved = dict(columns)
-        tracked = self._links is not None
-        episodes = {name: saved.pop(_PREFIX + name, None) for name in _SAVED if tracked}
-        resumed = {name: saved.pop(_PREFIX + name, None) for name in _SAVED_STREAMS if tracked}
-        rows = {
-            name: np.ascontiguousarray(rows)
-            for name, rows in zip(self._names, matching_rows(self.spec, saved, size), strict=True)
-        }
-        numbers = {name: _saved_numbers(name, array, size) for name, array in episodes.items()}
-        numbers |= {name: _saved_streams(name, array, min(size, 1), self.streams) for name, array in resumed.items()}
+        names = (*_SAVED, *_SAVED_STREAMS) if self._links is not None else ()
+        episodes = {name: saved.pop(_PREFIX + name, None) for name in names}
+        rows = self._contiguous(saved, size)
+        numbers = {name: _saved_numbers(name, array, size, self.streams) for name, array in episodes.items()}
         limits = ("stream", self.streams - 1), ("ending", 2), ("position", inserted), ("resumed", inserted)
         for name, most in limits:
             if name in numbers:
                 _check_range(name, numbers[name].ravel(), most)
-        self._ring.restore(size=size, cursor=cursor, inserted=inserted)
+        self._ring.go_to(size=size, cursor=cursor, inserted=inserted)
         self._lost = size
         self._claim(size)
         store.insert(0, size, self._stored(rows))
@@ -555,7 +561,7 @@ class DataStorage:
         self._claim(0)
 
     def flush(self) -> None:
-        """Wait until a file's rows are on the disk, which is what survives a loss of power."""
+        """Wait until a file's rows are on the disk, where they survive a power cut."""
         self._open()
         self._backing.flush()
 
@@ -565,10 +571,13 @@ class DataStorage:
             return
         if not self._backing.writable:
             place = self._place()
-            self._ring.restore(size=place.size, cursor=place.cursor, inserted=place.inserted)
+            self._ring.go_to(size=place.size, cursor=place.cursor, inserted=place.inserted)
+        self._let_go()
+        self._backing.close()
+
+    def _let_go(self) -> None:
         self._native = self._links = None
         self._columns = {}
-        self._backing.close()
 
     def _open(self) -> _native.ColumnStore:
         if self._native is None:
@@ -595,26 +604,25 @@ class DataStorage:
         return self._backing.place()
 
     def _claim(self, count: int) -> None:
-        """Tell readers that the next `count` rows are being written (0: that they are done)."""
+        """Tell readers that the next `count` rows are being written (0: they are written)."""
         ring = self._ring
         if not isinstance(self._backing, RamBacking):
             self._backing.publish(Place(ring.size, ring.cursor, ring.inserted, ring.inserted + max(count, self._lost)))
 
     def _reserve(self, count: int) -> None:
-        """Take room for the next observations that `count` more rows may keep apart."""
+        """Take disk space for the next observations that `count` more rows may store separately."""
         if self._apart:
             used = int(self._backing.arrays[_PREFIX + "counters"][2])
             self._backing.reserve(_KEPT, min(used + count, self.capacity))
 
     def _stored(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Of arrays by name, those whose columns are stored."""
+        """The arrays whose columns are stored."""
         return {name: rows[name] for name in self._columns}
 
-    def _check_stored(self, slots: np.ndarray) -> None:
-        for position in np.flatnonzero((slots < 0) | (slots >= self.size))[:1]:
-            raise ReplayError(
-                f"Index at position {position} must lie in [0, {self.size}), the rows stored; found {slots[position]}."
-            )
+    def _contiguous(self, columns: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+        """The first `count` rows of each column by name, checked."""
+        rows = zip(self._names, matching_rows(self.spec, columns, count), strict=True)
+        return {name: np.ascontiguousarray(array) for name, array in rows}
 
     def _refuse_lost(self, slots: np.ndarray) -> None:
         for position in np.flatnonzero((slots - self._ring.cursor) % self.capacity < self._lost)[:1]:
@@ -626,7 +634,7 @@ class DataStorage:
     def _streams(self, streams: ArrayLike | None, count: int) -> np.ndarray:
         if streams is None:
             if self.streams != 1:
-                raise ReplayError(f"Rows of {self.streams} streams need `streams`, which says whose each is.")
+                raise ReplayError(f"Rows of {self.streams} streams need `streams`, the stream of each row.")
             return np.zeros(count, np.int64)
         whose = as_indices(streams)
         if len(whose) != count:
@@ -658,7 +666,7 @@ class DataStorage:
     def _relink(
         self, links: _native.EpisodeLinks, rows: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]
     ) -> None:
-        """Link all items anew, oldest first."""
+        """Rebuild the links of all items, oldest first."""
         for name in ("counters", "open", "start_place"):
             if _PREFIX + name in self._backing.arrays:
                 self._backing.arrays[_PREFIX + name][...] = 0
@@ -673,8 +681,17 @@ class DataStorage:
             self._backing.arrays[_PREFIX + name][:] = saved[name] if len(saved[name]) else 0
 
 
-def _unknown(spec: TransitionSpec, name: str) -> ReplayError:
+def unknown_column(spec: TransitionSpec, name: str) -> ReplayError:
+    """The error that `spec` has no column `name`."""
     return ReplayError(f"Transitions have no column {name!r}; they have {[f.name for f in spec.fields]}.")
+
+
+def field_of(spec: TransitionSpec, name: str) -> FieldSpec:
+    """The field of the column `name`; raises ReplayError if there is none."""
+    for field in spec.fields:
+        if field.name == name:
+            return field
+    raise unknown_column(spec, name)
 
 
 def _attached(spec: TransitionSpec, capacity: int, options: StorageOptions, where: Path | SharedBuffer) -> DataStorage:
@@ -687,7 +704,7 @@ def _attached(spec: TransitionSpec, capacity: int, options: StorageOptions, wher
 
 
 def _compares(spec: TransitionSpec) -> bool:
-    """Whether transitions have both observations, alike, so that it can be seen whether one follows another."""
+    """Whether obs and next_obs have one shape and dtype, so that comparing them tells which row follows which."""
     columns = {f.name: f for f in spec.fields}
     obs, next_obs = columns.get(OBS), columns.get(NEXT_OBS)
     return obs is not None and next_obs is not None and (obs.shape, obs.dtype) == (next_obs.shape, next_obs.dtype)
@@ -732,12 +749,11 @@ def _array_specs(spec: TransitionSpec, capacity: int, options: StorageOptions) -
 
 
 def _make_links(
-    columns: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], options: StorageOptions
+    columns: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], options: StorageOptions, *, compared: bool
 ) -> _native.EpisodeLinks:
     own = {name.removeprefix(_PREFIX): array for name, array in arrays.items() if name.startswith(_PREFIX)}
     obs, next_obs, kept = columns.get(OBS), columns.get(NEXT_OBS), arrays.get(_KEPT)
-    alike = obs is not None and next_obs is not None and (obs.shape, obs.dtype) == (next_obs.shape, next_obs.dtype)
-    if kept is None and not alike:
+    if not compared:
         obs = next_obs = None
     return _native.EpisodeLinks(own, options.slice_length, obs, next_obs, kept)
 
@@ -752,25 +768,16 @@ def _flags(name: str, values: ArrayLike | None, count: int) -> np.ndarray:
     return array.astype(np.uint8)
 
 
-def _saved_numbers(name: str, array: np.ndarray | None, size: int) -> np.ndarray:
+def _saved_numbers(name: str, array: np.ndarray | None, size: int, streams: int) -> np.ndarray:
+    """The saved numbers of each item `(size,)`, or of each stream `(1, streams)`, checked, as int64."""
     if array is None:
         raise ReplayError(f"The saved rows lack {_PREFIX + name!r}: they were saved without streams.")
-    dtype = np.uint8 if name == "ending" else np.int64
-    if array.ndim != 1 or len(array) < size or array.dtype != dtype:
-        raise ReplayError(
-            f"The saved {_PREFIX + name!r} must be {np.dtype(dtype)} ({size},); found {array.dtype} {array.shape}."
-        )
-    return np.ascontiguousarray(array[:size], np.int64)
-
-
-def _saved_streams(name: str, array: np.ndarray | None, rows: int, streams: int) -> np.ndarray:
-    if array is None:
-        raise ReplayError(f"The saved rows lack {_PREFIX + name!r}: they were saved without streams.")
-    if array.ndim != 2 or len(array) < rows or array.shape[1] != streams or array.dtype != np.int64:
-        raise ReplayError(
-            f"The saved {_PREFIX + name!r} must be int64 ({rows}, {streams}); found {array.dtype} {array.shape}."
-        )
-    return np.ascontiguousarray(array[:rows])
+    shape = (min(size, 1), streams) if name in _SAVED_STREAMS else (size,)
+    dtype = np.dtype(np.uint8 if name == "ending" else np.int64)
+    fits = array.ndim == len(shape) and array.shape[1:] == shape[1:] and len(array) >= shape[0]
+    if not fits or array.dtype != dtype:
+        raise ReplayError(f"The saved {_PREFIX + name!r} must be {dtype} {shape}; found {array.dtype} {array.shape}.")
+    return np.ascontiguousarray(array[: shape[0]], np.int64)
 
 
 def _check_range(name: str, values: np.ndarray, most: int) -> None:
@@ -785,12 +792,12 @@ def matching_rows(
 ) -> list[np.ndarray]:
     """Return the first `count` rows of each column in storage order; raises ReplayError for one that does not fit.
 
-    With `exact`, columns must have `count` rows, be contiguous and writeable: they are going to be filled.
+    With `exact`, columns must have exactly `count` rows, be contiguous and writeable: the caller fills them.
     """
     if len(columns) != len(spec.fields):
         unknown = sorted(set(columns) - {f.name for f in spec.fields})
         if unknown:
-            raise _unknown(spec, unknown[0])
+            raise unknown_column(spec, unknown[0])
     return [_matching(field, columns.get(field.name), count, exact) for field in spec.fields]
 
 

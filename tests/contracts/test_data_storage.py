@@ -208,7 +208,7 @@ def test_checkpoint_views_cannot_be_written_to():
 
 def test_a_replay_beyond_memory_is_refused_with_numbers(make_storage, monkeypatch):
     monkeypatch.setattr(memory, "_machine_free", lambda: 21_300_000_000)
-    monkeypatch.setattr(memory, "_group_free", lambda: None)
+    monkeypatch.setattr(memory, "group_memory", lambda: None)
     images = TransitionSpec((FieldSpec("obs", (84, 84, 4), "uint8"), FieldSpec("next_obs", (84, 84, 4), "uint8")))
     with pytest.raises(
         CapacityError,

@@ -58,15 +58,6 @@ class ToyStorage(StorageOnDevice):
         """Copies, for checkpoints."""
         return MappingProxyType({name: column.copy() for name, column in self._columns.items()})
 
-    def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
-        """Store the first `count` rows; return their slots."""
-        count = len(next(iter(columns.values()))) if count is None else count
-        slots = self._ring.next_indices(count)
-        for column, rows in zip(self._columns.values(), matching_rows(self.spec, columns, count), strict=True):
-            column[slots] = rows
-        self._ring.advance(count)
-        return slots
-
     def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
         """The rows at `indices`, in `out` if given."""
         time.sleep(LAUNCH_S)
@@ -75,13 +66,15 @@ class ToyStorage(StorageOnDevice):
             found[name][:] = column[indices]
         return found
 
-    def restore(self, columns: Mapping[str, np.ndarray], *, size: int, cursor: int, inserted: int) -> None:
-        """Take over saved rows."""
-        self._ring.restore(size=size, cursor=cursor, inserted=inserted)
-        for column, rows in zip(self._columns.values(), matching_rows(self.spec, columns, size), strict=True):
-            column[:size] = rows
+    def _rows(self, columns: Mapping[str, np.ndarray], count: int) -> list[np.ndarray]:
+        return matching_rows(self.spec, columns, count)
 
-    def close(self) -> None:
+    def _write(self, start: int, count: int, rows: list[np.ndarray]) -> None:
+        slots = (start + np.arange(count)) % self.capacity
+        for column, source in zip(self._columns.values(), rows, strict=True):
+            column[slots] = source
+
+    def _free(self) -> None:
         """Nothing to free."""
 
 

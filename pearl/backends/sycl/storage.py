@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike
 from pearl.backends.sycl.device import sycl_queue
 from pearl.backends.sycl.replay import DEFAULT_DEVICE, device_memory
 from pearl.backends.sycl.runtime import sycl_runtime
-from pearl.errors import ReplayError
-from pearl.replay.arguments import as_indices
 from pearl.replay.memory import check_fits
 from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.spec import TransitionSpec
@@ -36,13 +34,12 @@ class SyclDataStorage(StorageOnDevice):
         self.queue = sycl_queue(device)
         self._names = tuple(field.name for field in spec.fields)
         columns = [(np.dtype(field.dtype), field.shape) for field in spec.fields]
-        self._store: _sycl.ColumnStore | None = sycl_runtime().module.ColumnStore(self.queue, capacity, columns)
+        self._store: _sycl.ColumnStore = sycl_runtime().module.ColumnStore(self.queue, capacity, columns)
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]:
         """Read-only host copies `(capacity, *shape)`, for checkpoints."""
-        store = self._open()
-        copies = {name: store.read(column, self.capacity) for column, name in enumerate(self._names)}
+        copies = {name: self.kernel.read(column, self.capacity) for column, name in enumerate(self._names)}
         for copy in copies.values():
             copy.flags.writeable = False
         return MappingProxyType(copies)
@@ -50,30 +47,17 @@ class SyclDataStorage(StorageOnDevice):
     @property
     def kernel(self) -> _sycl.ColumnStore:
         """The columns themselves, for kernels on the same queue."""
-        return self._open()
-
-    def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
-        """Store the first `count` rows (all, if None) of each array; return their slots."""
-        store = self._open()
-        if count is None:
-            count = len(next(iter(columns.values()), ()))
-        indices = self._ring.next_indices(count)
-        store.insert(self.cursor, count, self._rows(columns, count))
-        self._ring.advance(count)
-        return indices
+        self._require_open()
+        return self._store
 
     def gather(self, indices: ArrayLike, out: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Copy the rows at `indices` `(n,)` out, into the caller's arrays `(n, *shape)` if given.
 
-        Without `out` the arrays lie where the device wrote them, in memory that the host and the device share. Raises
-        ReplayError for a slot not yet written, or arrays that do not fit.
+        Without `out`, the arrays returned are in memory that the host and the device share. Raises ReplayError for a
+        slot that is not written yet, or arrays that do not fit.
         """
-        store = self._open()
-        slots = as_indices(indices)
-        for position in np.flatnonzero((slots < 0) | (slots >= self.size))[:1]:
-            raise ReplayError(
-                f"Index at position {position} must lie in [0, {self.size}), the rows stored; found {slots[position]}."
-            )
+        store = self.kernel
+        slots = self._checked_slots(indices)
         if out is None:
             return dict(zip(self._names, store.gather(slots), strict=True))
         targets = matching_rows(self.spec, out, len(slots), exact=True)
@@ -81,23 +65,11 @@ class SyclDataStorage(StorageOnDevice):
             np.copyto(target, rows)
         return dict(zip(self._names, targets, strict=True))
 
-    def restore(self, columns: Mapping[str, np.ndarray], *, size: int, cursor: int, inserted: int) -> None:
-        """Take over saved rows, of which the first `size` count; raises ReplayError if they do not fit."""
-        store = self._open()
-        rows = self._rows(columns, size)
-        self._ring.restore(size=size, cursor=cursor, inserted=inserted)
-        store.insert(0, size, rows)
-
-    def close(self) -> None:
-        """Free the memory. May be repeated; anything else then raises ReplayError."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-    def _open(self) -> _sycl.ColumnStore:
-        if self._store is None:
-            raise ReplayError("The Data Storage is closed.")
-        return self._store
-
     def _rows(self, columns: Mapping[str, np.ndarray], count: int) -> list[np.ndarray]:
         return [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, columns, count)]
+
+    def _write(self, start: int, count: int, rows: list[np.ndarray]) -> None:
+        self._store.insert(start, count, rows)
+
+    def _free(self) -> None:
+        self._store.close()
