@@ -30,22 +30,22 @@ _Request: TypeAlias = "Callable[[], Sample | int | None]"
 
 @runtime_checkable
 class AutorunReplay(Protocol):
-    """A Replay Manager with an autorun kernel of its own."""
+    """A Replay Manager that has an autorun kernel."""
 
     def start_autorun(self, max_batch: int, depth: int) -> _native.ReplayAutorun:
         """Start serving requests."""
-        ...
 
 
 class ReplayRequestQueue:
-    """Requests to one Replay Manager, executed in order; samples come back through `poll`, in order.
+    """Requests to one Replay Manager, executed in order; `poll` returns the samples, in order.
 
-    executor "autorun": a thread of its own (native, without the GIL, where the manager has one) executes while the
-    host goes on; what can be checked is checked at once, other errors show at the next `poll`. "inline": a request
-    executes as it is written, for serial runs. At most `depth` requests and `depth` unpolled samples are held; arrays
-    are copied, so the caller may reuse them. `max_batch` is the size up to which the native thread never allocates.
+    executor "autorun": a separate thread (native and without the GIL, if the manager has one) executes requests while
+    the host continues. Arguments are checked at once as far as possible; the next `poll` raises other errors.
+    "inline": each request executes when it is written, for serial runs. At most `depth` requests and `depth` unpolled
+    samples are held. Arrays are copied, so the caller may reuse them. Up to batches of `max_batch`, the native thread
+    never allocates.
 
-    Written to and polled by one thread. Use as a context manager: leaving it finishes what is queued.
+    One thread writes and polls. Use as a context manager: leaving it finishes the queued requests.
     """
 
     def __init__(
@@ -54,20 +54,21 @@ class ReplayRequestQueue:
         if executor not in ("autorun", "inline"):
             raise ConfigurationError(f'The RRQ\'s executor must be "autorun" or "inline"; found {executor!r}.')
         self.manager = manager
-        self._executor: _NativeAutorun | _ThreadAutorun | _Inline
+        self._executor: _native.ReplayAutorun | _ThreadAutorun | _Inline
         if executor == "inline":
-            self._executor = _Inline(depth)
+            self._executor = _Inline(manager, depth)
         elif isinstance(manager, AutorunReplay):
-            self._executor = _NativeAutorun(manager.start_autorun(max_batch, depth))
+            self._executor = manager.start_autorun(max_batch, depth)
         else:
-            self._executor = _ThreadAutorun(depth)
+            self._executor = _ThreadAutorun(manager, depth)
 
     def write_sample(self, batch_size: int, beta: float = 0.4, timeout_s: float = 1.0) -> None:
         """Ask for a batch, which a later `poll` returns.
 
         Raises QueueTimeoutError if the queue stays full, or `depth` samples wait to be polled.
         """
-        self._executor.write_sample(self.manager, batch_size, beta, timeout_s)
+        if not self._executor.write_sample(batch_size, beta, timeout_s):
+            raise _full(timeout_s)
 
     def write_update(
         self,
@@ -80,33 +81,36 @@ class ReplayRequestQueue:
         slots = as_indices(indices)
         count = len(slots)
         versions = None if generations is None else as_generations(generations, count)
-        self._executor.write_update(self.manager, slots, as_priorities(priorities, count), versions, timeout_s)
+        if not self._executor.write_update(slots, as_priorities(priorities, count), versions, timeout_s):
+            raise _full(timeout_s)
 
     def write_insert(self, indices: ArrayLike, priorities: ArrayLike | None = None, timeout_s: float = 1.0) -> None:
         """Announce new items `(n,)`; raises QueueTimeoutError if the queue stays full."""
         slots = as_indices(indices)
         values = None if priorities is None else as_priorities(priorities, len(slots))
-        self._executor.write_insert(self.manager, slots, values, timeout_s)
+        if not self._executor.write_insert(slots, values, timeout_s):
+            raise _full(timeout_s)
 
     def poll(self) -> Sample | None:
-        """Return the oldest sample that is ready, or None; raises what a request raised since the last poll."""
-        return self._executor.poll()
+        """Return the oldest sample that is ready, or None; raises the error of a request since the last poll."""
+        response = self._executor.poll()
+        return None if response is None else Sample(*response)
 
     def pending(self) -> int:
         """Requests not yet executed."""
         return self._executor.pending()
+
+    def attach_bell(self, bell: _native.Doorbell) -> None:
+        """Have `bell` rung at each response. Call it before the first request."""
+        self._executor.attach_bell(bell)
 
     def drain(self, timeout_s: float = 10.0) -> None:
         """Wait until every request is executed; raises QueueTimeoutError otherwise."""
         if not self._executor.drain(timeout_s):
             raise QueueTimeoutError(f"{self.pending()} requests to the Replay Manager were left after {timeout_s} s.")
 
-    def attach_bell(self, bell: _native.Doorbell) -> None:
-        """Have `bell` rung at each response. Call it before the first request."""
-        self._executor.attach_bell(bell)
-
     def close(self) -> None:
-        """Finish what is queued and end the thread; writing afterwards raises QueueClosedError. May be repeated."""
+        """Finish the queued requests and end the thread; writing then raises QueueClosedError. May be repeated."""
         self._executor.stop()
 
     def __enter__(self) -> ReplayRequestQueue:
@@ -116,81 +120,39 @@ class ReplayRequestQueue:
         self.close()
 
 
-class _NativeAutorun:
-    """The manager's own autorun kernel."""
-
-    def __init__(self, autorun: _native.ReplayAutorun) -> None:
-        self._autorun = autorun
-        self.pending = autorun.pending
-        self.drain = autorun.drain
-        self.stop = autorun.stop
-        self.attach_bell = autorun.attach_bell
-
-    def write_sample(self, _: ReplayManager, batch_size: int, beta: float, timeout_s: float) -> None:
-        if not self._autorun.write_sample(batch_size, beta, timeout_s):
-            raise _full(timeout_s)
-
-    def write_update(
-        self,
-        _: ReplayManager,
-        indices: np.ndarray,
-        priorities: np.ndarray,
-        generations: np.ndarray | None,
-        timeout_s: float,
-    ) -> None:
-        if not self._autorun.write_update(indices, priorities, generations, timeout_s):
-            raise _full(timeout_s)
-
-    def write_insert(
-        self, _: ReplayManager, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float
-    ) -> None:
-        if not self._autorun.write_insert(indices, priorities, timeout_s):
-            raise _full(timeout_s)
-
-    def poll(self) -> Sample | None:
-        response = self._autorun.poll()
-        return None if response is None else Sample(*response)
-
-
 class _PythonExecutor(ABC):
-    """Turns requests into calls; a subclass says when they run."""
+    """Turns requests into calls, with the methods of `_native.ReplayAutorun`; a subclass decides when they run."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, manager: ReplayManager, depth: int) -> None:
+        self._manager = manager
         self._depth = max(depth, 1)
         self._responses: deque[Sample] = deque()
         self._bell: _native.Doorbell | None = None
         self._closed = False
 
-    def write_sample(self, manager: ReplayManager, batch_size: int, beta: float, timeout_s: float) -> None:
+    def write_sample(self, batch_size: int, beta: float, timeout_s: float) -> bool:
         if self._unanswered() >= self._depth:
             raise QueueTimeoutError(f"{self._depth} samples wait to be polled: poll() before asking for more.")
         if batch_size < 1:
             raise ReplayError(f"batch_size must be at least 1; found {batch_size}.")
         check_exponent("beta", beta)
-        self._submit(lambda: manager.sample(batch_size, beta), timeout_s, samples=1)
+        return self._submit(lambda: self._manager.sample(batch_size, beta), timeout_s, samples=1)
 
     def write_update(
-        self,
-        manager: ReplayManager,
-        indices: np.ndarray,
-        priorities: np.ndarray,
-        generations: np.ndarray | None,
-        timeout_s: float,
-    ) -> None:
-        if manager.mode in PRIORITY_MODES:
-            check_indices(indices, manager.capacity)
+        self, indices: np.ndarray, priorities: np.ndarray, generations: np.ndarray | None, timeout_s: float
+    ) -> bool:
+        if self._manager.mode in PRIORITY_MODES:
+            check_indices(indices, self._manager.capacity)
             check_priorities(priorities)
         arrays = indices.copy(), priorities.copy(), None if generations is None else generations.copy()
-        self._submit(lambda: manager.update(*arrays), timeout_s)
+        return self._submit(lambda: self._manager.update(*arrays), timeout_s)
 
-    def write_insert(
-        self, manager: ReplayManager, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float
-    ) -> None:
-        check_indices(indices, manager.capacity)
+    def write_insert(self, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float) -> bool:
+        check_indices(indices, self._manager.capacity)
         if priorities is not None:
             check_priorities(priorities)
         arrays = indices.copy(), None if priorities is None else priorities.copy()
-        self._submit(lambda: manager.insert(*arrays), timeout_s)
+        return self._submit(lambda: self._manager.insert(*arrays), timeout_s)
 
     def attach_bell(self, bell: _native.Doorbell) -> None:
         self._bell = bell
@@ -200,22 +162,24 @@ class _PythonExecutor(ABC):
             self._bell.ring()
 
     @abstractmethod
-    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> None: ...
+    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> bool:
+        """Take a request for at most `samples` samples; False if the queue stays full."""
 
     @abstractmethod
     def _unanswered(self) -> int: ...
 
 
 class _Inline(_PythonExecutor):
-    """Executes each request as it is written."""
+    """Executes each request when it is written."""
 
-    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> None:
+    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> bool:
         if self._closed:
             raise _closed()
         response = request()
         if isinstance(response, Sample):
             self._responses.append(response)
             self._ring()
+        return True
 
     def _unanswered(self) -> int:
         return len(self._responses)
@@ -234,10 +198,10 @@ class _Inline(_PythonExecutor):
 
 
 class _ThreadAutorun(_PythonExecutor):
-    """A Python thread with an autorun kernel's behaviour, for managers that have none."""
+    """A Python thread that behaves like an autorun kernel, for managers that have none."""
 
-    def __init__(self, depth: int) -> None:
-        super().__init__(depth)
+    def __init__(self, manager: ReplayManager, depth: int) -> None:
+        super().__init__(manager, depth)
         self._changed = threading.Condition()
         self._requests: deque[tuple[_Request, int]] = deque()  # the first is being executed
         self._samples_queued = 0
@@ -245,15 +209,16 @@ class _ThreadAutorun(_PythonExecutor):
         self._thread = threading.Thread(target=self._loop, name="pearl-replay-requests", daemon=True)
         self._thread.start()
 
-    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> None:
+    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> bool:
         with self._changed:
             if self._closed:
                 raise _closed()
             if not self._changed.wait_for(lambda: len(self._requests) < self._depth, timeout_s):
-                raise _full(timeout_s)
+                return False
             self._requests.append((request, samples))
             self._samples_queued += samples
             self._changed.notify_all()
+            return True
 
     def _loop(self) -> None:
         while True:
@@ -266,7 +231,7 @@ class _ThreadAutorun(_PythonExecutor):
             error: Exception | None = None
             try:
                 response = request()
-            except Exception as raised:  # shown to the host at its next poll
+            except Exception as raised:  # the host's next poll raises it
                 error = raised
             with self._changed:
                 self._requests.popleft()
