@@ -1,4 +1,4 @@
-"""What a built-in algorithm says of itself: one value that all engines read instead of asking for its class."""
+"""Update rules: the description of a built-in algorithm that all engines read, instead of testing its class."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import nn
 from pearl.algorithms.networks import ToUnit
 from pearl.learner.flat import FlatParameters
 
-# What the targets bootstrap from: the largest action value; or the critics' value of an action of the target policy,
-# of that action disturbed by noise, or of an action that the policy samples.
+# Targets bootstrap from the largest action value, or from the critics' value of an action: the target policy's, the
+# same with noise added, or one sampled from the policy.
 Bootstrap: TypeAlias = Literal["largest_value", "target_action", "disturbed_target_action", "sampled_action"]
 Loss: TypeAlias = Literal["huber", "squared"]
 HeadKind: TypeAlias = Literal["argmax", "tanh", "gaussian"]
 
 
 class Scalars(NamedTuple):
-    """The numbers of a rule. One that an algorithm does not have keeps its default.
+    """The numbers of a rule; those that an algorithm does not have keep their defaults.
 
-    Networks with targets move these by `tau`, or copy themselves into them every `target_interval` steps where `tau` is
-    1. Actor and targets move every `policy_delay` steps.
+    Target networks move toward their networks by `tau`; if `tau` is 1, they copy them every `target_interval` steps.
+    Actor and targets move every `policy_delay` steps.
     """
 
     max_grad_norm: float
@@ -64,8 +64,8 @@ class RuleParameters:
 class RuleNoise:
     """Normal noise of a step: `draw(rows, 0)` for the targets' actions.
 
-    With `of_policy`, `draw(rows, 1)` is for the policy's actions. `seed` is the scalar that the built-in noise follows
-    from. `departure` says, in one line, that the noise is the trainer's own.
+    With `of_policy`, `draw(rows, 1)` is for the policy's actions. `seed` is the scalar seed of the built-in noise.
+    `departure` says, in one line, that the trainer makes its own noise.
     """
 
     seed: torch.Tensor
@@ -84,10 +84,10 @@ class RuleTemperature:
 
 @dataclass(frozen=True, eq=False)
 class RuleStep:
-    """What one step reads and moves: the parameters of the critics and, if there is one, of the actor.
+    """What one step reads and updates: the parameters of the critics and, if there is one, of the actor.
 
-    `scalars` returns the trainer's settings of now, which may change between steps. The scales map observations and
-    actions to what the networks take.
+    `scalars` returns the trainer's current settings, which may change between steps. The scales map observations and
+    actions to the networks' inputs.
     """
 
     loss: Loss
@@ -100,6 +100,15 @@ class RuleStep:
     temperature: RuleTemperature | None = None
 
     @property
+    def optimizers(self) -> list[tuple[str, torch.optim.Optimizer, torch.Tensor]]:
+        """Name, optimizer and parameter: the critics', the actor's, the temperature's, as far as there are any."""
+        parts = [part for part in (self.critics, self.actor) if part is not None]
+        found = [(part.optimizer_name, part.optimizer, part.parameters.parameter) for part in parts]
+        if self.temperature is None or self.temperature.optimizer is None:
+            return found  # type: ignore[return-value]  # a Parameter is a Tensor
+        return [*found, ("temperature_optimizer", self.temperature.optimizer, self.temperature.log_alpha)]
+
+    @property
     def vectors(self) -> tuple[FlatParameters | None, ...]:
         """The critics' parameters, their target, the actor's parameters, their target."""
         actor = (None, None) if self.actor is None else (self.actor.parameters, self.actor.target)
@@ -108,11 +117,11 @@ class RuleStep:
 
 @dataclass(frozen=True, eq=False)
 class PolicyHead:
-    """How the policy `module` acts: `network`, then a head that makes actions of its outputs.
+    """How the policy `module` acts: `network`, then a head that turns its outputs into actions.
 
-    "argmax" chooses the largest output, "tanh" bounds the outputs and scales them to the action space, "gaussian" does
-    so with the mean, or samples, of a normal distribution. `departure` says, in one line, why the trainer may act
-    otherwise.
+    "argmax" chooses the largest output; "tanh" bounds the outputs and scales them to the action space; "gaussian" does
+    the same with the mean, or with samples, of a normal distribution. `departure` says, in one line, why the trainer
+    may act differently.
     """
 
     kind: HeadKind
@@ -126,11 +135,11 @@ class PolicyHead:
 
 @dataclass(frozen=True, eq=False)
 class UpdateRule:
-    """An algorithm's networks, how it acts, and `step`: what a step trains, or one line why that is not known.
+    """An algorithm's networks, its policy, and `step`: what a step trains, or one line why that is not known.
 
-    Without an `actor`, the only critic gives the value of each action; with `double`, it also chooses the action whose
-    value its target gives. Of the critics, `actor_critics` take part in the actor's gradient. `bootstrap` is None, and
-    `step` a line, for an algorithm that only derives from the base classes.
+    Without an `actor`, the only critic gives the value of each action; with `double`, it also chooses the action that
+    its target network evaluates. The first `actor_critics` critics take part in the actor's gradient. If an algorithm
+    only derives from the base classes, `bootstrap` is None and `step` is a line.
     """
 
     critics: tuple[RuleNetwork, ...]
@@ -148,24 +157,23 @@ class UpdateRule:
 
 
 def overridden(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
-    """The first of the members `names` of `base` that the trainer replaces by its own version, if any."""
+    """The first of the members `names` of `base` that the trainer overrides, if any."""
     for name in names:
         if inspect.getattr_static(trainer, name) is not inspect.getattr_static(base, name):
             return name
     return None
 
 
-def step_departure(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
-    """One line if the trainer brings its own version of a member of `base`'s update rule."""
-    name = overridden(trainer, base, names)
-    own = type(trainer).__name__
-    return None if name is None else f"{own} overrides {name}, a part of {base.__name__}'s update rule"
-
-
 def policy_departure(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
-    """One line if the trainer brings its own version of a member by which `base` acts."""
+    """One line if the trainer overrides one of the members `names`, by which `base` acts."""
     name = overridden(trainer, base, names)
     return None if name is None else f"{type(trainer).__name__} overrides {name}"
+
+
+def step_departure(trainer: object, base: type, names: tuple[str, ...]) -> str | None:
+    """One line if the trainer overrides one of the members `names` of `base`'s update rule."""
+    departure = policy_departure(trainer, base, names)
+    return None if departure is None else f"{departure}, a part of {base.__name__}'s update rule"
 
 
 def update_rule_of(trainer: object) -> UpdateRule | None:
@@ -176,7 +184,7 @@ def update_rule_of(trainer: object) -> UpdateRule | None:
 
 
 def unknown_rule(trainer: object) -> str:
-    """One line on a trainer whose update rule no algorithm of the table states."""
+    """One line on a trainer whose class is not, and does not derive from, one of the algorithms."""
     from pearl.algorithms import one_of_algorithms
 
     return f"the update rule of {type(trainer).__name__}, which is no {one_of_algorithms()}"

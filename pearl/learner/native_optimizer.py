@@ -1,9 +1,9 @@
-"""A torch optimizer stepped natively: its settings are read, and its state is kept, where torch has them."""
+"""A native step of a torch optimizer, with the settings and on the state that torch keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,47 +11,19 @@ import torch
 from pearl import _native
 from pearl.learner.native_plan import UnsupportedError
 
+if TYPE_CHECKING:
+    from pearl.backends.sycl.learner import OptimizerOnDevice
+
 _ADAMS: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW)
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-
-
-class OptimizerKernel(Protocol):
-    """What steps: `pearl._native.Optimizer`, or another device's."""
-
-    def set_adam(
-        self,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        first: np.ndarray,
-        second: np.ndarray,
-        max_second: np.ndarray | None,
-        steps: np.ndarray,
-    ) -> None:
-        """Step as torch's Adam or AdamW from now on, on its state."""
-
-    def set_sgd(
-        self,
-        parameters: int,
-        lr: float,
-        momentum: float,
-        dampening: float,
-        weight_decay: float,
-        nesterov: bool,
-        buffer: np.ndarray | None,
-        first: bool,
-    ) -> None:
-        """Step as torch's SGD from now on, on its state."""
 
 
 class NativeOptimizer:
     """Adam, AdamW or SGD over one flat `parameter`; UnsupportedError for any other optimizer or option.
 
-    torch's state tensors are made as torch would make them and then moved in place, so that torch may step next. They
-    lie where `home` puts them, by default where torch does; `kernel` is what steps, by default on the CPU.
+    torch's state tensors are made as torch would make them and then updated in place, so that torch may make the next
+    step. `home` moves them to memory that the device sees; by default they stay where torch makes them. `kernel` makes
+    the steps, by default on the CPU.
     """
 
     def __init__(
@@ -60,7 +32,7 @@ class NativeOptimizer:
         optimizer: object,
         parameter: torch.Tensor,
         *,
-        kernel: OptimizerKernel | None = None,
+        kernel: OptimizerOnDevice | None = None,
         home: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         kind = type(optimizer)
@@ -76,7 +48,7 @@ class NativeOptimizer:
         if any(getattr(optimizer, hooks, None) for hooks in _HOOKS):
             raise UnsupportedError(f"optimizer {name!r} has hooks")
         self.native = _native.Optimizer()
-        self._kernel: OptimizerKernel = self.native if kernel is None else kernel
+        self._kernel = self.native if kernel is None else kernel
         self._home = home
         self._optimizer = optimizer
         self._parameter = parameter
@@ -84,7 +56,7 @@ class NativeOptimizer:
         self._seen: tuple[Any, ...] = ()
 
     def refresh(self) -> None:
-        """Take over settings and state, which schedules change and checkpoints replace; called before each step."""
+        """Read settings and state, which schedules change and checkpoints replace; called before each step."""
         group = self._optimizer.param_groups[0]
         state = self._optimizer.state[self._parameter]
         if self._adam:
@@ -93,18 +65,17 @@ class NativeOptimizer:
             self._refresh_sgd(group, state)
 
     def _refresh_adam(self, group: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+        averages = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(self._parameter.data)
-            state["exp_avg_sq"] = torch.zeros_like(self._parameter.data)
-            if group["amsgrad"]:
-                state["max_exp_avg_sq"] = torch.zeros_like(self._parameter.data)
-        self._bring_home(state, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
+            for name in averages if group["amsgrad"] else averages[:2]:
+                state[name] = torch.zeros_like(self._parameter.data)
+        self._bring_home(state, averages)
         largest = state["max_exp_avg_sq"] if group["amsgrad"] else None
         lr, (beta1, beta2), eps, decay = (group[key] for key in ("lr", "betas", "eps", "weight_decay"))
         settings = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
         decoupled = bool(group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)))
-        # By address, which is not reused while the native side holds the memory.
+        # Tensors are told apart by address: none is reused while the native side holds the memory.
         kept = (state["step"], state["exp_avg"], state["exp_avg_sq"], largest)
         tensors = tuple(0 if tensor is None else tensor.data_ptr() for tensor in kept)
         if self._seen == (settings, decoupled, tensors):
@@ -120,7 +91,7 @@ class NativeOptimizer:
         self._seen = (settings, decoupled, tensors)
 
     def _bring_home(self, state: dict[str, Any], names: tuple[str, ...]) -> None:
-        """Checkpoints bring tensors of their own."""
+        """Move the tensors that torch or a checkpoint has made."""
         if self._home is not None:
             for name in names:
                 if state.get(name) is not None:

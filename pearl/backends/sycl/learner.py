@@ -1,7 +1,7 @@
 """The Learner on SYCL devices: the built-in algorithms on networks of linear layers, in a few launches per step.
 
-Weights and the optimizer's state stay torch's own tensors, moved into memory that the host and the device share: torch
-may take any step between two of its steps, and checkpoints see no difference.
+Weights and the optimizer's state remain torch's tensors, moved into memory that host and device share. So torch may
+make any step in between, and checkpoints do not change.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _FLOAT = np.dtype(np.float32)
 
 
 class SharedMemoryLearner(TrainerLearner[Any]):
-    """Trains `trainer` by kernels on the SYCL device `device`, whatever they are made of.
+    """Trains `trainer` by kernels on the SYCL device `device`: by launches, or by a pipeline.
 
-    Sums are added up in another order than the trainer's own `update_policy` does; equal seeds give equal bits on one
-    device. Raises TrainerError where `supports` says why not, DeviceError where the device cannot be used.
+    The order of summation differs from the trainer's own `update_policy`; on one device, equal seeds give equal bits.
+    Raises TrainerError if `supports` gives a reason, DeviceError if the device cannot be used.
     """
 
     def __init__(self, trainer: object, *, device: str) -> None:
@@ -55,20 +55,14 @@ class SharedMemoryLearner(TrainerLearner[Any]):
         self.queue = sycl_queue(device)
         self._homes: dict[int, torch.Tensor] = {}
         self._parameters = [None if flat is None else self._moved(flat) for flat in self._step.vectors]
-        super().__init__(trainer)  # now that its tensors are where they stay
+        super().__init__(trainer)  # after the move: it keeps the policy's tensors
         self._settings: dict[str, Any] = {}
         self._scalars = self._step.scalars()
         self._kernel = self._make_kernel(rule)
         self._weights = pinned(self._step)
-        moved = [part for part in (self._step.critics, self._step.actor) if part is not None]
-        optimizers: list[tuple[str, torch.optim.Optimizer, torch.Tensor]]
-        optimizers = [(part.optimizer_name, part.optimizer, part.parameters.parameter) for part in moved]
-        temperature = self._step.temperature
-        if temperature is not None and temperature.optimizer is not None:
-            optimizers.append(("temperature_optimizer", temperature.optimizer, temperature.log_alpha))
         self._optimizers = [
-            NativeOptimizer(*named, kernel=_OptimizerOnDevice(self._kernel, which), home=self._home)
-            for which, named in enumerate(optimizers)
+            NativeOptimizer(*named, kernel=OptimizerOnDevice(self._kernel, which), home=self._home)
+            for which, named in enumerate(self._step.optimizers)
         ]
 
     @staticmethod
@@ -82,10 +76,10 @@ class SharedMemoryLearner(TrainerLearner[Any]):
         return None
 
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
-        """One step; metrics are the mean absolute TD error, the loss and, where clipped, the gradients' norm.
+        """One step; metrics are the mean absolute TD error, the loss and, if clipped, the norm of the gradients.
 
         Columns are float32; actions of DQN are int64. Raises TrainerError for columns of another shape or dtype, for
-        actions out of range, and where the loss or the gradients are not finite: then no weight has moved, unless the
+        actions out of range, and if the loss or the gradients are not finite: then no weight has moved, unless the
         message says so. Raises DeviceError if the device fails.
         """
         columns = [self._array(name, batch[name]) for name in Batch._fields]
@@ -106,7 +100,7 @@ class SharedMemoryLearner(TrainerLearner[Any]):
         return StepResult(priorities, metrics["td_error"], metrics)
 
     def refresh(self) -> None:
-        """Take over the trainer's settings and its optimizers' state, which schedules and checkpoints change."""
+        """Read the trainer's settings and its optimizers' state, which schedules and checkpoints change."""
         self._weights.require_in_place()
         self._scalars = self._step.scalars()
         settings = _settings(self._scalars, self._step)
@@ -140,7 +134,7 @@ class SharedMemoryLearner(TrainerLearner[Any]):
         )
 
     def _make(self, *arguments: Any) -> Any:
-        """The kernels, of the arguments that every learner on a SYCL device takes."""
+        """Make the kernels; all learners on SYCL devices take the same arguments."""
         raise NotImplementedError
 
     def _moved(self, flat: FlatParameters) -> np.ndarray:
@@ -149,7 +143,7 @@ class SharedMemoryLearner(TrainerLearner[Any]):
         return memory
 
     def _home(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` where the device sees it: itself, if it is there already."""
+        """`tensor` in shared memory: a copy, unless it is there already."""
         if tensor.data_ptr() in self._homes:
             return tensor
         memory = torch.from_numpy(self.queue.shared_floats(tensor.numel()))
@@ -174,7 +168,7 @@ class SyclLearner(SharedMemoryLearner):
     def fused_loop(
         self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
     ) -> _sycl.TrainingLoop | None:
-        """Make the loop with the trainer's settings of now; TrainerError for what does not fit."""
+        """Make the loop with the trainer's current settings; TrainerError if something does not fit."""
         if not isinstance(replay, SyclReplayManager) or not isinstance(storage, SyclDataStorage):
             return None
         if replay.queue is not self.queue or storage.queue is not self.queue:
@@ -199,19 +193,20 @@ class SyclLearner(SharedMemoryLearner):
         return sycl_runtime().module.Learner(*arguments)
 
 
-class _OptimizerOnDevice:
-    """One of a learner's optimizers, as `NativeOptimizer` sets it."""
+class OptimizerOnDevice:
+    """One of a learner's optimizers, with the methods of `_native.Optimizer` that `NativeOptimizer` calls."""
 
     def __init__(self, kernel: _sycl.Learner, which: int) -> None:
         self.set_adam = partial(kernel.set_adam, which)
         self._set_sgd = partial(kernel.set_sgd, which)
 
     def set_sgd(self, _parameters: int, *settings: Any) -> None:
+        """Drop the number of parameters, which the device knows."""
         self._set_sgd(*settings)
 
 
 def networks_of(rule: UpdateRule, step: RuleStep) -> list[tuple[int, list[Op]]]:
-    """Inputs and operations of each network: the actor's, if there is one, and then the critics'."""
+    """Inputs and operations of each network: the actor (if there is one), then the critics."""
     found = []
     for network in rule.networks:
         moved = step.actor if network is rule.actor and step.actor is not None else step.critics
@@ -239,7 +234,7 @@ def _settings(scalars: Scalars, step: RuleStep) -> dict[str, Any]:
 
 
 def _check_more(rule: UpdateRule, step: RuleStep) -> None:
-    """What the device cannot do beyond what the native learner cannot."""
+    """Raise UnsupportedError for what the native learner can do but the device cannot."""
     for _, operations in networks_of(rule, step):
         offsets = [offset for operation in operations for offset in operation[4:6] if offset >= 0]
         if len(set(offsets)) < len(offsets):
