@@ -1,4 +1,4 @@
-"""What the algorithms for bounded continuous actions share: their spaces, networks, optimizers, twin critics, noise."""
+"""The base of the algorithms for bounded continuous actions: spaces, networks, optimizers, twin critics, noise."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _STEP = (
 class ActorCritic(Trainer):
     """A policy and its critic for a bounded `Box` of actions.
 
-    The networks take and give actions scaled to [-1, 1] by their bounds. They take observations as the environment
-    gives them; with `scale_observations`, those whose bounds are at most 1000 are scaled to [-1, 1] too, which helps
-    where the bounds are about as wide as what is seen. Unsigned bytes are always scaled. Override `build_actor` or
-    `build_critic` to bring networks of your own.
+    The networks take and return actions scaled to [-1, 1] by their bounds. They take observations as the environment
+    returns them; with `scale_observations`, elements with bounds of at most 1000 are scaled to [-1, 1] too, which helps
+    if the bounds are about as wide as the values. Unsigned bytes are always scaled. Override `build_actor` or
+    `build_critic` to use your own networks.
     """
 
     _algorithm: ClassVar[str]
@@ -79,11 +79,11 @@ class ActorCritic(Trainer):
             )
 
     def checkpoint_identity(self) -> dict[str, str]:
-        """What its networks take their inputs for."""
+        """The scaling of observations, for which the networks were trained."""
         return {"scale_observations": str(self.scale_observations)}
 
     def describe_inputs(self) -> str:
-        """How observations enter the networks."""
+        """How observations are scaled for the networks."""
         box = self._boxes[0]
         scaled = scaled_observations(box, self.scale_observations)
         if scaled.all():
@@ -111,7 +111,7 @@ class ActorCritic(Trainer):
         return observations, actions
 
     def build_actor(self) -> nn.Module:
-        """A network from `(batch, observation size)` to `(batch, action size)`, which `tanh` then bounds."""
+        """A network from `(batch, observation size)` to `(batch, action size)`; the policy applies `tanh` to it."""
         return mlp(observation_size(self.observation_space), self.hidden_sizes, self.action_size)
 
     def build_critic(self) -> nn.Module:
@@ -119,7 +119,7 @@ class ActorCritic(Trainer):
         return mlp(observation_size(self.observation_space) + self.action_size, self.hidden_sizes, 1)
 
     def check_networks(self) -> None:
-        """The outputs of the policy and of each critic."""
+        """Check the outputs of the policy and of each critic."""
         observation = observation_size(self.observation_space)
         if isinstance(self.actor, Policy):
             outputs, meaning = self._actor_outputs
@@ -132,7 +132,7 @@ class ActorCritic(Trainer):
 
     @property
     def _actor_outputs(self) -> tuple[int, str]:
-        """How many outputs `build_actor`'s network has, and what it says of each number of an action."""
+        """The number of outputs of `build_actor`'s network, and the outputs for each number of an action, in words."""
         return self.action_size, "one"
 
     @property
@@ -152,7 +152,7 @@ class ActorCritic(Trainer):
         self.critic_optimizer = torch.optim.Adam([self._critic_flat.parameter], lr=self.learning_rate, fused=True)
 
     def update_rule(self) -> UpdateRule:
-        """The networks and how they act; an algorithm adds how a step trains them."""
+        """The networks and their policy; an algorithm adds the training step."""
         return UpdateRule(
             self._rule_critics(),
             self._policy_head(),
@@ -190,7 +190,7 @@ class ActorCritic(Trainer):
         )
 
     def _step_departure(self, base: type[ActorCritic], actor: type[Policy], critic: type[nn.Module]) -> str | None:
-        """Why a step of the trainer, a `base`, may be another than that of `base` on networks in these modules."""
+        """Why a step of the trainer may differ from that of its class `base` with these modules; None if it cannot."""
         departure = step_departure(self, base, tuple(name for name in _STEP if hasattr(base, name)))
         if departure is not None:
             return departure
@@ -226,7 +226,7 @@ class ActorCritic(Trainer):
         self._step(self._critic_flat, self.critic_optimizer)
 
     def _descend_actor(self, loss: torch.Tensor) -> None:
-        # For the policy's parameters alone: the critic, which the loss flows through, must not move.
+        # Gradients for the policy's parameters only: the loss depends on the critic, which must not be updated.
         torch.autograd.backward(loss, inputs=[p for p in self.actor.parameters() if p.requires_grad])
 
     def _apply_actor(self) -> None:
@@ -257,10 +257,10 @@ class TwinCriticTrainer(ActorCritic):
     """An actor-critic whose targets take the smaller of two critics and need random numbers: TD3 and SAC.
 
     A transition's priority is the larger of both critics' absolute TD errors (Fujimoto, Meger and Precup 2020, LAP):
-    it stays worth training on while either critic is wrong about it, where a mean would let one hide the other.
+    it is worth training on as long as either critic is wrong; with a mean, one critic could hide the other.
 
-    Random numbers come from `draw_noise` alone; given those, a step is deterministic. They follow from `noise_seed` and
-    the count of gradient steps, so that checkpoints need no other state of them.
+    All random numbers come from `draw_noise`; given these, a step is deterministic. They depend on `noise_seed` and the
+    count of gradient steps only, so checkpoints need no other state.
     """
 
     batch_size: int = 256
@@ -283,7 +283,7 @@ class TwinCriticTrainer(ActorCritic):
         self.target_critic.load_state_dict(self.critic.state_dict())
         self._make_optimizers()
         self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
-        # Always on the CPU: that is where noise is made.
+        # On the CPU, where noise is made.
         self.noise_seed = nn.Buffer(torch.randint(2**62, ()))
         self._undealt = torch.empty(0, self.action_size)
 
@@ -292,17 +292,17 @@ class TwinCriticTrainer(ActorCritic):
         return TwinCritic(*networks, *self._boxes, self.scale_observations).to(self.device)
 
     def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
-        """Standard normal numbers `(rows, action size)` float32 on the trainer's device, for the step to come.
+        """Standard normal numbers `(rows, action size)` float32 on the trainer's device, for the next step.
 
-        Each number is a function of `noise_seed`, the count of steps trained so far, `draw` (which tells apart what one
-        step draws: 0 for the targets' actions, 1 for those of SAC's policy), its row and its column. One routine in
-        C++ makes them all, so that the torch learner on any device and the native learner train on the same noise.
+        Each number is a function of `noise_seed`, the count of steps trained so far, `draw` (0 for the targets'
+        actions, 1 for those of SAC's policy), its row and its column. One routine in C++ makes them all, so that the
+        torch learner on any device and the native learner train on the same noise.
         """
         noise = _native.normal_noise(int(self.noise_seed), self.gradient_steps, draw, rows, self.action_size)
         return torch.from_numpy(noise).to(self.device)
 
     def _deal_noise(self, rows: int, batch_size: int, draw: int) -> torch.Tensor:
-        """The noise of the next `rows` of a batch: sub-batches train on what the whole batch would."""
+        """The noise of the next `rows` of a batch: sub-batches get the same noise as the whole batch."""
         if len(self._undealt) == 0:
             self._undealt = self.draw_noise(batch_size, draw)
         dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
@@ -315,7 +315,7 @@ class TwinCriticTrainer(ActorCritic):
 
     @abc.abstractmethod
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """What the targets bootstrap from, `(batch,)`; called without gradients."""
+        """The values `(batch,)` that the targets bootstrap from; called without gradients."""
 
     def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 @functools.cache
 def batch_type(names: tuple[str, ...]) -> type[Batch]:
-    """The class of batches with the columns `names`: `Batch`, or one like it for an algorithm with more of them."""
+    """The class of batches with the columns `names`: `Batch`, or a similar class for an algorithm with more columns."""
     if names == Batch._fields:
         return Batch
     members = {"__slots__": (), "__doc__": Batch.__doc__, "terminated": Batch.terminated, "rows": Batch.rows}

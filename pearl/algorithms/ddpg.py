@@ -31,8 +31,8 @@ def _shrink_last_layer(network: nn.Module) -> None:
 class DDPG(ActorCritic):
     """DDPG for bounded continuous actions. Networks default to the paper's hidden sizes (256, 128), Table III.
 
-    `saturation_penalty` weighs how far the policy's outputs before tanh exceed 2: beyond, tanh passes no gradient, and
-    a policy driven there by a young critic would never come back.
+    `saturation_penalty` penalises outputs of the policy's network beyond 2, before tanh: there tanh has no gradient,
+    and a policy that an untrained critic drives there would never come back.
     """
 
     _algorithm: ClassVar[str] = "DDPG"

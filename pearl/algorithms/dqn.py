@@ -33,7 +33,7 @@ _STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_
 class DQN(Trainer):
     """DQN for discrete actions. `tau` is the Polyak rate, or 1.0 for a hard copy every `target_update_interval` steps.
 
-    Override `build_q_network` to bring a network of your own: any module from `(batch, *obs)` to `(batch, actions)`.
+    Override `build_q_network` to use your own network: any module from `(batch, *obs)` to `(batch, actions)`.
     """
 
     _action_kind: ClassVar[ActionKind | None] = "Discrete"
@@ -72,7 +72,7 @@ class DQN(Trainer):
         self.optimizer = torch.optim.Adam([self._q_flat.parameter], lr=self.learning_rate, fused=True)
 
     def check_networks(self) -> None:
-        """One output for each action."""
+        """Check that there is one output for each action."""
         assert isinstance(self.action_space, spaces.Discrete)
         meaning = f"a value for each action of {self.action_space}"
         outputs, dtype = int(self.action_space.n), torch.uint8 if self._of_bytes else torch.float32
@@ -93,7 +93,7 @@ class DQN(Trainer):
         return (Phase("q", self._compute, self._apply),)
 
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
-        """Actions of the largest value, `(envs,)` int64, counted from 0."""
+        """The actions `(envs,)` int64 with the largest values, counted from 0."""
         values: torch.Tensor = self.q(obs)
         return values.argmax(dim=1)
 
@@ -126,7 +126,7 @@ class DQN(Trainer):
             self._target_flat.copy_from(self._q_flat)
 
     def update_rule(self) -> UpdateRule:
-        """One network of action values, which acts by the largest."""
+        """One network of action values; the policy takes the action with the largest."""
         network = RuleNetwork("q", self.q, self.input_shape, self.target_q)
         departure = policy_departure(self, DQN, ("get_action", "policy"))
         policy = PolicyHead("argmax", self.q, network, departure=departure)

@@ -1,7 +1,7 @@
-"""Keeps torch's compiler from being loaded by optimizers that nobody compiles.
+"""Keeps optimizers that are never compiled from loading torch's compiler.
 
-Methods of every torch optimizer are marked as not to be compiled, and load the compiler, `torch._dynamo`, to be marked
-when they are first called. That takes about as long as loading torch itself, and 70 MB.
+torch marks the methods of every optimizer as not to be compiled. It does so at their first call and loads the compiler,
+`torch._dynamo`, for it, which takes about as long as loading torch itself, and 70 MB.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 def mark_optimizers_lazily() -> None:
-    """From now on, methods of optimizers are marked when the compiler is there, which somebody else has loaded.
+    """Let methods of optimizers be marked only after other code has loaded the compiler.
 
-    Does nothing if it is there already, or if this version of torch marks them otherwise.
+    Does nothing if the compiler is loaded already, or if this version of torch marks methods in another way.
     """
     if _COMPILER in sys.modules:
         return

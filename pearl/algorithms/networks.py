@@ -12,7 +12,7 @@ from torch import nn
 
 from pearl.errors import TrainerError
 
-_WIDEST = 1e3  # wider observation bounds are no scale to go by
+_WIDEST = 1e3  # wider observation bounds say nothing about the values
 
 
 def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential:
@@ -27,7 +27,7 @@ def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential
 
 
 def nature_features(pixels: int) -> int:
-    """Positions that the Nature CNN's convolutions leave of so many pixels of height or width; below 1: too few."""
+    """Output positions of the Nature CNN's convolutions for a height or width in pixels; below 1: it is too small."""
     for kernel, stride in ((8, 4), (4, 2), (3, 1)):
         pixels = (pixels - kernel) // stride + 1
     return pixels
@@ -40,7 +40,7 @@ def _is_image(channels: int, height: int, width: int) -> bool:
 def takes_cnn(obs_shape: tuple[int, ...]) -> bool:
     """Whether observations of that shape are images `(channels, height, width)` that the Nature CNN takes.
 
-    Raises TrainerError for images with their channels last, of which an MLP would learn next to nothing.
+    Raises TrainerError for images with the channels last, from which an MLP would learn almost nothing.
     """
     if len(obs_shape) != 3:
         return False
@@ -50,7 +50,7 @@ def takes_cnn(obs_shape: tuple[int, ...]) -> bool:
     raise TrainerError(
         f"Observations of shape {obs_shape} look like images (height, width, channels); the Nature CNN needs "
         "(channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
-        "ResizeObservation((84, 84)) and FrameStackObservation(4). Or bring a network of your own."
+        "ResizeObservation((84, 84)) and FrameStackObservation(4). Or use your own network."
     )
 
 
@@ -84,15 +84,15 @@ class NatureCNN(nn.Sequential):
 class ScaleBytes(nn.Module):
     """Unsigned bytes to float32 in [0, 1]; float32 keeps its values.
 
-    Images `(batch, channels, height, width)` on a CPU leave with the channels of a pixel side by side in memory
-    (`torch.channels_last`), in which convolutions that follow train faster: the Nature CNN's backward pass by a
-    quarter. Their weights need not be laid out so.
+    On a CPU, images `(batch, channels, height, width)` are returned in the memory format `torch.channels_last`, which
+    makes the following convolutions faster: the Nature CNN's backward pass by a quarter. Their weights need not have
+    that format.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale `(batch, *shape)`."""
         if x.ndim == 4 and x.device.type == "cpu":
-            # Half the time of `contiguous(memory_format=...)`, and a quarter of it on floats: so first the layout.
+            # Half the time of `contiguous(memory_format=...)`. Before `float()`: on floats it takes four times as long.
             x = torch.stack(x.unbind(1), dim=-1).permute(0, 3, 1, 2)
         return x.float().div_(255.0) if x.dtype == torch.uint8 else x
 
@@ -136,7 +136,7 @@ def q_network(
 def scaled_observations(box: spaces.Box, asked: bool) -> np.ndarray:
     """Which elements of an observation the networks of an actor-critic scale by their bounds, `(size,)` bool.
 
-    Unsigned bytes always, others where the user `asked` for it; of both, those with bounds of at most 1000.
+    Of unsigned bytes, and of others if the user `asked` for it, all elements with bounds of at most 1000.
     """
     low, high = box.low.astype(np.float64).ravel(), box.high.astype(np.float64).ravel()
     fit: np.ndarray = (low >= -_WIDEST) & (high <= _WIDEST) & (high > low)
@@ -146,7 +146,7 @@ def scaled_observations(box: spaces.Box, asked: bool) -> np.ndarray:
 class ToUnit(nn.Module):
     """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; identity where `scaled` is False.
 
-    `scaled` is `(size,)` bool; by default, all elements are scaled whose bounds differ.
+    `scaled` is `(size,)` bool; by default, all elements with different bounds are scaled.
     """
 
     center: torch.Tensor
@@ -189,7 +189,7 @@ class Policy(nn.Module):
         self._shape = actions.shape
 
     def unsquashed(self, obs: torch.Tensor) -> torch.Tensor:
-        """What the network says before tanh, `(batch, action size)`."""
+        """The network's outputs before tanh, `(batch, action size)`."""
         found: torch.Tensor = self.network(self.observation_scale(obs.flatten(1)))
         return found
 
@@ -250,7 +250,7 @@ class TwinCritic(nn.Module):
         self.first, self.second = first, second
 
     def inputs(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """What both networks take: observations `(batch, *obs)`, and actions in unit scale `(batch, action size)`."""
+        """Inputs of both networks for observations `(batch, *obs)` and unit-scale actions `(batch, action size)`."""
         return torch.cat((self.observation_scale(obs.flatten(1)), unit), dim=1)
 
     def of_unit(self, obs: torch.Tensor, unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

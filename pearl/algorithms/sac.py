@@ -59,13 +59,10 @@ class GaussianPolicy(Policy):
         return super().unsquashed(obs)[:, : self._size]
 
     def sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions in unit scale `(batch, action size)` made of standard normal `noise`, and their log density.
-
-        The log density `(batch,)` is that of the actions in unit scale.
-        """
+        """Unit-scale actions `(batch, action size)` from standard normal `noise`, and their log density `(batch,)`."""
         mean, log_std = self.normal(obs)
         unsquashed = mean + log_std.exp() * noise
-        # log(1 - tanh(x)^2), without the cancellation that makes it log(0) from |x| = 9 on.
+        # log(1 - tanh(x)^2), without cancellation, which would give log(0) from |x| = 9 on.
         log_slope = 2.0 * (_LOG_2 - unsquashed - functional.softplus(-2.0 * unsquashed))
         log_prob = -(0.5 * noise * noise + log_std + _HALF_LOG_2_PI + log_slope).sum(dim=1)
         return self.squash(unsquashed), log_prob
@@ -74,9 +71,9 @@ class GaussianPolicy(Policy):
 class SAC(TwinCriticTrainer):
     """SAC for bounded continuous actions.
 
-    The temperature weighs the policy's entropy against its return. By default it is learned, from
-    `initial_temperature`, such that the entropy (of actions in unit scale) settles at `target_entropy`, or at minus
-    the action's size where that is None. A given `temperature` is kept.
+    The temperature is the weight of the policy's entropy relative to its return. By default it is learned, starting at
+    `initial_temperature`, so that the entropy (of actions in unit scale) approaches `target_entropy` (None: minus the
+    action's size). A given `temperature` stays fixed.
     """
 
     _algorithm: ClassVar[str] = "SAC"
@@ -144,7 +141,7 @@ class SAC(TwinCriticTrainer):
         temperature = self.log_alpha.detach().exp()
         self._descend_actor((temperature * log_prob - smaller).sum() / batch_size)
         if self.log_alpha.grad is not None:
-            # Of the loss -log_alpha * mean(log_prob + target entropy), whose only unknown is that factor.
+            # The gradient of the loss -log_alpha * mean(log_prob + target entropy), which is linear in log_alpha.
             self.log_alpha.grad.sub_((log_prob.detach() + self._target_entropy).sum() / batch_size)
 
     def _apply_actor(self) -> None:
@@ -158,7 +155,7 @@ class SAC(TwinCriticTrainer):
         self._target_critic_flat.move_toward(self._critic_flat, self.tau)
 
     def update_rule(self) -> UpdateRule:
-        """Two critics, by both of which the policy learns; targets take actions that the policy samples."""
+        """Two critics, both in the policy's gradient; targets take actions sampled from the policy."""
         rule = super().update_rule()
         return dataclasses.replace(rule, step=self._rule_step(), bootstrap="sampled_action", actor_critics=2)
 

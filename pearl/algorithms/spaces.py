@@ -1,4 +1,4 @@
-"""Which spaces of an environment the built-in algorithms take, and what a user does about the others."""
+"""The spaces that the built-in algorithms take, and messages that say how to adapt other spaces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_observations(name: str, space: gym.Space[Any]) -> None:
 
 
 def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Space[Any]) -> None:
-    """Raise EnvError unless `algorithm`, of which `name` is the class, can act in `space`; says which one can."""
+    """Raise EnvError, naming algorithms that can, unless `algorithm`, of which `name` is the class, acts in `space`."""
     from pearl.algorithms import algorithms_for, one_of_algorithms
 
     kind: ActionKind

@@ -20,9 +20,9 @@ from pearl.learner.flat import FlatParameters
 class TD3(TwinCriticTrainer):
     """TD3 for bounded continuous actions, with the settings of the authors' code (its batch of 256, its 3e-4).
 
-    Targets take the smaller of two critics at an action of the target policy disturbed by normal noise of
-    `target_noise`, clipped at `noise_clip` (both in units of half the action range). The policy and all targets move
-    every `policy_delay` steps.
+    Targets take the smaller of two critics at the target policy's action plus normal noise of `target_noise`, clipped
+    at `noise_clip` (both in units of half the action range). The policy and all targets are updated every
+    `policy_delay` steps.
     """
 
     _algorithm: ClassVar[str] = "TD3"
@@ -66,13 +66,13 @@ class TD3(TwinCriticTrainer):
         self._descend_actor(-self.critic.first(inputs).sum() / batch_size)
 
     def finish_step(self) -> None:
-        """Polyak updates of all targets, as often as the policy moves."""
+        """Polyak updates of all targets, in the steps that update the policy."""
         if self._moves_policy():
             self._target_actor_flat.move_toward(self._actor_flat, self.tau)
             self._target_critic_flat.move_toward(self._critic_flat, self.tau)
 
     def update_rule(self) -> UpdateRule:
-        """Two critics whose targets take the target policy's action, disturbed by noise."""
+        """Two critics whose targets take the target policy's action plus noise."""
         step = self._rule_step()
         return dataclasses.replace(super().update_rule(), step=step, bootstrap="disturbed_target_action")
 

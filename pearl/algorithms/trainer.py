@@ -1,4 +1,4 @@
-"""What the built-in algorithms share, and how any trainer class, the user's own too, is made and checked."""
+"""The base of the built-in algorithms, and how any trainer class, also the user's own, is made and checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pearl.errors import EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling
 from pearl.spec import TransitionSpec
 
-# What get_action is tried on: enough that a network with more outputs than actions chooses one of those too many.
+# Test inputs of get_action: enough that a network with too many outputs chooses an action that does not exist.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
 
 
@@ -44,14 +44,14 @@ class TrainerLike(Protocol):
 
 @runtime_checkable
 class SamplesActions(Protocol):
-    """What a trainer needs beside, for `PolicySampling` to explore."""
+    """What `PolicySampling` needs in addition."""
 
     def sample_action(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Actions `(envs, *action)` drawn from the policy by standard normal `noise` of that shape, float32."""
 
 
 class Phase(NamedTuple):
-    """One backward pass and weight update of an algorithm; sub-batches run `compute` each, then `apply` runs once.
+    """One backward pass and weight update: `compute` runs for each sub-batch, then `apply` runs once.
 
     `compute(batch, weights, batch_size)` adds the gradients of a sub-batch of a batch of `batch_size` and returns
     priorities `(sub_batch,)` or None.
@@ -66,7 +66,7 @@ class Trainer(abc.ABC):
     """Base of the built-in algorithms.
 
     Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
-    Training defaults (`batch_size`, `replay_ratio`, ...) are what `TrainSpec` takes when the user says nothing.
+    `batch_size`, `replay_ratio` and other training settings are the defaults of `TrainSpec`.
     """
 
     _action_kind: ClassVar[ActionKind | None] = None  # for messages that say which algorithm takes which actions
@@ -94,11 +94,11 @@ class Trainer(abc.ABC):
         self.action_space = action_space
         self.seed = seed
         self.device = torch.device(device)
-        self.step_count = np.zeros(1, np.int64)  # in memory that kernels count in
+        self.step_count = np.zeros(1, np.int64)  # an array, since kernels increment it
         self.input_shape = tuple(observation_space.shape or ())
         self.check_spaces()
         self._check_settings()
-        # A local generator state: building networks must not disturb the program's own random numbers.
+        # Building networks must not change the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.build()
@@ -127,7 +127,7 @@ class Trainer(abc.ABC):
         """Make the networks and optimizers on `self.device`."""
 
     def _check_settings(self) -> None:
-        """Raise TrainerError for a setting that could only fail later, as something else."""
+        """Raise TrainerError for settings that would fail later, with a misleading error."""
         try:
             whole = all(operator.index(size) >= 1 for size in self.hidden_sizes)
         except TypeError:
@@ -138,7 +138,7 @@ class Trainer(abc.ABC):
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
 
     def _require(self, condition: bool, setting: str, wanted: str) -> None:
-        """Raise TrainerError naming a setting that cannot be."""
+        """Raise TrainerError, naming the setting and its valid values, unless `condition`."""
         if not condition:
             raise TrainerError(f"{type(self).__name__}.{setting} must be {wanted}; found {getattr(self, setting)!r}.")
 
@@ -154,7 +154,7 @@ class Trainer(abc.ABC):
         meaning: str,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Raise TrainerError unless `network` makes `(batch, outputs)` of `(batch, *input_shape)` of `dtype`."""
+        """Raise TrainerError unless `network` maps `(batch, *input_shape)` of `dtype` to `(batch, outputs)`."""
         made = f"{type(self).__name__}.{method}() must make a network"
         inputs = torch.zeros((2, *input_shape), dtype=dtype, device=self.device)
         training = set_evaluation_mode(network)
@@ -191,22 +191,22 @@ class Trainer(abc.ABC):
         """Greedy actions `(envs, *action)` for observations `(envs, *obs)`."""
 
     def update_rule(self) -> UpdateRule | None:
-        """What engines other than torch know the algorithm by; None: it trains and acts in torch alone."""
+        """The algorithm for engines other than torch; None: it trains and acts in torch only."""
         return None
 
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers of the algorithm's own to be logged, by name; called between steps."""
+        """The algorithm's own numbers for the log, by name; called between steps."""
         return {}
 
     def checkpoint_identity(self) -> dict[str, str]:
-        """Settings, by name, that a run must share with the checkpoint from which it goes on."""
+        """Settings, by name, that must be equal in a checkpoint and in the run that continues from it."""
         return {}
 
     def describe_inputs(self) -> str:
-        """One line for the log on what is done to observations before they enter the networks; "" for none."""
+        """One line for the log on how observations are changed before they enter the networks; "" for none."""
         return ""
 
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
@@ -227,14 +227,9 @@ class Trainer(abc.ABC):
 
 
 def _settings_of(trainer_class: type) -> set[str]:
-    names: set[str] = set()
-    for base in trainer_class.__mro__:
-        if base in (object, abc.ABC):
-            continue
-        for name, value in vars(base).items():
-            if not name.startswith("_") and not callable(value) and not isinstance(value, (property, classmethod)):
-                names.add(name)
-    return names
+    members = ((name, value) for base in trainer_class.__mro__[:-1] for name, value in vars(base).items())
+    others = (property, classmethod)
+    return {name for name, value in members if not (name[0] == "_" or callable(value) or isinstance(value, others))}
 
 
 def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
@@ -278,7 +273,7 @@ def make_trainer(
     device: str = "cpu",
     settings: dict[str, Any] | None = None,
 ) -> TrainerLike:
-    """Construct a trainer, passing those of the known arguments that its constructor takes, and check it.
+    """Construct a trainer with the arguments that its constructor takes, and check it.
 
     Raises TrainerError for missing members, networks whose input disagrees with the environment, or a constructor
     that fails; EnvError for spaces that the algorithm cannot handle.
@@ -310,7 +305,7 @@ def make_trainer(
         raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
     mark_optimizers_lazily()
     try:
-        # The seed must reach any class, and making networks must not disturb the program's own random numbers.
+        # Seeds any class's networks, without changing the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             trainer = trainer_class(**accepted)
@@ -326,9 +321,9 @@ def make_trainer(
 def transition_of(
     trainer_class: type | None, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> TransitionSpec:
-    """The columns that an algorithm declares; a class that declares none has the columns that all have.
+    """The columns of transitions: the common ones, then those that the algorithm declares.
 
-    Raises TrainerError for a declaration without those.
+    Raises TrainerError for a declaration that does not begin with the common columns.
     """
     common = TransitionSpec.from_spaces(observation_space, action_space)
     if not (inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer)):
@@ -378,7 +373,7 @@ def policy_tensors(trainer: object) -> list[torch.Tensor]:
 
 
 def policy_snapshot(trainer: object) -> np.ndarray:
-    """What actors are sent, `(weight_count,)` float32: all of `policy_tensors`, one after the other."""
+    """All `policy_tensors` in one array `(weight_count,)` float32, as actors receive them."""
     return concatenated(policy_tensors(trainer)).cpu().numpy()
 
 
@@ -420,7 +415,7 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{name}.input_shape is {tuple(stated)}, but the environment's observations have shape {expected}. "
             "Build the network for the environment's observation_space, or wrap the environment."
         )
-    # A copy: the space may be one that an environment draws from.
+    # A copy: seeding must not change the samples of the environment's own space.
     space = copy.deepcopy(observation_space)
     space.seed(0)
     tried = min(_TRIED_OBSERVATIONS, max(2, _TRIED_NUMBERS // max(1, observation_size(space))))
@@ -462,7 +457,7 @@ def _check_discrete(name: str, actions: torch.Tensor, count: int, space: gym.Spa
 
 
 def flattening_note(trainer: object) -> str | None:
-    """What a user should know of a built-in algorithm without convolutions that sees more than a vector."""
+    """A note for the user if a built-in algorithm without convolutions gets observations that are not vectors."""
     if not isinstance(trainer, Trainer) or len(trainer.input_shape) < 2:
         return None
     if any(isinstance(part, nn.Conv2d) for module in modules_of(trainer).values() for part in module.modules()):
@@ -475,7 +470,7 @@ def flattening_note(trainer: object) -> str | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether a setting is a number; true and false are none."""
+    """Whether a setting is a number, and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""Backends: all that depends on the kind of device, one folder each.
+"""Backends: everything that depends on the kind of device, one folder each.
 
 A new backend is a folder (or a module) with a `BACKEND`, and a line in `TABLE`.
 """
@@ -17,7 +17,7 @@ from pearl.errors import ConfigurationError
 if TYPE_CHECKING:
     from pearl.backends.protocol import Backend, LearnerImplementation
 
-# Name -> the module whose BACKEND answers for it; loaded when asked for. The order is that of discovery.
+# Name -> the module with its BACKEND, loaded at first use. Discovery follows this order.
 TABLE: dict[str, str] = {
     "cpu": "pearl.backends.cpu",
     "cuda": "pearl.backends.cuda",
@@ -27,7 +27,7 @@ TABLE: dict[str, str] = {
     "model": "pearl.backends.model",
 }
 
-AUTO = "auto"  # no name of an implementation: the fastest Learner that can train the trainer
+AUTO = "auto"  # not an implementation: selects the fastest Learner that can train the trainer
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def backends() -> tuple[Backend, ...]:
 
 
 def csv_names(kind: DeviceKind | None = None) -> tuple[str, ...]:
-    """What the column `backend` of the device CSV may say, of devices of `kind` if given."""
+    """The valid values of the device CSV's column `backend`, for devices of `kind` if given."""
     return tuple(dict.fromkeys(b.csv_name for b in backends() if kind is None or kind in b.kinds))
 
 
@@ -55,7 +55,7 @@ def backend_for(kind: DeviceKind, csv_name: str) -> Backend:
 
 
 def backend_of(device: Device) -> Backend:
-    """What drives the device."""
+    """The backend that drives the device."""
     return backend_for(device.kind, device.backend)
 
 
@@ -70,7 +70,7 @@ def runs_on(implementation: str, device: Device) -> bool:
 
 
 def devices_of(implementation: str) -> str:
-    """In words, the devices on which the Learner called `implementation` runs."""
+    """The devices on which the Learner called `implementation` runs, in words."""
     found = [backend for backend in backends() if implementation in backend.learners]
     names = dict.fromkeys(backend.csv_name for backend in found)
     kinds = dict.fromkeys(kind for backend in found for kind in backend.kinds)

@@ -1,7 +1,7 @@
-"""What a backend answers: everything that depends on the kind of device.
+"""The interface of backends: everything that depends on the kind of device.
 
-The composer, the generated programs and `pearl devices` ask these questions and test no device's name or kind. A new
-backend derives from `Backend`, answers what differs from the defaults, and gets a line in `pearl.backends.TABLE`.
+The composer, the generated programs and `pearl devices` call these methods and never test a device's name or kind. A
+new backend derives from `Backend`, overrides what differs from the defaults, and gets a line in `pearl.backends.TABLE`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pearl.devices.description import Availability, Connection, Device, DeviceKind
 from pearl.errors import ConfigurationError
@@ -26,20 +26,26 @@ HostCores: TypeAlias = Literal["none", "threads", "all"]
 
 
 @dataclass(frozen=True)
-class Factory:
+class _Imported:
+    """The class or function `name` of `module`."""
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        """The class or function."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+@dataclass(frozen=True)
+class Factory(_Imported):
     """How a program makes a primitive: it imports `name` from `module` and adds `arguments` to its call.
 
     A Replay Manager is made by `name(spec, seed=..., **arguments)`, a Data Storage by
     `name(transition, capacity, device, **arguments)`, where `device` is `Backend.device_string`.
     """
 
-    module: str
-    name: str
     arguments: Mapping[str, str] = field(default_factory=dict)
-
-    def load(self) -> Callable[..., Any]:
-        """The class or function."""
-        return cast("Callable[..., Any]", getattr(importlib.import_module(self.module), self.name))
 
     def make_replay(self, spec: ReplaySpec, seed: int) -> ReplayManager:
         """The Replay Manager of the whole `spec`."""
@@ -52,44 +58,32 @@ class Factory:
 
 
 @dataclass(frozen=True)
-class ReplayImplementation:
+class ReplayImplementation(_Imported):
     """One implementation of the Replay Manager: the class `name` of `module`.
 
     It is made with the capacity, `fanout`, `seed`, the options of a ReplaySpec, and `arguments`, which are some of
     "workers" and "device".
     """
 
-    module: str
-    name: str
     arguments: tuple[str, ...] = ()
-
-    def load(self) -> Any:
-        """The class."""
-        return getattr(importlib.import_module(self.module), self.name)
 
 
 @dataclass(frozen=True)
-class LearnerImplementation:
+class LearnerImplementation(_Imported):
     """One implementation of the Learner: the class `name` of `module`, made with the trainer and `arguments`.
 
     `arguments` are some of "device", "threads", "sub_batches" and "prefetch"; a class that takes "prefetch" has the
-    property `loops_natively`, without which nothing is prefetched. `compiled` is the module of the compiled kernels
-    that it runs, if any. `spins` says that its threads wait for each other busily (OpenMP's do), unless they are told
-    not to. The class may have a static method `supports(trainer)`; without one it trains any trainer.
+    property `loops_natively`: if False, nothing is prefetched. `compiled` is the module of the compiled kernels that it
+    runs, if any. `spins` says that its threads busy-wait for each other by default (as OpenMP's do). The class may have
+    a static method `supports(trainer)`; without one it trains any trainer.
     """
 
-    module: str
-    name: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
     compiled: str = ""
     spins: bool = False
 
-    def load(self) -> Any:
-        """The class."""
-        return getattr(importlib.import_module(self.module), self.name)
-
     def supports(self, trainer: object) -> str | None:
-        """None if it can train `trainer`; else one line that names what it cannot do."""
+        """None if it can train `trainer`; else one line that says what it does not support."""
         supports = getattr(self.load(), "supports", None)
         reason: str | None = None if supports is None else supports(trainer)
         return reason
@@ -104,7 +98,7 @@ class LearnerImplementation:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The files that decide how fast it is: measurements hold as long as they stay as they are."""
+        """The files that determine its speed: measurements are valid until one of them changes."""
         package = Path(__file__).resolve().parent.parent
         files = {file for folder in ("learner", "algorithms") for file in (package / folder).glob("*.py")}
         own = importlib.util.find_spec(self.module)
@@ -114,16 +108,16 @@ class LearnerImplementation:
 
 
 def compiled_kernels(module: str = "pearl._native") -> Path:
-    """The file of PEARL's compiled kernels for the CPU, or of those in another `module`, which is not loaded."""
+    """The file of PEARL's compiled kernels in `module`, which is not loaded."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
-        raise ConfigurationError(f"The kernels {module} are not built: install PEARL anew where their runtime is.")
+        raise ConfigurationError(f"The kernels {module} are not built: reinstall PEARL where their runtime is.")
     return Path(found.origin)
 
 
 @dataclass(frozen=True)
 class LearnerParameters:
-    """Parameters of a Learner that are worth a measurement."""
+    """One combination of a Learner's parameters to measure."""
 
     threads: int = 1
     sub_batches: int = 1
@@ -132,7 +126,7 @@ class LearnerParameters:
 
 @dataclass(frozen=True)
 class NoProgram:
-    """Why no program can run on a device: `device` is ..., `remedy` are to be taken out of the device CSV."""
+    """Why no program can run on a device: it is `reason`; to be removed from the device CSV are `remedy`."""
 
     reason: str
     remedy: str
@@ -140,9 +134,10 @@ class NoProgram:
 
 @dataclass(frozen=True)
 class Discovery:
-    """A search for devices: the host and its memory as far as they are known, and how to search.
+    """A search for devices: how to search, and the host and its memory as far as they are known.
 
-    `measure` times links and memory; `report` is told what is done. `own_silicon` leaves out what is the host itself.
+    `measure` times links and memory; `report` receives progress messages. `own_silicon` leaves out devices that are the
+    host itself.
     """
 
     measure: bool
@@ -154,43 +149,43 @@ class Discovery:
 
 @dataclass(frozen=True)
 class Discovered:
-    """Devices of this machine, and connections from and to them."""
+    """Devices of this machine and their connections."""
 
     devices: Sequence[Device] = ()
     connections: Sequence[Connection] = ()
 
 
 class Backend:
-    """What drives one kind of devices. The defaults are a backend without any primitive.
+    """Drives one kind of devices. The defaults are those of a backend without any primitive.
 
-    `name` is its key in `pearl.backends.TABLE`, `csv_name` what the column `backend` of the device CSV says of its
-    devices, `kinds` the column `kind`. Two backends may share a `csv_name` for different kinds.
+    `name` is its key in `pearl.backends.TABLE`. In the device CSV, `csv_name` is the column `backend` of its devices,
+    and `kinds` are the values of their column `kind`. Two backends may share a `csv_name` for different kinds.
     """
 
     name: str
     csv_name: str
     kinds: tuple[DeviceKind, ...]
 
-    is_here: bool = True  # False: no row of it is hardware of this machine, whatever the machine
+    is_here: bool = True  # False: its devices are never hardware of this machine
     host_cores: HostCores = "none"
-    """What a Learner takes of the host's cores: none, as many as its threads, or all, without asking the Actors."""
+    """The host's cores that a Learner takes: none, one for each thread, or all, including those of the Actors."""
     usual_memory_gbps: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 20.0, "gpu": 300.0, "fpga": 15.0})
-    """GB/s of a device's own memory, by its kind, where nothing states them."""
+    """Default GB/s of a device's own memory, by its kind."""
     kernels: str = "pearl._native"
-    """The module of the kernels that run on its devices: measurements hold as long as it does not change."""
+    """The module of the kernels that run on its devices: measurements are valid until it changes."""
     times_parts_apart: bool = False
-    """Whether the parts of its fused loop run without the host, which has to wait after each to time it."""
+    """Whether its fused loop runs asynchronously, so that the host must wait after each part to time it."""
     learners: Mapping[str, LearnerImplementation] = MappingProxyType({})
     """The Learners that run on its devices, by the name of the implementation."""
     replay_managers: Mapping[str, ReplayImplementation] = MappingProxyType({})
-    """Those of its Replay Managers that `pearl.replay.make_replay_manager` makes, by the name of the implementation."""
+    """The Replay Managers that `pearl.replay.make_replay_manager` can make, by the name of the implementation."""
     factory_names: tuple[str, ...] = ()
-    """The names of all factories of its Replay Managers and Data Storages, which no trainer class may have."""
+    """The names of all factories of its Replay Managers and Data Storages; no trainer class may have these names."""
 
     # --- devices ----------------------------------------------------------------------------------------------------
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
-        """Raise ConfigurationError unless `selector` is one of a device of `kind`."""
+        """Raise ConfigurationError unless `selector` is valid for a device of `kind`."""
 
     def discover(self, search: Discovery) -> Discovered:
         """The devices of this machine. One that fails is reported and left out."""
@@ -201,41 +196,41 @@ class Backend:
         return Availability(True)
 
     def candidates(self) -> Mapping[str, Device]:
-        """Devices that PEARL could drive and that may be absent here, by what `pearl devices` calls them."""
+        """Devices that PEARL could drive but that may be absent here, by their names in `pearl devices`."""
         return {}
 
     def hardware(self, device: Device) -> str | None:
-        """Facts that measurements on the device depend on; None where that is what its row states."""
+        """Facts that measurements on the device depend on; None if these are the facts in its row."""
         return None
 
     def host_rank(self, device: Device) -> int | None:
-        """How well the device hosts Actors and the Host Runtime, 0 being the best; None where it cannot."""
+        """The device's rank as host of Actors and the Host Runtime, 0 is the best; None if it cannot host them."""
         return 1 if device.kind == "cpu" else None
 
     def on_host_cores(self, device: Device) -> bool:
-        """Whether the device's cores are those of this machine's CPU, which this process may have to share."""
+        """Whether the device uses the cores of this machine's CPU, which this process may have to share."""
         return False
 
     def emulated(self, device: Device) -> bool:
-        """Whether the device only shows that programs work: how long they take there means nothing."""
+        """Whether the device is an emulator: programs work there, but their times mean nothing."""
         return False
 
     def takes_primitives(self, device: Device) -> bool:
-        """Whether the device is sure to take a primitive, so that its power has to be stated beforehand."""
+        """Whether the device can always take a primitive, so that its power must be stated in advance."""
         return device.kind != "fpga"
 
     # --- how its row of the matrix is filled ------------------------------------------------------------------------
 
     def estimator(self, device: Device) -> str | None:
-        """The composer's estimator that fills its row; None: the primitives are measured."""
+        """The composer's estimator for its row of the matrix; None: the primitives are measured."""
         return None
 
     def estimator_parameters(self, device: Device) -> str:
-        """The parameters that its row gives the estimator in place of the usual ones, as `key=value;...`."""
+        """The parameters that replace the estimator's defaults, as `key=value;...`."""
         return ""
 
     def messages_us(self, device: Device) -> float | None:
-        """Microseconds of a host's messages of an iteration of setting 1; None: they are measured."""
+        """Microseconds of a host's messages in one iteration of setting 1; None: they are measured."""
         return None
 
     @property
@@ -244,51 +239,51 @@ class Backend:
         return True
 
     def is_failure(self, error: Exception) -> bool:
-        """Whether `error`, which no PearlError is, says that the device failed, not the user's trainer."""
+        """Whether `error`, which is not a PearlError, means that the device failed and not the user's trainer."""
         return False
 
     # --- where programs run -----------------------------------------------------------------------------------------
 
     def no_program(self, device: Device) -> NoProgram | None:
-        """Why no program can run on the device; None where one can."""
+        """Why no program can run on the device; None if programs can."""
         return None
 
     def note(self, device: Device) -> str:
-        """What the user should know of a program that runs on the device; "" if nothing."""
+        """A note for the user on programs that run on the device; "" if there is none."""
         return ""
 
     def torch_device(self, device: Device) -> str:
-        """The name that torch gives the device where the trainer's tensors lie."""
+        """Torch's name of the device that holds the trainer's tensors."""
         return "cpu"
 
     def device_string(self, device: Device) -> str:
-        """What a Learner, or a Data Storage, on the device is told: torch's name of it, or a selector of its own."""
+        """The argument `device` of a Learner or a Data Storage: torch's name of the device, or the backend's own."""
         return self.torch_device(device)
 
     # --- primitives -------------------------------------------------------------------------------------------------
 
     def replay(self, device: Device) -> Factory | None:
-        """How its Replay Manager is made; None where it has none."""
+        """How its Replay Manager is made; None if it has none."""
         return None
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
-        """Why the device cannot take the Replay Manager of `spec`; None where it can."""
+        """Why the device cannot take the Replay Manager of `spec`; None if it can."""
         return None if self.replay(device) else f"no Replay Manager for {self.csv_name} in this version"
 
     def storage(self, device: Device) -> Factory | None:
-        """How a Data Storage in the device's own memory is made; None where the host's is used."""
+        """How a Data Storage in the device's own memory is made; None if the host's is used."""
         return None
 
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
-        """Whether the device can keep the Data Storage, the Learner being there or elsewhere."""
+        """Whether the device can keep the Data Storage, with or without the Learner on the same device."""
         return with_learner and self.storage(device) is not None
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
     ) -> Sequence[LearnerParameters]:
-        """What is worth measuring of a Learner, the smallest first.
+        """The combinations of a Learner's parameters to measure, the smallest first.
 
-        `most_threads` counts only where `host_cores` is "threads".
+        `most_threads` matters only if `host_cores` is "threads".
         """
         return (LearnerParameters(),)
 

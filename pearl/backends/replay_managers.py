@@ -1,4 +1,4 @@
-"""Replay Managers by the name of their implementation, whatever the backend."""
+"""Replay Managers of all backends, by the name of their implementation."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def make_replay_manager(
     """Make the Replay Manager that `spec` describes; `backend` is the name of one of `replay_managers()`.
 
     `workers` threads share large batches on the CPU; `device` is the selector of the device. The same seed gives the
-    same samples on every backend. Where alpha is a schedule, the manager begins with its first value;
-    `ScheduledExponents` keeps it up to date. Raises ConfigurationError for an unknown backend, and for what a backend
-    lacks.
+    same samples on every backend. If alpha is a schedule, the manager begins with its first value;
+    `ScheduledExponents` keeps it up to date. Raises ConfigurationError for an unknown backend, and for options that the
+    backend does not have.
     """
     known = replay_managers()
     if backend not in known:

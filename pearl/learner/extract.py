@@ -1,4 +1,4 @@
-"""Read a `NetworkSpec` from torch modules, so that no user ever types their network twice."""
+"""Read a `NetworkSpec` from torch modules, so that users need not describe their networks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _METHODS = {
 
 
 class _Tracer(fx.Tracer):
-    """Does not look inside layers that users derive from, nor inside what only changes the dtype."""
+    """Does not trace into subclasses of layers, nor into modules that only change the dtype."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, (nn.Linear, nn.Conv2d, ScaleBytes)) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a traced module once on an example and keeps the shape of every value."""
+    """Runs a traced module on an example and records the shape of every value."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
@@ -87,7 +87,7 @@ def extract_network(
 
 
 def _uses_bare_parameters(module: nn.Module, traced: fx.GraphModule) -> bool:
-    """Whether `forward` uses parameters outside layers, which the operations then do not account for."""
+    """Whether `forward` uses parameters outside layers, which no operation would count."""
     bare = {name for name, _ in module.named_parameters()}
     return any(node.op == "get_attr" and node.target in bare for node in traced.graph.nodes)
 
@@ -160,8 +160,8 @@ def _options(layer: nn.Module) -> dict[str, Scalar | tuple[int, ...]]:
 def extract_networks(trainer: object, observation_shape: tuple[int, ...] | None = None) -> tuple[NetworkSpec, ...]:
     """Specs of a trainer's policy and, for actor-critic trainers, of the networks whose input is the observation.
 
-    `observation_shape` serves a trainer that states no `input_shape`. A network that takes something else than the
-    observation becomes one opaque layer.
+    `observation_shape` is for trainers without `input_shape`. A network whose input is not the observation becomes one
+    opaque layer.
     """
     from pearl.algorithms.trainer import modules_of
 

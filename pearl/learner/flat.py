@@ -1,7 +1,7 @@
 """One flat tensor behind all parameters of a module.
 
-A small network's optimizer step, target update and gradient clearing are bound by the count of tensors, not by their
-sizes: with parameters and gradients as views of two flat tensors, each of these is one operation.
+For small networks, the time of an optimizer step, a target update or the clearing of gradients depends on the number of
+tensors, not on their sizes. With parameters and gradients as views of two flat tensors, each of these is one operation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ALIGNMENT = 16
 class FlatParameters:
     """Re-home the float32 parameters of `module` as views of one flat tensor, and likewise their gradients.
 
-    `parameter` `(size,)` is what an optimizer takes; `parameter.grad` is written by autograd through the views.
-    The module's own parameters stay what they are to everybody else: names, shapes, `state_dict` are unchanged.
+    Give `parameter` `(size,)` to an optimizer; autograd writes `parameter.grad` through the views. The module's own
+    parameters keep their names, shapes and `state_dict`.
     """
 
     def __init__(self, module: nn.Module, *, gradients: bool = True) -> None:
@@ -46,7 +46,7 @@ class FlatParameters:
                 else:
                     p.requires_grad_(False)
                 offset += size
-        # Where the module itself has them: `load_state_dict(assign=True)` puts others into their places.
+        # The module's own entries: `load_state_dict(assign=True)` replaces the parameters there.
         offsets = {id(p): offset for p, offset in self._views}
         self._places = [
             (part._parameters, key, 4 * offsets[id(p)])
@@ -59,8 +59,8 @@ class FlatParameters:
     def require_in_place(self, address: int | None = None) -> None:
         """Raise TrainerError unless the parameters are still views of the flat tensor (at `address`, if given).
 
-        `module.double()`, `.to()` and `load_state_dict(assign=True)` give a module other memory: what trains the flat
-        tensor would go on to train weights that the module no longer uses. Costs about 0.3 us for each parameter.
+        `module.double()`, `.to()` and `load_state_dict(assign=True)` give a module other memory: a Learner would then
+        train weights that the module no longer uses. Costs about 0.3 us for each parameter.
         """
         at = self.parameter.data_ptr()
         try:
@@ -69,7 +69,7 @@ class FlatParameters:
             offsets = []
         if offsets == self._expected and address in (None, at):
             return
-        moved = [key for parameters, key, offset in self._places if not _lies_at(parameters.get(key), at + offset)]
+        moved = [k for parts, k, offset in self._places if (p := parts.get(k)) is None or p.data_ptr() != at + offset]
         raise TrainerError(
             f"{len(moved) or 'All'} of the {len(self._places)} parameters that are trained were given other memory "
             "after the Learner was made, as by module.double(), .to() or load_state_dict(assign=True): it would train "
@@ -78,14 +78,14 @@ class FlatParameters:
         )
 
     def move_to(self, memory: torch.Tensor) -> None:
-        """Keep the values in `memory` `(size,)` float32 from now on, such as memory that a device sees too."""
+        """Keep the values in `memory` `(size,)` float32 from now on, for example in memory shared with a device."""
         memory.copy_(self.parameter.data)
         self.parameter.data = memory
         for p, offset in self._views:
             p.data = memory[offset : offset + p.numel()].view_as(p)
 
     def zero_grad(self) -> None:
-        """Clear the gradients, in place, so that they stay views; TrainerError where parameters no longer are."""
+        """Clear the gradients in place, so that they stay views; TrainerError if parameters no longer are views."""
         self.require_in_place()
         if self.gradient is not None:
             self.gradient.zero_()
@@ -103,7 +103,3 @@ class FlatParameters:
     def _copy_buffers(self, other: FlatParameters) -> None:
         for mine, theirs in zip(self._buffers, other._buffers, strict=True):
             mine.copy_(theirs)
-
-
-def _lies_at(tensor: torch.Tensor | None, address: int) -> bool:
-    return tensor is not None and tensor.data_ptr() == address

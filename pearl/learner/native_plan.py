@@ -1,4 +1,4 @@
-"""Reads from a trainer what the native learner must know, or says in one line what it cannot do."""
+"""Translates a trainer's networks for the native learner, or says in one line what is not supported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class UnsupportedError(Exception):
-    """What the native learner cannot do, in one line."""
+    """Says in one line what the native learner does not support."""
 
 
 def weights_of(flat: FlatParameters) -> np.ndarray:
@@ -32,7 +32,7 @@ def weights_of(flat: FlatParameters) -> np.ndarray:
 
 
 class PinnedWeights:
-    """The memory of flat parameters, and of a single `scalar`, that a kernel was given once."""
+    """Flat parameters, and a single `scalar`, whose memory a kernel holds."""
 
     def __init__(self, *flats: FlatParameters, scalar: torch.Tensor | None = None) -> None:
         self._flats = [(flat, flat.parameter.data_ptr()) for flat in flats]
@@ -40,7 +40,7 @@ class PinnedWeights:
         self._address = 0 if scalar is None else scalar.data_ptr()
 
     def require_in_place(self) -> None:
-        """Raise TrainerError if a module, or the scalar, was given other memory since; called before each step."""
+        """Raise TrainerError if a module, or the scalar, has other memory now; called before each step."""
         for flat, address in self._flats:
             flat.require_in_place(address)
         if self._scalar is not None and self._scalar.data_ptr() != self._address:
@@ -52,7 +52,7 @@ def read_operations(
 ) -> tuple[int, list[Op]]:
     """Inputs and operations of `module`, as `_native.Network` takes them; parameters are offsets into `flat`.
 
-    UnsupportedError names what the native engine cannot do.
+    UnsupportedError says what the native engine does not support.
     """
     _check_module(name, module)
     if isinstance(module, nn.Linear):
@@ -62,9 +62,9 @@ def read_operations(
 
 
 def read_network(name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters) -> _native.Network:
-    """The native network of `module`, whose parameters lie in `flat`; UnsupportedError names what it cannot do.
+    """The native network of `module`, whose parameters are in `flat`; UnsupportedError says what is not supported.
 
-    It is tried against the module on a few random inputs, so that nothing a trace leaves out goes unnoticed.
+    It is compared with the module on a few random inputs, in case the trace has missed something.
     """
     size, ops = read_operations(name, module, input_shape, flat)
     try:
@@ -116,13 +116,14 @@ def _offset(name: str, parameter: torch.Tensor | None, flat: FlatParameters) -> 
 
 def _ops(spec: NetworkSpec, module: nn.Module, flat: FlatParameters) -> list[Op]:
     ops: list[Op] = []
-    values: list[int] = []  # of each layer: the value that holds its result; 0 is the input, i + 1 what op i computes
+    values: list[int] = []  # number of each layer's result: 0 is the network's input, i + 1 the result of ops[i]
 
     def value(layer: int) -> int:
         return 0 if layer == -1 else values[layer]
 
     for layer in spec.layers:
-        if layer.kind in _SAME_VALUES and len(layer.inputs) == 1 and _size(layer.in_shape) == _size(layer.out_shape):
+        same_size = math.prod(layer.in_shape) == math.prod(layer.out_shape)
+        if layer.kind in _SAME_VALUES and len(layer.inputs) == 1 and same_size:
             values.append(value(layer.inputs[0]))
             continue
         ops.append(_op(layer, [value(i) for i in layer.inputs], module, flat))
@@ -132,12 +133,8 @@ def _ops(spec: NetworkSpec, module: nn.Module, flat: FlatParameters) -> list[Op]
     return ops
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
-
-
 def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParameters) -> Op:
-    kind, width = layer.kind, _size(layer.out_shape)
+    kind, width = layer.kind, math.prod(layer.out_shape)
     if kind == "opaque":
         raise UnsupportedError(f"network {layer.name!r} cannot be traced to layers")
     if kind in ("linear", "layernorm"):

@@ -1,4 +1,4 @@
-"""Update rules, natively: what the engine takes from an algorithm's rule, and one step of it."""
+"""Native update rules: the engine's form of an algorithm's rule, and one step of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Rule(Protocol):
         """Train on a batch's columns and its "weights"; returns priorities `(batch,)` and metrics."""
 
     def algorithm(self) -> _native.Algorithm | None:
-        """The same step for a loop without Python, with the settings of now; None where it needs Python."""
+        """The same step for a loop without Python, with the current settings; None if it needs Python."""
 
 
 def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
@@ -59,7 +59,7 @@ def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
 
 
 def make_rule(trainer: object, threads: int) -> Rule:
-    """The rule of `trainer`; UnsupportedError names in one line what cannot be done natively."""
+    """The rule of `trainer`; UnsupportedError says in one line what is not supported."""
     device = getattr(trainer, "device", torch.device("cpu"))
     if torch.device(device).type != "cpu":
         raise UnsupportedError(f"device {device}")
@@ -67,10 +67,6 @@ def make_rule(trainer: object, threads: int) -> Rule:
     if rule.actor is None:
         return _ValueRule(known, rule, step, threads)
     return _ActorCriticRule(known, rule.actor, rule, step, threads)
-
-
-def _optimizer_of(moved: RuleParameters) -> NativeOptimizer:
-    return NativeOptimizer(moved.optimizer_name, moved.optimizer, moved.parameters.parameter)
 
 
 def _read_with_target(network: RuleNetwork, moved: RuleParameters) -> _native.Network:
@@ -105,7 +101,7 @@ class _ValueRule:
         (network,) = rule.critics
         read = _read_with_target(network, step.critics)
         self._trainer, self._step = trainer, step
-        self._optimizer = _optimizer_of(step.critics)
+        self._optimizer = NativeOptimizer(*step.optimizers[0])
         weights = weights_of(step.critics.parameters), _weights_of_target(step.critics)
         self._native = _native.DqnLearner(read, *weights, threads)
         self._weights = pinned(step)
@@ -159,14 +155,10 @@ class _ActorCriticRule:
             _check_target(actor, moved)
             target_actor = weights_of(moved.target)
         self._trainer, self._step = trainer, step
-        self._actor, self._critic = _optimizer_of(moved), _optimizer_of(step.critics)
-        self._log_alpha: np.ndarray | None = None
-        self._temperature: NativeOptimizer | None = None
-        if step.temperature is not None:
-            log_alpha = step.temperature.log_alpha
-            self._log_alpha = log_alpha.detach().numpy().reshape(1)
-            if step.temperature.optimizer is not None:
-                self._temperature = NativeOptimizer("temperature_optimizer", step.temperature.optimizer, log_alpha)
+        self._critic, self._actor, *temperature = (NativeOptimizer(*named) for named in step.optimizers)
+        self._temperature = temperature[0] if temperature else None
+        log_alpha = None if step.temperature is None else step.temperature.log_alpha
+        self._log_alpha = None if log_alpha is None else log_alpha.detach().numpy().reshape(1)
         self._native = _native.ActorCriticLearner(
             native_actor,
             native_critics,

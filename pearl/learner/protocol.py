@@ -27,42 +27,42 @@ class StepResult(NamedTuple):
 
 
 class FusedLoop(Protocol):
-    """Setting 2's loop in one device's own form, without Python."""
+    """Setting 2's loop on one device, without Python."""
 
     def run_once(self, timeout_s: float) -> bool:
-        """Run the next grant and answer it; False if none has come in time."""
+        """Run the next grant and answer it; False if none comes in time."""
 
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far, in all, in each part: `sample`, `gather`, `train`, `update` and `publish`."""
 
     def restart(self) -> None:
-        """Publish the newest weights, and count the steps between publications anew."""
+        """Publish the newest weights, and restart the count of steps between publications."""
 
     def open_window(self) -> None:
-        """Hold sampling off."""
+        """Stop sampling."""
 
     def close_window(self) -> None:
-        """Let sampling go on; without effect where this thread has not opened the window."""
+        """Allow sampling again; no effect unless this thread has opened the window."""
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Indices, weights and columns, or their bytes, of the batch trained last, or of the one that failed."""
+        """Indices, weights and columns (or their bytes) of the last batch, whether trained or failed."""
 
 
 class FusedIteration(Protocol):
-    """One iteration of setting 2 in one device's own form: sample, train, update, without a batch on the host."""
+    """One iteration of setting 2 on one device: sample, train, update, without a batch on the host."""
 
     def train(self, beta: float) -> float:
-        """Run it; the batch's mean absolute TD error."""
+        """Run the iteration; returns the batch's mean absolute TD error."""
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Slots and importance weights of the batch trained last, or of the one that failed."""
+        """Slots and importance weights of the last batch, whether trained or failed."""
 
 
 class Learner(Protocol):
     """One stochastic-gradient step on a batch: FP, LOSS, BP, GA, weight update.
 
-    `prepare` is called once from the thread that will call `step`; all else from that thread only, except
-    `write_weights` and `load_weights` while no step runs. A class that derives from this one fuses nothing by default.
+    One thread calls `prepare` once, and then all other methods; other threads may call `write_weights` and
+    `load_weights` while no step runs. By default, a derived class has no fused loop or iteration.
     """
 
     backend: str
@@ -82,17 +82,20 @@ class Learner(Protocol):
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
 
     def load_weights(self, weights: np.ndarray) -> None:
-        """Take a policy snapshot `(weight_count,)` float32, as `write_weights` gives; TrainerError for another size."""
+        """Load a policy snapshot `(weight_count,)` float32, as `write_weights` gives; TrainerError for another size."""
 
     def fused_loop(
         self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
     ) -> FusedLoop | None:
-        """Make setting 2's loop on the Learner's device; None where it has none, or `replay` or `storage` is elsewhere.
+        """Make setting 2's loop on the Learner's device; None if there is none, or `replay` or `storage` is elsewhere.
 
-        `queues` take grants, answers and the policy, as `pearl.runtime.workers` defines them.
+        `queues` are those of grants, answers and the policy, as `pearl.runtime.workers` defines them.
         """
         return None
 
     def fused_iteration(self, replay: object, storage: object, batch_size: int) -> FusedIteration | None:
-        """Make an iteration on the Learner's device, which the host repeats; None as for `fused_loop`, asked first."""
+        """Make an iteration on the Learner's device, which the host repeats; None as for `fused_loop`.
+
+        The host asks for this before `fused_loop`.
+        """
         return None

@@ -11,13 +11,7 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import (
-    Trainer,
-    TrainerLike,
-    batch_type_of,
-    load_concatenated,
-    policy_tensors,
-)
+from pearl.algorithms.trainer import Trainer, TrainerLike, batch_type_of, load_concatenated, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
@@ -26,9 +20,9 @@ from pearl.learner.trainer_learner import TrainerLearner
 class TorchLearner(TrainerLearner[TrainerLike]):
     """Trains `trainer` on `device`.
 
-    `threads` is torch's intra-operator parallelism on the CPU; `sub_batches` splits a batch, whose gradients add up
-    before the weights move. On CUDA each sub-batch has a stream, so that one's transfer overlaps another's training.
-    With `keep_gradients`, each step returns its gradients, of all optimizers that are attributes of the trainer.
+    `threads` is torch's intra-operator parallelism on the CPU. `sub_batches` splits a batch; the gradients are added
+    before the weights are updated. On CUDA each sub-batch has a stream, so that transfers overlap training.
+    With `keep_gradients`, each step returns the gradients of all optimizers that are attributes of the trainer.
     """
 
     backend = "torch"
@@ -89,7 +83,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             raise TrainerError(
                 f"{type(self.trainer).__name__}.update_policy() must return a tensor of shape ({len(importance)},), a "
                 f"priority for each transition; found {found}."
-                # Next to targets of shape (batch,), values of shape (batch, 1) make errors of shape (batch, batch).
+                # With targets of shape (batch,), values of shape (batch, 1) give errors of shape (batch, batch).
                 + (" Return priorities.squeeze(1), and look for other values of that shape." if column else "")
             )
         result = priorities.detach().to("cpu", torch.float32).numpy()
@@ -98,7 +92,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             raise TrainerError(
                 f"The training step diverged: {int((~np.isfinite(result)).sum())} of {len(result)} priorities are not "
                 "finite. Look at the batch for NaN or huge observations and rewards; a smaller learning rate or "
-                "max_grad_norm may help. Its weights are not to be used: --resume goes on from the last checkpoint."
+                "max_grad_norm may help. Do not use these weights: --resume continues from the last checkpoint."
             )
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
         gradients = None
@@ -162,8 +156,8 @@ class TorchLearner(TrainerLearner[TrainerLike]):
     def _upload(self, name: str, host: torch.Tensor) -> torch.Tensor:
         if host.device == self._torch_device:
             return host
-        # A copy from pageable memory would block; the staging buffer is pinned and reused. The step ends with a
-        # synchronising read of the priorities, so that no copy is still under way when it is refilled.
+        # A copy from pageable memory would block, so the staging buffer is pinned. It is reused: the step ends with a
+        # synchronising read of the priorities, so no copy is in progress when the next step refills it.
         staging = self._pinned.get(name)
         if staging is None or staging.shape != host.shape or staging.dtype != host.dtype:
             staging = self._pinned[name] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)

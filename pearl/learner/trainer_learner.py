@@ -1,4 +1,4 @@
-"""What every Learner of a torch trainer has: the snapshot of its policy."""
+"""The common base of Learners of a torch trainer: the snapshot of its policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class TrainerLearner(Learner, Generic[T]):
-    """The Learner of `trainer`, whose policy's tensors stay where they are for as long as it lives."""
+    """The Learner of `trainer`; the policy's tensors must not be replaced while it lives."""
 
     def __init__(self, trainer: T) -> None:
         self.trainer = trainer
@@ -37,5 +37,5 @@ class TrainerLearner(Learner, Generic[T]):
             target.copy_(concatenated(self._policy))
 
     def load_weights(self, weights: np.ndarray) -> None:
-        """Take a policy snapshot `(weight_count,)` float32."""
+        """Load a policy snapshot `(weight_count,)` float32."""
         load_concatenated(weights, self._policy)

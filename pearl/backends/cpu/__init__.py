@@ -1,4 +1,4 @@
-"""The CPU of this machine: the host, and a device that takes every primitive."""
+"""The CPU of this machine: the host, and a device for every primitive."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ class CpuBackend(Backend):
         return Discovered([host], [Connection(host.name, host.name, latency, bandwidth)])
 
     def hardware(self, device: Device) -> str:
-        """What the machine says: editing the watts of a CPU must not throw its measurements away."""
+        """Facts read from the machine: editing the watts of a CPU must not invalidate its measurements."""
         from pearl.backends.cpu.device import describe_cpu
 
         return describe_cpu().identity()
 
     def host_rank(self, device: Device) -> int:
-        """The best of hosts."""
+        """The CPU is the best host."""
         return 0
 
     def on_host_cores(self, device: Device) -> bool:
-        """They are those."""
+        """The CPU is the host."""
         return True
 
     def replay(self, device: Device) -> Factory:
@@ -89,7 +89,7 @@ class CpuBackend(Backend):
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
     ) -> Sequence[LearnerParameters]:
-        """Powers of two of threads."""
+        """Powers of two as numbers of threads."""
         return [LearnerParameters(threads) for threads in powers_of_two(most_threads)]
 
 

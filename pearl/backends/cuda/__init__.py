@@ -12,7 +12,7 @@ _MOST_STREAMS = 16
 
 
 class CudaBackend(Backend):
-    """The torch Learner, and a Data Storage beside it."""
+    """The torch Learner, and a Data Storage on the same GPU."""
 
     name = csv_name = "cuda"
     kinds = ("gpu",)
@@ -34,13 +34,13 @@ class CudaBackend(Backend):
         return discover(search)
 
     def availability(self, device: Device) -> Availability:
-        """Imports torch to find out."""
+        """Whether torch, which is imported for this, sees the GPU."""
         from pearl.backends.cuda.device import cuda_availability, cuda_index
 
         return cuda_availability(cuda_index(device.selector))
 
     def candidates(self) -> Mapping[str, Device]:
-        """Any."""
+        """One CUDA device."""
         return {"CUDA device": Device("cuda", "gpu", "cuda")}
 
     def hardware(self, device: Device) -> str:
@@ -54,7 +54,7 @@ class CudaBackend(Backend):
         return type(error).__name__ in ("OutOfMemoryError", "AcceleratorError")
 
     def torch_device(self, device: Device) -> str:
-        """Such as cuda:0."""
+        """For example cuda:0."""
         from pearl.backends.cuda.device import cuda_index
 
         return f"cuda:{cuda_index(device.selector)}"
@@ -66,7 +66,7 @@ class CudaBackend(Backend):
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
     ) -> Sequence[LearnerParameters]:
-        """Powers of two of sub-batches, each in a stream of its own."""
+        """Powers of two as numbers of sub-batches, each with its own stream."""
         counts = powers_of_two(min(most_sub_batches, _MOST_STREAMS))
         return [LearnerParameters(1, parts, streams=parts) for parts in counts]
 

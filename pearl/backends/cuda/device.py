@@ -1,6 +1,6 @@
-"""CUDA devices through torch: what they are, and what copying to, from and within them costs.
+"""CUDA devices through torch: their properties, and the cost of copies to, from and within them.
 
-Nothing here imports torch before it is called; nothing here raises for a device that is absent.
+No function imports torch before it is called, and none raises for an absent device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUERY = ("uuid", "driver_version", "power.limit", "clocks.max.sm")
 
 @dataclass(frozen=True)
 class SmiFacts:
-    """What `nvidia-smi` adds to torch: the power limit in watts, the SM clock in MHz, the driver's version."""
+    """Facts that `nvidia-smi` knows but torch does not; the SM clock is in MHz."""
 
     uuid: str
     driver: str
@@ -35,7 +35,7 @@ class SmiFacts:
 
 
 def cuda_index(selector: str) -> int:
-    """The CUDA device index a selector names: `cuda:1`, `1`, or nothing for 0."""
+    """The CUDA device index that a selector names: `cuda:1`, `1`, or nothing for 0."""
     match = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", selector)
     if match:
         return int(match[1])
@@ -90,7 +90,7 @@ def _number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return None  # "[N/A]": the board does not say
+        return None  # "[N/A]": not known for this board
 
 
 def query_smi(timeout_s: float = 10.0) -> list[SmiFacts]:
@@ -113,7 +113,7 @@ def query_smi(timeout_s: float = 10.0) -> list[SmiFacts]:
 
 
 def _facts_of(properties: Any, index: int, facts: list[SmiFacts]) -> SmiFacts | None:
-    """Match by UUID: CUDA_VISIBLE_DEVICES may number the devices otherwise than the tool does."""
+    """Match by UUID: with CUDA_VISIBLE_DEVICES, torch may number the devices differently from the tool."""
     uuid = str(getattr(properties, "uuid", ""))
     for fact in facts:
         if uuid and fact.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-"):
@@ -140,7 +140,7 @@ def _copy_gbps(torch: Any, target: Any, source: Any, index: int, repeats: int = 
 def _copy_latency_us(torch: Any, target: Any, source: Any, index: int, repeats: int = 200) -> float:
     """Microseconds from the call to the end of a small copy.
 
-    On the host's clock: events would leave out the launch, which a message between devices has to wait for.
+    On the host's clock: events would leave out the launch, which is part of the latency of a message.
     """
     with torch.cuda.device(index):
         times = []
@@ -166,7 +166,7 @@ def describe_cuda(index: int, name: str, facts: list[SmiFacts], *, measure: bool
     if measure:
         device = torch.device("cuda", index)
         source = torch.ones(4 * _COPY_BYTES, dtype=torch.uint8, device=device)
-        # Read and written both count, as in the bandwidth a board's vendor states.
+        # Reads and writes both count, as in the vendors' figures.
         bandwidth = round(2 * _copy_gbps(torch, torch.empty_like(source), source, index), 2)
     return Device(
         name=name,
@@ -199,7 +199,7 @@ def measure_host_links(index: int, host: str, name: str) -> list[Connection]:
 
 
 def measure_peer_link(first: int, second: int, source: str, target: str) -> Connection | None:
-    """One CUDA device to another where they reach each other's memory; None where the host must carry it."""
+    """The link between two CUDA devices with peer access; None if copies go through the host."""
     torch, _ = _torch()
     if torch is None or not torch.cuda.can_device_access_peer(first, second):
         return None

@@ -30,7 +30,7 @@ def discover(search: Discovery) -> Discovered:
                 report(f"Measuring the links of {name}")
                 own_links = cuda.measure_host_links(index, "cpu0", name)
                 if device.memory_bandwidth_gbps:
-                    # Not the latency of a copy: its launch is part of what the primitives measure on the device.
+                    # Not the latency of a copy, since measurements of the primitives include the launches.
                     own_links.append(Connection(name, name, MEMORY_LATENCY_US, device.memory_bandwidth_gbps))
             else:
                 own_links = [Connection("cpu0", name, HOST_LINK_LATENCY_US, HOST_LINK_GBPS)]

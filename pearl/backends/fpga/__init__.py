@@ -1,4 +1,4 @@
-"""FPGAs, of whatever vendor, and Intel's FPGA emulator: autorun kernels, by SYCL. Their times are modelled."""
+"""FPGAs of any vendor, and Intel's FPGA emulator: autorun kernels, by SYCL. Their times are modelled."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ ESTIMATOR = "fpga"  # the composer's model of pipelines
 
 
 class FpgaBackend(SyclDevices):
-    """Pipelines: they run on the emulator, and are modelled for the board that its row states.
+    """Pipelines: they run on the emulator, and are modelled for the board that the device's row describes.
 
-    What the device CSV says of an FPGA is what is modelled, and makes its fingerprint. The sycl backend, whose runtime
-    lists FPGAs, discovers them.
+    The row also makes the device's fingerprint. The sycl backend discovers FPGAs, since its runtime lists them.
     """
 
     name = "fpga"
@@ -37,21 +36,21 @@ class FpgaBackend(SyclDevices):
         }
 
     def emulated(self, device: Device) -> bool:
-        """The emulator has a selector of its own."""
+        """Whether the selector is the emulator's."""
         return self.device_string(device) == EMULATOR_SELECTOR
 
     def estimator(self, device: Device) -> str:
-        """The model, of the emulator too."""
+        """The model of pipelines, also for the emulator."""
         return ESTIMATOR
 
     def no_program(self, device: Device) -> NoProgram | None:
-        """A board takes programs that were compiled ahead of time."""
+        """Boards need programs that are compiled ahead of time, which this version cannot make."""
         if self.emulated(device):
             return None
         return NoProgram("an FPGA board: this version runs programs on the FPGA emulator alone", "FPGA boards")
 
     def note(self, device: Device) -> str:
-        """That the prediction is another device's."""
+        """Predictions are for the board, not for the emulator."""
         return f"{device.name} is the FPGA emulator: the prediction is for the board that its row states."
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:

@@ -1,4 +1,4 @@
-"""SYCL devices but FPGAs: Intel's CPU device and Intel GPUs."""
+"""SYCL devices except FPGAs: Intel's CPU device and Intel GPUs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class SyclDevices(Backend):
-    """What all devices of the SYCL runtime have in common."""
+    """The common base of the backends on the SYCL runtime."""
 
     csv_name = "sycl"
     kernels = "pearl._sycl"
     factory_names = ("make_replay_manager", "SyclDataStorage")
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
-        """One of dpctl's filter strings, or what is short for one."""
+        """One of dpctl's filter strings, or a short form of one."""
         sycl_filter(selector, kind)
 
     def availability(self, device: Device) -> Availability:
-        """Loads the SYCL runtime to find out."""
+        """Whether the SYCL runtime, which is loaded for this, lists the device."""
         from pearl.backends.sycl.device import sycl_availability
 
         return sycl_availability(self.device_string(device))
@@ -45,7 +45,7 @@ class SyclDevices(Backend):
         return sycl_filter(device.selector, device.kind)
 
     def replay(self, device: Device) -> Factory:
-        """The one of `pearl.replay` that is called like the backend."""
+        """`make_replay_manager` with the name of this backend."""
         selected = {"backend": self.name, "device": self.device_string(device)}
         return Factory("pearl.replay", "make_replay_manager", selected)
 
@@ -73,13 +73,13 @@ class SyclBackend(SyclDevices):
         }
 
     def discover(self, search: Discovery) -> Discovered:
-        """All that the runtime lists, FPGAs and their emulator among them."""
+        """All devices that the runtime lists, including FPGAs and their emulator."""
         from pearl.backends.sycl.discovery import discover
 
         return discover(search)
 
     def candidates(self) -> Mapping[str, Device]:
-        """One of any, where there is no runtime at all."""
+        """One of each kind; a single device if there is no runtime at all."""
         from pearl.backends.sycl.device import sycl_devices
 
         try:
@@ -99,11 +99,11 @@ class SyclBackend(SyclDevices):
         return sycl_identity(self.device_string(device))
 
     def on_host_cores(self, device: Device) -> bool:
-        """Those of the CPU device are."""
+        """Only the CPU device uses the host's cores."""
         return device.kind == "cpu"
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
-        """Names the options."""
+        """The options that it does not have."""
         from pearl.backends.sycl.replay import unsupported_options
 
         lacking = unsupported_options(spec)
@@ -112,7 +112,7 @@ class SyclBackend(SyclDevices):
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
     ) -> Sequence[LearnerParameters]:
-        """One: the runtime shares a launch among all of the device's cores."""
+        """One combination: the runtime distributes a launch over all of the device's cores."""
         return [LearnerParameters(device.cores or 1)]
 
 
