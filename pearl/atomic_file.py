@@ -14,10 +14,10 @@ from typing import BinaryIO
 def replace_file(path: Path | str, *, durable: bool = True, executable: bool = False) -> Iterator[BinaryIO]:
     """Open a new file for writing; when the block ends without an error, the file takes the place of `path`.
 
-    The folder must exist. The umask decides the permissions, with execution if `executable`. `durable` flushes the
-    content to the disk before the rename, so that a power cut leaves one of the two contents; without it, only a
-    killed process is survived. A link at `path` stays, and its target is replaced. Raises OSError, with `path` as it
-    was. What is no plain file (/dev/stdout) is written to.
+    The folder must exist. Permissions follow the umask, with execution if `executable`. `durable` flushes the content
+    to the disk before the rename, so that the file also survives a power cut; without it, only a kill of the process.
+    A link at `path` stays, and its target is replaced. Raises OSError and leaves `path` unchanged. A path that is not a
+    plain file (/dev/stdout) is written to directly.
     """
     if Path(path).exists() and not Path(path).is_file():  # /dev/stdout, /dev/null: nothing there can be replaced
         with Path(path).open("wb") as stream:
@@ -25,7 +25,7 @@ def replace_file(path: Path | str, *, durable: bool = True, executable: bool = F
         return
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    temporary.unlink(missing_ok=True)  # of a killed process that had the same number
+    temporary.unlink(missing_ok=True)  # left by a killed process with the same id
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666)
     try:
         with os.fdopen(descriptor, "wb") as stream:

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people read them."""
+"""Readable sizes in bytes."""
 
 from __future__ import annotations
 

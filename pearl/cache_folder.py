@@ -1,4 +1,4 @@
-"""Where PEARL keeps what it measured, compiled or fetched."""
+"""The folder in which PEARL keeps measurements, compiled kernels and downloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GROUP_OR_WORLD = stat.S_IWGRP | stat.S_IWOTH
 def cache_folder() -> Path:
     """$PEARL_CACHE_DIR, else `pearl` of $XDG_CACHE_HOME, else `~/.cache/pearl`; it may not exist yet.
 
-    Raises ConfigurationError where nothing says which folder is the user's.
+    Raises ConfigurationError if the user's home folder is not known.
     """
     if folder := os.environ.get("PEARL_CACHE_DIR"):
         return Path(folder)
@@ -29,27 +29,23 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make `folder`, and what is missing of its parents, for its owner alone. Raises OSError."""
-    missing = []
-    at = folder
-    while not at.exists():
-        missing.append(at)
-        at = at.parent
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
+    """Make `folder` and its missing parents, accessible to their owner only. Raises OSError."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(20, "Not a directory", str(folder))
 
 
 def check_private(folder: Path, setting: str = "PEARL_CACHE_DIR") -> None:
-    """Raise DeviceError if anybody but this user and root may have written what lies in `folder`.
+    """Raise DeviceError if users other than this one and root may have written to `folder`.
 
-    Native code is loaded from there: whoever writes to it runs code as this user. `setting` is the environment variable
-    that names another folder.
+    Native code is loaded from there, so a user who can write there could run code as this user. `setting` is the
+    environment variable that names another folder.
     """
     try:
         top = folder.stat()
-        shut = not top.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # then nobody else gets at what is in it
+        shut = not top.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # then no other user can reach the files in it
         for path, found in _entries(folder, top):
             writable = not stat.S_ISLNK(found.st_mode) and found.st_mode & _GROUP_OR_WORLD
             if found.st_uid not in (os.geteuid(), 0):
@@ -70,7 +66,7 @@ def check_private(folder: Path, setting: str = "PEARL_CACHE_DIR") -> None:
 
 
 def _entries(folder: Path, top: os.stat_result) -> Iterator[tuple[Path, os.stat_result]]:
-    """The folder itself and all that is in it, links not followed."""
+    """The folder itself and everything in it; links are not followed."""
     yield folder, top
     folders = [folder]
     while folders:
@@ -81,5 +77,5 @@ def _entries(folder: Path, top: os.stat_result) -> Iterator[tuple[Path, os.stat_
                     yield Path(entry.path), entry.stat(follow_symlinks=False)
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))
-        except FileNotFoundError:  # another process tidied up meanwhile
+        except FileNotFoundError:  # another process has removed it meanwhile
             continue

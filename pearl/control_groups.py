@@ -1,7 +1,7 @@
-"""What the control groups of this process, such as a container's, leave it: cores and memory, ancestors included.
+"""Cores and memory that the control groups of this process, for example a container's, allow it.
 
-A limit may lie on any folder from the root of a controller down to this process's group: a container's own root has no
-limit where only its pod or slice has one. Both versions are read, also where a system uses both.
+Any folder from the root of a controller down to this process's group may have a limit: often only the pod or slice
+above a container has one. Both versions of control groups are read, also on a system that uses both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SYS = Path("/sys")
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """Bytes: the smallest limit, and the least that any of the groups leaves free."""
+    """Bytes: the smallest limit and the smallest free memory of all groups."""
 
     limit: int
     free: int
@@ -37,7 +37,7 @@ def cpu_quota(proc: Path = PROC, sys: Path = SYS) -> float | None:
 def group_memory(proc: Path = PROC, sys: Path = SYS) -> GroupMemory | None:
     """Memory that this process may use (v2 `memory.max` and `memory.high`, v1 `memory.limit_in_bytes`).
 
-    None without a limit. Cached files count as free, since they can be taken back; files in memory do not.
+    None without a limit. Cached files count as free, since the system can drop them; files in shared memory do not.
     """
     limits, free = [], []
     for folder in _groups("memory", proc, sys):
@@ -45,9 +45,7 @@ def group_memory(proc: Path = PROC, sys: Path = SYS) -> GroupMemory | None:
         limit = min((number for number in found if number is not None), default=None)
         if limit is None:
             continue
-        used = _number(folder / "memory.current")
-        if used is None:
-            used = _number(folder / "memory.usage_in_bytes") or 0
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
         limits.append(limit)
         free.append(min(max(limit - used + _cached(folder), 0), limit))
     return GroupMemory(min(limits), min(free)) if limits else None
@@ -72,7 +70,7 @@ def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
 
 
 def _cached(folder: Path) -> int:
-    """Bytes of cached files, those of the group's children included."""
+    """Bytes of cached files, including those of the group's children."""
     counters: dict[str, int] = {}
     for line in _read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")

@@ -1,4 +1,4 @@
-"""Where an error comes from, in the words of a person who reads one line and no traceback."""
+"""The origin of an error in one line, for users who do not read tracebacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGES = Path(__file__).resolve().parent.parent
 
 
 def described(error: BaseException) -> str:
-    """Kind and message of `error`, file, line and function: of the user's own code if it was under way."""
+    """Kind and message of `error`, with file, line and function: the innermost in the user's own code, if any."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
@@ -20,7 +20,7 @@ def described(error: BaseException) -> str:
         return text
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     ours = [frame for frame in frames if not _is_a_librarys(frame.filename)]
-    # Not the program's, which calls all others, unless it is what was under way.
+    # Without the program itself, which is in every traceback.
     users = [f for f in ours if not _is_pearls(f.filename) and not (program and Path(f.filename) == Path(program))]
     place = (users or ours or frames)[-1]
     where = "" if place.name == "<module>" else f", in {place.name}"

@@ -1,4 +1,4 @@
-"""The one exception tree. Every message says what was expected, what was found, where, and what to do."""
+"""All exceptions of PEARL. Every message says what was expected, what was found, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class PearlError(Exception):
 
 
 class ConfigurationError(PearlError, ValueError):
-    """What the user asked for cannot be done as written."""
+    """The user's request cannot be carried out as written."""
 
 
 class DeviceFileError(ConfigurationError):
@@ -16,7 +16,7 @@ class DeviceFileError(ConfigurationError):
 
 
 class FolderHeldError(ConfigurationError):
-    """Another run writes into the folder."""
+    """Another run is writing to the folder."""
 
 
 class EnvError(ConfigurationError):
@@ -36,7 +36,7 @@ class PlacementError(ConfigurationError):
 
 
 class CapacityError(ConfigurationError):
-    """Something does not fit the memory that is free."""
+    """Something does not fit into the free memory."""
 
 
 class DeviceError(PearlError):
@@ -52,7 +52,7 @@ class PriorityError(ReplayError, ValueError):
 
 
 class QueueError(PearlError):
-    """Base of what a queue raises."""
+    """Base of all errors of queues."""
 
 
 class QueueClosedError(QueueError):
@@ -60,11 +60,11 @@ class QueueClosedError(QueueError):
 
 
 class QueueTimeoutError(QueueError, TimeoutError):
-    """Nothing arrived, or no slot became free, in the time given."""
+    """Nothing arrived, or no slot became free, within the timeout."""
 
 
 class ActorError(PearlError):
-    """An actor failed too often to go on; the message carries the environment's own traceback."""
+    """An actor failed too often; the message contains the environment's traceback."""
 
 
 class CheckpointError(PearlError):
@@ -72,7 +72,7 @@ class CheckpointError(PearlError):
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written now; a later try may succeed (a full disk, a lock that another holds)."""
+    """A checkpoint could not be written; a later attempt may succeed (a full disk, a lock of another process)."""
 
 
 class GenerationError(PearlError):

@@ -1,4 +1,4 @@
-"""What a limit of the shell or the container did to this process, in words: which limit, its value, how to raise it."""
+"""Messages for errors caused by a limit of the shell or the container: which limit, its value, how to raise it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from collections.abc import Iterator
 
 from pearl.errors import CapacityError
 
-# Torch alone maps 0.7 GB; in less it does not load, or ends the process in the middle of its own code.
+# Torch alone maps 0.7 GB; with less, it fails to load or crashes the process.
 LEAST_ADDRESS_SPACE = 1_000_000_000
 _FILES = ("too many open files",)
 _THREADS = ("can't start new thread",)
-# Of the dynamic loader, of the kernel, of C++ and of torch.
-_MEMORY = (
-    "failed to map segment",
-    "cannot allocate memory",
-    "cannot create shared object",
-    "bad_alloc",
-    "allocate memory",
-)
+# Messages of the dynamic loader, the kernel, C++ and torch.
+_MEMORY = ("failed to map segment", "cannot create shared object", "bad_alloc", "allocate memory")
 _HOME = ("could not determine home directory", "getpwuid()", "no username set in the environment")
 
 
 def limit_reached(error: BaseException) -> str | None:
-    """What to tell the user where `error`, or what it came of, is a limit of this process; None where it is not."""
+    """The message for the user if a limit of this process caused `error`, directly or indirectly; else None."""
     for cause in _chain(error):
         text = str(cause).lower()
         number = cause.errno if isinstance(cause, OSError) else None
@@ -51,7 +45,7 @@ def limit_reached(error: BaseException) -> str | None:
 
 
 def check_address_space() -> None:
-    """Raise CapacityError where this process may map less memory than loading torch takes."""
+    """Raise CapacityError if this process may map less memory than torch needs to load."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
         raise CapacityError(
@@ -61,7 +55,7 @@ def check_address_space() -> None:
 
 
 def no_home() -> str:
-    """What to do where the user has no home folder."""
+    """The message for a user without a home folder."""
     return (
         f"No home folder is known: HOME is not set, and the user id {os.getuid()} has no entry in the password file. "
         "Set HOME to a folder that you can write, or set PEARL_CACHE_DIR and USER."

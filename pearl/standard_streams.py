@@ -1,4 +1,4 @@
-"""Standard output and error that may be lost: a program whose reader is gone works on, silently."""
+"""Standard output and error that never fail: the program continues silently when their reader is gone."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_PATIENCE_S = 1.0  # for a reader that is slow, where the stream does not block
+_PATIENCE_S = 1.0  # wait for a slow reader of a non-blocking stream
 
 _log = logging.getLogger("pearl.runtime")
 
 
 def keep_standard_streams() -> None:
-    """From now on, writing to `sys.stdout` and `sys.stderr` never fails; may be called again.
+    """Make writing to `sys.stdout` and `sys.stderr` never fail; may be called again.
 
-    What cannot be written (a reader that is gone, a full disk, a terminal that was closed) is dropped. Descriptors 0 to
-    2 that are closed are opened on /dev/null, so that no file of the program gets their numbers. Streams that somebody
-    else has put in place are left alone.
+    Output that cannot be written (the reader is gone, the disk is full, the terminal was closed) is dropped. Closed
+    descriptors 0 to 2 are opened on /dev/null, so that no file of the program gets their numbers. Streams that other
+    code has replaced are left alone.
     """
     for descriptor in range(3):
         _fill(descriptor)
@@ -35,13 +35,13 @@ def keep_standard_streams() -> None:
 
 
 class _Forgiving(io.FileIO):
-    """A descriptor whose writer never sees an error; after the first, it leads to /dev/null."""
+    """A descriptor that is redirected to /dev/null at its first error, which the writer does not see."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         size = memoryview(data).nbytes
         try:
             written = super().write(data)
-            if written is None:  # a stream that does not block is full
+            if written is None:  # a non-blocking stream is full
                 select.select([], [self.fileno()], [], _PATIENCE_S)
                 written = super().write(data)
         except OSError as error:

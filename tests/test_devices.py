@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from composer.platform import Platform
 from pearl import _native, control_groups
 from pearl.backends.cpu import device as cpu
-from pearl.backends.cpu.device import cpu_device, measure_memory_bandwidth, measure_memory_latency_us
+from pearl.backends.cpu.device import cpu_device, host_memory_latency_us, measure_memory_bandwidth
 from pearl.backends.cuda import device as cuda
 from pearl.backends.cuda.device import cuda_index
 from pearl.backends.sycl import device as sycl
@@ -188,7 +188,7 @@ def test_bandwidth_is_measured_within_the_free_memory(available: int, monkeypatc
     monkeypatch.setattr(_native, "random_access_ns", measured)
     info = dataclasses.replace(describe_cpu(), memory_available=available)
     measure_memory_bandwidth(info)
-    measure_memory_latency_us(info)
+    host_memory_latency_us(info)
     assert len(sizes) == 2
     assert all(0 < 2 * size <= max(available // 2, 128 << 10) for size in sizes)
 

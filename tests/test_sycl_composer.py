@@ -381,6 +381,6 @@ def test_a_runtime_that_was_exchanged_is_one_error(composed: Callable[..., Compo
     ends_with_one_error(
         program,
         "Error: SYCL cannot be used: parts of the SYCL runtime do not fit together: intel-sycl-rt 2026.0.0",
-        "(needed: 2025.3.*). Mend it:",
+        "(needed: 2025.3.*). Fix it:",
         PYTHONPATH=os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]),
     )

@@ -114,7 +114,7 @@ def test_wheels_that_do_not_fit_together_are_named_and_not_loaded(
     installed(RIGHT | wheels)
     monkeypatch.setattr(sycl_runtime, "_load", lambda: pytest.fail("a runtime of mixed versions is not to be loaded"))
     reason = Device("s", "cpu", "sycl").availability().reason
-    for text in ("do not fit together", named, "Mend it:", "pip install", "'intel-sycl-rt==2025.3.*'"):
+    for text in ("do not fit together", named, "Fix it:", "pip install", "'intel-sycl-rt==2025.3.*'"):
         assert text in reason
 
 
@@ -154,7 +154,7 @@ def test_a_runtime_that_does_not_load_is_a_reason(
     monkeypatch.setattr(sycl_runtime, "_load", sycl_runtime._load.__wrapped__)
     available = sycl.sycl_availability("cpu")
     assert not available.ok
-    for text in ("does not load", str(broken), "Mend it:", "pip install"):
+    for text in ("does not load", str(broken), "Fix it:", "pip install"):
         assert text in available.reason
 
 

@@ -1,6 +1,6 @@
 """Devices: what they are, which exist on this machine, and the CSV files that describe them.
 
-Values only. What depends on the kind of a device is in `pearl.backends`; names from there are loaded when asked for.
+This package has values only; code for each kind of device is in `pearl.backends`, whose names are loaded at first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a device and a connection are: the rows of the device CSV and of the connection CSV."""
+"""Devices and connections: the rows of the device CSV and of the connection CSV."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELECTOR_LENGTH = 256
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a device can be used here, and if not (`ok` is False) why."""
+    """Whether a device can be used here (`ok`), and if not, the reason."""
 
     ok: bool
     reason: str = ""
@@ -32,7 +32,7 @@ class Availability:
 class Device:
     """One row of the device CSV; a value that is not known is None.
 
-    `shares_with` names another device that is the same piece of silicon: what runs on one slows the other down.
+    `shares_with` names another device on the same silicon: work on one slows the other down.
     Frequencies are in MHz, memory in GB (10^9 bytes), bandwidth in gigabytes per second, `sram_kb` in KB (10^3
     bytes), power in watts. `cores` are logical cores of a CPU, multiprocessors of a GPU.
     """
@@ -85,9 +85,9 @@ class Device:
                 )
 
     def availability(self) -> Availability:
-        """Say whether the device can be used on this machine; one that is not here by its own row counts as usable.
+        """Whether the device can be used on this machine; null and modelled devices count as usable.
 
-        To find out, a cuda device imports torch and a sycl device loads the SYCL runtime.
+        For a cuda device this imports torch, for a sycl device it loads the SYCL runtime.
         """
         from pearl.backends import backend_of
 
@@ -139,7 +139,7 @@ CONNECTION_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Connection))
 
 
 def check_selector(kind: DeviceKind, backend: str, selector: str) -> None:
-    """Raise ConfigurationError unless `selector` is one that `backend` understands for a device of `kind`."""
+    """Raise ConfigurationError unless `selector` is valid for a device of `kind` with this `backend`."""
     from pearl.backends import backend_for, csv_names
 
     if len(selector) > SELECTOR_LENGTH or not selector.isprintable():

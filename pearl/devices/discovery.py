@@ -12,19 +12,15 @@ from pearl.devices.description import CONNECTION_COLUMNS, DEVICE_COLUMNS, Connec
 from pearl.errors import ConfigurationError
 
 
-def _silent(_message: str) -> None:
-    return None
-
-
 def discover(
     measure: bool = True, progress: Callable[[str], None] | None = None, *, own_silicon: bool = False
 ) -> tuple[list[Device], list[Connection]]:
-    """List this machine's devices, the CPU first, and their connections: each backend is asked for its own.
+    """List this machine's devices, the CPU first, and their connections, backend by backend.
 
-    With `measure` off nothing is timed: bandwidths stay empty and host links carry the defaults of
-    `pearl.backends.links`. A device that fails is reported to `progress` and to the log, and left out. SYCL's CPU
-    device and the FPGA emulator come with `shares_with`: they compute on the CPU. With `own_silicon` these are named to
-    `progress` and left out; the SYCL runtime is then loaded only where there may be a GPU or a board for it.
+    Without `measure` nothing is timed: bandwidths stay empty and host links get the defaults of `pearl.backends.links`.
+    A device that fails is reported to `progress` and to the log, and left out. SYCL's CPU device and the FPGA emulator
+    compute on the CPU and get `shares_with`. With `own_silicon` they are reported and left out, and the SYCL runtime is
+    loaded only if there may be a GPU or a board.
     """
     from pearl.backends import backends
     from pearl.backends.protocol import Discovery
@@ -34,7 +30,7 @@ def discover(
     for backend in backends():
         host = devices[0] if devices else None
         memory = [link for link in connections if host is not None and link.source == link.target == host.name]
-        found = backend.discover(Discovery(measure, progress or _silent, own_silicon, host, memory))
+        found = backend.discover(Discovery(measure, progress or (lambda _: None), own_silicon, host, memory))
         devices += found.devices
         connections += found.connections
     return devices, connections

@@ -1,1 +1,1 @@
-"""Between processes and threads: shared memory, doorbells, ring queues, versioned snapshots. Nothing here knows RL."""
+"""Communication of processes and threads, independent of RL: shared memory, doorbells, ring queues, snapshots."""

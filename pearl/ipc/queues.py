@@ -1,8 +1,8 @@
 """Queues between processes and threads, all in shared memory.
 
-Rings have fixed-size slots whose fields are NumPy views: writing a message is writing into the arrays that the reader
-will see. Each has one producer and one consumer; each publication rings the consumer's doorbell, if it has one, so that
-a consumer of many queues sleeps on one word.
+Rings have fixed-size slots whose fields are NumPy views: the producer writes a message into the arrays that the
+consumer reads. Each has one producer and one consumer; each publication rings the consumer's doorbell, if it has one,
+so that a consumer of many queues waits on a single word.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bell:
         self.native = _native.Doorbell(buffer.memory)
 
     def value(self) -> int:
-        """A count that every ring changes; read it before looking at the queues."""
+        """A count that every ring changes; read it before checking the queues."""
         return self.native.value()
 
     def wait(self, seen: int, timeout_s: float) -> bool:
@@ -51,8 +51,8 @@ class Bell:
 class ColumnQueue:
     """Bounded single-producer, single-consumer ring; each slot holds the arrays that `fields` describe.
 
-    Pass it to a spawned process to share it. `with` closes it, which wakes both sides: a producer then gets
-    QueueClosedError at once, a consumer after it has read what was published.
+    Pass it to a spawned process to share it. `with` closes it, which wakes both sides: the producer gets
+    QueueClosedError at once, the consumer after it has read all published messages.
     """
 
     def __init__(self, fields: Sequence[FieldSpec], slots: int, bell: Bell | None = None) -> None:
@@ -92,7 +92,7 @@ class ColumnQueue:
         return None if slot < 0 else self._views[slot]
 
     def publish(self, rows: int = 0) -> None:
-        """Producer: hand the reserved slot over, with a count of rows filled."""
+        """Producer: publish the reserved slot, with the count of rows filled."""
         self._native.publish(rows)
 
     def peek(self, timeout_s: float = 0.0) -> tuple[dict[str, np.ndarray], int] | None:
@@ -101,7 +101,7 @@ class ColumnQueue:
         return None if slot < 0 else (self._views[slot], self._native.count(slot))
 
     def release(self) -> None:
-        """Consumer: give the slot of the last `peek` back."""
+        """Consumer: free the slot of the last `peek`."""
         self._native.release()
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class ColumnQueue:
 
 
 class WeightSyncQueue:
-    """WSQ: versioned snapshots of the policy's weights, one writer, any number of readers, each sees the newest."""
+    """WSQ: versioned snapshots of the policy's weights, with one writer and any number of readers of the newest."""
 
     def __init__(self, weight_count: int) -> None:
         nbytes = 4 * weight_count
@@ -148,7 +148,7 @@ class WeightSyncQueue:
         return self._native
 
     def reader(self) -> WeightSyncQueue:
-        """Another reader in this process, which has seen nothing yet."""
+        """Another reader in this process, which has read nothing yet."""
         other = WeightSyncQueue.__new__(WeightSyncQueue)
         other._attach(self.weight_count, self._buffer, create=False)
         return other

@@ -1,4 +1,4 @@
-"""Memory that several processes see, and that the system frees when the last of them ends, however it ends."""
+"""Memory shared by processes, which the system frees when the last of them ends in any way."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 class SharedBuffer:
     """`nbytes` of zeroed memory, inherited by a spawned process to which it is passed as an argument.
 
-    It is an unnamed file in memory (memfd), not a named segment: nothing stays behind after a SIGKILL, and the size of
-    /dev/shm, small in containers, does not limit it.
+    It is an unnamed file in memory (memfd), not a named segment: nothing remains after a SIGKILL, and the size of
+    /dev/shm, which is small in containers, does not limit it.
     """
 
     def __init__(self, nbytes: int, *, _fd: int | None = None) -> None:
@@ -43,7 +43,7 @@ class SharedBuffer:
         return _attach, (self.nbytes, reduction.DupFd(self._fd))
 
     def __del__(self) -> None:
-        # The mapping outlives the descriptor and is unmapped when the last view of it goes.
+        # The mapping outlives the descriptor; it ends with its last view.
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Where the arrays of a Data Storage lie: this process's memory, a file, or memory that other processes see."""
+"""Where the arrays of a Data Storage are: in this process's memory, in a file, or in shared memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILE_FORMAT = 2
 _MAGIC = b"PEARLSTO"
 _HEADER_NBYTES = 1 << 16  # magic, length of the JSON text, the text
 _PAGE = 4096
-# At the end of the page with the ring's place: whether the file was closed, and in which run of the system it was open.
+# At the end of the page with the ring's place: whether the file was closed, and the boot during which it was open.
 _MARK_NBYTES = 64
 _CLOSED, _IN_USE = b"closed", b"in use"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -44,12 +44,12 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array: `shape` whole, dtype as NumPy names it."""
+    """One array: its whole shape, and the name of its NumPy dtype."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    grows: bool = False  # takes its room on the disk as `reserve` says, not at once
+    grows: bool = False  # takes its disk space by `reserve`, not at once
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +58,7 @@ class ArraySpec:
 
 
 class Place(NamedTuple):
-    """How far a ring is: `claimed` exceeds `inserted` while rows are being written."""
+    """The position of a ring: `claimed` exceeds `inserted` while rows are being written."""
 
     size: int
     cursor: int
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 class RamBacking:
-    """Arrays of this process; the system commits their memory as it is written to."""
+    """Arrays of this process; the system commits their memory at the first write."""
 
     kind: BackingKind = "ram"
     path: Path | None = None
@@ -75,29 +75,20 @@ class RamBacking:
 
     def __init__(self, specs: Sequence[ArraySpec]) -> None:
         self.arrays: dict[str, np.ndarray] = {s.name: np.zeros(s.shape, s.dtype) for s in specs}
-        self._place = Place(0, 0, 0, 0)
-
-    def publish(self, place: Place) -> None:
-        """Say how far the ring is."""
-        self._place = place
-
-    def place(self) -> Place:
-        """How far the ring was said to be."""
-        return self._place
 
     def reserve(self, name: str, rows: int) -> None:
-        """Nothing: memory is committed as it is written to."""
+        """Nothing: the system commits memory at the first write."""
 
     def flush(self) -> None:
         """Nothing: there is no file."""
 
     def close(self, *, complete: bool = True) -> None:
-        """Let go of the arrays."""
+        """Drop the arrays."""
         self.arrays = {}
 
 
 class MappedBacking:
-    """Arrays in one mapping, and before them the place of the ring, which other processes may read at any time."""
+    """Arrays in one mapping, preceded by the place of the ring, which other processes may read at any time."""
 
     def __init__(
         self,
@@ -117,7 +108,7 @@ class MappedBacking:
         with contextlib.suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)  # not every file system has them
         self._mark = np.frombuffer(memory, np.uint8, _MARK_NBYTES, _HEADER_NBYTES + _PAGE - _MARK_NBYTES)
-        self._reserved: dict[str, int] = {}  # rows of the arrays that take their room on the disk step by step
+        self._reserved: dict[str, int] = {}  # rows of the arrays that grow for which disk space was taken
         self._specs = {s.name: (s, offset) for s, offset in zip(specs, _offsets(specs), strict=True) if s.grows}
         place_bytes = np.frombuffer(memory, np.uint8, _PLACE_NBYTES, _HEADER_NBYTES)
         self._snapshot = _native.Snapshot(place_bytes, _PLACE.itemsize * len(Place._fields), create)
@@ -129,11 +120,11 @@ class MappedBacking:
             self.publish(Place(0, 0, 0, 0))
 
     def publish(self, place: Place) -> None:
-        """Say how far the ring is; readers see this or the place before, never a mixture."""
+        """Publish the ring's place; readers see this or the previous place, never a mixture."""
         self._snapshot.write(np.array(place, _PLACE).view(np.uint8))
 
     def place(self) -> Place:
-        """How far the ring was last said to be. Any process."""
+        """The place published last, by any process."""
         values = np.empty(len(Place._fields), _PLACE)
         try:
             version = self._snapshot.read(values.view(np.uint8), 0)
@@ -148,9 +139,10 @@ class MappedBacking:
         self._set_mark(_IN_USE)
 
     def check_mark(self) -> None:
-        """Raise ReplayError unless the file was closed, or its writer ended while the system went on.
+        """Raise ReplayError unless the file was closed, or its writer ended and the system did not.
 
-        A file outlives a killed process whole. It outlives the system's end only as far as it was written out.
+        After a kill of the process, the file is whole. After a crash of the system, rows may be missing that were not
+        written out.
         """
         state, _, boot = self._mark.tobytes().rstrip(b"\0").partition(b":")
         if state not in (_CLOSED, _IN_USE):
@@ -167,26 +159,26 @@ class MappedBacking:
             self._memory.flush(_HEADER_NBYTES, _PAGE)
 
     def reserve(self, name: str, rows: int) -> None:
-        """Take room on the disk for the first `rows` rows of an array that `grows`; CapacityError if it is full."""
+        """Take disk space for the first `rows` rows of an array that `grows`; CapacityError if the disk is full."""
         if self._lock < 0 or rows <= self._reserved.get(name, 0):
             return
         spec, offset = self._specs[name]
         row = spec.nbytes // spec.shape[0]
-        ahead = min(_RESERVED_AT_ONCE, spec.nbytes // 16)  # of a small array a part too: most of it may stay empty
+        ahead = min(_RESERVED_AT_ONCE, spec.nbytes // 16)  # a small part, since most of the array may stay empty
         rows = min(spec.shape[0], rows + ahead // max(row, 1))
         assert self.path is not None
         reserve_disk(self.path, self._lock, offset, rows * row)
         self._reserved[name] = rows
 
     def flush(self) -> None:
-        """Wait until the system has written a file's pages out: what survives a loss of power."""
+        """Wait until the system has written a file's pages to the disk, where they survive a power cut."""
         if self._memory is not None and self.shared is None:
             self._memory.flush()
 
     def close(self, *, complete: bool = True) -> None:
-        """Let go of the arrays; the mapping ends when the last view of it does.
+        """Drop the arrays; the mapping ends with the last view of it.
 
-        A file of this process is written out and marked as closed, unless it is not `complete`.
+        If this process writes the file, it is written out and marked as closed, unless it is not `complete`.
         """
         if complete and self._lock >= 0:
             try:
@@ -218,8 +210,8 @@ _PLACE_NBYTES = _native.Snapshot.nbytes(_PLACE.itemsize * len(Place._fields))
 def make_backing(kind: BackingKind, specs: Sequence[ArraySpec], path: str | os.PathLike[str] | None) -> Backing:
     """Make zeroed arrays, or open those of the file `path` if there is one (kind "memmap").
 
-    Raises ConfigurationError for an unknown kind or a path that is missing or too many, ReplayError for a file that
-    is not a Data Storage of these arrays, and CapacityError if the disk is too full.
+    Raises ConfigurationError for an unknown kind or a missing or superfluous path, ReplayError for a file that is not a
+    Data Storage of these arrays, and CapacityError if the disk is too full.
     """
     if kind not in BACKINGS:
         raise ConfigurationError(f"backing must be one of {', '.join(map(repr, BACKINGS))}; found {kind!r}.")
@@ -239,7 +231,7 @@ def make_backing(kind: BackingKind, specs: Sequence[ArraySpec], path: str | os.P
     for _ in range(_ATTEMPTS):
         try:
             return open_file(file, specs, writable=True) if file.exists() else _create_file(file, specs)
-        except (FileExistsError, FileNotFoundError):  # another process made it, or removed it, in between
+        except (FileExistsError, FileNotFoundError):  # another process has made or removed it meanwhile
             continue
     raise ReplayError(f"{file} keeps appearing and disappearing. Choose another path.")
 
@@ -252,7 +244,7 @@ def attach(buffer: SharedBuffer, specs: Sequence[ArraySpec]) -> MappedBacking:
 def open_file(path: Path, specs: Sequence[ArraySpec], *, writable: bool) -> MappedBacking:
     """Open an existing file; raises ReplayError unless it is a Data Storage of exactly these arrays, and whole.
 
-    A writer takes the room of the whole file on the disk, where a copy may have left it out.
+    A writer takes disk space for the whole file: a copy may be sparse.
     """
     try:
         file = path.open("r+b")
@@ -281,10 +273,9 @@ def open_file(path: Path, specs: Sequence[ArraySpec], *, writable: bool) -> Mapp
 
 
 def _create_file(path: Path, specs: Sequence[ArraySpec]) -> MappedBacking:
-    """Make the file, of which nobody sees a part: it gets its name when it is whole, and locked by this process.
+    """Make the file, locked by this process; it gets its name when it is complete, so that nobody sees a part of it.
 
-    Only its owner may read it, as an environment's observations may be nobody else's business. Raises FileExistsError
-    if another process was quicker.
+    Only its owner may read it: observations may be confidential. Raises FileExistsError if another process was faster.
     """
     text = json.dumps(_document(specs)).encode()
     if len(text) > _HEADER_NBYTES - 16:
@@ -322,10 +313,10 @@ def _create_file(path: Path, specs: Sequence[ArraySpec]) -> MappedBacking:
 
 
 def _publish(partial: Path, path: Path) -> None:
-    """Give the file its name, unless another has it: a rename would take it away from its owner."""
+    """Give the file its name, unless that name is taken: a rename would replace the other process's file."""
     try:
         os.link(partial, path)
-    except (FileExistsError, FileNotFoundError):  # the latter: taken for one left behind, before it was locked
+    except (FileExistsError, FileNotFoundError):  # not found: another process removed it before it was locked
         raise
     except OSError as error:
         raise ConfigurationError(
@@ -335,7 +326,7 @@ def _publish(partial: Path, path: Path) -> None:
 
 
 def _remove_partial(path: Path) -> None:
-    """Remove what processes that were killed while they made this file left behind: nobody holds its lock."""
+    """Remove partial files of killed processes: those that nobody has locked."""
     for partial in path.parent.glob(f"{glob.escape(path.name)}.*{_PARTIAL}"):
         with contextlib.suppress(OSError), partial.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -343,7 +334,7 @@ def _remove_partial(path: Path) -> None:
 
 
 def _reserve_file(path: Path, descriptor: int, specs: Sequence[ArraySpec]) -> None:
-    """Take room on the disk for all but the arrays that grow: a disk that is full would end the process by a signal."""
+    """Take disk space for all arrays that do not grow: writing to a full disk would end the process by a signal."""
     start = 0
     for spec, offset in zip(specs, _offsets(specs), strict=True):
         if spec.grows:
@@ -353,7 +344,7 @@ def _reserve_file(path: Path, descriptor: int, specs: Sequence[ArraySpec]) -> No
 
 
 def reserve_disk(path: Path, descriptor: int, offset: int, nbytes: int) -> None:
-    """Take room on the disk for a part of an open file at `path`; CapacityError if the disk is full."""
+    """Take disk space for a part of an open file at `path`; CapacityError if the disk is full."""
     if nbytes == 0:
         return
     try:
@@ -368,7 +359,7 @@ def reserve_disk(path: Path, descriptor: int, offset: int, nbytes: int) -> None:
 
 
 def _refuse_size(path: Path, descriptor: int, nbytes: int, error: OSError) -> None:
-    """Raise CapacityError if that is what the error means."""
+    """Raise CapacityError if the error means that the file is too large or the disk is full."""
     if error.errno == errno.EFBIG:
         raise CapacityError(
             f"A Data Storage that needs {readable_size(nbytes)} is larger than a file at {path} may be "
@@ -384,7 +375,7 @@ def _refuse_size(path: Path, descriptor: int, nbytes: int, error: OSError) -> No
 
 
 def _boot_id() -> bytes:
-    """The name of the system's present run, from its start to its end."""
+    """An identifier that changes at each boot of the system."""
     try:
         return _BOOT_ID.read_bytes().strip()[: _MARK_NBYTES // 2 + 8]
     except OSError:
@@ -392,9 +383,9 @@ def _boot_id() -> bytes:
 
 
 def _lock(path: Path, fd: int, *, wait: bool = False) -> int:
-    """Take the file for writing and return a descriptor that holds it; it ends with the process, however that ends.
+    """Lock the file for writing and return a descriptor that holds the lock, until the process ends in any way.
 
-    `wait` is for a file without a name, which others hold only while they look whether it was left behind.
+    `wait` is for a partial file, which others lock only for a moment, to see whether it was left behind.
     """
     held = os.dup(fd)
     try:

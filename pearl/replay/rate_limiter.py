@@ -1,4 +1,4 @@
-"""How many samples are drawn per item inserted, held within bounds by making the side that runs ahead wait."""
+"""Limits the ratio of samples drawn to items inserted: the side that is ahead waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pearl.errors import ConfigurationError, QueueClosedError, QueueTimeoutError
 
-_SLICE_S = 0.1  # a wait is cut into slices of this length, so that Ctrl-C is seen
+_SLICE_S = 0.1  # the longest uninterruptible wait, so that Ctrl-C works
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class RateLimiterStatistics:
 
 
 class RateLimiter:
-    """Lets insertion and sampling go on while `min_diff <= inserted * samples_per_insert - sampled <= max_diff`.
+    """Allows insertion and sampling while `min_diff <= inserted * samples_per_insert - sampled <= max_diff`.
 
-    The rules are those of Reverb's RateLimiter (Cassirer et al. 2021): until `min_size` items were inserted, any
-    insertion may go on and no sampling; after that, an insertion of n items may if the difference stays at most
-    `max_diff`, and a sampling of n items if it stays at least `min_diff`. Both wait with a timeout, and count what
-    they let through. Any thread may call anything; waiting threads see a new configuration at once.
+    The rules are those of Reverb's RateLimiter (Cassirer et al. 2021). Until `min_size` items are inserted, any
+    insertion is allowed and no sampling. After that, n items may be inserted if the difference stays at most
+    `max_diff`, and n items may be sampled if it stays at least `min_diff`. Both wait with a timeout, and count the
+    items that they allow. Any thread may call any method; waiting threads see a new configuration at once.
 
-    With `error_buffer`, the bounds are `samples_per_insert * min_size` minus and plus it; a pair gives it below and
-    above. An infinite one only holds sampling until `min_size`.
+    The bounds are `samples_per_insert * min_size` minus and plus `error_buffer`; a pair is the buffer below and above.
+    With an infinite buffer, sampling only waits for `min_size`.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class RateLimiter:
         min_size: int | None = None,
         error_buffer: float | tuple[float, float] | None = None,
     ) -> None:
-        """Change what is given and keep the rest; the counts go on, and whoever now may go on does.
+        """Change the given settings and keep the others and the counts; threads that may now continue are woken.
 
-        Raises ConfigurationError, changing nothing, for values that RateLimiter would not take.
+        Raises ConfigurationError, changing nothing, for values that the constructor would refuse.
         """
         with self._changed:
             self._configure(
@@ -134,7 +134,7 @@ class RateLimiter:
             )
 
     def restore(self, *, inserted: int, sampled: int) -> None:
-        """Go on from saved counts."""
+        """Continue from saved counts."""
         _check_count(inserted)
         _check_count(sampled)
         with self._changed:
@@ -142,7 +142,7 @@ class RateLimiter:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake whoever waits; every wait then raises QueueClosedError. May be repeated."""
+        """Wake all waiting threads; every wait then raises QueueClosedError. May be repeated."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -153,8 +153,7 @@ class RateLimiter:
         if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 1:
             raise ConfigurationError(f"min_size must be a whole number of at least 1; found {min_size!r}.")
         below, above = error_buffer if isinstance(error_buffer, tuple) else (error_buffer, error_buffer)
-        # Narrower than one insertion and one sampling, neither side could ever go on.
-        least = max(1.0, ratio)
+        least = max(1.0, ratio)  # a smaller buffer deadlocks
         if not (below >= 0 and above >= 0 and below + above >= 2 * least):
             raise ConfigurationError(
                 f"error_buffer must be at least {least:g}, the larger of 1 and samples_per_insert, or both sides would "

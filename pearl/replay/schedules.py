@@ -1,4 +1,4 @@
-"""Schedules of a Replay Manager's exponents: numbers that follow the run's steps."""
+"""Schedules of a Replay Manager's exponents: numbers that depend on the run's steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Linear:
-    """From `start` at step 0 in a straight line to `final` at step `steps`, and `final` ever after."""
+    """Linear from `start` at step 0 to `final` at step `steps`, then constant."""
 
     start: float
     final: float
@@ -54,9 +54,9 @@ def as_schedule(value: float | Schedule) -> Schedule:
 class ScheduledExponents:
     """alpha and beta of one Replay Manager over a run: call it once a step, and pass the beta it returns to `sample`.
 
-    Each is a number or any callable from step to number. A new alpha requantises every slot, so alpha is looked at
-    only every `alpha_interval` steps; None leaves it alone. What holds at a step depends on nothing but the step, so
-    a resumed run goes on alike.
+    Each is a number or any callable from step to number. A new alpha requantises every slot, so alpha changes only
+    every `alpha_interval` steps; None leaves it unchanged. Both depend on the step alone, so a resumed run continues in
+    the same way.
     """
 
     def __init__(

@@ -601,7 +601,7 @@ class DataStorage:
         ring = self._ring
         if self._native is None or self._backing.writable:
             return Place(ring.size, ring.cursor, ring.inserted, ring.inserted + self._lost)
-        return self._backing.place()
+        return self._backing.place()  # type: ignore[union-attr]  # readers have a MappedBacking
 
     def _claim(self, count: int) -> None:
         """Tell readers that the next `count` rows are being written (0: they are written)."""

@@ -1,4 +1,4 @@
-"""Batches without repetition, drawn stratum by stratum: Deville's systematic sampling, in NumPy."""
+"""Deville's systematic sampling in NumPy: batches without repetition, drawn stratum by stratum."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Words = NDArray[np.uint64]
 
 
 def sample_systematically(random: Words, masses: Words, count: int) -> tuple[NDArray[np.int64], int]:
-    """Return `(count,)` different indices of positive `masses`, and what a mass counts at most for its weight.
+    """Return `(count,)` different indices of positive `masses`, and the largest mass that counts for a weight.
 
-    Index i is drawn with the probability `count * masses[i] / sum(masses)`. Where that is 1 or more, it is drawn for
-    certain, and the other draws are shared out over the rest in the same way. `random` is uint64 `(2 * count,)`.
+    Index i is drawn with probability `count * masses[i] / sum(masses)`. If that is 1 or more, it is drawn for certain,
+    and the other draws are distributed over the other indices in the same way. `random` is uint64 `(2 * count,)`.
 
-    The rest is cut into strata of equal mass, one for each draw. A mass that crosses the border of two strata is drawn
-    in the second with a probability that depends on whether it was drawn in the first, so that it never comes twice and
-    keeps its probability (Deville 1998; Chauvet, "On a characterization of ordered pivotal sampling", 2012).
+    The other masses are cut into strata of equal mass, one for each draw. A mass that crosses the border of two strata
+    is drawn in the second with a probability that depends on whether it was drawn in the first: so it is never drawn
+    twice and keeps its probability (Deville 1998; Chauvet, "On a characterization of ordered pivotal sampling", 2012).
     """
     masses, certain = masses.copy(), list[int]()
     while True:
@@ -34,7 +34,7 @@ def sample_systematically(random: Words, masses: Words, count: int) -> tuple[NDA
     points, turns = [], []
     for k, slot in enumerate(borders):
         mass = int(masses[slot]) * left
-        before = k * total - (int(ends[slot]) * left - mass)  # of the mass at the border, what lies before it
+        before = k * total - (int(ends[slot]) * left - mass)  # the part of the border's mass that lies before it
         behind = mass - before if before else 0
         points.append((k * total + behind + _scaled(random[k], total - behind)) // left)
         turns.append(_scaled(random[count + k], total - before) < behind)

@@ -1,6 +1,6 @@
-"""The CPU of this machine: cores that may be used, caches, instruction sets, memory and its measured bandwidth.
+"""The CPU of this machine: usable cores, caches, instruction sets, memory and its measured bandwidth.
 
-Everything is read from `/proc` and `/sys`; what is absent there is reported as 0, empty or None, never guessed.
+Everything is read from `/proc` and `/sys`. A fact that is absent there becomes 0, empty or None, never a guess.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _GB = 1e9
 _CACHE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# The flags of /proc/cpuinfo and what compilers call them.
+# The flags of /proc/cpuinfo and the compilers' names for them.
 _ISA_FLAGS = {
     "sse4_2": "sse4.2",
     "avx": "avx",
@@ -36,17 +36,17 @@ _ISA_FLAGS = {
     "avx512_vnni": "avx512vnni",
     "asimd": "neon",
 }
-# A bandwidth buffer is far larger than any cache, yet leaves most of a small machine's memory alone.
+# A bandwidth buffer is far larger than any cache, but takes little of a small machine's memory.
 _LARGEST_BUFFER = 512 << 20
 _SMALLEST_BUFFER = 8 << 20
-_LEAST_BUFFER = 64 << 10  # where hardly any memory is free: a wrong number rather than the end of the process
+_LEAST_BUFFER = 64 << 10  # if almost no memory is free: a wrong result is better than a killed process
 
 
 @dataclass(frozen=True)
 class CpuInfo:
     """Facts about the CPU. Caches in bytes (0: unknown), `cpu_quota` in cores (None: no limit).
 
-    Memory in bytes, of the machine or what a container's limits leave of it (0: unknown).
+    Memory in bytes, as far as a container's limits allow (0: unknown).
     """
 
     model: str
@@ -64,7 +64,7 @@ class CpuInfo:
     package_watts: float | None
 
     def identity(self) -> str:
-        """What must stay equal for measurements to stay valid: not the free memory, not the current clock."""
+        """The facts that measurements depend on: without the free memory and the current clock."""
         caches = f"{self.l1d_bytes}/{self.l2_bytes}/{self.l3_bytes}"
         cores = f"{self.logical_cores}/{self.physical_cores}/{self.numa_nodes}"
         return f"{platform.machine()}|{self.model}|{cores}|{caches}|{' '.join(self.isa)}"
@@ -111,7 +111,7 @@ def _caches(sys: Path, cpuinfo: str, cpu: int) -> tuple[int, int, int]:
         if kind in ("Data", "Unified"):
             found.setdefault(_read(index / "level"), _size(_read(index / "size")))
     if not found:
-        # /proc/cpuinfo knows one number only, the size of the last level but one or the last.
+        # /proc/cpuinfo has a single number, the size of one of the last two levels.
         found["2"] = _size(_cpuinfo_value(cpuinfo, "cache size").upper())
     return found.get("1", 0), found.get("2", 0), found.get("3", 0)
 
@@ -126,13 +126,13 @@ def _physical_cores(sys: Path, cpus: set[int]) -> int:
 
 
 def _isa(cpuinfo: str) -> tuple[str, ...]:
-    """The instruction sets that matter to kernels, from the kernel alone: what is installed must not change them."""
+    """The instruction sets that matter to PEARL's kernels, as Linux reports them, whatever libraries are installed."""
     flags = set(_cpuinfo_value(cpuinfo, "flags", "Features").split())
     return tuple(sorted(name for flag, name in _ISA_FLAGS.items() if flag in flags))
 
 
 def _package_watts(sys: Path) -> float | None:
-    """Power limit of all packages, where the RAPL energy counters can be read."""
+    """Power limit of all packages, if the RAPL energy counters can be read."""
     watts = 0.0
     for package in sorted((sys / "class/powercap").glob("intel-rapl:*")):
         if package.name.count(":") != 1 or not _read(package / "energy_uj"):
@@ -145,7 +145,7 @@ def _package_watts(sys: Path) -> float | None:
 
 
 def describe_cpu(proc: Path = PROC, sys: Path = SYS, affinity: set[int] | None = None) -> CpuInfo:
-    """Describe the CPU as far as this process may use it; `proc`, `sys` and `affinity` are for tests."""
+    """Describe the part of the CPU that this process may use; `proc`, `sys` and `affinity` are for tests."""
     cpus = affinity or (
         set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     )
@@ -179,7 +179,7 @@ def describe_cpu(proc: Path = PROC, sys: Path = SYS, affinity: set[int] | None =
 
 
 def _buffer_bytes(info: CpuInfo) -> int:
-    """Bytes of one of the two buffers of a measurement, which together take a quarter of the free memory at most."""
+    """Bytes of each of the two buffers of a measurement; both together take at most a quarter of the free memory."""
     wanted = min(max(256 << 20, 4 * info.l3_bytes), _LARGEST_BUFFER)
     if not info.memory_available:
         return wanted
@@ -191,7 +191,7 @@ def _buffer_bytes(info: CpuInfo) -> int:
 def measure_memory_bandwidth(info: CpuInfo, repeats: int = 5) -> float:
     """Gigabytes per second that one thread reads plus writes when it copies a buffer larger than the caches.
 
-    The best of `repeats`: anything slower was disturbed.
+    Returns the best of `repeats`, the least disturbed one.
     """
     nbytes = _buffer_bytes(info)
     try:
@@ -200,7 +200,7 @@ def measure_memory_bandwidth(info: CpuInfo, repeats: int = 5) -> float:
         return float(_native.copy_bandwidth(nbytes, repeats))
     except ImportError:
         source, target = np.ones(nbytes // 8, np.uint64), np.empty(nbytes // 8, np.uint64)
-        np.copyto(target, source)  # the first copy pays for the pages
+        np.copyto(target, source)  # the first copy commits the pages
         best = float("inf")
         for _ in range(repeats):
             begin = time.perf_counter()
@@ -209,21 +209,14 @@ def measure_memory_bandwidth(info: CpuInfo, repeats: int = 5) -> float:
         return 2 * source.nbytes / best / _GB
 
 
-def measure_memory_latency_us(info: CpuInfo) -> float | None:
-    """Microseconds of one dependent load from memory; None without the native kernels."""
+def host_memory_latency_us(info: CpuInfo) -> float:
+    """Microseconds of one dependent load from memory; without the native kernels a default, with a warning."""
     try:
         from pearl import _native
     except ImportError:
-        return None
-    return float(_native.random_access_ns(_buffer_bytes(info), 200_000)) / 1e3
-
-
-def host_memory_latency_us(info: CpuInfo) -> float:
-    """Microseconds of a load from memory, measured; the usual ones, with a warning, without the native kernels."""
-    latency = measure_memory_latency_us(info)
-    if latency is None:
         log.warning("The native kernels are not built: the latency of the CPU's memory is taken as 0.1 us.")
-    return round(MEMORY_LATENCY_US if latency is None else latency, 4)
+        return MEMORY_LATENCY_US
+    return round(float(_native.random_access_ns(_buffer_bytes(info), 200_000)) / 1e3, 4)
 
 
 def cpu_device(info: CpuInfo, name: str = "cpu0", memory_bandwidth_gbps: float | None = None) -> Device:

@@ -1,7 +1,7 @@
 """The Learner in C++: the built-in algorithms on networks of linear layers, fused, on the CPU.
 
-It trains the torch module's own weights and the torch optimizer's own state in place: torch may take any step between
-two of its steps, and checkpoints see no difference.
+It updates the weights and the optimizer's state of torch in place. So torch may make any step in between, and
+checkpoints do not change.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _FLOAT = np.dtype(np.float32)
 class NativeLearner(TrainerLearner[Any]):
     """Trains `trainer` with `threads` threads, each on a part of the batch.
 
-    With `prefetch`, in setting 2's loop in C++, one thread more draws the next batch during the backward pass of this
-    one: what is sampled and trained stays the same to the bit.
+    With `prefetch`, setting 2's loop in C++ draws the next batch in another thread during the backward pass. Samples
+    and training stay the same to the bit.
 
-    One rounding of sums apart, the steps are those of the trainer's own `update_policy`; for equal threads on one
-    machine they have the same bits each time. Raises TrainerError where `supports` says why not.
+    The steps are those of the trainer's own `update_policy`, except for the rounding of sums. With the same number of
+    threads on one machine, they are reproducible to the bit. Raises TrainerError if `supports` gives a reason.
     """
 
     backend = "native"
@@ -57,7 +57,7 @@ class NativeLearner(TrainerLearner[Any]):
 
     @staticmethod
     def supports(trainer: object) -> str | None:
-        """None if the native learner can train `trainer`; else one line that names what it cannot do."""
+        """None if the native learner can train `trainer`; else one line that says what it does not support."""
         try:
             make_rule(trainer, 1)
         except UnsupportedError as error:
@@ -68,8 +68,8 @@ class NativeLearner(TrainerLearner[Any]):
         """One step; metrics are the mean absolute TD error, the loss and the gradients' norm before clipping.
 
         Columns are float32; actions of DQN are int64. Raises TrainerError for columns of another shape or dtype, for
-        actions out of range, and where loss or gradients are not finite: the weights then stay as they were, unless
-        the message says that the critics had moved.
+        actions out of range, and if loss or gradients are not finite: the weights are then unchanged, unless the
+        message says that the critics were updated.
         """
         columns = {name: self._array(name, batch[name]) for name in Batch._fields}
         columns["weights"] = self._array("weights", weights)
@@ -78,18 +78,17 @@ class NativeLearner(TrainerLearner[Any]):
 
     @property
     def loops_natively(self) -> bool:
-        """Whether `fused_loop` makes a loop where Replay Manager and Data Storage are native."""
+        """Whether `fused_loop` makes a loop if Replay Manager and Data Storage are native."""
         return self._rule.algorithm() is not None and all(t.dtype == torch.float32 for t in self._policy)
 
     def fused_loop(
         self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
     ) -> _native.TrainingLoop | None:
-        """Make setting 2's loop in C++, with the trainer's settings of now; None where one of its parts is not native.
+        """Make setting 2's loop in C++, with the trainer's current settings; None if one of its parts is not native.
 
-        `storage` has columns of obs, action, reward, next_obs and discount alone. Raises TrainerError for what does
-        not fit.
+        `storage` must have exactly the columns of `Batch`. Raises TrainerError if something does not fit.
         """
-        # Next observations that are stored once are no column: they are gathered by the links between rows.
+        # A shared next_obs is not a column: it is gathered by the links between rows.
         columns = storage.columns if isinstance(storage, DataStorage) else {}
         if tuple(columns) != Batch._fields:
             return None

@@ -1,11 +1,10 @@
-"""Intel's FPGA emulator: SYCL's pipes and persistent kernels on a CPU. It shows that a program works, not how fast.
+"""Intel's FPGA emulator: SYCL's pipes and persistent kernels on a CPU. It tests programs, not their speed.
 
-Its wheels cannot share an environment with the SYCL runtime's, so what is needed of them lives in a folder of its own.
+Its wheels conflict with those of the SYCL runtime, so the files needed from them are kept in a separate folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -26,26 +25,26 @@ VERSION = "2024.1.0"
 SETUP_COMMAND = "pearl devices --setup-fpga-emulator"
 
 _WHEELS = (f"intel-opencl-rt=={VERSION}", f"intel-cmplr-lib-rt=={VERSION}", "tbb==2021.13.1")
-# Of these wheels for Linux on x86-64, as PyPI has them: native code is taken out of them, whatever the index says.
+# SHA-256 of these wheels for Linux on x86-64 on PyPI: native code from any index must match them.
 _HASHES = (
     "13589917a058318a7e222731bfdd0c6b4c716be101816686e580fe13ec0327c4",
     "f66bffebb3dcbf65e18cedad90bd35c2aa5ca265ce903b20ec15f8ba4f7b3ccc",
     "d916359dc685579d09e4b344241550afc1cc034f7f5ec7234c258b6680912d70",
 )
-# Of 930 MB these 440 are used: the driver and the libraries it needs, its compiler, and what each kind of CPU needs.
+# These files are used, 440 of 930 MB: the driver and its libraries, its compiler, and support of each kind of CPU.
 _NEEDED = re.compile(
     r"[^/]+\.data/data/lib/(libintelocl_emu\.so\.[0-9.]+|libcommon_clang\.so\.[0-9.]+|libonnxruntime\.[0-9.]+\.so"
     r"|libtbb\.so\.12|lib(imf|svml|irng)\.so|libintlc\.so\.5"
     r"|clbltfn\w+\.rtl|cllibrary\w*\.(rtl|o)|__ocl_svml_\w+\.so)"
 )
 _LICENSE = re.compile(r"[^/]+\.dist-info/LICENSE[^/]*")
-_NEEDED_BYTES = 800_000_000  # the wheels and what is taken out of them
+_NEEDED_BYTES = 800_000_000  # the wheels and the files extracted from them
 _FETCH_TIMEOUT_S = 3600.0
 _LOAD_TIMEOUT_S = 120.0
-# Tells the driver to be the emulator; the wheel comes without it.
+# Makes the driver the emulator; the wheel does not contain this file.
 _CONFIGURATION = "cl.fpga_emu.cfg"
 _BE_THE_EMULATOR = "CL_CONFIG_DEVICES = fpga-emu\n"
-# How many kernels run at once: by default 31, fewer than a Learner of two copies has stages.
+# Kernels that can run at the same time. The default of 31 is less than the stages of a Learner of two copies.
 _FEWEST_WORKERS = 160
 _MORE_WORKERS = f"CL_CONFIG_CPU_TBB_NUM_WORKERS = {_FEWEST_WORKERS}\n"
 _WORKERS = re.compile(r"^\s*CL_CONFIG_CPU_TBB_NUM_WORKERS\s*=\s*([0-9]*).*\n?", re.MULTILINE)
@@ -66,7 +65,7 @@ def emulator_library() -> Path | None:
 
 
 def check_emulator() -> None:
-    """Raise DeviceError if the emulator is set up where others than this user and root may write."""
+    """Raise DeviceError if users other than this one and root may write to the emulator's folder."""
     if emulator_library() is not None:
         named = "PEARL_FPGA_EMULATOR"
         check_private(emulator_folder(), named if os.environ.get(named) else "PEARL_CACHE_DIR")
@@ -75,8 +74,8 @@ def check_emulator() -> None:
 def setup_emulator(report: Callable[[str], None]) -> Path:
     """Fetch the emulator with pip into `emulator_folder()` unless it is there, and return that folder.
 
-    Appears in one step: a set-up that is interrupted leaves no half an emulator. DeviceError says what failed, such as
-    the network.
+    The folder appears in one step: an interrupted set-up leaves no partial emulator. DeviceError says what failed, for
+    example the network.
     """
     folder = emulator_folder()
     check_emulator()
@@ -105,8 +104,11 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
             _extract(sorted(wheels.glob("*.whl")), made)
             (made / "lib" / _CONFIGURATION).write_text(_BE_THE_EMULATOR + _MORE_WORKERS, encoding="ascii")
             _check_that_it_loads(made / "lib")
-            with contextlib.suppress(FileExistsError):  # another process was quicker
-                _move(made, folder)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was faster
+                    raise
     except OSError as error:
         raise DeviceError(
             f"The FPGA emulator cannot be set up in {folder}: {error}. Set PEARL_CACHE_DIR to a writable folder."
@@ -115,7 +117,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
 
 
 def _add_workers(configuration: Path) -> None:
-    """An emulator that was set up before, or by others, may lack the line."""
+    """Add the line to an emulator that was set up without it, by an older version or by the user."""
     try:
         said = configuration.read_text(encoding="utf-8")
         found = _WORKERS.search(said)
@@ -126,15 +128,6 @@ def _add_workers(configuration: Path) -> None:
             f"{configuration} should say {_MORE_WORKERS.strip()!r}, for pipelines of many kernels, and cannot be "
             f"written: {error.strerror or error}."
         ) from error
-
-
-def _move(made: Path, folder: Path) -> None:
-    try:
-        made.rename(folder)
-    except OSError as error:
-        if folder.is_dir():
-            raise FileExistsError(str(folder)) from error
-        raise
 
 
 def _fetch(target: Path, requirements: Path) -> None:
@@ -151,19 +144,19 @@ def _fetch(target: Path, requirements: Path) -> None:
         subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise DeviceError(
-            f"The FPGA emulator was not fetched within {_FETCH_TIMEOUT_S / 60:.0f} minutes. Try again: pip keeps what "
-            "it has got."
+            f"The FPGA emulator was not fetched within {_FETCH_TIMEOUT_S / 60:.0f} minutes. Try again: pip keeps the "
+            "wheels that it has fetched."
         ) from error
     except subprocess.CalledProcessError as error:
         said = "\n".join(line for line in error.stderr.splitlines() if line.strip())[-1500:]
         raise DeviceError(
             f"The FPGA emulator cannot be fetched: pip does not get {', '.join(_WHEELS)}. Without a network, put "
-            f"these wheels into a folder and set PIP_FIND_LINKS to it. What pip says:\n{said}"
+            f"these wheels into a folder and set PIP_FIND_LINKS to it. The output of pip:\n{said}"
         ) from error
 
 
 def _extract(wheels: list[Path], target: Path) -> None:
-    """Write what is needed of `wheels` to `target`/lib, and their licenses beside it."""
+    """Extract the needed files of `wheels` to `target`/lib, and their licenses to `target`/licenses."""
     for folder in (target / "lib", target / "licenses"):
         make_private(folder)
     for wheel in wheels:
@@ -171,22 +164,21 @@ def _extract(wheels: list[Path], target: Path) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 for name in archive.namelist():
                     if _NEEDED.fullmatch(name):
-                        _copy(archive, name, target / "lib" / Path(name).name)
+                        copied = target / "lib" / Path(name).name
                     elif _LICENSE.fullmatch(name):
-                        _copy(archive, name, target / "licenses" / f"{wheel.stem}.txt")
+                        copied = target / "licenses" / f"{wheel.stem}.txt"
+                    else:
+                        continue
+                    with archive.open(name) as source, copied.open("wb") as copy:
+                        shutil.copyfileobj(source, copy, 1 << 20)
         except zipfile.BadZipFile as error:
             raise DeviceError(
                 f"{wheel.name}, a wheel of the FPGA emulator, is damaged ({error}). Try again."
             ) from error
 
 
-def _copy(archive: zipfile.ZipFile, name: str, target: Path) -> None:
-    with archive.open(name) as source, target.open("wb") as copy:
-        shutil.copyfileobj(source, copy, 1 << 20)
-
-
 def _check_that_it_loads(folder: Path) -> None:
-    """In a process of its own: a driver that is loaded here could not be moved away again."""
+    """Load the driver in a separate process: a driver loaded in this one could not be moved."""
     drivers = sorted(folder.glob("libintelocl_emu.so.*"))
     if not drivers:
         raise DeviceError(f"The wheels {', '.join(_WHEELS)} hold no FPGA emulator: libintelocl_emu.so is missing.")

@@ -70,7 +70,7 @@ class FpgaLearner(SharedMemoryLearner):
 
     @staticmethod
     def supports(trainer: object) -> str | None:
-        """None if the FPGA's Learner can train `trainer`; else one line that names what it cannot do."""
+        """None if the FPGA's Learner can train `trainer`; else one line that says what it does not support."""
         if (reason := SharedMemoryLearner.supports(trainer)) is not None:
             return reason
         networks = networks_of(*known_step(trainer)[1:])

@@ -1,7 +1,7 @@
-"""A sum tree in hardware, one pipeline stage a level: its bits and words, and the cycles that its requests take.
+"""A sum tree in hardware, one pipeline stage for each level: its bits and words, and the cycles of its requests.
 
-`kernels/rtl` generates this pipeline, simulates it cycle by cycle and synthesises it: docs/rtl.md says how the cycles
-and cells found there compare. PEARL's own forms are `eq4` and `eq5`, transfers left out.
+`kernels/rtl` generates this pipeline, simulates it cycle by cycle and synthesises it; docs/rtl.md compares the cycles
+and cells. PEARL's own equations are `eq4` and `eq5`, without transfers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pearl.errors import ConfigurationError
 LEAF_BITS = 28  # significant bits of a quantised priority: kernels/include/pearl/quantise.hpp
 
 ROOT_BITS_MAX = 64
-LANES_MAX = 32  # a word of some 1,500 bits: wider ones cannot be routed well, nor simulated by Amaranth
+LANES_MAX = 32  # a word of about 1,500 bits: wider ones are hard to route, and Amaranth cannot simulate them
 
 
 def eq4(batch: int, depth: int, fanout: int) -> int:
@@ -48,14 +48,14 @@ class LevelMemory:
 class TreeShape:
     """A K-ary sum tree in hardware: level 0 is the root's register, levels 1 to `depth` one pipeline stage each.
 
-    `lanes` siblings stand in one memory word and are read together (default: all `fanout` of them, at most 32; 1 is the
-    sequential sampler of CF'22 Fig. 5). `cycles_per_access` is 2 where a read and the write that follows it take turns,
-    as PEARL's Eq. 4-5 count, and 1 where they overlap, a bypass handing what is being written to a read of the same
-    word. `assigns` adds a copy of the leaves before the root, which turns "set this leaf to v" into the difference that
-    travels down: without it an update is a retrieval followed by an update by difference, as in PEARL Sec. V.
-    `slots` leaves are in use (default: `fanout ** depth`).
+    `lanes` siblings share one memory word and are read together (default: all `fanout` of them, at most 32; 1 is the
+    sequential sampler of CF'22 Fig. 5). `cycles_per_access` is 2 if a read and the following write take turns, as in
+    PEARL's Eq. 4-5, and 1 if they overlap: then a bypass forwards a write to a read of the same word. `assigns` adds a
+    copy of the leaves before the root, which turns "set this leaf to v" into the difference that goes down the tree;
+    without it, an update is a retrieval followed by an update by difference, as in PEARL Sec. V. `slots` leaves are in
+    use (default: `fanout ** depth`).
 
-    Raises ConfigurationError where that is no tree.
+    Raises ConfigurationError for invalid combinations.
     """
 
     depth: int
@@ -115,7 +115,7 @@ class TreeShape:
 
     @property
     def digit_bits(self) -> int:
-        """log2 of the fanout: what one level adds to an index."""
+        """log2 of the fanout: the bits of an index that one level adds."""
         return self.fanout.bit_length() - 1
 
     @property
@@ -147,15 +147,15 @@ class TreeShape:
     def level_latency(self) -> int:
         """Cycles that any request spends in one level.
 
-        The last word of a family is asked for after `cycles_per_access * (beats - 1)` cycles; reading it, its prefix
-        sums (an adder level a cycle), the comparison and the choice follow. Requests that are done earlier wait, so
-        that the spacing given at the head holds in every level and no level ever needs to stall another.
+        The last word of a family is requested after `cycles_per_access * (beats - 1)` cycles. Then follow its read, its
+        prefix sums (one level of adders in each cycle), the comparison and the choice. Requests that need less time
+        wait, so that requests keep their spacing in every level and no level ever stalls another.
         """
         return self.cycles_per_access * (self.beats - 1) + self.lane_bits + 3
 
     @property
     def head_latency(self) -> int:
-        """Cycles before the first level: the root's register, and the copy of the leaves where there is one."""
+        """Cycles before the first level: the root's register, and the copy of the leaves if there is one."""
         return 1 + 2 * self.assigns
 
     @property
@@ -164,11 +164,11 @@ class TreeShape:
         return self.head_latency + self.depth * self.level_latency
 
     def bits(self, level: int) -> int:
-        """Return the bits of a node of `level`, 0 being the root: log2 K fewer a level (CF'22 Sec. 3.1)."""
+        """Return the bits of a node of `level`, 0 being the root: log2 K fewer in each level (CF'22 Sec. 3.1)."""
         return self.leaf_bits + (self.depth - level) * self.digit_bits
 
     def nodes(self, level: int) -> int:
-        """Return the nodes of `level` that have a leaf in use below them."""
+        """Return the number of nodes of `level` above a leaf in use."""
         below = 1 << (self.depth - level) * self.digit_bits
         return -(-self.slots // below)
 
@@ -184,17 +184,17 @@ class TreeShape:
 
     @property
     def memory_bits(self) -> int:
-        """Bits of all levels, the root's register and the copy of the leaves included."""
+        """Bits of all levels, the root's register and the copy of the leaves."""
         levels = sum(memory.total_bits for memory in self.memories)
         return self.bits(0) + levels + self.assigns * self.slots * self.leaf_bits
 
-    # --- cycles from the first request's acceptance to the last result, both counted -------------------------------
+    # --- cycles from the acceptance of the first request to the last result, both included --------------------------
 
     def sampling_cycles(self, batch: int) -> int:
         """Return the cycles of a batch of samplings.
 
-        `c * F / P * (B - 1)` for the requests, `c` being `cycles_per_access` and `P` the lanes, and for filling
-        `D * (c * (F / P - 1) + log2 P + 3) + h + 1`, `h` being the cycles of the head. Eq. 4 is `c = 2`, `P = 1`, with
+        `c * F / P * (B - 1)` for the requests, with `c` = `cycles_per_access` and `P` lanes, plus for filling
+        `D * (c * (F / P - 1) + log2 P + 3) + h + 1`, with `h` cycles of the head. Eq. 4 is `c = 2`, `P = 1`, with
         `2 F D` for filling.
         """
         return self._cycles(self.sample_cycles, batch)
@@ -207,14 +207,14 @@ class TreeShape:
         return self._cycles(self.other_cycles, batch)
 
     def update_cycles(self, batch: int) -> int:
-        """Return the cycles of an update or insertion of a batch, the old leaves unknown to whom asks for it.
+        """Return the cycles of an update or insertion of a batch whose sender does not know the old leaves.
 
-        One pass with the copy of the leaves (`assigns`). Without, a pass that retrieves and one that adds the
-        differences (PEARL Sec. V), each difference sent as soon as its leaf has come back.
+        With the copy of the leaves (`assigns`), one pass. Without it, one pass that retrieves and one that adds the
+        differences (PEARL Sec. V); each difference is sent as soon as its leaf has been read.
         """
         if self.assigns:
             return self.pass_cycles(batch)
-        # The first difference may follow the first retrieved leaf, but not before the last retrieval was sent.
+        # The first difference is sent after the first leaf is read and after the last retrieval is sent.
         return max(batch * self.other_cycles, self.latency + 1) + self.pass_cycles(batch)
 
     def mixed_cycles(self, samplings: Sequence[bool]) -> int:

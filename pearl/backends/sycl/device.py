@@ -1,7 +1,7 @@
 """SYCL devices: Intel's CPU device, Intel GPUs, FPGA boards, and the FPGA emulator.
 
-Nothing is loaded before one of these functions is called. Selectors are those of the device CSV
-(`pearl.backends.sycl.selector.sycl_filter` says which).
+Nothing is loaded before one of these functions is called. Selectors are those of the device CSV; see
+`pearl.backends.sycl.selector.sycl_filter`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY_BYTES = 256 << 20
 _KINDS: dict[str, DeviceKind] = {"cpu": "cpu", "gpu": "gpu", "accelerator": "fpga"}
 _OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
 _RENDER_NODES = Path("/sys/class/drm")
-_INTEL = "0x8086"  # of the PCI
+_INTEL = "0x8086"  # the PCI vendor
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class SyclDevice:
 
     @property
     def described(self) -> str:
-        """The name, with what an emulator is."""
+        """The name; for the emulator, a description."""
         return EMULATOR if self.emulated else self.name
 
 
 def sycl_devices() -> tuple[SyclDevice, ...]:
-    """The devices that the runtime finds; DeviceError, with the command that mends it, if there is no runtime.
+    """The devices that the runtime finds; DeviceError, with the command that installs it, if there is no runtime.
 
-    An Intel GPU appears once, under Level Zero if that finds it.
+    An Intel GPU is listed once, under Level Zero if possible.
     """
     found = [facts for device in sycl_runtime().dpctl.get_devices() if (facts := _facts(device)) is not None]
     level_zero = any(device.selector.startswith("level_zero:gpu") for device in found)
@@ -65,9 +65,9 @@ def sycl_devices() -> tuple[SyclDevice, ...]:
 
 
 def accelerators_possible() -> bool:
-    """Whether there may be a SYCL device beside the CPU; loads nothing, for loading the runtime takes 0.3 s.
+    """Whether there may be a SYCL device other than the CPU; loads nothing, since loading the runtime takes 0.3 s.
 
-    An Intel GPU has a render node, an FPGA board an OpenCL driver that somebody installed.
+    An Intel GPU has a render node, an FPGA board an installed OpenCL driver.
     """
     if any(os.environ.get(name) for name in ("OCL_ICD_FILENAMES", "OCL_ICD_VENDORS")):
         return True
@@ -78,7 +78,7 @@ def accelerators_possible() -> bool:
 
 
 def devices_on_the_cpu() -> list[str]:
-    """The names under which SYCL devices that are the CPU's own silicon are listed; loads nothing."""
+    """The names of the SYCL devices that are the CPU itself; loads nothing."""
     if runtime_problem():
         return []
     drivers = {"sycl:cpu0": find_library("libintelocl.so"), "fpga_emu0": emulator_library()}
@@ -103,13 +103,15 @@ def _facts(device: Any) -> SyclDevice | None:
 
 
 def find_sycl_device(selector: str) -> SyclDevice:
-    """The device that `selector` names; DeviceError lists those there are, or says what to install."""
+    """The device that `selector` names; DeviceError lists the devices found, or says what to install."""
     wanted = sycl_filter(selector)
     found = sycl_devices()
     device = next((d for d in found if (d.emulated if wanted == EMULATOR_SELECTOR else d.selector == wanted)), None)
     if device is None:
-        advice = " ".join(filter(None, (_advice(wanted), _hidden())))
-        raise DeviceError(f"There is no SYCL device {selector!r} here; {_listed(found)}. {advice}".rstrip())
+        advice = _advice(wanted)
+        if only := os.environ.get("ONEAPI_DEVICE_SELECTOR"):
+            advice += f" ONEAPI_DEVICE_SELECTOR={only} hides all others: unset it, or name the device there."
+        raise DeviceError(f"There is no SYCL device {selector!r} here; {_listed(found)}. {advice.strip()}".rstrip())
     if not device.has_usm:
         raise DeviceError(
             f"The SYCL device {selector!r} ({device.name}) cannot be used: it has no memory that kernels share with "
@@ -124,16 +126,8 @@ def _listed(found: tuple[SyclDevice, ...]) -> str:
     return "there are " + ", ".join(f"{device.selector} ({device.described})" for device in found)
 
 
-def _hidden() -> str:
-    """What the user may have told the runtime to hide."""
-    selected = os.environ.get("ONEAPI_DEVICE_SELECTOR")
-    return (
-        f"ONEAPI_DEVICE_SELECTOR={selected} hides all others: unset it, or name the device there." if selected else ""
-    )
-
-
 def _advice(wanted: str) -> str:
-    """What to do where the device `wanted` is not found."""
+    """What to do if the device `wanted` is not found."""
     cpu = wanted.startswith("opencl:cpu")
     if cpu and find_library("libintelocl.so") is None:
         return f"Its driver is missing; add it: {wheels_command()}"
@@ -151,7 +145,7 @@ def _advice(wanted: str) -> str:
 
 
 def sycl_availability(selector: str) -> Availability:
-    """Whether the device can be used in this process, and if not what would add it; loads the runtime."""
+    """Whether the device can be used in this process, and if not, how to add it; loads the runtime."""
     try:
         find_sycl_device(selector)
     except DeviceError as error:
@@ -160,7 +154,7 @@ def sycl_availability(selector: str) -> Availability:
 
 
 def sycl_queue(selector: str) -> _sycl.Queue:
-    """The in-order queue of a device, one in a process for each; DeviceError if the device is not there."""
+    """The in-order queue of a device, a single one in each process; DeviceError if the device is not there."""
     return _queue(find_sycl_device(selector).selector)
 
 
@@ -193,7 +187,7 @@ def describe_sycl(selector: str, name: str, *, measure: bool) -> Device:
     bandwidth = None
     if measure and not device.emulated:
         nbytes = min(_MEMORY_BYTES, device.memory_bytes // 16)  # beyond the caches
-        # Read and written both count, as for the other kinds.
+        # Reads and writes both count, as for the other kinds.
         bandwidth = round(2 * _gbps(nbytes, sycl_queue(selector).memory_times_us(nbytes, 5)), 2)
     return Device(
         name=name,
@@ -212,7 +206,7 @@ def _gbps(nbytes: int, times_us: list[float]) -> float:
 
 
 def measure_host_links(selector: str, host: str, name: str) -> list[Connection]:
-    """Host to device and device to host: latency of a small copy, bandwidth of a large one, each waited for."""
+    """Host to device and back: latency of a small copy, bandwidth of a large one, each timed to its end."""
     queue = sycl_queue(selector)
     links = []
     for source, target, to_device in ((host, name, True), (name, host, False)):

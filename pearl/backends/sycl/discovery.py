@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 def discover(search: Discovery) -> Discovered:
-    """The devices that the runtime lists, FPGAs among them, and their links to the host.
+    """The devices that the runtime lists, including FPGAs, and their links to the host.
 
-    Those that compute on the CPU come with `shares_with`; with `own_silicon` they are named and left out, and the
-    runtime is loaded only where there may be a GPU or a board for it.
+    Devices that compute on the CPU get `shares_with`. With `own_silicon` they are reported and left out, and the
+    runtime is loaded only if there may be a GPU or a board.
     """
     host, measure, report, own_silicon = search.host, search.measure, search.report, search.own_silicon
     assert host is not None

@@ -67,7 +67,7 @@ class SharedMemoryLearner(TrainerLearner[Any]):
 
     @staticmethod
     def supports(trainer: object) -> str | None:
-        """None if the kernels can train `trainer`; else one line that names what they cannot do."""
+        """None if the kernels can train `trainer`; else one line that says what they do not support."""
         try:
             make_rule(trainer, 1)
             _check_more(*known_step(trainer)[1:])

@@ -1,11 +1,12 @@
-"""The SYCL runtime of this process: where its libraries are, whether they fit together, and how they are set up.
+"""The SYCL runtime of this process: finds its libraries, checks that they fit together, and sets them up.
 
-Its parts are wheels (the extra `sycl`), or what conda or an installed oneAPI brings. Nothing is loaded before
-`sycl_runtime` is called; what is wrong is a reason and the command that mends it, never a crash.
+Its parts come from wheels (the extra `sycl`), from conda, or from an installed oneAPI. Nothing is loaded before
+`sycl_runtime` is called. A problem is reported as a reason with the command that fixes it, never as a crash.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Wheel -> the releases that work together. dpctl's own bounds are wider: 2026 has another library and no FPGA.
+# Wheel -> the releases that work together. dpctl also allows 2026, which has another library and no FPGA.
 WHEELS: Mapping[str, str] = MappingProxyType(
     {
         "dpctl": "0.21",
@@ -44,7 +45,7 @@ WHEELS: Mapping[str, str] = MappingProxyType(
         "intel-opencl-rt": "2025.3",
     }
 )
-# A library of each wheel that may come without one, from conda or an installed oneAPI.
+# A library of each wheel whose files may instead come from conda or an installed oneAPI.
 _LIBRARIES: Mapping[str, str] = MappingProxyType(
     {
         "intel-sycl-rt": "libsycl.so.8",
@@ -59,9 +60,9 @@ _DISTRIBUTION = "pearl-toolkit"
 
 @dataclass(frozen=True)
 class SyclRuntime:
-    """What is loaded: the modules dpctl and pearl._sycl, and the version of the runtime, for fingerprints.
+    """The loaded modules dpctl and pearl._sycl, and the version of the runtime, for fingerprints.
 
-    `dpctl_was_first` says that somebody imported dpctl, and may have asked it for devices, before the set-up.
+    `dpctl_was_first` says that dpctl was imported, and may have listed devices, before the set-up.
     """
 
     dpctl: Any
@@ -75,12 +76,12 @@ def _pip(*arguments: str) -> str:
 
 
 def wheels_command() -> str:
-    """The command that installs the runtime's wheels, in versions that fit together, into this environment."""
+    """The command that installs the runtime's wheels, in matching versions, into this environment."""
     return _pip(*(f"{name}=={release}.*" for name, release in WHEELS.items()))
 
 
 def rebuild_command() -> str:
-    """The command that builds PEARL again as it was installed here, which adds its SYCL module beside the wheels."""
+    """The command that reinstalls PEARL in the same way, which builds its SYCL module where the wheels are present."""
     try:
         origin = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -97,26 +98,22 @@ def installed_wheels() -> dict[str, str]:
     """Version of each of WHEELS that is installed as a Python distribution."""
     found = {}
     for name in WHEELS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def _library_folders() -> list[Path]:
-    """Where the libraries may be: where the wheels put them, then the environment, then an installed oneAPI."""
+    """Folders of the libraries: first those of the wheels, then the environment, then an installed oneAPI."""
     folders: list[Path] = []
     for name, library in _LIBRARIES.items():
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             files = importlib.metadata.files(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        folders += [Path(file.locate()).parent for file in files if file.name == library]
+            folders += [Path(file.locate()).parent for file in files if file.name == library]
     folders.append(Path(sys.prefix) / "lib")
     if compiler := os.environ.get("CMPLR_ROOT"):
         folders.append(Path(compiler) / "lib")
-    # Normalised: the runtime's compiler finds its own files by the path that it was loaded from.
+    # Normalised, since the runtime's compiler finds its files by the path from which it was loaded.
     return list(dict.fromkeys(Path(os.path.normpath(folder)) for folder in folders))
 
 
@@ -125,46 +122,41 @@ def find_library(name: str) -> Path | None:
     return next((folder / name for folder in _library_folders() if (folder / name).is_file()), None)
 
 
-def _fits(version: str, release: str) -> bool:
-    return version == release or version.startswith(f"{release}.")
-
-
 def runtime_problem() -> str:
-    """Why SYCL cannot be used in this environment and what to do about it; "" if nothing speaks against it.
+    """Why SYCL cannot be used in this environment, and how to fix it; "" if no problem is found.
 
-    Reads what is installed and loads none of it.
+    Loads nothing.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"Intel's SYCL runtime is for Linux on x86-64; this is {sys.platform} on {platform.machine()}"
     found = installed_wheels()
-    wrong = {name: version for name, version in found.items() if not _fits(version, WHEELS[name])}
+    wrong = {name: version for name, version in found.items() if not f"{version}.".startswith(f"{WHEELS[name]}.")}
     if wrong:
         listed = ", ".join(f"{name} {version} (needed: {WHEELS[name]}.*)" for name, version in wrong.items())
-        return f"parts of the SYCL runtime do not fit together: {listed}. Mend it: {wheels_command()}"
+        return f"parts of the SYCL runtime do not fit together: {listed}. Fix it: {wheels_command()}"
     missing = [
         name
         for name in WHEELS
-        if name not in found and not (name in _LIBRARIES and find_library(_LIBRARIES[name]) is not None)
+        if name not in found
+        and (find_library(_LIBRARIES[name]) if name in _LIBRARIES else importlib.util.find_spec(name)) is None
     ]
-    if "dpctl" in missing and importlib.util.find_spec("dpctl") is not None:
-        missing.remove("dpctl")
     built = importlib.util.find_spec(_MODULE) is not None
     if missing:
         command = wheels_command() if built else f"{wheels_command()} && {rebuild_command()}"
         return f"the SYCL runtime is not installed ({', '.join(missing)} missing). Add it: {command}"
     absent = [name for name in ("libsycl.so.8", "libsycl-jit.so") if find_library(name) is None]
     if absent:
-        return f"the SYCL runtime is installed without {' and '.join(absent)}. Mend it: {wheels_command()}"
+        return f"the SYCL runtime is installed without {' and '.join(absent)}. Fix it: {wheels_command()}"
     if not built:
         return f"PEARL was built before the SYCL runtime was there. Add its module: {rebuild_command()}"
     return ""
 
 
 def sycl_runtime() -> SyclRuntime:
-    """Load and set up the runtime, once in a process; DeviceError, with the command that mends it, if that fails.
+    """Load and set up the runtime, once in each process; DeviceError, with the command that fixes it, if that fails.
 
-    Environment variables that the user has set are added to, not replaced: OCL_ICD_FILENAMES gets PEARL's drivers at
-    its end, SYCL_CACHE_DIR a folder of its own. Must come before the first device is asked for, be it through dpctl.
+    Environment variables of the user are extended, not replaced: PEARL's drivers are appended to OCL_ICD_FILENAMES, and
+    SYCL_CACHE_DIR gets a subfolder. Call this before any device is listed, also through dpctl.
     """
     problem = runtime_problem()
     if problem:
@@ -177,12 +169,12 @@ def _load() -> SyclRuntime:
     dpctl_was_first = "dpctl" in sys.modules
     _add_drivers()
     try:
-        # By their normalised paths, and before dpctl loads them by another one. Not RTLD_GLOBAL: they bring Intel's
-        # libm, and arithmetic elsewhere in the process would come out otherwise.
+        # By their normalised paths, and before dpctl loads them by other paths. Not RTLD_GLOBAL: with Intel's libm,
+        # arithmetic elsewhere in the process would give other results.
         for name in ("libsycl.so.8", "libsycl-jit.so"):
             ctypes.CDLL(str(find_library(name)))
         with warnings.catch_warnings():
-            # Taking a queue from dpctl loads its array module, of which PEARL uses nothing.
+            # Taking a queue from dpctl loads its array module, which PEARL does not use.
             warnings.filterwarnings("ignore", r"dpctl\.tensor", DeprecationWarning)
             dpctl = importlib.import_module("dpctl")
             importlib.import_module("dpctl.tensor")
@@ -190,7 +182,7 @@ def _load() -> SyclRuntime:
     except (ImportError, OSError, AttributeError) as error:
         raise DeviceError(
             f"SYCL cannot be used: the runtime does not load ({error}). "
-            f"Mend it: {wheels_command()} && {rebuild_command()}"
+            f"Fix it: {wheels_command()} && {rebuild_command()}"
         ) from error
     version = "/".join(f"{name} {number}" for name, number in installed_wheels().items())
     _set_cache(version, module.SOURCES_HASH)
@@ -209,19 +201,19 @@ def _add_drivers() -> None:
 
 
 def _set_cache(version: str, sources: str) -> None:
-    """Have what is compiled kept on disk, in a folder that other versions and other sources do not see."""
+    """Keep compiled kernels on disk, in a folder for this version and these sources."""
     os.environ.setdefault("SYCL_CACHE_PERSISTENT", "1")
     key = hashlib.sha256(f"{version}/{sources}".encode()).hexdigest()[:16]
     own = os.environ.get("SYCL_CACHE_DIR")
     setting = "SYCL_CACHE_DIR" if own else "PEARL_CACHE_DIR"
     folder = Path(own or cache_folder() / "sycl")
-    if folder.name != key:  # else a process of this one's
+    if folder.name != key:  # a parent process may have set it already
         folder = folder / key
     try:
         make_private(folder)
     except OSError as error:
         log.warning(
-            "Kernels are compiled anew in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
+            "Kernels are compiled again in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
             "folder.",
             folder,
             error.strerror or error,

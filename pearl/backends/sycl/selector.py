@@ -1,4 +1,4 @@
-"""Selectors of SYCL devices, FPGAs and their emulator included: what the device CSV may say, and dpctl's own form."""
+"""Selectors of SYCL devices, including FPGAs and their emulator, and the filter strings of dpctl that they mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pearl.devices.description import DeviceKind
 from pearl.errors import ConfigurationError
 
-# dpctl's filter strings, and what one would write without knowing them.
+# dpctl's filter strings, and the obvious short forms.
 _SYCL_SELECTOR = re.compile(r"(?:(opencl|level_zero|sycl):)?(cpu|gpu|accelerator|fpga)(?::([0-9]{1,3}))?")
 _SYCL_TYPES: dict[str, tuple[DeviceKind, str]] = {  # -> kind, and the backend and type of dpctl's filter
     "cpu": ("cpu", "opencl:cpu"),
@@ -19,11 +19,11 @@ EMULATOR_SELECTOR = "fpga_emu"
 
 
 def sycl_filter(selector: str, kind: DeviceKind | None = None) -> str:
-    """The filter string of dpctl that `selector` means, or `fpga_emu`, the FPGA emulator wherever it is listed.
+    """The filter string of dpctl that `selector` means, or `fpga_emu` for the FPGA emulator.
 
-    `opencl:cpu:0`, `level_zero:gpu:1` and `opencl:accelerator:0` are themselves; `cpu`, `sycl:cpu` and `sycl:cpu:0` are
-    the first, and so for gpu and fpga; nothing is the first device of `kind`. ConfigurationError otherwise, and for a
-    device of another kind.
+    `opencl:cpu:0`, `level_zero:gpu:1` and `opencl:accelerator:0` are filter strings already. `cpu`, `sycl:cpu` and
+    `sycl:cpu:0` mean the first CPU device, likewise for gpu and fpga. An empty selector means the first device of
+    `kind`. Raises ConfigurationError for any other text, and for a device of another kind.
     """
     if selector in (EMULATOR_SELECTOR, f"sycl:{EMULATOR_SELECTOR}") and kind in (None, "fpga"):
         return EMULATOR_SELECTOR
