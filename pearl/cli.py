@@ -253,20 +253,20 @@ def _binary(size: int) -> str:
 def _compose(
     spec: Annotated[Path, typer.Argument(help="The composition; see examples/cartpole.toml.")],
     output: Annotated[
-        Path | None, typer.Option(help="Where the program goes. Default: what the file says, runs/NAME/program.py.")
+        Path | None, typer.Option(help="Where the program goes. Default: as in the file, else runs/NAME/program.py.")
     ] = None,
     placement_json: Annotated[
         Path | None,
-        typer.Option("--json", help="Where the placement goes. Default: PROGRAM.placement.json beside the program."),
+        typer.Option("--json", help="Where the placement goes. Default: PROGRAM.placement.json next to the program."),
     ] = None,
     matrix_json: Annotated[
         Path | None,
-        typer.Option("--matrix-json", help="Where the matrix goes. Default: PROGRAM.matrix.json beside the program."),
+        typer.Option("--matrix-json", help="Where the matrix goes. Default: PROGRAM.matrix.json next to the program."),
     ] = None,
     implementation: Annotated[
         str | None,
         typer.Option(
-            help="Of the Learner: auto (the fastest), native, torch or sycl. Default: what the file says, or auto."
+            help="Of the Learner: auto (the fastest), native, torch or sycl. Default: as in the file, else auto."
         ),
     ] = None,
 ) -> None:

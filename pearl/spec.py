@@ -1,6 +1,6 @@
-"""Values that describe a run: what a transition holds, what the network is, how replay, actors and training are set.
+"""Values that describe a run: transitions, networks, and the settings of replay, actors and training.
 
-All are frozen and checked at construction, so that anything holding one can rely on it.
+All are frozen and checked at construction.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import keyword
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -24,22 +24,31 @@ StorageKind: TypeAlias = Literal["ram", "memmap", "shared"]
 Exponent: TypeAlias = "float | Callable[[int], float]"
 Scalar: TypeAlias = "bool | int | float | str"
 
-# Names of the columns every transition has, in storage order.
+# Names of the columns of every transition, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
 
-# Names that queues and batches hold next to a transition's columns.
+# Names of other columns in queues and batches.
 RESERVED = (
     *("indices", "weights", "generations", "episode_return", "episode_length", "counts"),
     *("terminated", "rows", "count", "index", "batch", "priority"),
 )
 
-EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices take for zero
+EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices treat as zero
 _LATE = 10**15  # a step after the end of every schedule
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigurationError(message)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_whole(name: str, value: object, least: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    _require(whole, f"{name} must be a whole number of at least {least}; found {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -59,8 +68,8 @@ class FieldSpec:
 class ActorStep(NamedTuple):
     """One step of all environments of an actor, from which it makes the columns that an algorithm declares.
 
-    All arrays are `(envs, ...)`. `obs` is what `policy` (`pearl.actors.actor.Policy`) saw; `next_obs` is the last
-    observation of an episode that ended, never the first of the next. Where not `real`, the step belongs to no episode.
+    All arrays are `(envs, ...)`. `obs` is the input of `policy` (`pearl.actors.actor.Policy`). If an episode ended,
+    `next_obs` is its last observation, never the first of the next. If not `real`, the step belongs to no episode.
     """
 
     obs: np.ndarray
@@ -75,11 +84,11 @@ class ActorStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Column(FieldSpec):
-    """A column that an algorithm adds to its transitions; the actor makes it, and it comes to the batch unchanged.
+    """A column that an algorithm adds to its transitions; the actor makes it, and batches contain it unchanged.
 
-    `make` returns `(envs, *shape)` for one step; it is a function of a module, since actors are processes. Of the steps
-    that an n-step transition spans, `n_step` says whose value it takes. The composer, whose measurements have no
-    actors, fills the column with `typical`.
+    `make` returns `(envs, *shape)` for one step. It must be a module's function, since actors are processes. `n_step`
+    says whether an n-step transition takes the value of its first or its last step. The composer measures without
+    actors and fills the column with `typical`.
     """
 
     make: Callable[[ActorStep], np.ndarray]
@@ -100,7 +109,7 @@ class Column(FieldSpec):
 
 @dataclass(frozen=True)
 class TransitionSpec:
-    """The columns of one transition ("experience"), in storage order. All else that holds transitions follows them.
+    """The columns of one transition ("experience"), in storage order, in the Data Storage, queues and batches.
 
     `obs`, `action`, `reward` (sum of the n discounted rewards), `next_obs` (n steps later) and `discount`
     (`gamma**m` after m steps, 0 where the episode terminated): a bootstrap target is always
@@ -141,11 +150,11 @@ class TransitionSpec:
         )
 
     def with_columns(self, *columns: Column) -> TransitionSpec:
-        """These columns, then `columns`."""
+        """A spec with `columns` appended."""
         return replace(self, fields=(*self.fields, *columns))
 
     def with_priority(self, make: Callable[[Mapping[str, np.ndarray], Any], np.ndarray]) -> TransitionSpec:
-        """The same columns, and `make` for the first priorities."""
+        """The same spec, with `make` for the first priorities."""
         return replace(self, priority=make)
 
     @property
@@ -183,7 +192,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network as the learners need to know it; extracted from torch modules, never typed."""
+    """A network as Learners need it; extracted from torch modules, not written by users."""
 
     name: str
     input_shape: tuple[int, ...]
@@ -203,7 +212,7 @@ class NetworkSpec:
     @property
     def signature(self) -> str:
         """A short text equal for equal structures: part of calibration keys."""
-        # The count of parameters tells kernel sizes, and networks that could not be traced, apart.
+        # With the parameter counts, since shapes alone do not show kernel sizes or the layers of untraced networks.
         parts = (
             f"{layer.kind}{'x'.join(map(str, layer.out_shape))}" + (f"/{layer.parameters}" if layer.parameters else "")
             for layer in self.layers
@@ -217,17 +226,17 @@ class ReplaySpec:
 
     `mode` draws ("prioritized", "uniform") or takes in order ("fifo": oldest written first, "lifo": newest first,
     "top_k": highest priority first). `stratified` and `replacement` say how batches are drawn (see
-    docs/replay_features.md); `max_times_sampled` (0: no limit) is how often an item may be sampled until its slot is
-    overwritten; `initial_priority` is given to items that come without a priority: the running maximum, the mean of the
-    priorities held, or a number. `priority_epsilon` is added to every priority that is given, so that an item whose TD
-    error is zero is sampled again (Schaul et al. 2016); with 0, a priority of zero means "never sample".
+    docs/replay_features.md). `max_times_sampled` (0: no limit) is how often an item may be sampled until its slot is
+    overwritten. `initial_priority` is the priority of items that are inserted without one: the running maximum, the
+    mean of the stored priorities, or a number. `priority_epsilon` is added to every given priority, so that an item
+    with a TD error of zero is sampled again (Schaul et al. 2016); with 0, a priority of zero means "never sample".
 
-    `alpha` and `beta` are numbers in [0, 4] or schedules (`pearl.replay.schedules`: called with environment steps). A
-    number alpha stays; a number beta goes to `beta_final` in a straight line over the run.
+    `alpha` and `beta` are numbers in [0, 4] or schedules (`pearl.replay.schedules`: called with environment steps). If
+    alpha is a number, it is constant; if beta is, it changes linearly to `beta_final` over the run.
 
-    `storage` is where the transitions lie: this process's memory ("ram"), a file in the run folder ("memmap"), or
-    memory that other processes may see ("shared"). `share_next_obs` stores next observations only where no stored
-    observation is the same, which nearly halves the memory of image observations.
+    `storage` says where the transitions are: this process's memory ("ram"), a file in the run folder ("memmap"), or
+    shared memory ("shared"). `share_next_obs` stores next observations only if no stored observation is the same, which
+    nearly halves the memory of image observations.
     """
 
     capacity: int
@@ -277,15 +286,13 @@ class ReplaySpec:
             f"max_times_sampled must be a whole number in [0, 2**16), 0 for no limit; found {limit!r}.",
         )
         initial = self.initial_priority
-        number = isinstance(initial, int | float) and not isinstance(initial, bool) and 0 < initial < math.inf
         _require(
-            initial in ("max", "mean") or number,
+            initial in ("max", "mean") or (_is_number(initial) and 0 < cast(float, initial) < math.inf),
             f'initial_priority must be "max", "mean" or a number above 0; found {initial!r}.',
         )
         epsilon = self.priority_epsilon
-        number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
         _require(
-            number and (epsilon == 0 or EPSILON_MIN <= epsilon <= 1),
+            _is_number(epsilon) and (epsilon == 0 or EPSILON_MIN <= epsilon <= 1),
             f"priority_epsilon must be 0, or a number in [{EPSILON_MIN}, 1]; found {epsilon!r}.",
         )
         _require(
@@ -295,29 +302,25 @@ class ReplaySpec:
 
     @property
     def first_alpha(self) -> float:
-        """The alpha that a run begins with."""
+        """Alpha at the beginning of a run."""
         return float(self.alpha(0)) if callable(self.alpha) else self.alpha
 
     @property
     def first_beta(self) -> float:
-        """The beta that a run begins with."""
+        """Beta at the beginning of a run."""
         return float(self.beta(0)) if callable(self.beta) else self.beta
 
 
-def _check_exponent(name: str, value: object, *, schedules: bool) -> None:
+def _check_exponent(name: str, value: Exponent, *, schedules: bool) -> None:
     if callable(value) and schedules:
         for step in (0, _LATE):
             found = value(step)
-            _require(
-                _is_exponent(found), f"{name} must lie in [0, 4] at every step; the schedule gives {found!r} at {step}."
-            )
+            advice = f"{name} must lie in [0, 4] at every step; the schedule gives {found!r} at {step}."
+            _require(_is_number(found) and 0.0 <= found <= 4.0, advice)
         return
     also = " or a schedule" if schedules else ""
-    _require(_is_exponent(value), f"{name} must lie in [0, 4]; found {value!r}. Give a number{also}.")
-
-
-def _is_exponent(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 4.0
+    fits = _is_number(value) and 0.0 <= cast(float, value) <= 4.0
+    _require(fits, f"{name} must lie in [0, 4]; found {value!r}. Give a number{also}.")
 
 
 @dataclass(frozen=True)
@@ -342,18 +345,13 @@ class ActorSpec:
             f"The environment must be named by its Gymnasium id, such as 'CartPole-v1'; found {self.env!r}.",
         )
         for name in ("count", "envs_per_actor"):
-            value = getattr(self, name)
-            _require(
-                isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-                f"{name} of actors must be a whole number of at least 1; found {value!r}.",
-            )
+            _require_whole(f"{name} of actors", getattr(self, name), 1)
         _require(
             self.vectorization in ("sync", "vector_entry_point"),
             f'vectorization must be "sync" or "vector_entry_point"; found {self.vectorization!r}.',
         )
-        number = isinstance(self.timeout_s, int | float) and not isinstance(self.timeout_s, bool)
         _require(
-            number and self.timeout_s >= 0,
+            _is_number(self.timeout_s) and self.timeout_s >= 0,
             f"timeout_s of actors must be a number of at least 0, in seconds, or inf; found {self.timeout_s!r}.",
         )
 
@@ -367,9 +365,9 @@ class ActorSpec:
 class TrainSpec:
     """One training run's schedule.
 
-    `replay_ratio` is samples trained per transition inserted (`inf`: train as fast as the Learner can);
-    `priority_update_delay` (thesis 4.3.1) is how many updates a sampling may run ahead in setting 1; setting 2 samples
-    after the last update.
+    `replay_ratio` is samples trained per transition inserted (`inf`: train as fast as the Learner can).
+    `priority_update_delay` (thesis 4.3.1) is how many priority updates may still be missing when setting 1 samples;
+    setting 2 samples after the last update.
     """
 
     batch_size: int = 64
@@ -381,21 +379,12 @@ class TrainSpec:
     weight_sync_interval: int = 8
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("learning_starts", 0),
-            ("priority_update_delay", 0),
-            ("n_step", 1),
-            ("weight_sync_interval", 1),
-        ):
-            value = getattr(self, name)
-            _require(
-                isinstance(value, int) and not isinstance(value, bool) and value >= least,
-                f"{name} must be a whole number of at least {least}; found {value!r}.",
-            )
-        number = isinstance(self.replay_ratio, (int, float)) and not isinstance(self.replay_ratio, bool)
+        for name in ("batch_size", "n_step", "weight_sync_interval"):
+            _require_whole(name, getattr(self, name), 1)
+        for name in ("learning_starts", "priority_update_delay"):
+            _require_whole(name, getattr(self, name), 0)
         _require(
-            number and (0 < self.replay_ratio <= 1e6 or self.replay_ratio == math.inf),
+            _is_number(self.replay_ratio) and (0 < self.replay_ratio <= 1e6 or self.replay_ratio == math.inf),
             f"replay_ratio must be a number above 0, at most 1e6, or inf; found {self.replay_ratio!r}.",
         )
         _require(0.0 <= self.gamma <= 1.0, f"gamma must lie in [0, 1]; found {self.gamma!r}.")

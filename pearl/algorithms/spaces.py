@@ -14,7 +14,7 @@ ActionKind: TypeAlias = Literal["Discrete", "Box"]
 
 
 def check_observations(name: str, space: gym.Space[Any]) -> None:
-    """Raise EnvError unless the built-in algorithms, of which `name` is the class, can observe `space`."""
+    """Raise EnvError unless the built-in algorithms, here the class `name`, can observe `space`."""
     if not isinstance(space, spaces.Box):
         raise EnvError(
             f"{name} needs Box observations; the environment has {space}. "
@@ -30,7 +30,7 @@ def check_observations(name: str, space: gym.Space[Any]) -> None:
 
 
 def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Space[Any]) -> None:
-    """Raise EnvError, naming algorithms that can, unless `algorithm`, of which `name` is the class, acts in `space`."""
+    """Raise EnvError, naming algorithms that can, unless `algorithm`, here the class `name`, can act in `space`."""
     from pearl.algorithms import algorithms_for, one_of_algorithms
 
     kind: ActionKind

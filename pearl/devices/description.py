@@ -94,7 +94,7 @@ class Device:
         return backend_of(self).availability(self)
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the hardware, its driver, or what the CSV declares about it.
+        """16 hexadecimal digits that change with the hardware, its driver, or its row of the CSV.
 
         Names are left out: a renamed device keeps its measurements.
         """

@@ -12,25 +12,8 @@ from pearl.algorithms.networks import ScaleBytes
 from pearl.errors import TrainerError
 from pearl.spec import LayerSpec, NetworkSpec, Scalar
 
-_FUNCTIONS = {
-    torch.relu: "relu",
-    torch.tanh: "tanh",
-    torch.flatten: "flatten",
-    torch.cat: "concat",
-    torch.add: "add",
-    torch.sub: "sub",
-    torch.mean: "mean",
-    nn.functional.relu: "relu",
-    nn.functional.layer_norm: "layernorm",
-}
-_METHODS = {
-    "relu": "relu",
-    "tanh": "tanh",
-    "flatten": "flatten",
-    "view": "reshape",
-    "reshape": "reshape",
-    "mean": "mean",
-}
+# Functions and methods whose kind is not their name.
+_KINDS = {"cat": "concat", "layer_norm": "layernorm", "view": "reshape"}
 
 
 class _Tracer(fx.Tracer):
@@ -114,9 +97,10 @@ def _layers(traced: fx.GraphModule, shapes: Mapping[fx.Node, tuple[int, ...]]) -
             macs = _macs(child, shapes[node])
             options = _options(child)
         elif node.op == "call_function":
-            kind = _FUNCTIONS.get(node.target, getattr(node.target, "__name__", str(node.target)))
+            kind = getattr(node.target, "__name__", str(node.target))
         else:
-            kind = _METHODS.get(str(node.target), str(node.target))
+            kind = str(node.target)
+        kind = _KINDS.get(kind, kind)
         index[node] = len(layers)
         layers.append(
             LayerSpec(

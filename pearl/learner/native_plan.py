@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 class UnsupportedError(Exception):
     """Says in one line what the native learner does not support."""
+
+
+def kernel_column(name: str, column: np.ndarray | torch.Tensor, dtype: np.dtype[Any]) -> np.ndarray:
+    """A batch's column for a kernel: contiguous, of `dtype`; raises TrainerError for another dtype."""
+    found = column.detach().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
+    if found.dtype != dtype:
+        raise TrainerError(f"Column {name!r} must have dtype {dtype}; found {found.dtype}. Convert it first.")
+    return found if found.flags.c_contiguous else np.ascontiguousarray(found)
 
 
 def weights_of(flat: FlatParameters) -> np.ndarray:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,16 +31,14 @@ from pearl.learner.native_plan import (
     weights_of,
 )
 
-Columns: TypeAlias = Mapping[str, np.ndarray]
-
 
 class Rule(Protocol):
     """One algorithm's update rule, on one trainer."""
 
     action_dtype: np.dtype[Any]
 
-    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
-        """Train on a batch's columns and its "weights"; returns priorities `(batch,)` and metrics."""
+    def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+        """Train on the columns of `Batch` and importance weights; returns priorities `(batch,)` and metrics."""
 
     def algorithm(self) -> _native.Algorithm | None:
         """The same step for a loop without Python, with the current settings; None if it needs Python."""
@@ -121,18 +119,13 @@ class _ValueRule:
             self._scalars = scalars
         self._optimizer.refresh()
 
-    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
+    def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         self._refresh()
         trainer = self._trainer
+        obs, action, reward, next_obs, discount = columns
+        done = trainer.gradient_steps + 1
         priorities, loss, td_error, norm = self._native.step(
-            columns["obs"],
-            columns["action"],
-            columns["reward"],
-            columns["next_obs"],
-            columns["discount"],
-            columns["weights"],
-            trainer.gradient_steps + 1,
-            self._optimizer.native,
+            obs, action, reward, next_obs, discount, weights, done, self._optimizer.native
         )
         trainer.gradient_steps += 1
         return priorities, {"td_error": td_error, "loss": loss, "gradient_norm": norm}
@@ -209,11 +202,12 @@ class _ActorCriticRule:
             self._scalars = scalars
         return scalars
 
-    def step(self, columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
+    def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         trainer, random = self._trainer, self._step.noise
         scalars = self._apply_settings()
         moves = (trainer.gradient_steps + 1) % scalars.policy_delay == 0
-        rows = len(columns["reward"])
+        obs, action, reward, next_obs, discount = columns
+        rows = len(reward)
         next_noise = None if random is None else random.draw(rows, 0).numpy()
         noise = random.draw(rows, 1).numpy() if random is not None and random.of_policy else None
         self._critic.refresh()
@@ -222,12 +216,12 @@ class _ActorCriticRule:
         if self._temperature is not None:
             self._temperature.refresh()
         priorities, loss, td_error, norm, actor_norm = self._native.step(
-            columns["obs"],
-            columns["action"],
-            columns["reward"],
-            columns["next_obs"],
-            columns["discount"],
-            columns["weights"],
+            obs,
+            action,
+            reward,
+            next_obs,
+            discount,
+            weights,
             next_noise,
             noise,
             moves,

@@ -15,8 +15,7 @@ import torch
 from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.errors import ConfigurationError, TrainerError
-from pearl.learner.kernel_columns import kernel_column
-from pearl.learner.native_plan import UnsupportedError
+from pearl.learner.native_plan import UnsupportedError, kernel_column
 from pearl.learner.native_rules import make_rule
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
@@ -71,9 +70,8 @@ class NativeLearner(TrainerLearner[Any]):
         actions out of range, and if loss or gradients are not finite: the weights are then unchanged, unless the
         message says that the critics were updated.
         """
-        columns = {name: self._array(name, batch[name]) for name in Batch._fields}
-        columns["weights"] = self._array("weights", weights)
-        priorities, metrics = self._rule.step(columns)
+        columns = [self._array(name, batch[name]) for name in Batch._fields]
+        priorities, metrics = self._rule.step(columns, self._array("weights", weights))
         return StepResult(priorities, metrics["td_error"], metrics)
 
     @property

@@ -73,7 +73,7 @@ def cuda_availability(index: int) -> Availability:
 
 @functools.cache
 def cuda_identity(index: int) -> str:
-    """Facts that measurements on CUDA device `index` depend on; says so where there is no such device."""
+    """Facts that measurements on CUDA device `index` depend on; "absent: ..." if there is no such device."""
     torch, reason = _torch()
     if torch is None or index >= torch.cuda.device_count():
         return f"absent: {reason}"

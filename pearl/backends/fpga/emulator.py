@@ -100,7 +100,7 @@ def setup_emulator(report: Callable[[str], None]) -> Path:
             wheels, made = Path(scratch) / "wheels", Path(scratch) / "emulator"
             report(f"Fetching the FPGA emulator (280 MB): {', '.join(_WHEELS)}")
             _fetch(wheels, Path(scratch) / "requirements.txt")
-            report(f"Taking out what it needs (440 MB) into {folder}")
+            report(f"Extracting the needed files (440 MB) into {folder}")
             _extract(sorted(wheels.glob("*.whl")), made)
             (made / "lib" / _CONFIGURATION).write_text(_BE_THE_EMULATOR + _MORE_WORKERS, encoding="ascii")
             _check_that_it_loads(made / "lib")

@@ -172,7 +172,7 @@ def _queue(selector: str) -> _sycl.Queue:
 
 
 def sycl_identity(selector: str) -> str:
-    """Facts that measurements on a device depend on; says so where there is no such device."""
+    """Facts that measurements on a device depend on; "absent: ..." if there is no such device."""
     try:
         device = find_sycl_device(selector)
     except DeviceError as error:

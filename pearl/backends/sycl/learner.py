@@ -22,9 +22,8 @@ from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
-from pearl.learner.kernel_columns import kernel_column
 from pearl.learner.native_optimizer import NativeOptimizer
-from pearl.learner.native_plan import Op, UnsupportedError, read_operations
+from pearl.learner.native_plan import Op, UnsupportedError, kernel_column, read_operations
 from pearl.learner.native_rules import known_step, make_rule, pinned, scale_arrays
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
