@@ -12,7 +12,7 @@ __all__ = ["Composer", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    # Composer brings torch and pandas: loaded only when asked for.
+    # Composer imports torch and pandas, so it is imported at first use.
     if name == "Composer":
         from composer import Composer
 

@@ -302,7 +302,7 @@ def _check_writable(path: Path) -> None:
     if path.is_dir():
         reason = "it is a folder"
     elif not folder.is_dir():
-        reason = f"{folder} is no folder"
+        reason = f"{folder} is not a folder"
     elif not os.access(folder, os.W_OK | os.X_OK):
         reason = f"the folder {folder} is not writable"
     else:
@@ -445,7 +445,7 @@ def _bench(
         rates = _read_json(result) if result.exists() else None
     if rates is None:
         if not code:
-            raise ConfigurationError(f"{program} ended without a measurement: it is no composed program.")
+            raise ConfigurationError(f"{program} ended without a measurement: it is not a composed program.")
         raise typer.Exit(code)
     _console().print(_rates_table(rates))
     raise typer.Exit(code)

@@ -420,7 +420,7 @@ def test_bench_of_something_else(stub, tmp_path):
     stub.write_text("")
     result = invoke("bench", stub)
     assert result.exit_code == 1
-    assert "no composed program" in result.stderr
+    assert "not a composed program" in result.stderr
     stub.write_text("raise SystemExit(3)")
     assert invoke("bench", stub).exit_code == 3
     assert invoke("bench", tmp_path / "absent.py").exit_code == 1

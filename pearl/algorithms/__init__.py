@@ -1,6 +1,6 @@
-"""Trainer classes: derive from one, or bring any class with `get_action` and `update_policy`."""
+"""Trainer classes: derive from one, or use any class with `get_action` and `update_policy`."""
 
-# The table of algorithms, in the order in which messages name them: one line each.
+# The table of algorithms, one line each. Messages name them in this order.
 # isort: off
 from pearl.algorithms.dqn import DQN as DQN
 from pearl.algorithms.ddpg import DDPG as DDPG

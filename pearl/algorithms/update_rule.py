@@ -187,4 +187,4 @@ def unknown_rule(trainer: object) -> str:
     """One line on a trainer whose class is not, and does not derive from, one of the algorithms."""
     from pearl.algorithms import one_of_algorithms
 
-    return f"the update rule of {type(trainer).__name__}, which is no {one_of_algorithms()}"
+    return f"the update rule of {type(trainer).__name__}, which is not a {one_of_algorithms()}"

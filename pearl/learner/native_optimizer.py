@@ -75,7 +75,7 @@ class NativeOptimizer:
         lr, (beta1, beta2), eps, decay = (group[key] for key in ("lr", "betas", "eps", "weight_decay"))
         settings = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
         decoupled = bool(group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)))
-        # Tensors are told apart by address: none is reused while the native side holds the memory.
+        # Tensors are compared by address, which is not reused while the native side holds the memory.
         kept = (state["step"], state["exp_avg"], state["exp_avg_sq"], largest)
         tensors = tuple(0 if tensor is None else tensor.data_ptr() for tensor in kept)
         if self._seen == (settings, decoupled, tensors):

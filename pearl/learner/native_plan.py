@@ -172,7 +172,7 @@ def _submodule(layer: LayerSpec, module: nn.Module) -> nn.Module:
     try:
         part = module.get_submodule(layer.name)
     except AttributeError:
-        raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} is no module") from None
+        raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} is not a module") from None
     if type(part) not in (nn.Linear, nn.LayerNorm):
         raise UnsupportedError(f"layer {layer.name!r} of class {type(part).__name__}")
     return part

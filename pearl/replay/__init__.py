@@ -1,6 +1,6 @@
-"""The Replay Manager (sum tree of priorities), the Data Storage (the transitions themselves), and what goes with them.
+"""The Replay Manager (sum tree of priorities), the Data Storage (the transitions themselves), and related tools.
 
-Names beyond the first few are loaded when they are asked for.
+Most names are loaded at first use.
 """
 
 from __future__ import annotations

@@ -77,10 +77,10 @@ class RamBacking:
         self.arrays: dict[str, np.ndarray] = {s.name: np.zeros(s.shape, s.dtype) for s in specs}
 
     def reserve(self, name: str, rows: int) -> None:
-        """Nothing: the system commits memory at the first write."""
+        """Do nothing: the system commits memory at the first write."""
 
     def flush(self) -> None:
-        """Nothing: there is no file."""
+        """Do nothing: there is no file."""
 
     def close(self, *, complete: bool = True) -> None:
         """Drop the arrays."""

@@ -172,7 +172,7 @@ def stratified(seed: int, call: int, count: int) -> Words:
 
 
 def _mean_priority(priorities: np.ndarray) -> np.float32:
-    """Return the mean of those that are positive and finite, in whole units of 2**-40; 1 where there are none."""
+    """Return the mean of the positive finite priorities, in whole units of 2**-40; 1 if there are none."""
     held = priorities[(priorities > 0) & np.isfinite(priorities)].astype(np.float64)
     if len(held) == 0:
         return np.float32(1.0)

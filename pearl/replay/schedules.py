@@ -47,7 +47,7 @@ SCHEDULES = (Constant, Linear)  # those that can be written into programs and co
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """Return a schedule as it is, a number as a Constant."""
+    """Return a schedule unchanged, and a number as a Constant."""
     return value if callable(value) else Constant(value)
 
 

@@ -360,7 +360,7 @@ class DataStorage:
         indices = self._ring.next_indices(count)
         rows = self._contiguous(columns, count)
         if self._links is None and not (streams is terminated is truncated is None):
-            raise ReplayError("This Data Storage does not tell streams apart; make it with `streams`.")
+            raise ReplayError("This Data Storage does not distinguish streams; make it with `streams`.")
         if self._links is not None:
             whose = self._streams(streams, count)
             endings = _flags("terminated", terminated, count) | _flags("truncated", truncated, count) << 1

@@ -75,7 +75,8 @@ class TorchDataStorage(StorageOnDevice):
         rows: list[torch.Tensor] = []
         for field in self.spec.fields:
             tensor = tensors.get(field.name)
-            if tensor is None or len(tensor) < count or not _fits(field, tensor, (len(tensor), *field.shape)):
+            size = len(tensor) if tensor is not None and tensor.ndim else -1
+            if tensor is None or size < count or not _fits(field, tensor, (size, *field.shape)):
                 raise _misfit(field, tensor, f"{(count, *field.shape)} or more rows")
             rows.append(tensor[:count])
         return rows

@@ -165,7 +165,7 @@ def _queue(selector: str) -> _sycl.Queue:
         queue = runtime.dpctl.SyclQueue(selector, property="in_order")
     except runtime.dpctl.SyclQueueCreationError as error:
         raise DeviceError(
-            f"The SYCL device {selector!r} is listed but takes no work ({error}); {_listed(sycl_devices())}."
+            f"The SYCL device {selector!r} is listed but cannot be used ({error}); {_listed(sycl_devices())}."
         ) from error
     made: _sycl.Queue = runtime.module.Queue(queue)
     return made
