@@ -74,15 +74,8 @@ class Device:
                 f"Device {self.name!r}: shares_with must name another device; found {self.shares_with!r}."
             )
         for column in QUANTITIES:
-            value = getattr(self, column)
-            if value is None:
-                continue
-            zero_allowed = column in MAY_BE_ZERO
-            if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
-                raise ConfigurationError(
-                    f"Device {self.name!r}: {column} must be a finite number "
-                    f"{'of at least 0' if zero_allowed else 'above 0'}; found {value!r}."
-                )
+            if (value := getattr(self, column)) is not None:
+                _check_quantity(f"Device {self.name!r}: {column}", value, may_be_zero=column in MAY_BE_ZERO)
 
     def availability(self) -> Availability:
         """Whether the device can be used on this machine; null and modelled devices count as usable.
@@ -123,19 +116,18 @@ class Connection:
     bandwidth_gbps: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_us) and self.latency_us >= 0):
-            raise ConfigurationError(
-                f"Connection {self.source} -> {self.target}: latency_us must be a finite number of at least 0; "
-                f"found {self.latency_us!r}."
-            )
-        if not (math.isfinite(self.bandwidth_gbps) and self.bandwidth_gbps > 0):
-            raise ConfigurationError(
-                f"Connection {self.source} -> {self.target}: bandwidth_gbps must be a finite number above 0; "
-                f"found {self.bandwidth_gbps!r}."
-            )
+        link = f"Connection {self.source} -> {self.target}"
+        _check_quantity(f"{link}: latency_us", self.latency_us, may_be_zero=True)
+        _check_quantity(f"{link}: bandwidth_gbps", self.bandwidth_gbps, may_be_zero=False)
 
 
 CONNECTION_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Connection))
+
+
+def _check_quantity(name: str, value: float, *, may_be_zero: bool) -> None:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+        wanted = "of at least 0" if may_be_zero else "above 0"
+        raise ConfigurationError(f"{name} must be a finite number {wanted}; found {value!r}.")
 
 
 def check_selector(kind: DeviceKind, backend: str, selector: str) -> None:
