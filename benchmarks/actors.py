@@ -1,18 +1,13 @@
-"""Environment steps that an actor collects a second beside Stable-Baselines3, and what its process takes to start.
+"""Environment steps per second of an actor and of Stable-Baselines3, and the start of an actor process.
 
-Ours and theirs take turns: collection alone on one core, collection while training on all. `--quick` is a look, which
-writes nothing; without it, benchmarks/results/actors.json is written.
+Ours and theirs take turns: collection alone on one core, collection while training on all cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers.training import environment
-from benchmarks.record import Row, write
-from pearl import Composer
+from benchmarks.programs import composer_of, run_program
+from benchmarks.record import Row, shown, write
+from benchmarks.timing import options
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.policy_plan import read_policy
@@ -61,16 +56,14 @@ class Plan:
     starts: int = 7
     runs: int = 5
     run_steps: int = 60_000  # environment steps of a run of ours
-    training_s: float = 5.0  # of one of theirs
+    training_s: float = 5.0  # seconds of a run of theirs
 
-    @classmethod
-    def quick(cls) -> Plan:
-        """A look."""
-        return cls(alternations=3, turn_s=0.2, starts=2, runs=1, run_steps=20_000, training_s=2.0)
+
+QUICK = Plan(alternations=3, turn_s=0.2, starts=2, runs=1, run_steps=20_000, training_s=2.0)
 
 
 def setup_of(vectorization: Any, envs: int, *, native: bool = True) -> ActorSetup:
-    """An actor's setup, its policy native or in torch."""
+    """An actor's setup, with its policy in C++ or in torch."""
     spec = ActorSpec(ENVIRONMENT, envs_per_actor=envs, vectorization=vectorization)
     settings = {"hidden_sizes": HIDDEN, "exploration": EpsilonGreedy(EPSILON, EPSILON, 1)}
     setup = ActorSetup(DQN, settings, spec, TrainSpec(), seed=1)
@@ -82,13 +75,13 @@ def setup_of(vectorization: Any, envs: int, *, native: bool = True) -> ActorSetu
 
 
 def transition_of(setup: ActorSetup) -> TransitionSpec:
-    """What the environment's transitions hold."""
+    """The columns of the environment's transitions."""
     known = make_vector_env(setup.spec, 1)
     return TransitionSpec.from_spaces(known.single_observation_space, known.single_action_space)
 
 
 def ours(setup: ActorSetup) -> Collect:
-    """Collection through all that a run has on the way: the DCQ, the host's buffer, the Data Storage."""
+    """Collection through the whole path of a run: the DCQ, the host's buffer, the Data Storage."""
     actor, transition = Actor(setup), transition_of(setup)
     queue = DataCollectionQueue(transition, setup.message_rows(), 2)
     buffer = CollectionBuffer(transition, INSERTION_ROWS, setup.message_rows())
@@ -110,13 +103,16 @@ def ours(setup: ActorSetup) -> Collect:
     return collect
 
 
-def stable_baselines3(envs: int, *, trains: bool = False) -> tuple[str, Collect]:
-    """Its DQN's own loop, with gradient steps switched off unless it `trains`, as often as ours."""
-    import stable_baselines3 as sb3
-    from stable_baselines3.common.env_util import make_vec_env
+def stable_baselines3(envs: int, *, trains: bool = False) -> tuple[str, Collect | None, str]:
+    """Name, loop and reason if it cannot be loaded. The loop is its DQN's own; without `trains`, no gradient steps."""
+    try:
+        import stable_baselines3 as sb3
+        from stable_baselines3.common.env_util import make_vec_env
+    except ImportError as error:
+        return "stable-baselines3", None, f"cannot be loaded: {error}"
 
     vector = make_vec_env(ENVIRONMENT, n_envs=envs, seed=1)
-    # It trains after so many steps of the vector.
+    # Steps of the vector between trainings.
     every = max(1, round(1 / (GRADIENT_STEPS * envs))) if trains else 64
     model = sb3.DQN(
         "MlpPolicy",
@@ -140,80 +136,53 @@ def stable_baselines3(envs: int, *, trains: bool = False) -> tuple[str, Collect]
             model.learn(chunk, reset_num_timesteps=False)
         return (model.num_timesteps - before) / elapsed
 
-    return f"stable-baselines3 {sb3.__version__}", collect
-
-
-def row(
-    case: str, unit: str, better: Any, samples: list[float], peer: str = "", theirs: list[float] | None = None
-) -> Row:
-    """Medians, and the spread of ours: the 20th and 80th percentile, of few samples the ends."""
-    low, high = (0.2, 0.8) if len(samples) > 10 else (0.0, 1.0)
-    spread = float(np.quantile(samples, low)), float(np.quantile(samples, high))
-    return Row(
-        case, statistics.median(samples), unit, better, spread, len(samples), peer,
-        statistics.median(theirs) if theirs else None,
-    )  # fmt: skip
+    return f"stable-baselines3 {sb3.__version__}", collect, ""
 
 
 def measure_steps(plan: Plan) -> Iterator[Row]:
-    """Environment steps a second of one core."""
+    """Environment steps per second on one core."""
     for envs in plan.envs:
-        peer, reason = "stable-baselines3", ""
         sides: dict[str, Collect] = {name: ours(setup_of(name, envs)) for name in VECTORS}
         sides |= {f"{name} in torch": ours(setup_of(name, envs, native=False)) for name in VECTORS}
-        try:
-            peer, sides["theirs"] = stable_baselines3(envs)
-        except ImportError as error:
-            reason = f"cannot be loaded: {error}"
+        peer, their_collect, reason = stable_baselines3(envs)
+        if their_collect is not None:
+            sides["theirs"] = their_collect
         samples: dict[str, list[float]] = {name: [] for name in sides}
         for turn in range(plan.alternations + 1):
             for name, collect in sides.items():
                 found = collect(plan.turn_s)
-                if turn:  # the first warms up
+                if turn:  # the first turn warms up
                     samples[name].append(found)
         for name, text in VECTORS.items():
             case = f"{envs} environments {text}"
-            beside = row(case, "steps/s", "higher", samples[name], peer, samples.get("theirs"))
-            yield dataclasses.replace(beside, reason=reason)
-            yield row(case, "steps/s", "higher", samples[name], "ours in torch", samples[f"{name} in torch"])
+            yield Row.of(case, "steps/s", "higher", samples[name], peer, samples.get("theirs"), reason)
+            yield Row.of(case, "steps/s", "higher", samples[name], "ours in torch", samples[f"{name} in torch"])
 
 
 def train(program: Path, steps: int) -> float:
-    """Environment steps a second of a composed program from its start to its end, without its imports."""
-    options = ["--timesteps", str(steps), "--eval-episodes", "0", "--until-return", "none", "--run-dir", "run"]
-    subprocess.run(
-        [sys.executable, str(program), *options], cwd=program.parent, env=environment(), check=True, capture_output=True
-    )
+    """Environment steps per second of a composed program from its start to its end, without its imports."""
+    run_program(program, "--timesteps", steps, "--eval-episodes", 0, "--until-return", "none", "--run-dir", "run")
     found = json.loads((program.parent / "run" / "summary.json").read_text(encoding="utf-8"))
     return float(found["env_steps"] / found["wall_s"])
 
 
 def measure_training(plan: Plan) -> Iterator[Row]:
-    """Environment steps a second while half as many gradient steps are done, on all cores."""
+    """Environment steps per second with half as many gradient steps, on all cores."""
+    training = {"batch_size": BATCH, "replay_ratio": GRADIENT_STEPS * BATCH}
     for envs in plan.envs:
+        samples, theirs = list[float](), list[float]()
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            composer = Composer(progress=False, calibration=folder / "calibration.json")
-            composer.set_actors(1, env=ENVIRONMENT, envs_per_actor=envs)
-            composer.set_train_function(learner=DQN, hidden_sizes=HIDDEN, double=False)
-            composer.set_replay(SLOTS)
-            composer.set_training(batch_size=BATCH, replay_ratio=GRADIENT_STEPS * BATCH)
-            replay, learner = composer.run()
-            program = composer.runtime_gen(
-                replay=replay, learner=learner, path=folder / "program.py", timesteps=plan.run_steps
-            )
-            peer, reason, samples, theirs = "stable-baselines3", "", list[float](), list[float]()
-            collect: Collect | None = None
-            try:
-                peer, collect = stable_baselines3(envs, trains=True)
-            except ImportError as error:
-                reason = f"cannot be loaded: {error}"
+            composer = composer_of(folder, DQN, ENVIRONMENT, envs, SLOTS, training, hidden_sizes=HIDDEN, double=False)
+            composer.run()
+            program = composer.runtime_gen(path=folder / "program.py", timesteps=plan.run_steps)
+            peer, collect, reason = stable_baselines3(envs, trains=True)
             for _ in range(plan.runs):
                 samples.append(train(program, plan.run_steps))
                 if collect is not None:
                     theirs.append(collect(plan.training_s))
         case = f"{envs} environments stepped one by one, while training"
-        yield dataclasses.replace(row(case, "steps/s", "higher", samples, peer, theirs), reason=reason)
+        yield Row.of(case, "steps/s", "higher", samples, peer, theirs, reason)
 
 
 def resident_mb(pid: int) -> float:
@@ -237,36 +206,26 @@ def start(setup: ActorSetup) -> tuple[float, float]:
 
 
 def measure_starts(plan: Plan) -> Iterator[Row]:
-    """What an actor process takes."""
+    """Time and memory that an actor process takes to start."""
     native, in_torch = setup_of("sync", 8), setup_of("sync", 8, native=False)
     found = [(start(native), start(in_torch)) for _ in range(plan.starts)]
     for which, case, unit in ((0, "start of an actor process", "s"), (1, "memory of an actor process", "MB")):
         samples, theirs = ([pair[side][which] for pair in found] for side in (0, 1))
-        yield row(case, unit, "lower", samples, "ours in torch", theirs)
+        yield Row.of(case, unit, "lower", samples, "ours in torch", theirs)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look: few repetitions, nothing written")
-    options = parser.parse_args(arguments)
-    plan = Plan.quick() if options.quick else Plan()
+def main() -> None:
+    arguments = options(__doc__, "few repetitions").parse_args()
+    plan = QUICK if arguments.quick else Plan()
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     rows: list[Row] = []
     for part, affinity in ((measure_steps, cores[-1:]), (measure_starts, cores[-1:]), (measure_training, cores)):
         os.sched_setaffinity(0, affinity)
-        for found in part(plan):
-            rows.append(found)
-            theirs = found.reason if found.theirs is None else f"{found.theirs:,.4g}"
-            ratio = "" if found.ratio is None else f"{found.ratio:6.2f} x"
-            print(
-                f"{found.case:52} {found.ours:12,.4g} {found.unit:8} {found.peer:26} {theirs:>12} {ratio}", flush=True
-            )
-    if not options.quick:
+        rows += shown(part(plan))
+    if not arguments.quick:
         write("actors", "make bench-actors", 1, rows)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,12 +7,8 @@ docs/assets are written.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,15 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.training import ROOT, environment
-from benchmarks.record import Row, write
-from pearl import Composer
+from benchmarks.programs import composer_of, run_program
+from benchmarks.record import ASSETS, Row, shown, write
+from benchmarks.timing import options
 from pearl.algorithms import DQN, SAC, TD3
 from pearl.exploration import EpsilonGreedy
 
 IMPLEMENTATIONS = ("native", "torch")
-ASSETS = ROOT / "docs" / "assets"
-EPISODES = 10  # of an evaluation
+EPISODES = 10  # per evaluation
 
 
 @dataclass(frozen=True)
@@ -71,33 +66,27 @@ Curves = dict[str, np.ndarray]  # by implementation: mean returns (seeds, evalua
 
 def compose(task: Task, implementation: str, folder: Path) -> Path:
     """The program, with the Learner's implementation forced."""
-    composer = Composer(progress=False, calibration=folder / "calibration.json")
-    composer.set_actors(1, env=task.environment, envs_per_actor=4)
-    composer.set_train_function(learner=task.trainer, implementation=implementation, **task.settings)
-    composer.set_replay(100_000)
-    replay, learner = composer.run()
-    path = folder / f"{task.trainer.__name__}_{implementation}.py"
-    return composer.runtime_gen(replay=replay, learner=learner, path=path, timesteps=task.steps)
+    composer = composer_of(
+        folder, task.trainer, task.environment, 4, 100_000, {}, implementation=implementation, **task.settings
+    )
+    composer.run()
+    program: Path = composer.runtime_gen(
+        path=folder / f"{task.trainer.__name__}_{implementation}.py", timesteps=task.steps
+    )
+    return program
 
 
 def run(program: Path, task: Task, seed: int) -> np.ndarray:
     """Mean returns of the greedy evaluations `(evaluations,)` of one run."""
     folder = program.with_suffix("") / str(seed)
-    options = {
-        "--seed": seed,
-        "--eval-interval": task.interval,
-        "--eval-episodes": EPISODES,
-        "--until-return": "none",
-        "--run-dir": folder,
-    }
-    command = [sys.executable, str(program), *(str(part) for option in options.items() for part in option)]
-    subprocess.run(command, cwd=program.parent, env=environment(), check=True, capture_output=True)
+    arguments = ("--seed", seed, "--eval-interval", task.interval, "--eval-episodes", EPISODES)
+    run_program(program, *arguments, "--until-return", "none", "--run-dir", folder)
     found = np.full(task.steps // task.interval, np.nan)
     with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["kind"] != "progress":
                 continue
-            # Evaluations come when a message has crossed the interval's end.
+            # A message may cross the end of the interval before the evaluation.
             place = int(row["env_steps"]) // task.interval - 1
             if place < len(found) and np.isnan(found[place]):
                 found[place] = float(row["mean_return"])
@@ -118,19 +107,15 @@ def measure(task: Task, seeds: int, folder: Path) -> Curves:
 
 
 def rows_of(task: Task, curves: Curves) -> Iterator[Row]:
-    """The mean over each seed's curve, and over its last third: medians of the seeds, and their spread."""
+    """The mean over each seed's curve, and over its last third."""
     last = -(-next(iter(curves.values())).shape[1] // 3)
     for what, part in (("whole curve", slice(None)), ("last third", slice(-last, None))):
         means = {name: np.nanmean(values[:, part], axis=1) for name, values in curves.items()}
         ours, theirs = means["native"], means["torch"]
         shared = ours.min() <= theirs.max() and theirs.min() <= ours.max()
         how = "ranges of the seeds overlap" if shared else "RANGES OF THE SEEDS DO NOT OVERLAP"
-        spread = (float(ours.min()), float(ours.max()))
         peer = f"torch learner ({theirs.min():.0f} to {theirs.max():.0f}; {how})"
-        yield Row(
-            f"{task.name}, mean return over the {what}", float(np.median(ours)), "return", "higher", spread,
-            len(ours), peer, statistics.median(theirs.tolist()),
-        )  # fmt: skip
+        yield Row.of(f"{task.name}, mean return over the {what}", "return", "higher", ours, peer, theirs)
 
 
 def plot(task: Task, curves: Curves) -> dict[str, str]:
@@ -142,7 +127,7 @@ def plot(task: Task, curves: Curves) -> dict[str, str]:
 
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     for name, found in curves.items():
-        seen = ~np.isnan(found).all(axis=0)  # before the first gradient step nothing is evaluated
+        seen = ~np.isnan(found).all(axis=0)  # no evaluations before the first gradient step
         values = found[:, seen]
         steps = task.interval * np.flatnonzero(seen) + task.interval
         (line,) = axes.plot(steps, np.nanmedian(values, axis=0), label=f"{name} learner")
@@ -160,21 +145,17 @@ def plot(task: Task, curves: Curves) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed of CartPole-v1; writes nothing")
+    parser = options(__doc__, "one seed of CartPole-v1")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each task; other than 5 writes nothing")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     rows, plots = [], []
-    writes = not options.quick and options.seeds == 5
+    writes = not arguments.quick and arguments.seeds == 5
     with tempfile.TemporaryDirectory() as scratch:
-        for task in TASKS[:1] if options.quick else TASKS:
-            curves = measure(task, 1 if options.quick else options.seeds, Path(scratch))
-            rows += list(rows_of(task, curves))
+        for task in TASKS[:1] if arguments.quick else TASKS:
+            curves = measure(task, 1 if arguments.quick else arguments.seeds, Path(scratch))
+            rows += shown(rows_of(task, curves))
             if writes:
                 plots.append(plot(task, curves))
-    for row in rows:
-        print(f"{row.case:55} {row.ours:8.1f}   {row.peer}: {row.theirs:8.1f}")
     if writes:
         write("curves", "make bench-curves", os.cpu_count() or 1, rows, plots=plots)
 

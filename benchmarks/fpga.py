@@ -1,13 +1,11 @@
 """FPGA pipelines on Intel's emulator: steps of the Learner, requests of the Replay Manager, and both as one program.
 
-It says what working with the emulator costs, not what a board does: stages are threads of the host's. Beside each
-stands the same work by the SYCL kernels on the CPU device. `--quick` is a look and writes nothing; without it,
-benchmarks/results/fpga.json is written.
+The times show the cost of working with the emulator, not the speed of a board: stages are threads of the host. Each
+row compares with the same work by the SYCL kernels on the CPU device.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
-from benchmarks.record import Row, write
-from pearl.algorithms import DDPG, DQN, TD3, Trainer
+from benchmarks import workload
+from benchmarks.record import Row, shown, write
+from benchmarks.timing import options
+from benchmarks.workload import transitions
 from pearl.backends.fpga.learner import FpgaLearner
 from pearl.backends.sycl.learner import SyclLearner
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
@@ -27,54 +26,38 @@ from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.replay import make_replay_manager
 from pearl.spec import ReplaySpec, TransitionSpec
 
-OBS = spaces.Box(-1.0, 1.0, (8,), np.float32)
 SLOTS, FANOUT = 65_536, 16
 WARM_UP = 5
 
 
 @dataclass(frozen=True)
-class Case:
-    """One algorithm, network, batch size, and copies of the pipeline."""
+class Case(workload.Case):
+    """A case with the count of copies of the pipeline."""
 
-    algorithm: type[Trainer]
-    hidden: tuple[int, ...]
-    batch: int
     copies: int
 
     @property
     def name(self) -> str:
-        """As tables show it."""
-        return f"{self.algorithm.__name__} {'x'.join(map(str, self.hidden))} B={self.batch} DP={self.copies}"
+        """Algorithm and sizes, as tables show them."""
+        return f"{super().name} DP={self.copies}"
 
-    def trainer(self) -> Any:
-        """With the same weights each time."""
-        actions = spaces.Discrete(4) if issubclass(self.algorithm, DQN) else spaces.Box(-1.0, 1.0, (2,), np.float32)
-        return self.algorithm(OBS, actions, hidden_sizes=self.hidden, seed=0)
+    def trainer_here(self) -> Any:
+        """A trainer with 8 floats in an observation; 4 discrete actions, or 2 continuous ones."""
+        return self.trainer(8, 4 if self.algorithm == "DQN" else 2)
 
 
 CASES = [
-    Case(DQN, (64, 64), 32, 1),
-    Case(DQN, (64, 64), 32, 2),
-    Case(DQN, (64, 64), 256, 2),
-    Case(DQN, (256, 256), 32, 1),
-    Case(DDPG, (64, 64), 32, 1),
-    Case(TD3, (64, 64), 32, 1),
+    Case("DQN", (64, 64), 32, 1),
+    Case("DQN", (64, 64), 32, 2),
+    Case("DQN", (64, 64), 256, 2),
+    Case("DQN", (256, 256), 32, 1),
+    Case("DDPG", (64, 64), 32, 1),
+    Case("TD3", (64, 64), 32, 1),
 ]
 
 
-def rows_of(spec: TransitionSpec, count: int) -> dict[str, np.ndarray]:
-    """Random transitions."""
-    rng = np.random.default_rng(0)
-    rows = spec.empty(count)
-    for column in rows.values():
-        whole = column.dtype == np.int64
-        column[...] = rng.integers(0, 4, column.shape) if whole else rng.uniform(-1, 1, column.shape)
-    rows["discount"][...] = 0.99
-    return rows
-
-
 def milliseconds(work: Callable[[], object], repeats: int) -> np.ndarray:
-    """Of each of `repeats` calls."""
+    """Milliseconds of each of `repeats` calls."""
     for _ in range(WARM_UP):
         work()
     found = np.empty(repeats)
@@ -83,12 +66,6 @@ def milliseconds(work: Callable[[], object], repeats: int) -> np.ndarray:
         work()
         found[repeat] = (time.perf_counter() - start) * 1e3
     return found
-
-
-def row(name: str, ours: np.ndarray, peer: str = "", theirs: np.ndarray | None = None) -> Row:
-    low, middle, high = (float(v) for v in np.percentile(ours, (20, 50, 80)))
-    other = None if theirs is None else float(np.median(theirs))
-    return Row(name, middle, "ms", "lower", (low, high), len(ours), peer, other)
 
 
 def filled(backend: str, device: str | None = None) -> Any:
@@ -102,7 +79,7 @@ def filled(backend: str, device: str | None = None) -> Any:
 def replay_rows(repeats: int) -> list[Row]:
     """Requests of 32 and 2,048 items."""
     fpga, sycl = filled("fpga"), filled("sycl")
-    found: list[Row] = []
+    found = []
     for count in (32, 2048):
         priorities = np.linspace(0.1, 1.0, count, dtype=np.float32)
         for what in ("sample", "update"):
@@ -112,17 +89,18 @@ def replay_rows(repeats: int) -> list[Row]:
                 sample = partial(manager.sample, count)
                 update = partial(manager.update, batch.indices, priorities, batch.generations)
                 times.append(milliseconds(sample if what == "sample" else update, repeats))
-            found.append(row(f"{what} {count:,}, {SLOTS:,} slots", times[0], "SYCL CPU device", times[1]))
+            case = f"{what} {count:,}, {SLOTS:,} slots"
+            found.append(Row.of(case, "ms", "lower", times[0], "SYCL CPU device", times[1]))
     fpga.close()
     return found
 
 
 def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]]:
-    """Steps, the first of which generates and launches the stages; then setting 2 in one program."""
-    trainer = case.trainer()
-    spec = TransitionSpec.from_spaces(OBS, trainer.action_space)
-    batch, weights = rows_of(spec, case.batch), np.ones(case.batch, np.float32)
-    fpga, sycl = FpgaLearner(trainer, sub_batches=case.copies), SyclLearner(case.trainer())
+    """Steps; the first one generates and launches the stages. Then setting 2 in one program."""
+    trainer, rng = case.trainer_here(), np.random.default_rng(0)
+    spec = TransitionSpec.from_spaces(trainer.observation_space, trainer.action_space)
+    batch, weights = transitions(spec, case.batch, rng), np.ones(case.batch, np.float32)
+    fpga, sycl = FpgaLearner(trainer, sub_batches=case.copies), SyclLearner(case.trainer_here())
     start = time.perf_counter()
     fpga.step(batch, weights)
     first = time.perf_counter() - start
@@ -130,8 +108,8 @@ def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]
     stages = fpga.kernel.stage_launches
     fpga.close()
     replay, storage = filled("fpga"), SyclDataStorage(spec, SLOTS, EMULATOR_SELECTOR)
-    storage.insert(rows_of(spec, SLOTS))
-    joined = FpgaLearner(case.trainer(), sub_batches=case.copies)
+    storage.insert(transitions(spec, SLOTS, rng))
+    joined = FpgaLearner(case.trainer_here(), sub_batches=case.copies)
     start = time.perf_counter()
     training = joined.fused_iteration(replay, storage, case.batch)
     assert training is not None
@@ -141,8 +119,8 @@ def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]
     both = joined.kernel.stage_launches
     replay.close()
     found = [
-        row(f"step, {case.name}", times[0], "SYCL CPU device", times[1]),
-        row(f"iteration of setting 2, {case.name}", iteration),
+        Row.of(f"step, {case.name}", "ms", "lower", times[0], "SYCL CPU device", times[1]),
+        Row.of(f"iteration of setting 2, {case.name}", "ms", "lower", iteration),
     ]
     facts: dict[str, object] = {
         "case": case.name,
@@ -156,20 +134,15 @@ def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look: two cases, nothing written")
-    quick = parser.parse_args().quick
+    quick = options(__doc__, "two cases").parse_args().quick
     torch.set_num_threads(1)
     repeats = 21 if quick else 101
-    rows = replay_rows(repeats)
+    rows = shown(replay_rows(repeats))
     runs: list[dict[str, object]] = []
     for case in CASES[:2] if quick else CASES:
         found, facts = learner_rows(case, repeats)
-        rows += found
+        rows += shown(found)
         runs.append(facts)
-    for made in rows:
-        beside = "" if made.theirs is None else f"  {made.peer} {made.theirs:8.3f} ms"
-        print(f"{made.case:60} {made.ours:8.3f} ms{beside}")
     if not quick:
         write("fpga", "make bench-fpga", 2, rows, runs=runs)
 

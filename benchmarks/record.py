@@ -1,4 +1,4 @@
-"""How benchmarks write down what they found, and what found it."""
+"""The rows of a benchmark's results: made from samples, printed, and written with the machine and the commit."""
 
 from __future__ import annotations
 
@@ -8,41 +8,90 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-RESULTS = Path(__file__).parent / "results"
+import numpy as np
+from numpy.typing import ArrayLike
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+ASSETS = ROOT / "docs" / "assets"
+
+Better = Literal["lower", "higher"]
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, with a comma between thousands; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: `ours` against `theirs` (None: the peer could not run, `reason` says why; no peer: empty name).
+    """One case: `ours` against `theirs`, which is None where the peer could not run; `reason` says why.
 
-    `ratio` says how many times better ours is, whatever `better` says of the unit.
+    `peer` is empty where there is nothing to compare with.
     """
 
     case: str
     ours: float
     unit: str
-    better: Literal["lower", "higher"]
+    better: Better
     spread: tuple[float, float]
     n: int
     peer: str = ""
     theirs: float | None = None
     reason: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        case: str,
+        unit: str,
+        better: Better,
+        ours: ArrayLike,
+        peer: str = "",
+        theirs: ArrayLike | None = None,
+        reason: str = "",
+    ) -> Row:
+        """Medians of the samples of both sides. The spread is p20 to p80 of ours, or its range up to 10 samples."""
+        n = int(np.size(ours))
+        outer = 20 if n > 10 else 0
+        low, middle, high = (float(v) for v in np.percentile(ours, (outer, 50, 100 - outer)))
+        their_median = float(np.median(theirs)) if theirs is not None and np.size(theirs) else None
+        return cls(case, middle, unit, better, (low, high), n, peer, their_median, reason)
+
     @property
     def ratio(self) -> float | None:
-        """How many times better ours is; None where a value that is not above 0 makes that meaningless."""
+        """How many times better ours is, whether lower or higher is better; None if a value is not above 0."""
         if self.theirs is None or min(self.ours, self.theirs) <= 0:
             return None
         return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs
 
+    def show(self) -> None:
+        """Print the row."""
+        ratio = "" if self.ratio is None else f"  {self.ratio:.2f}x"
+        against = self.reason if self.theirs is None else f"{number(self.theirs)}{ratio}"
+        low, high = self.spread
+        ours = f"{number(self.ours)} {self.unit} ({number(low)} to {number(high)})"
+        print(f"{self.case:60} {ours:40} {self.peer:24} {against}", flush=True)
+
+
+def shown(rows: Iterable[Row]) -> list[Row]:
+    """Print each row as soon as it is measured; return all."""
+    found = []
+    for row in rows:
+        row.show()
+        found.append(row)
+    return found
+
 
 def machine() -> dict[str, object]:
-    """The facts that a number depends on."""
+    """The facts about this machine that results depend on."""
     from pearl.backends.cpu.device import describe_cpu
 
     cpu = describe_cpu()
@@ -56,7 +105,7 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str:
-    """The commit measured, with "-dirty" if the tree differs from it in more than results and documents."""
+    """The measured commit, with "-dirty" if files other than results and documents have changed."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
@@ -66,8 +115,7 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    root = Path(__file__).parent.parent
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=root).stdout.strip()
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
 
 
 def write(name: str, command: str, threads: int, rows: Sequence[Row], **more: object) -> Path:

@@ -6,25 +6,25 @@ writes nothing); without it, benchmarks/results/replay.json and the plots in doc
 
 from __future__ import annotations
 
-import argparse
-import gc
 import math
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks import peers
-from benchmarks.record import Row, write
+from benchmarks.record import ASSETS, Row, shown, write
+from benchmarks.timing import DifferenceError, alternate_calls, one_thread, options
+from benchmarks.workload import transitions
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.replay import DEFAULT_DEVICE
 from pearl.replay import DataStorage, ReplayManager, make_replay_manager
@@ -37,17 +37,7 @@ TREE_KINDS: tuple[Kind, ...] = ("tree sample", "tree update")
 REPLAY_KINDS: tuple[Kind, ...] = ("sample", "insert")
 UNIFORM_KINDS: tuple[Kind, ...] = ("uniform sample", "uniform insert")
 ALPHA, BETA, SEED = 0.6, 0.4, 1
-SLOW_INSERTERS = {"tianshou": 256}  # loops over its rows in Python: the largest batch that is worth the wait
-ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
-ONE_THREAD = {
-    **dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-    ),
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    "JAX_PLATFORMS": "cpu",
-    "RL_LOGGING_LEVEL": "WARNING",
-    "PYTHONWARNINGS": "ignore",
-}
+SLOW_INSERTERS = {"tianshou": 256}  # it loops over rows in Python: the largest batch to measure
 
 CARTPOLE = TransitionSpec(
     (
@@ -70,45 +60,33 @@ class Plan:
     sizes: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
     batches: tuple[int, ...] = (32, 256, 2_048, 16_384)
     fanouts: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
-    curve: tuple[int, ...] = (1_000, 10_000)  # further sizes, for the plot alone
+    curve: tuple[int, ...] = (1_000, 10_000)  # further sizes, for the plots only
     uniform_size: int = 1_000_000
     atari_rows: int = 50_000
     repeats: int = 50
     repeat_s: float = 1e-3
 
-    @classmethod
-    def quick(cls) -> Plan:
-        """A look."""
-        return cls(
-            sizes=(100_000,),
-            batches=(32, 2_048),
-            fanouts=(4, 16, 64),
-            curve=(),
-            uniform_size=100_000,
-            atari_rows=4_000,
-            repeats=30,
-            repeat_s=2e-4,
-        )
+
+QUICK = Plan(
+    sizes=(100_000,),
+    batches=(32, 2_048),
+    fanouts=(4, 16, 64),
+    curve=(),
+    uniform_size=100_000,
+    atari_rows=4_000,
+    repeats=30,
+    repeat_s=2e-4,
+)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One comparison in microseconds a call: median, 20th and 80th percentile of ours; median of theirs."""
+    """A row, and what it is about."""
 
     kind: str
     batch: int
     size: int
-    ours: float
-    spread: tuple[float, float]
-    n: int
-    peer: str = ""
-    theirs: float | None = None
-    reason: str = ""
-
-    def row(self) -> Row:
-        """As the results file has it."""
-        case = f"{self.kind} B={self.batch} N={self.size}"
-        return Row(case, self.ours, "us", "lower", self.spread, self.n, self.peer, self.theirs, self.reason)
+    row: Row
 
 
 @dataclass
@@ -119,11 +97,11 @@ class Ours:
     storage: DataStorage | None = None
 
     def __post_init__(self) -> None:
-        # Without weights where the manager can: that is what a tree alone does.
+        # Without weights where the manager supports it, as a tree alone has none.
         self.draw: Callable[[int], Any] = getattr(self.manager, "sample_indices", self.manager.sample)
 
     def call(self, kind: str, data: Workload) -> Callable[[], object]:
-        """One call of `kind`, as a function."""
+        """A function that makes one call of `kind`."""
         manager, storage, batch = self.manager, self.storage, data.batch
         if kind == "tree sample":
             return lambda: self.draw(batch)
@@ -142,7 +120,7 @@ class Ours:
 
 
 def their_call(kind: str, theirs: Any, data: Workload) -> Callable[[], object]:
-    """One call of `kind` on a peer, as a function; raises NotImplementedError if it has none."""
+    """A function that makes one call of `kind` on a peer; raises NotImplementedError if the peer has none."""
     method = kind.rsplit(maxsplit=1)[-1]
     function = getattr(theirs, method, None)
     if function is None:
@@ -158,8 +136,8 @@ def their_call(kind: str, theirs: Any, data: Workload) -> Callable[[], object]:
 class Workload:
     """The arrays that both sides are given, in turn.
 
-    Updates go through about a million indices before any comes again, so that no tree is found in the caches because
-    of the last call; and each that comes again brings another priority, so that no tree may stop early.
+    Updates go through about a million indices before they repeat one, so that the last call leaves no useful part of a
+    tree in the caches. A repeated index gets another priority, so that no tree can stop early.
     """
 
     size: int
@@ -177,21 +155,8 @@ class Workload:
 
 
 def priorities_of(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return priorities `(count,)` float32 as temporal-difference errors have them: many small, few large."""
+    """Priorities `(count,)` float32, distributed like temporal-difference errors: many small, few large."""
     return rng.lognormal(-1.0, 1.0, count).astype(np.float32)
-
-
-def transitions(spec: TransitionSpec, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return random rows `(count, *shape)`."""
-    rows = spec.empty(count)
-    for name, column in rows.items():
-        if name == "discount":
-            column[:] = 0.99 * (rng.random(count) > 0.05)
-        elif column.dtype.kind == "f":
-            rng.standard_normal(column.shape, np.float32, out=column)
-        else:
-            column[:] = rng.integers(0, 2 if name == "action" else 256, column.shape, column.dtype)
-    return rows
 
 
 def our_tree(priorities: np.ndarray, fanout: int | Literal["auto"] = "auto") -> Ours:
@@ -215,32 +180,9 @@ def our_replay(columns: Mapping[str, np.ndarray], priorities: np.ndarray | None,
 # Measuring
 
 
-def timed(function: Callable[[], object], calls: int) -> float:
-    """Microseconds a call."""
-    start = time.perf_counter_ns()
-    for _ in range(calls):
-        function()
-    return (time.perf_counter_ns() - start) / calls / 1e3
-
-
 def alternate(functions: Sequence[Callable[[], object]], plan: Plan) -> np.ndarray:
-    """Return microseconds a call `(functions, repeats)`; the functions take turns, the first in each turn as well."""
-    calls = []
-    for function in functions:
-        function()  # allocates, compiles
-        once = min(timed(function, 1) for _ in range(3))
-        calls.append(max(1, min(1_000, round(plan.repeat_s * 1e6 / once))))
-    values = np.empty((len(functions), plan.repeats))
-    gc.collect()
-    gc.disable()
-    try:
-        for repeat in range(plan.repeats):
-            for turn in range(len(functions)):
-                which = (turn + repeat) % len(functions)
-                values[which, repeat] = timed(functions[which], calls[which])
-    finally:
-        gc.enable()
-    return values
+    """Microseconds of a call `(functions, repeats)`, the functions by turns."""
+    return alternate_calls(functions, plan.repeats, plan.repeat_s)
 
 
 def compare(
@@ -255,27 +197,20 @@ def compare(
         except NotImplementedError as error:
             reason = str(error)
     values = alternate(functions, plan)
-    low, middle, high = np.percentile(values[0], (20, 50, 80))
-    their_median = float(np.median(values[1])) if len(functions) > 1 else None
-    found = Timing(
-        kind, data.batch, data.size, float(middle), (float(low), float(high)), plan.repeats, peer, their_median, reason
-    )
-    beside = f"{their_median:10.1f}  {their_median / middle:6.1f}x" if their_median is not None else f"  {reason}"
-    print(f"{kind:15} N={data.size:<9} B={data.batch:<6} {middle:10.1f} us   {peer:24} {beside}", flush=True)
-    return found
+    theirs_us = values[1] if len(functions) > 1 else None
+    case = f"{kind} B={data.batch} N={data.size}"
+    found = Row.of(case, "us", "lower", values[0], peer, theirs_us, reason)
+    found.show()
+    return Timing(kind, data.batch, data.size, found)
 
 
 # Checks: both sides do the same work
 
 
-class DifferenceError(Exception):
-    """A peer and this project do not compute the same thing: comparing their speed would mean nothing."""
-
-
 def check_lookups(found: Sequence[peers.Peer], size: int = 100_000, batch: int = 4_096) -> None:
     """Equal targets give equal indices: ours, the peers' trees of the same leaves, and a plain search.
 
-    Targets are whole numbers; a half is added for trees in float64, that look for the first prefix sum not below.
+    Targets are whole numbers. Trees in float64 get half a unit more, as they find the first prefix sum not below.
     """
     tree = our_tree(priorities_of(size, np.random.default_rng(SEED)))
     leaves = np.asarray(tree.manager.state_dict()["leaves"])
@@ -297,14 +232,14 @@ def check_lookups(found: Sequence[peers.Peer], size: int = 100_000, batch: int =
 
 
 def excess(observed: np.ndarray, expected: np.ndarray) -> float:
-    """Return how many standard deviations chi-square lies above its mean (Wilson and Hilferty)."""
+    """How many standard deviations chi-square lies above its mean (Wilson and Hilferty)."""
     freedom = len(expected) - 1
     chi_square = float(((observed - expected) ** 2 / expected).sum())
     return ((chi_square / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
 
 
 def check_draws(name: str, draw: Callable[[int], Any], weights: np.ndarray, draws: int = 400_000) -> None:
-    """Draws follow `weights` `(n,)`: chi-square over 256 ranges of slots, wrong once in a million if all is well."""
+    """Draws follow `weights` `(n,)`: chi-square over 256 ranges of slots, with one false alarm in a million."""
     drawn = np.concatenate([np.asarray(draw(10_000)).ravel() for _ in range(draws // 10_000)])
     edges = np.linspace(0, len(weights), 257).astype(np.int64)
     share = np.add.reduceat(weights.astype(np.float64), edges[:-1]) / weights.sum(dtype=np.float64)
@@ -317,7 +252,7 @@ def check_draws(name: str, draw: Callable[[int], Any], weights: np.ndarray, draw
 
 
 def check_batch(kind: str, name: str, theirs: Any, batch: int) -> None:
-    """The sample is as large as was asked for."""
+    """The sample is as large as requested."""
     if not kind.endswith("sample"):
         return
     drawn = theirs.sample(batch) if kind == "tree sample" else theirs.unpack(theirs.sample(batch))[0]
@@ -326,7 +261,7 @@ def check_batch(kind: str, name: str, theirs: Any, batch: int) -> None:
 
 
 def check_insertion(name: str, theirs: Any, size: int, batch: int) -> None:
-    """After as many insertions as fit, nothing but rows inserted is found."""
+    """After insertions into every slot, samples hold inserted rows only."""
     rng = np.random.default_rng(SEED + 1)
     rows = transitions(CARTPOLE, batch, rng)
     for _ in range(-(-size // batch)):
@@ -339,7 +274,7 @@ def check_insertion(name: str, theirs: Any, size: int, batch: int) -> None:
 
 
 def check_complete(name: str, unpacked: tuple[Any, Any, Any], columns: Mapping[str, np.ndarray], p: np.ndarray) -> None:
-    """Rows are those of the indices, weights are p**(-alpha * beta) up to one factor."""
+    """Rows are those at the sampled indices; weights are p**(-alpha * beta) up to one factor."""
     observations, indices, weights = unpacked
     if indices is None:
         return
@@ -365,7 +300,7 @@ def check(found: Sequence[peers.Peer], size: int = 100_000) -> None:
         result = drawn.draw(batch)
         return np.asarray(getattr(result, "indices", result))
 
-    # Trees of plain values are given p**alpha, this project's takes p.
+    # Trees of plain values are given p**alpha; this project's tree takes p.
     changed = rng.integers(0, size // 2, size // 4)
     after = wanted.astype(np.float32)
     after[changed] *= 3
@@ -423,7 +358,7 @@ def measure_peers(
                 except NotImplementedError as error:
                     reason = str(error)
             for kind in kinds:
-                if reason:  # said once
+                if reason:  # reported once
                     if data is loads[0]:
                         yield compare(kind, data, ours, plan, peer.name, None, reason)
                     continue
@@ -431,12 +366,12 @@ def measure_peers(
                 if kind.endswith("insert") and limit is not None and data.batch > limit:
                     continue
                 timing = compare(kind, data, ours, plan, peer.name, theirs)
-                if timing.theirs is not None or data is loads[0]:
+                if timing.row.theirs is not None or data is loads[0]:
                     yield timing
 
 
-def measure_fanouts(size: int, plan: Plan) -> Iterator[Timing]:
-    """Every fanout beside the one that "auto" takes."""
+def measure_fanouts(size: int, plan: Plan) -> Iterator[Row]:
+    """Every fanout compared with the one that "auto" chooses."""
     priorities = priorities_of(size, np.random.default_rng(SEED))
     automatic = our_tree(priorities)
     data = Workload(size, 2_048)
@@ -444,11 +379,8 @@ def measure_fanouts(size: int, plan: Plan) -> Iterator[Timing]:
         tree = our_tree(priorities, fanout)
         for kind in TREE_KINDS:
             values = alternate([tree.call(kind, data), automatic.call(kind, data)], plan)
-            low, middle, high = map(float, np.percentile(values[0], (20, 50, 80)))
-            theirs = float(np.median(values[1]))
-            peer = f"auto (K={automatic.manager.fanout})"
-            print(f"{kind:15} N={size:<9} K={fanout:<6} {middle:10.1f} us   {peer:24} {theirs:10.1f}", flush=True)
-            yield Timing(f"{kind} K={fanout}", data.batch, size, middle, (low, high), plan.repeats, peer, theirs)
+            case, peer = f"{kind} K={fanout} B={data.batch} N={size}", f"auto (K={automatic.manager.fanout})"
+            yield Row.of(case, "us", "lower", values[0], peer, values[1])
 
 
 def measure_curve(plan: Plan) -> Iterator[Timing]:
@@ -460,7 +392,7 @@ def measure_curve(plan: Plan) -> Iterator[Timing]:
 
 
 def measure_gather(plan: Plan) -> Iterator[Row]:
-    """Gathering Atari frames beside memcpy of as many contiguous bytes of the same columns to the same place."""
+    """Gathering Atari frames compared with memcpy of as many contiguous bytes of the same columns to the same place."""
     rows = min(plan.atari_rows, int(0.25 * (free_memory() or 16e9)) // ATARI.nbytes)
     rng = np.random.default_rng(SEED)
     storage = DataStorage(ATARI, rows)
@@ -485,26 +417,13 @@ def measure_gather(plan: Plan) -> Iterator[Row]:
         check_rows = next(draws)
         storage.gather(check_rows, out)
         if not all(np.array_equal(out[name], columns[name][check_rows]) for name in out):
-            raise DifferenceError("The Data Storage gathers other rows than NumPy does.")
+            raise DifferenceError("The Data Storage and NumPy gather different rows.")
         rates = batch * ATARI.nbytes / 1e3 / alternate([gather, memcpy], plan)
-        low, middle, high = map(float, np.percentile(rates[0], (20, 50, 80)))
-        theirs = float(np.median(rates[1]))
-        row = Row(
-            f"gather 84x84x4 uint8 B={batch} N={rows}",
-            middle,
-            "GB/s",
-            "higher",
-            (low, high),
-            plan.repeats,
-            "memcpy",
-            theirs,
-        )
-        print(f"{row.case:40} {middle:6.2f} GB/s   memcpy {theirs:6.2f}  {middle / theirs:.2f}", flush=True)
-        yield row
+        yield Row.of(f"gather 84x84x4 uint8 B={batch} N={rows}", "GB/s", "higher", rates[0], "memcpy", rates[1])
 
 
 def measure_native(plan: Plan, program: Path) -> Iterator[Row]:
-    """The kernels without Python, in C++, beside the floor that kernels/cpu/bench/replay_bench.cpp explains."""
+    """The kernels in C++, without Python, compared with the floor that kernels/cpu/bench/replay_bench.cpp explains."""
     command = [str(program), "--fanout=16", *map(str, plan.sizes)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     print(printed, flush=True)
@@ -520,28 +439,22 @@ def measure_native(plan: Plan, program: Path) -> Iterator[Row]:
 
 
 def measure_workers(plan: Plan) -> Iterator[Row]:
-    """Large batches shared by two workers beside one, on two cores."""
+    """Large batches by two workers compared with one, on two cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     rng = np.random.default_rng(SEED)
     priorities, columns = priorities_of(plan.uniform_size, rng), transitions(CARTPOLE, plan.uniform_size, rng)
-    sides = []
-    for workers in (2, 1):
-        ours = our_replay(columns, priorities, workers)
-        sides.append(ours)
+    sides = [our_replay(columns, priorities, workers) for workers in (2, 1)]
     for batch in (2_048, 16_384, 65_536):
         data = Workload(plan.uniform_size, batch)
         for kind in ("tree sample", "tree update", "sample"):
             values = alternate([side.call(kind, data) for side in sides], plan)
-            low, middle, high = map(float, np.percentile(values[0], (20, 50, 80)))
-            alone = float(np.median(values[1]))
             case = f"{kind} W=2 B={batch} N={plan.uniform_size}"
-            print(f"{case:40} {middle:10.1f} us   W=1 {alone:10.1f}  {alone / middle:.2f}x", flush=True)
-            yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "W=1", alone)
+            yield Row.of(case, "us", "lower", values[0], "W=1", values[1])
 
 
 def measure_sycl(plan: Plan) -> Iterator[Row]:
-    """The CPU as a SYCL device beside the same CPU without: where batches are small, the launch is what is seen."""
+    """The CPU as a SYCL device compared with the native kernels: launches dominate small batches."""
     available = sycl_availability(DEFAULT_DEVICE)
     if not available.ok:
         print(f"left out: SYCL: {available.reason}", file=sys.stderr)
@@ -555,7 +468,7 @@ def measure_sycl(plan: Plan) -> Iterator[Row]:
     for batch in plan.batches:
         sample, values = sides[0].sample(batch, BETA), cycle([priorities_of(batch, rng) for _ in range(7)])
         if not all(map(np.array_equal, sample, sides[1].sample(batch, BETA))):
-            raise DifferenceError("The SYCL device draws otherwise than the CPU does.")
+            raise DifferenceError("The SYCL device and the CPU draw different samples.")
         calls: dict[str, Callable[[ReplayManager], object]] = {
             "sample": lambda side, batch=batch: side.sample(batch, BETA),  # type: ignore[misc]
             "update": lambda side, sample=sample, values=values: side.update(  # type: ignore[misc]
@@ -564,17 +477,14 @@ def measure_sycl(plan: Plan) -> Iterator[Row]:
         }
         for kind, call in calls.items():
             taken = alternate([partial(call, side) for side in sides], plan)
-            low, middle, high = map(float, np.percentile(taken[0], (20, 50, 80)))
-            native = float(np.median(taken[1]))
             case = f"tree {kind} on sycl:cpu B={batch} N={plan.uniform_size}"
-            print(f"{case:45} {middle:10.1f} us   native {native:10.1f}  {native / middle:.2f}x", flush=True)
-            yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "native", native)
-        # Random draws have gone another number of calls on each side by now.
+            yield Row.of(case, "us", "lower", taken[0], "native", taken[1])
+        # The sides have made different numbers of random draws by now.
         sides[1].load_state_dict(sides[0].state_dict())
 
 
 def measure_together(plan: Plan) -> Iterator[Row]:
-    """Sampling in one thread while another inserts, beside sampling alone."""
+    """Sampling while another thread inserts, compared with sampling alone."""
     rng = np.random.default_rng(SEED)
     ours = our_replay(transitions(CARTPOLE, plan.uniform_size, rng), priorities_of(plan.uniform_size, rng))
     rows = cycle([transitions(CARTPOLE, 64, rng) for _ in range(8)])
@@ -594,37 +504,16 @@ def measure_together(plan: Plan) -> Iterator[Row]:
         thread = threading.Thread(target=insert)
         before, start = inserted, time.monotonic()
         thread.start()
-        beside = alternate([lambda batch=batch: ours.sample(batch)], plan)[0]  # type: ignore[misc]
+        contended = alternate([lambda batch=batch: ours.sample(batch)], plan)[0]  # type: ignore[misc]
         stop.set()
         thread.join()
         rate = (inserted - before) / (time.monotonic() - start)
-        low, middle, high = map(float, np.percentile(beside, (20, 50, 80)))
         case = f"sample beside {rate:,.0f} inserts/s B={batch} N={plan.uniform_size}"
-        print(f"{case:50} {middle:10.1f} us   alone {np.median(alone):10.1f}", flush=True)
-        yield Row(case, middle, "us", "lower", (low, high), plan.repeats, "alone", float(np.median(alone)))
-
-
-# Showing
-
-
-def show(rows: Sequence[Row]) -> None:
-    """Print the table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Replay, one thread")
-    for name in ("case", "ours", "p20 to p80", "peer", "theirs", "times better"):
-        table.add_column(name, justify="left" if name in ("case", "peer") else "right", no_wrap=True)
-    for row in rows:
-        theirs = f"{row.theirs:,.1f}" if row.theirs is not None else row.reason[:40]
-        ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
-        spread = f"{row.spread[0]:,.1f} to {row.spread[1]:,.1f}"
-        table.add_row(row.case, f"{row.ours:,.1f} {row.unit}", spread, row.peer, theirs, ratio)
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+        yield Row.of(case, "us", "lower", contended, "alone", alone)
 
 
 def plot(timings: Sequence[Timing], batch: int = 2_048) -> list[dict[str, str]]:
-    """Draw cost against size, one file a kind; return file names and titles."""
+    """Draw cost against size, one file per kind; return file names and titles."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -637,11 +526,11 @@ def plot(timings: Sequence[Timing], batch: int = 2_048) -> list[dict[str, str]]:
         if not of_kind:
             continue
         figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-        for name in sorted({t.peer for t in of_kind if t.theirs is not None}):
-            points = sorted((t.size, t.theirs) for t in of_kind if t.peer == name and t.theirs is not None)
+        for name in sorted({t.row.peer for t in of_kind if t.row.theirs is not None}):
+            points = sorted((t.size, t.row.theirs) for t in of_kind if t.row.peer == name and t.row.theirs is not None)
             axes.plot(*zip(*((size, us * 1e3 / batch) for size, us in points), strict=True), marker="o", label=name)
         sizes = sorted({t.size for t in of_kind})
-        ours = [np.median([t.ours for t in of_kind if t.size == size]) * 1e3 / batch for size in sizes]
+        ours = [np.median([t.row.ours for t in of_kind if t.size == size]) * 1e3 / batch for size in sizes]
         axes.plot(sizes, ours, marker="o", color="black", linewidth=2, label="pearl")
         title = f"{kind.capitalize()}, batches of {batch:,}, one thread"
         axes.set(xscale="log", yscale="log", xlabel="slots", ylabel="nanoseconds per item", title=title)
@@ -654,43 +543,34 @@ def plot(timings: Sequence[Timing], batch: int = 2_048) -> list[dict[str, str]]:
     return drawn
 
 
-def one_thread() -> None:
-    """Start over on one core with every library told so, unless that has been done."""
-    if all(os.environ.get(name) == value for name, value in ONE_THREAD.items()):
-        return
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    arguments = [sys.executable, "-m", "benchmarks.replay", *sys.argv[1:]]
-    os.execve(sys.executable, arguments, {**os.environ, **ONE_THREAD})
-
-
 def measure(plan: Plan, found: Sequence[peers.Peer], native: Path | None) -> tuple[list[Timing], list[Row]]:
-    """Everything, in the order of the table."""
-    timings = [t for size in plan.sizes for t in measure_peers("tree", TREE_KINDS, size, plan, found, plan.batches)]
-    timings += [
-        t for size in plan.sizes for t in measure_peers("replay", REPLAY_KINDS, size, plan, found, plan.batches)
+    """All that a peer or a plot is compared by, then the other rows."""
+    timings = [
+        timing
+        for what, kinds in (("tree", TREE_KINDS), ("replay", REPLAY_KINDS))
+        for size in plan.sizes
+        for timing in measure_peers(what, kinds, size, plan, found, plan.batches)
     ]
     timings += measure_peers("uniform", UNIFORM_KINDS, plan.uniform_size, plan, found, plan.batches)
-    timings += [t for size in plan.sizes for t in measure_fanouts(size, plan)]
     timings += measure_curve(plan)
-    rows = [timing.row() for timing in timings]
-    rows += measure_gather(plan)
-    if native is not None:
-        rows += measure_native(plan, native)
-    rows += measure_sycl(plan)
-    rows += measure_workers(plan)
-    rows += measure_together(plan)
-    return timings, rows
+    others: Iterable[Row] = chain(
+        chain.from_iterable(measure_fanouts(size, plan) for size in plan.sizes),
+        measure_gather(plan),
+        () if native is None else measure_native(plan, native),
+        measure_sycl(plan),
+        measure_workers(plan),
+        measure_together(plan),
+    )
+    return timings, [timing.row for timing in timings] + shown(others)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one size, two batches; writes nothing")
+    parser = options(__doc__, "one size, two batches")
     parser.add_argument("--peers", nargs="*", default=list(peers.MODULES), choices=peers.MODULES, metavar="NAME")
     parser.add_argument("--native", type=Path, metavar="PROGRAM", help="replay_bench, built from kernels/cpu/bench")
     arguments = parser.parse_args()
-    one_thread()
-    plan = Plan.quick() if arguments.quick else Plan()
+    one_thread("benchmarks.replay")
+    plan = QUICK if arguments.quick else Plan()
     found = [peers.load(module) for module in arguments.peers]
     for peer in found:
         if peer.module is None:
@@ -700,7 +580,6 @@ def main() -> None:
         timings, rows = measure(plan, found, arguments.native)
     except DifferenceError as error:
         sys.exit(f"Not measured: {error}")
-    show(rows)
     if not arguments.quick and len(arguments.peers) == len(peers.MODULES):
         write("replay", "make bench-replay", threads=1, rows=rows, plots=plot(timings))
 

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, number
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
@@ -109,13 +109,6 @@ resident in all processes together, where pages that processes share count for e
 
 # Exact numbers by the hundred, which no table makes readable: ratios stand for them.
 SUMMARISED = frozenset({"rtl"})
-
-
-def number(value: float | None) -> str:
-    """Four significant digits, with thousands marked."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:

@@ -11,16 +11,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.record import Row, write
-
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.record import ROOT, Row, write
 
 
 @dataclass(frozen=True)
 class Goal:
     """An example, and the mean return that its best weights must reach for `seeds_needed` of the seeds.
 
-    It is that of 100 greedy episodes that did not select the weights.
+    The mean is over 100 greedy episodes that did not select the weights.
     """
 
     example: str
@@ -44,7 +42,7 @@ GOALS = (
 
 
 def train(goal: Goal, seed: int, folder: Path) -> dict[str, float]:
-    """Run the example and return what its summary says, with the wall-clock time of the whole command."""
+    """Run the example; return numbers of its summary and the wall-clock time of the whole command."""
     run_dir = folder / f"{goal.example}-{seed}"
     script = ROOT / "examples" / f"{goal.example}.py"
     start = time.monotonic()
@@ -85,35 +83,14 @@ def main() -> None:
                 result = train(goal, seed, Path(scratch))
                 results.append(result)
                 runs.append({"example": goal.example, "seed": seed, **result})
-                print(
-                    f"{goal.case:30} seed {seed}  mean return of the best weights {result['best_mean']:8.1f} +- "
-                    f"{result['best_std']:6.1f} (step {result['best_step']:.0f}, selected by "
-                    f"{result['best_selected_mean']:.1f}), of the last {result['last_mean']:8.1f} +- "
-                    f"{result['last_std']:6.1f}  {result['env_steps']:7.0f} steps  "
-                    f"training {result['train_s']:5.1f} s  whole command {result['total_s']:5.1f} s  "
-                    "EPS measured / predicted "
-                    f"{result['measured_eps'] / result['predicted_eps']:.2f}",
-                    flush=True,
-                )
-            means, last_means = (sorted(result[f"{which}_mean"] for result in results) for which in ("best", "last"))
-            times = sorted(result["train_s"] for result in results)
-            reached = sum(mean >= goal.least for mean in means)
-            if reached < min(goal.seeds_needed, arguments.seeds):
+                print(f"{goal.case}, seed {seed}: ", "  ".join(f"{k} {v:.4g}" for k, v in result.items()), flush=True)
+            best, last, times = ([r[key] for r in results] for key in ("best_mean", "last_mean", "train_s"))
+            if sum(mean >= goal.least for mean in best) < min(goal.seeds_needed, arguments.seeds):
                 failed.append(goal.case)
-            middle = len(means) // 2
             rows += [
-                *(
-                    Row(
-                        f"{goal.case}: mean return of the {which} weights",
-                        values[middle],
-                        "return",
-                        "higher",
-                        (values[0], values[-1]),
-                        len(values),
-                    )
-                    for which, values in (("best", means), ("last", last_means))
-                ),
-                Row(f"{goal.case}: training", times[middle], "s", "lower", (times[0], times[-1]), len(times)),
+                Row.of(f"{goal.case}: mean return of the best weights", "return", "higher", best),
+                Row.of(f"{goal.case}: mean return of the last weights", "return", "higher", last),
+                Row.of(f"{goal.case}: training", "s", "lower", times),
             ]
     if arguments.only is None:
         write("solve", "make bench-solve", threads=2, rows=rows, runs=runs)

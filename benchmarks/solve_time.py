@@ -8,10 +8,8 @@ the program that it wrote, started by itself. `--quick` is one seed of CartPole-
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
-from benchmarks.peers.training import ROOT, environment
-from benchmarks.record import Row, write
+from benchmarks.programs import environment
+from benchmarks.record import ROOT, Row, shown, write
+from benchmarks.timing import options
 
 COMPOSING, COMPOSED = "example, composing included", "composed program"
-SAMPLE_S = 0.1  # between looks at the memory
+SAMPLE_S = 0.1  # between readings of the memory
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ OUR_LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: seconds until solved (where it was not, until it ended), and the most memory that it took, in MB.
+    """One run: seconds until solved (until the end, if it was not solved), and its peak memory in MB.
 
     `reason` says why it could not run.
     """
@@ -89,21 +88,21 @@ class Outcome:
 
 
 def resident_mb(session: int) -> float:
-    """Memory resident in all processes of a session, in MB; pages that they share count for each. 0 without /proc."""
+    """Memory resident in all processes of a session, in MB. Each process counts shared pages. 0 without /proc."""
     pages = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if os.getsid(int(process.name)) == session:
                 pages += int((process / "statm").read_text().split()[1])
         except (OSError, IndexError):
-            continue  # ended meanwhile
+            continue  # the process has ended
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str, str] | None = None) -> Outcome:
-    """Run `command` in `folder` until it ends, and time the line that says it has solved its environment.
+    """Run `command` in `folder` until it ends, and time the line that reports a solved environment.
 
-    `more` are environment variables beside this process's.
+    `more` are further environment variables.
     """
     start = time.monotonic()
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
@@ -144,58 +143,49 @@ def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str,
 
 
 def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
-    """The example in an empty folder, without earlier measurements; then the program that it wrote, by itself."""
+    """The example in an empty folder, without earlier measurements; then the program that the example wrote."""
     home = folder / f"{example}-{seed}"
     home.mkdir()
-    options = ["--seed", str(seed), "--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES)]
-    options.append(f"--until-return={goal}")  # not every environment has a threshold registered
+    arguments = ["--seed", str(seed), "--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES)]
+    arguments.append(f"--until-return={goal}")  # some environments register no threshold
     cache = {"PEARL_CACHE_DIR": str(home / "cache")}
     script = ROOT / "examples" / f"{example}.py"
-    composing = run([sys.executable, str(script), *options, "--run-dir", "first"], home, OUR_LIMIT_S, cache)
+    composing = run([sys.executable, str(script), *arguments, "--run-dir", "first"], home, OUR_LIMIT_S, cache)
     found = {f"{example}, {COMPOSING}": composing}
     for program in home.glob("runs/*/program.py"):
-        command = [sys.executable, str(program), *options, "--run-dir", "second"]
+        command = [sys.executable, str(program), *arguments, "--run-dir", "second"]
         found[f"{example}, {COMPOSED}"] = run(command, home, OUR_LIMIT_S, cache)
     return found
 
 
 def run_peer(peer: Peer, task: Task, seed: int, folder: Path) -> Outcome:
-    """A peer's script; nothing that it leaves is kept."""
+    """Run a peer's script."""
     command = [sys.executable, "-m", f"benchmarks.peers.{peer.module}", *peer.options]
     command += ["--seed", str(seed), "--environment", task.environment, f"--goal={task.goal}"]
     return run(command, folder, peer.limit_s)
 
 
 def rows_of(task: Task, ours: Mapping[str, Sequence[Outcome]], theirs: Mapping[str, Sequence[Outcome]]) -> list[Row]:
-    """Each of ours beside each peer: medians of seconds and of memory.
+    """Each of ours compared with each peer: medians of seconds and of memory.
 
     A run that did not solve its environment counts with the time it took, which is less than it would have needed;
     the row says how many did.
     """
     rows = []
-    for unit in ("s", "MB"):
+    for unit, field, what in (("s", "seconds", "time to solve"), ("MB", "memory_mb", "memory")):
         for name, of_ours in ours.items():
-            values = [value_of(outcome, unit) for outcome in of_ours]
-            what = "time to solve" if unit == "s" else "memory"
+            values = [getattr(outcome, field) for outcome in of_ours]
             case = f"{task.environment} {what}: {name}{solved_count(of_ours)}"
             for peer, of_peer in theirs.items():
                 reason = next((outcome.reason for outcome in of_peer if outcome.reason), "")
-                middle = None if reason else statistics.median(value_of(outcome, unit) for outcome in of_peer)
-                spread = (min(values), max(values))
+                found = [] if reason else [getattr(outcome, field) for outcome in of_peer]
                 label = peer if reason else f"{peer}{solved_count(of_peer)}"
-                rows.append(
-                    Row(case, statistics.median(values), unit, "lower", spread, len(values), label, middle, reason)
-                )
+                rows.append(Row.of(case, unit, "lower", values, label, found, reason))
     return rows
 
 
-def value_of(outcome: Outcome, unit: str) -> float:
-    """The seconds or the MB of a run."""
-    return outcome.seconds if unit == "s" else outcome.memory_mb
-
-
 def solved_count(outcomes: Sequence[Outcome]) -> str:
-    """How many solved it, where not all did."""
+    """How many runs solved the environment, unless all did."""
     solved = sum(outcome.solved for outcome in outcomes)
     return "" if solved == len(outcomes) else f" ({solved} of {len(outcomes)} seeds solved it)"
 
@@ -208,22 +198,16 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
 
     def note(group: dict[str, list[Outcome]], name: str, seed: int, outcome: Outcome) -> None:
         group.setdefault(name, []).append(outcome)
-        how = "solved" if outcome.solved else outcome.reason or "not solved"
-        runs.append(
-            {
-                "environment": task.environment,
-                "what": name,
-                "seed": seed,
-                "seconds": outcome.seconds,
-                "memory_mb": outcome.memory_mb,
-                "outcome": how,
-            }
-        )
-        print(
-            f"{task.environment:12} {name:50} seed {seed}  {outcome.seconds:6.1f} s  "
-            f"{outcome.memory_mb:7,.0f} MB  {how}",
-            flush=True,
-        )
+        run = {
+            "environment": task.environment,
+            "what": name,
+            "seed": seed,
+            "seconds": outcome.seconds,
+            "memory_mb": outcome.memory_mb,
+            "outcome": "solved" if outcome.solved else outcome.reason or "not solved",
+        }
+        runs.append(run)
+        print("  ".join(f"{v:.1f}" if isinstance(v, float) else str(v) for v in run.values()), flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(1, seeds + 1):
@@ -237,9 +221,8 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed of CartPole-v1; writes nothing")
-    parser.add_argument("--seeds", type=int, help="at most so many seeds a task; writes nothing")
+    parser = options(__doc__, "one seed of CartPole-v1")
+    parser.add_argument("--seeds", type=int, help="seeds of each task, at most; writes nothing")
     parser.add_argument("--only", choices=[task.environment for task in TASKS], help="one task; writes nothing")
     arguments = parser.parse_args()
     tasks = TASKS[:1] if arguments.quick else TASKS
@@ -249,11 +232,8 @@ def main() -> None:
     for task in tasks:
         if arguments.only in (None, task.environment):
             found, noted = measure(task, min(task.seeds, most or task.seeds))
-            rows += found
+            rows += shown(found)
             runs += noted
-    for row in rows:
-        against = row.reason if row.theirs is None else f"{row.theirs:8,.1f}  {row.ratio:.2f}x"
-        print(f"{row.case:75} {row.ours:8,.1f} {row.unit:3} {row.peer:42} {against}")
     if most is None and arguments.only is None:
         write("solve_time", "make bench-solve", threads=os.cpu_count() or 1, rows=rows, runs=runs)
 

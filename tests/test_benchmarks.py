@@ -107,24 +107,24 @@ def test_a_peer_that_does_not_load_is_told_with_its_reason(monkeypatch):
     assert "NumPy below 2" in peer.reason
     timings = list(replay.measure_peers("tree", replay.TREE_KINDS, 2_000, TINY, [peer], TINY.batches))
     assert [t.kind for t in timings] == list(replay.TREE_KINDS)
-    assert all(t.theirs is None and t.reason == peer.reason and t.ours > 0 for t in timings)
+    assert all(t.row.theirs is None and t.row.reason == peer.reason and t.row.ours > 0 for t in timings)
 
 
 def test_a_kind_that_a_peer_lacks_is_told_with_its_reason():
     peer = peers.Peer("a peer 1.0", sys)
     (timing,) = replay.measure_peers("tree", ("tree sample",), 2_000, TINY, [peer], TINY.batches)
-    assert timing.theirs is None
-    assert "has no tree" in timing.reason
+    assert timing.row.theirs is None
+    assert "has no tree" in timing.row.reason
 
 
 def test_each_kind_is_measured_against_a_peer(filled):
     columns, priorities = filled
     twin, ours = Twin(columns, priorities), replay.our_replay(columns, priorities)
     for kind in replay.REPLAY_KINDS:
-        timing = replay.compare(kind, replay.Workload(2_000, 8), ours, TINY, "twin", twin)
-        assert timing.theirs is not None
-        assert timing.spread[0] <= timing.ours <= timing.spread[1]
-        assert timing.row().case == f"{kind} B=8 N=2000"
+        row = replay.compare(kind, replay.Workload(2_000, 8), ours, TINY, "twin", twin).row
+        assert row.theirs is not None
+        assert row.spread[0] <= row.ours <= row.spread[1]
+        assert row.case == f"{kind} B=8 N=2000"
 
 
 def test_a_peer_that_draws_another_count_is_not_measured(filled):
@@ -174,7 +174,7 @@ def test_updates_never_bring_the_priorities_that_are_there():
     for indices, priorities in islice(replay.Workload(100, 8).updates, 500):
         assert last.get(indices.tobytes()) != priorities.tobytes()
         last[indices.tobytes()] = priorities.tobytes()
-    assert len(last) < 500  # indices came again
+    assert len(last) < 500  # indices were repeated
 
 
 def test_functions_take_turns():
@@ -187,9 +187,7 @@ def test_functions_take_turns():
 
 def test_plots_are_drawn_from_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(replay, "ASSETS", tmp_path)
-    timings = [
-        replay.Timing("tree sample", 2_048, size, 10.0, (9.0, 11.0), 30, "a peer 1.0", 40.0) for size in (1_000, 10_000)
-    ]
+    timings = [replay.Timing("tree sample", 2_048, size, row("lower", 10.0, 40.0)) for size in (1_000, 10_000)]
     (drawn,) = replay.plot(timings)
     assert drawn["file"] == "replay_tree_sample.png"
     assert (tmp_path / drawn["file"]).stat().st_size > 1_000
@@ -216,10 +214,12 @@ def test_a_program_that_starts_no_actors_is_not_measured(tmp_path):
         eps.split(whole)
 
 
-def test_rows_of_rates_take_medians_and_tell_reasons():
-    found = eps.eps_row("a case", [300.0, 100.0, 200.0], "a peer", [10.0, 30.0, 20.0], "")
+def test_rows_take_medians_and_tell_reasons():
+    found = record.Row.of("a case", "EPS", "higher", [300.0, 100.0, 200.0], "a peer", [10.0, 30.0, 20.0])
     assert (found.ours, found.theirs, found.ratio, found.spread) == (200.0, 20.0, 10.0, (100.0, 300.0))
-    lost = eps.eps_row("a case", [300.0], "a peer", [], "cannot train")
+    many = record.Row.of("a case", "us", "lower", np.arange(101.0))
+    assert (many.ours, many.theirs, many.spread, many.n) == (50.0, None, (20.0, 80.0), 101)
+    lost = record.Row.of("a case", "EPS", "higher", [300.0], "a peer", [], "cannot train")
     assert (lost.theirs, lost.ratio, lost.reason) == (None, None, "cannot train")
 
 

@@ -14,20 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
+
+from benchmarks.record import ROOT
 
 Algorithm = Literal["dqn", "ddpg", "sac"]
 Train = Callable[[int], object]
 CHUNK_S = 0.1  # frameworks train so many steps a call: as many as take about this long
 END_S = 30.0  # what a framework may take to end its own processes
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def environment() -> dict[str, str]:
-    """Environment variables of this process, for one that shall find the project wherever it runs."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 @dataclass(frozen=True)

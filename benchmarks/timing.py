@@ -1,0 +1,78 @@
+"""How benchmarks measure: contenders take turns, in a process whose libraries use one thread."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+ONE_THREAD = {
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+    ),
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "JAX_PLATFORMS": "cpu",
+    "RL_LOGGING_LEVEL": "WARNING",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+class DifferenceError(Exception):
+    """Two contenders do not compute the same: comparing their speed would mean nothing."""
+
+
+def options(description: str | None, quick: str) -> argparse.ArgumentParser:
+    """A parser that has `--quick`; `quick` says what that option measures."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{quick}; writes nothing")
+    return parser
+
+
+def one_thread(module: str, *, pinned: bool = True) -> None:
+    """Restart `module` with one thread in every library, on one core if `pinned`; do nothing in the restarted process.
+
+    Libraries read these variables when they are loaded.
+    """
+    if all(os.environ.get(name) == value for name, value in ONE_THREAD.items()):
+        return
+    if pinned and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ONE_THREAD})
+
+
+def microseconds(function: Callable[[], object], calls: int) -> float:
+    """Microseconds of a call, the mean of `calls`."""
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter_ns() - start) / calls / 1e3
+
+
+def alternate(contenders: Sequence[Callable[[int], float]], counts: Sequence[int], repeats: int) -> np.ndarray:
+    """What `contender(count)` returns, `(contenders, repeats)`; they take turns, and take turns at being first."""
+    values = np.empty((len(contenders), repeats))
+    gc.collect()
+    gc.disable()
+    try:
+        for repeat in range(repeats):
+            for turn in range(len(contenders)):
+                which = (turn + repeat) % len(contenders)
+                values[which, repeat] = contenders[which](counts[which])
+    finally:
+        gc.enable()
+    return values
+
+
+def alternate_calls(functions: Sequence[Callable[[], object]], repeats: int, repeat_s: float) -> np.ndarray:
+    """Microseconds of a call `(functions, repeats)`; each repeat calls a function for about `repeat_s`."""
+    counts = []
+    for function in functions:
+        function()  # allocates, compiles
+        once = min(microseconds(function, 1) for _ in range(3))
+        counts.append(max(1, min(2_000, round(repeat_s * 1e6 / once))))
+    return alternate([lambda calls, f=function: microseconds(f, calls) for function in functions], counts, repeats)  # type: ignore[misc]
