@@ -1,9 +1,13 @@
-"""Experiences trained per second by composed programs and by other frameworks: the paper's Table IV.
+"""Experiences trained per second by composed programs and by the training loops of other frameworks (Table IV).
 
-Ours is the program that the composer writes, run with `--bench`: prioritized sampling, gathering, training and the
-update of priorities, free-running. No peer has actors, so they are removed from the program for the comparison; the
-whole program is measured as a variant. Programs and peers take turns on one core with one thread each, all with a full
-replay.
+Ours is the program that the composer writes, run with `--bench`: prioritized sampling, gathering, training, update of
+the priorities. Stable-Baselines3's `train()` samples uniformly, as it has no prioritized replay. RLlib's DQN samples by
+priority; its own training loop is timed without environment steps. RLlib has no DDPG, and only its DQN with linear
+layers is compared. Same networks and batches, plain targets (no double DQN), one thread each, all on one core, taking
+turns; replays of 100,000 transitions (Pong: 5,000), all filled.
+
+No peer has actors here, so the comparison removes them from the program. Rows "beside its actors" compare the whole
+program on all cores with the same program without its actors on one core.
 """
 
 from __future__ import annotations

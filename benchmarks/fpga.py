@@ -1,7 +1,10 @@
-"""FPGA pipelines on Intel's emulator: steps of the Learner, requests of the Replay Manager, and both as one program.
+"""The cost of working with FPGA pipelines on Intel's emulator.
 
-The times show the cost of working with the emulator, not the speed of a board: stages are threads of the host. Each
-row compares with the same work by the SYCL kernels on the CPU device.
+Each stage of a pipeline is a kernel, which the emulator runs as a thread of the host: the times say nothing about a
+board. The peer is the same work by the SYCL kernels on the CPU device. Rows are requests to the Replay Manager, steps
+of the Learner, and iterations of setting 2 with both in one program, connected by pipes. The runs show how many stages
+run at once, and the time of the first step, which generates, compiles (unless the kernels are in the cache) and
+launches them.
 """
 
 from __future__ import annotations

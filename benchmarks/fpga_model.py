@@ -1,6 +1,6 @@
-"""Compares the FPGA model with what the papers print, in docs/fpga_model.md: `python -m benchmarks.fpga_model`.
+"""Compares the FPGA model with the papers, in docs/fpga_model.md: `python -m benchmarks.fpga_model`.
 
-The page's text is written by hand; this fills its tables, each between two comments that name it.
+The text of the page is written by hand; this module fills the tables, each between two comments that name it.
 """
 
 from __future__ import annotations
@@ -9,37 +9,36 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.record import ROOT
 from composer.algorithm1 import place
 from composer.fpga.learner_pipeline import LayerShape, LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
 from composer.fpga.model import (
     CF22_EXPLORATION,
     FpgaPart,
-    LearnerDesign,
     ReplayTree,
     Resources,
     explore,
     printed_learner,
 )
-from composer.matrix import AssignmentMatrix, LearnerCell, PairCell, ReplayCell
+from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, PairCell, ReplayCell
 from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.placement import Placement
 from composer.platform import Platform
 from pearl.backends.fpga.tree_shape import LANES_MAX, TreeShape, eq4, eq5
 from pearl.backends.model.device import FpgaParameters
+from pearl.devices.description import Device
 from pearl.errors import CapacityError
 
-ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "fpga_model.md"
 PLATFORMS = ROOT / "examples" / "platforms"
 
-MIB = 1.048576  # of MB: the papers count on-chip memory in these
+MIB = 1.048576  # in MB: the papers count on-chip memory in MiB
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A benchmark of a paper: its Learner's pipeline, and bytes of a transition."""
+    """A benchmark of a paper: its Learner's pipeline, and the bytes of a transition."""
 
     name: str
     pipeline: LearnerPipeline
@@ -77,15 +76,17 @@ THESIS_HOPPER = Workload(
     "Hopper DDPG", actor_critic_pipeline(mlp_layers(11, 256, 256, 3), mlp_layers(15, 256, 256, 1)), _bytes(11, 3)
 )
 
-# The dies of the U200 that Xilinx's platform leaves free (UG1393, "Resource Availability"; BRAM36 and URAM).
+# The resources that Xilinx's platform leaves free on the dies of the U200 (UG1393, "Resource Availability"; BRAM36 and
+# URAM).
 SLR0 = Resources(2265, (638 * 36 + 320 * 288) * 1024 / 8000, 354_690, 723_308)
 SLR1 = Resources(1317, (326 * 36 + 160 * 288) * 1024 / 8000, 159_739, 331_654)
 U200 = FpgaParameters(dies=1, dsp_per_mac=5, block_kbit=18)
 CLOCK_MHZ = 240.0
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(head: str, rows: Sequence[Sequence[object]]) -> str:
+    titles = head.split(" | ")
+    lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
@@ -98,87 +99,78 @@ def _off(model: float, printed: float) -> str:
     return f"{model / printed - 1:+.0%}"
 
 
+def _amounts(used: Resources) -> tuple[float, float, float, float]:
+    """MiB of SRAM, thousands of LUTs and registers, and DSPs."""
+    return used.sram_kb / 1000 / MIB, used.luts / 1e3, used.registers / 1e3, used.dsps
+
+
+def _beside_printed(used: Resources, printed: Sequence[float]) -> list[str]:
+    """Each amount, with the printed one and the difference in parentheses."""
+    return [
+        f"{found:,.{digits}f} ({want:,}, {_off(found, want)})"
+        for found, want, digits in zip(_amounts(used), printed, (1, 0, 0, 0), strict=True)
+    ]
+
+
 # --- CF'22 Table 2 and thesis Table 4.4 ------------------------------------------------------------------------------
 
 
 def cf22_table2() -> str:
-    """PI, DP, r x f and resources of the exploration beside those printed."""
+    """PI, DP, r x f and resources of the exploration, with the printed ones in parentheses."""
     tree = ReplayTree(1_000_000, 64)
     cases = (
-        ("DQN", dqn_pipeline(mlp_layers(4, 64, 2)), SLR0, (6.6, 459, 346, 1600)),
+        ("DQN", dqn_pipeline(mlp_layers(4, 64, 2)), SLR0, (6.6, 346, 459, 1600)),
         (
             "DDPG, no units for the actor's way through the critic",
             actor_critic_pipeline(mlp_layers(4, 64, 1), mlp_layers(5, 64, 1), critics_of_actor=0),
             SLR0 + SLR0,
-            (9.2, 1035, 708, 2560),
+            (9.2, 708, 1035, 2560),
         ),
         (
             "DDPG, all units",
             actor_critic_pipeline(mlp_layers(4, 64, 1), mlp_layers(5, 64, 1)),
             SLR0 + SLR0,
-            (9.2, 1035, 708, 2560),
+            (9.2, 708, 1035, 2560),
         ),
     )
     rows: list[list[object]] = []
-    for name, pipeline, available, (sram_mb, kregisters, kluts, dsps) in cases:
+    for name, pipeline, available, printed in cases:
         part = FpgaPart("U200", available, CLOCK_MHZ, U200)
         for batch in (32, 64, 128, 256):
             design = explore(pipeline, part, batch, CF22_EXPLORATION)
-            used = design.resources + tree.resources(part)
-            found_mb = used.sram_kb / 1000 / MIB
-            rows.append(
-                [
-                    name,
-                    batch,
-                    f"{design.dp} (2)",
-                    f"{design.pi} ({batch // 2})",
-                    f"{max(design.multipliers)} (32)",
-                    f"{used.dsps:,.0f} ({dsps:,}, {_off(used.dsps, dsps)})",
-                    f"{found_mb:.1f} ({sram_mb}, {_off(found_mb, sram_mb)})",
-                    f"{used.luts / 1e3:,.0f} ({kluts}, {_off(used.luts / 1e3, kluts)})",
-                    f"{used.registers / 1e3:,.0f} ({kregisters:,}, {_off(used.registers / 1e3, kregisters)})",
-                    design.binding,
-                ]
-            )
-    head = ["Learner", "BS", "DP", "PI", "r x f", "DSP", "SRAM MiB", "K LUT", "K REG", "bound by"]
-    return _table(head, rows)
+            sram, luts, registers, dsps = _beside_printed(design.resources + tree.resources(part), printed)
+            sizes = [f"{design.dp} (2)", f"{design.pi} ({batch // 2})", f"{max(design.multipliers)} (32)"]
+            rows.append([name, batch, *sizes, dsps, sram, luts, registers, design.binding])
+    return _table("Learner | BS | DP | PI | r x f | DSP | SRAM MiB | K LUT | K REG | bound by", rows)
 
 
 def free_exploration() -> str:
-    """What the same equations choose where nothing limits r x f."""
+    """The choice of the same equations without a limit of r x f."""
     pipeline = dqn_pipeline(mlp_layers(4, 64, 2))
     part = FpgaPart("U200", SLR0, CLOCK_MHZ, U200)
     options = dataclasses.replace(CF22_EXPLORATION, most_per_unit=None)
     rows: list[list[object]] = []
     for batch in (32, 64, 256):
-        limited, free, balanced = (
-            explore(pipeline, part, batch, CF22_EXPLORATION),
-            explore(pipeline, part, batch, options),
-            explore(pipeline, part, batch),
-        )
-
-        def cell(design: LearnerDesign) -> str:
-            return f"DP {design.dp}, r x f {max(design.multipliers)}: {design.cycles_printed:,.0f} cycles"
-
-        rows.append([batch, cell(limited), cell(free), cell(balanced)])
-    return _table(["BS", "r x f at most 32", "r x f free", "whole multipliers, Eq. 3"], rows)
+        designs = (explore(pipeline, part, batch, chosen) for chosen in (CF22_EXPLORATION, options, None))
+        cells = (f"DP {d.dp}, r x f {max(d.multipliers)}: {d.cycles_printed:,.0f} cycles" for d in designs)
+        rows.append([batch, *cells])
+    return _table("BS | r x f at most 32 | r x f free | whole multipliers, Eq. 3", rows)
 
 
 def thesis_table44() -> str:
-    """Resources that the thesis prints beside the model's."""
+    """Resources of the model, with those that the thesis prints in parentheses."""
     part = FpgaPart("U200", SLR0 + SLR1 + SLR0, CLOCK_MHZ, U200)
     rows: list[list[object]] = []
-    for fanout, capacity in ((2, 1_000_000), (64, 1_000_000)):
-        tree = ReplayTree(capacity, fanout)
-        used = tree.resources(part)
-        found = used.sram_kb / 1000 / MIB
+    for fanout in (2, 64):
+        tree = ReplayTree(1_000_000, fanout)
+        sram, luts, registers, dsps = _amounts(tree.resources(part))
         rows.append(
             [
-                f"RMM, K = {fanout}, {capacity:,} leaves, one pipeline",
-                f"{found:.1f} (4.5)",
-                f"{used.luts / 1e3:,.1f} (181)",
-                f"{used.registers / 1e3:,.1f} (263)",
-                f"{used.dsps:,.0f} (1,280)",
+                f"RMM, K = {fanout}, 1,000,000 leaves, one pipeline",
+                f"{sram:.1f} (4.5)",
+                f"{luts:,.1f} (181)",
+                f"{registers:,.1f} (263)",
+                f"{dsps:,.0f} (1,280)",
                 f"{tree.depth} levels, {tree.root_bits} bits at the root",
             ]
         )
@@ -190,17 +182,10 @@ def thesis_table44() -> str:
             except CapacityError as error:
                 rows.append([f"{workload.name} Learner{note}", f"does not fit: {error}", "", "", "", ""])
                 continue
-            used = design.resources
-            found = used.sram_kb / 1000 / MIB
-            cells = (
-                f"{value:,.{digits}f} ({want:,}, {_off(value, want)})"
-                for value, want, digits in zip(
-                    (found, used.luts / 1e3, used.registers / 1e3, used.dsps), printed, (1, 0, 0, 0), strict=True
-                )
-            )
+            cells = _beside_printed(design.resources, printed)
             summary = f"DP {design.dp} (2), r x f {max(design.multipliers)}, {design.binding}"
             rows.append([f"{workload.name} Learner{note}", *cells, summary])
-    return _table(["design", "SRAM MiB", "K LUT", "K REG", "DSP", "notes"], rows)
+    return _table("design | SRAM MiB | K LUT | K REG | DSP | notes", rows)
 
 
 def _tallies(workload: Workload) -> Iterator[tuple[LearnerPipeline, str]]:
@@ -214,7 +199,7 @@ def _tallies(workload: Workload) -> Iterator[tuple[LearnerPipeline, str]]:
 
 
 def replay_equations() -> str:
-    """Eq. 4 and 5 beside the RTL: as the equations have it, one sibling at a time, and as wide as it goes."""
+    """Eq. 4 and 5 compared with the RTL: one sibling at a time, as in the equations, and with the most lanes."""
     rows: list[list[object]] = []
     for fanout, capacity in ((2, 1 << 20), (16, 1 << 20), (64, 1 << 20), (256, 1 << 16)):
         slow = TreeShape.holding(capacity, fanout, 1, cycles_per_access=2, assigns=False)
@@ -227,23 +212,16 @@ def replay_equations() -> str:
             ):
                 cells += [f"{printed:,}", f"{exact:,} ({_off(printed, exact)})", f"{fast:,}"]
             rows.append([f"F {fanout}, D {slow.depth}", batch, *cells])
-    head = [
-        "tree",
-        "BS",
-        "Eq. 4",
-        "RTL, 1 lane, 2 cycles an access",
-        f"RTL, up to {LANES_MAX} lanes",
-        "Eq. 5",
-        "RTL, 1 lane, 2 cycles an access, two passes",
-        f"RTL, up to {LANES_MAX} lanes, one pass",
-    ]
+    head = (
+        f"tree | BS | Eq. 4 | RTL, 1 lane, 2 cycles an access | RTL, up to {LANES_MAX} lanes | "
+        f"Eq. 5 | RTL, 1 lane, 2 cycles an access, two passes | RTL, up to {LANES_MAX} lanes, one pass"
+    )
     return _table(head, rows)
 
 
 def learner_equations() -> str:
-    """Eq. 2, 3 and 6 beside the exploration, on the paper's FPGA."""
-    (device,) = [d for d in _platform("server_cgf").devices if d.kind == "fpga"]
-    part = FpgaPart.from_device(device)
+    """Eq. 2, 3 and 6 compared with the exploration, on the paper's FPGA."""
+    part = FpgaPart.from_device(_fpga(_platform("server_cgf")))
     replay_kb = ReplayTree(100_000, 16).resources(part).sram_kb
     rows: list[list[object]] = []
     for workload in (PEARL_CARTPOLE, PEARL_CAR):
@@ -263,8 +241,9 @@ def learner_equations() -> str:
                     design.binding,
                 ]
             )
-    head = ["Learner", "BS", "Eq. 2, 3, 6: cycles", "explored: cycles", "ratio", "n: 3(L-1) / longest way", "bound by"]
-    return _table(head, rows)
+    return _table(
+        "Learner | BS | Eq. 2, 3, 6: cycles | explored: cycles | ratio | n: 3(L-1) / longest way | bound by", rows
+    )
 
 
 # --- placements ------------------------------------------------------------------------------------------------------
@@ -274,18 +253,23 @@ def _platform(name: str) -> Platform:
     return Platform.from_files(PLATFORMS / f"{name}_devices.csv", PLATFORMS / f"{name}_connections.csv")
 
 
+def _fpga(platform: Platform) -> Device:
+    (device,) = [d for d in platform.devices if d.kind == "fpga"]
+    return device
+
+
+def _row(device: Device, work: ModelledWork, *, printed: bool = False) -> MatrixRow:
+    return (fpga_row(device, work, printed=printed) if device.kind == "fpga" else processor_row(device, work)).row
+
+
 def _work(workload: Workload, batch: int, *, capacity: int, fanout: int, actors: int) -> ModelledWork:
     return ModelledWork(batch, actors, workload.transition_bytes, capacity, (fanout,), workload.pipeline)
 
 
 def compose(platform: Platform, work: ModelledWork, metric: str = "throughput", *, printed: bool = False) -> Placement:
-    """Algorithm 1 on modelled rows alone."""
-    rows = tuple(
-        (fpga_row(d, work, printed=printed) if d.kind == "fpga" else processor_row(d, work)).row
-        for d in platform.devices
-    )
+    """Algorithm 1 on modelled rows only."""
     return place(
-        AssignmentMatrix(rows),
+        AssignmentMatrix(tuple(_row(device, work, printed=printed) for device in platform.devices)),
         platform,
         metric=metric,
         batch_size=work.batch_size,
@@ -318,13 +302,14 @@ THESIS_43: tuple[tuple[Workload, tuple[tuple[int, str, str, str], ...]], ...] = 
 
 
 def thesis_mapping(platform: Platform, work: ModelledWork) -> tuple[str, str, str]:
-    """The thesis's own rule (Sec. 4.4.2 and 4.5.4): the RM runs beside the Learner and hides behind it.
+    """The thesis's own rule (Sec. 4.4.2 and 4.5.4): the RM runs while the Learner trains.
 
-    The Learner goes where it is fastest; the RM where the slower of both takes least, on the Learner's GPU the sum of
-    both, and not there if another device hides it. Costs within 5 % go to fewer devices, then to the Learner's own. The
-    Data Storage goes where v makes the words that move least.
+    The Learner goes to the device where it is fastest. The RM goes where the slower of the two takes least; on the
+    Learner's GPU their times add up, so the RM goes there only if no other device is as fast as the Learner. Of costs
+    within 5 %, the rule prefers fewer devices, then the Learner's own. The Data Storage goes where the fewest words
+    move.
     """
-    rows = {d.name: (fpga_row(d, work) if d.kind == "fpga" else processor_row(d, work)).row for d in platform.devices}
+    rows = {device.name: _row(device, work) for device in platform.devices}
     steps = {name: row.learner.step.value_us for name, row in rows.items() if isinstance(row.learner, LearnerCell)}
     learner = min(steps, key=lambda name: steps[name])
     alone = {
@@ -372,7 +357,7 @@ def thesis_table43() -> str:
             slower = "-" if theirs is None else f"{theirs.t_itr_us / placement.t_itr_us:.2f}"
             marks = (_marked(cells, printed) for cells in (found, rule))
             rows.append([workload.name, batch, ", ".join(printed), *marks, slower])
-    head = ["benchmark", "BS", "printed", "Algorithm 1", "the thesis's rule", "printed pair, times as long"]
+    head = "benchmark | BS | printed | Algorithm 1 | the thesis's rule | printed pair, times as long"
     agree = f"Of {total} cells {hits} agree under Algorithm 1, {by_rule} under the thesis's rule. Misses are bold."
     return f"{agree}\n\n{_table(head, rows)}"
 
@@ -382,7 +367,7 @@ def _marked(found: Sequence[str], printed: Sequence[str]) -> str:
 
 
 def fig10() -> str:
-    """T_itr of every pair on Server_CGF and Server_CG, and what is chosen."""
+    """The pairs that are chosen on Server_CGF and Server_CG, and how much each device matters."""
     rows: list[list[object]] = []
     for name in ("server_cgf", "server_cg"):
         platform = _platform(name)
@@ -397,21 +382,15 @@ def fig10() -> str:
                 by_letter = f"{_kind(platform, other.replay_manager)} + {_kind(platform, other.learner)}"
                 rm, learner = _gradients(fastest)
                 rows.append([name, workload.name, batch, *chosen, by_letter, f"{rm:.1f}", f"{learner:.1f}"])
-    head = [
-        "platform",
-        "benchmark",
-        "BS",
-        "for throughput",
-        "for EPS/W",
-        "for throughput, Eq. 2 to 6 as printed",
-        "RM matters",
-        "Learner matters",
-    ]
+    head = (
+        "platform | benchmark | BS | for throughput | for EPS/W | for throughput, Eq. 2 to 6 as printed | RM matters | "
+        "Learner matters"
+    )
     return _table(head, rows)
 
 
 def _gradients(placement: Placement) -> tuple[float, float]:
-    """By how many times EPS differ over the devices of the RM, and of the Learner, the other where it is best."""
+    """The largest ratio of EPS over the devices of the RM, and over those of the Learner, with the other one fixed."""
 
     def worst(index: int) -> float:
         other = placement.chosen.pair[1 - index]
@@ -422,7 +401,7 @@ def _gradients(placement: Placement) -> tuple[float, float]:
 
 
 def latencies() -> str:
-    """RM and Learner of each device: what CF'22 Fig. 8 and PEARL Fig. 8 and 9 show."""
+    """Times of RM and Learner on each device, as in CF'22 Fig. 8 and PEARL Fig. 8 and 9."""
     rows: list[list[object]] = []
     for name, fanout, capacity, workload in (
         ("titan_xp_u200", 64, 1_000_000, PEARL_CARTPOLE),
@@ -434,11 +413,10 @@ def latencies() -> str:
             work = _work(workload, batch, capacity=capacity, fanout=fanout, actors=batch)
             found: dict[str, PairCell] = {}
             for device in platform.devices:
-                row = (fpga_row(device, work) if device.kind == "fpga" else processor_row(device, work)).row
+                row = _row(device, work)
                 assert isinstance(row.pair, PairCell)
                 found[device.kind] = PairCell(row.replay, row.learner)  # type: ignore[arg-type]
-            (fpga_device,) = [d for d in platform.devices if d.kind == "fpga"]
-            printed = fpga_row(fpga_device, work, printed=True).row.replay
+            printed = _row(_fpga(platform), work, printed=True).replay
             assert isinstance(printed, ReplayCell)
             eq4_us = printed.sample.value_us
             of_cpu, of_gpu = (_times(found[kind].replay.sample.value_us, eq4_us) for kind in ("cpu", "gpu"))
@@ -452,16 +430,7 @@ def latencies() -> str:
                 cells.append(f"{fpga:,.1f} us; {_times(read(found['cpu']), fpga)}, {_times(read(found['gpu']), fpga)}")
             cells.insert(1, f"{eq4_us:,.1f} us; {of_cpu}, {of_gpu}")
             rows.append([name, f"F {fanout}", workload.name, batch, *cells])
-    head = [
-        "platform",
-        "tree",
-        "Learner",
-        "BS",
-        "sampling: FPGA; CPU, GPU times as long",
-        "by Eq. 4",
-        "update",
-        "gradient step",
-    ]
+    head = "platform | tree | Learner | BS | sampling: FPGA; CPU, GPU times as long | by Eq. 4 | update | gradient step"
     return _table(head, rows)
 
 
@@ -478,7 +447,7 @@ TABLES = {
 
 
 def render(text: str) -> str:
-    """The page with every table as the model has it now."""
+    """The page with every table filled from the current model."""
     for name, table in TABLES.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not block.search(text):

@@ -1,7 +1,13 @@
-"""The gain of drawing the next batch on another thread while the Learner goes backward (setting 2 in C++).
+"""The gain of drawing the next batch on another thread while the Learner runs its backward pass.
 
-In one process, by turns: the loop without prefetching, with it, and, as another use of a second core, with two Learner
-threads and no prefetching. Then the first two while another process steps CartPole-v1 on the same cores.
+That thread updates priorities, samples and gathers. Rows are iterations of setting 2's loop in C++ with one Learner
+thread and a filled replay of 1,000,000 transitions (100,000 of 4,096 floats); "floats" is the size of an observation.
+Ours is the loop with prefetching. Peers are the same loop "without" it, and the loop with "2 Learner threads", another
+use of a second core. All take turns in one process. "A busy Actor": another process steps CartPole-v1 without pause on
+the same cores. Before the measurement, a check confirms that both loops train weights of the same bits.
+
+The runs show the parts of an iteration without prefetching (all but training can be hidden), how many cores other
+processes used while one was meant to be idle, and the Actor's steps per second during each loop.
 """
 
 from __future__ import annotations

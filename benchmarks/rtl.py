@@ -1,9 +1,9 @@
-"""The FPGA pipelines in cycles and cells, held against the papers' equations: `make bench-rtl`.
+"""Cycles and cells of the FPGA pipelines, compared with the papers' equations.
 
-Replay: kernels/rtl simulated cycle by cycle beside PEARL's Eq. 4-5 and corrected forms, and synthesised by Yosys for
-UltraScale+ beside the resource model. Learner: its stages stepped cycle by cycle beside Eq. 6, CF'22's T_pipeline and
-the corrected form, and CF'22's exploration. `--quick` is a small sweep, and writes nothing; without it,
-benchmarks/results/rtl.json is written.
+"Ours" is measured: the replay pipeline's RTL simulated cycle by cycle (K fanout, D depth, N slots, P lanes, c cycles
+per access) and synthesised by Yosys for UltraScale+, the learner's stages stepped cycle by cycle. "Theirs" is an
+equation or the model: a ratio above 1 means that it predicts more than the pipeline takes. The numbers and their
+[consequences](rtl.md) have their own page.
 """
 
 from __future__ import annotations

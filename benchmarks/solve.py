@@ -1,4 +1,13 @@
-"""Do the committed examples learn, and how long does it take? Three seeds each, as a user would run them."""
+"""Returns that the committed examples reach, and how long they train.
+
+Each seed is one run of the example as a user starts it. Goals for the mean return of the best weights: 475 for
+CartPole-v1 and -200 for Pendulum-v1 (all seeds), 85 for MountainCarContinuous-v0 (two of three seeds). The mean is over
+100 greedy episodes that did not select the best weights; the last weights play the same episodes. `best_selected_mean`
+is the mean over the 20 episodes that selected the best weights. Training ends early when a greedy evaluation reaches
+the environment's registered threshold. `train_s` counts from the start of the program, including evaluations during
+training; `total_s` is the whole command, including composing. EPS is experiences trained per second while a batch is
+being trained; the prediction is the composer's (Eq. 7).
+"""
 
 from __future__ import annotations
 

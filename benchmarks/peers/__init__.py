@@ -1,49 +1,29 @@
-"""Other replay buffers, each behind the same few methods: one module a library, loaded if it can be."""
+"""Replay buffers of other libraries behind the same few methods: one module per library, loaded if it is installed."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import io
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 MODULES = ("tianshou", "cpprb", "torchrl", "flashbax", "stable_baselines3", "reverb")
 
 
-class Tree(Protocol):
-    """A tree of priorities alone."""
-
-    def sample(self, batch: int) -> Any:
-        """Draw `batch` indices by priority, random numbers included."""
-
-    def update(self, indices: np.ndarray, priorities: np.ndarray) -> object:
-        """Set priorities `(n,)`; waits until it is done."""
-
-
-class Replay(Protocol):
-    """A replay buffer with its transitions."""
-
-    def sample(self, batch: int) -> Any:
-        """Draw a batch: indices, importance weights (if prioritised) and the gathered transitions."""
-
-    def insert(self, rows: Mapping[str, np.ndarray]) -> object:
-        """Store rows `(n, *shape)`, at the largest priority so far."""
-
-    def unpack(self, sample: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Return observations `(n, obs)` of a sample, its indices and its weights, None where not given."""
-
-
 @dataclass(frozen=True)
 class Peer:
-    """A library as benchmarked: `module` is None where `reason` says why.
+    """A library as benchmarked: `module` is None if the library cannot be loaded, and `reason` says why.
 
-    A module has `make_tree(priorities, alpha)`, `make_replay(columns, priorities, alpha, beta, batch)` and
-    `make_uniform(columns, batch)`, or those of them that the library has.
+    A module has some of these functions:
+
+    - `make_tree(priorities, alpha)`, a tree of priorities alone: `sample(batch)` draws random numbers and indices,
+      `update(indices, priorities)` sets priorities `(n,)` and waits until that is done.
+    - `make_replay(columns, priorities, alpha, beta, batch)` and `make_uniform(columns, batch)`, a replay buffer:
+      `sample(batch)` draws indices, importance weights (if prioritised) and transitions, `insert(rows)` stores rows
+      `(n, *shape)` at the largest priority so far, and `unpack(sample)` returns the observations `(n, obs)`, indices
+      and weights of a sample (None if the library does not return them).
     """
 
     name: str
@@ -59,11 +39,11 @@ class Peer:
 
 
 def load(module: str) -> Peer:
-    """Import one peer; whatever it raises becomes the reason."""
+    """Import one peer; an exception becomes the reason."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # one of them prints advice
+        with contextlib.redirect_stdout(io.StringIO()):  # one peer prints advice
             loaded = importlib.import_module(f"benchmarks.peers.{module}")
-    except Exception as error:  # a foreign extension may raise anything when it loads
+    except Exception as error:  # loading a foreign extension may raise anything
         lines = str(error).strip().splitlines() or [""]
         return Peer(module, None, f"cannot be loaded: {type(error).__name__}: {lines[0][:160]}")
     return Peer(f"{module} {loaded.VERSION}", loaded)

@@ -44,12 +44,11 @@ class _Prioritized(_Replay):
         return self.buffer.sample(batch, self.beta)
 
 
+make_tree = _Tree
+
+
 def _fields(columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, object]]:
     return {name: {"shape": column.shape[1:] or 1, "dtype": column.dtype} for name, column in columns.items()}
-
-
-def make_tree(priorities: np.ndarray, alpha: float) -> _Tree:
-    return _Tree(priorities, alpha)
 
 
 def make_replay(

@@ -42,5 +42,4 @@ class _Uniform:
         return sample.observations.numpy(), None, None
 
 
-def make_uniform(columns: Mapping[str, np.ndarray], batch: int) -> _Uniform:
-    return _Uniform(columns, batch)
+make_uniform = _Uniform

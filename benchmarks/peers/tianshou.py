@@ -35,6 +35,9 @@ class _Tree:
         return self.tree.get_prefix_sum_idx(targets)
 
 
+make_tree = _Tree
+
+
 class _Replay:
     def __init__(
         self, columns: Mapping[str, np.ndarray], priorities: np.ndarray | None, alpha: float = 0.0, beta: float = 0.0
@@ -80,10 +83,6 @@ def _transitions(columns: Mapping[str, np.ndarray]) -> Batch:
         obs_next=columns["next_obs"],
         info=Batch(),
     )
-
-
-def make_tree(priorities: np.ndarray, alpha: float) -> _Tree:
-    return _Tree(priorities, alpha)
 
 
 def make_replay(

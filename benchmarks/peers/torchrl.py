@@ -33,6 +33,9 @@ class _Tree:
         return self.tree.scan_lower_bound(targets)
 
 
+make_tree = _Tree
+
+
 class _Replay:
     def __init__(self, buffer: Any, columns: Mapping[str, np.ndarray]) -> None:
         self.buffer = buffer
@@ -52,10 +55,6 @@ class _Replay:
 def _transitions(columns: Mapping[str, np.ndarray]) -> TensorDict:
     tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     return TensorDict(tensors, batch_size=[len(columns["reward"])])
-
-
-def make_tree(priorities: np.ndarray, alpha: float, exact: bool = False) -> _Tree:
-    return _Tree(priorities, alpha, exact)
 
 
 def make_replay(
