@@ -60,7 +60,7 @@ QUICK_PLAN = Plan(alternations=2, with_actors=1, ours_s=1.0, theirs_s=0.5)
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed program, the same without its actors, and the learner that the composer placed ("torch", ...)."""
+    """A composed program, the same without its actors, and the implementation of its learner ("torch", ...)."""
 
     whole: Path
     alone: Path

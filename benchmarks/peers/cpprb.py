@@ -11,7 +11,7 @@ VERSION = version("cpprb")
 
 
 class _Tree:
-    """Only updates can be had without the rest."""
+    """Only updates work without the rest of the buffer."""
 
     def __init__(self, priorities: np.ndarray, alpha: float) -> None:
         self.buffer = cpprb.PrioritizedReplayBuffer(len(priorities), {"reward": {"dtype": np.float32}}, alpha=alpha)

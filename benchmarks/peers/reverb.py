@@ -1,4 +1,4 @@
-"""Reverb: a server that is reached over gRPC; its Python package imports TensorFlow."""
+"""Reverb: a server with a gRPC interface; its Python package imports TensorFlow."""
 
 from importlib.metadata import version
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from benchmarks.peers.training import Case, Train, serve
 
-EPISODE = 200  # steps of the episodes that fill the replay
+EPISODE = 200  # steps of each episode that fills the replay
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 def _start_ray() -> None:
-    """Start Ray's own processes on all cores, so that they leave alone the one on which is measured."""
+    """Start Ray's own processes on all cores, so that they need not share the measured core."""
     import ray
 
     folder = tempfile.mkdtemp(prefix="ray-")
@@ -35,9 +35,9 @@ def _start_ray() -> None:
 def make(case: Case) -> tuple[str, Train]:
     """An algorithm whose replay buffer is full of random transitions, and its training steps.
 
-    What is timed is RLlib's own loop, told to take no environment steps: it samples episodes by priority, lets its
-    Learner make batches of them and train, and updates the priorities; the weights go to its environment runner once
-    a call, not once a step.
+    The timed loop is RLlib's own, configured to take no environment steps: it samples episodes by priority, lets its
+    Learner make batches of them and train, and updates the priorities. The weights go to its environment runner once
+    per call, not once per step.
     """
     if case.algorithm != "dqn" or not case.hidden:
         raise NotImplementedError("only its DQN with linear layers is compared")
@@ -91,7 +91,7 @@ def make(case: Case) -> tuple[str, Train]:
                 )
             ]
         )
-    algorithm.training_step()  # with environment steps: makes the metrics that later ones add to
+    algorithm.training_step()  # with environment steps: creates the metrics that later calls update
 
     def train(steps: int) -> None:
         dqn.calculate_rr_weights = lambda config: (0, steps)

@@ -1,4 +1,4 @@
-"""The rule by which every side of the benchmark of time to solve is judged, for peers' scripts that have none."""
+"""The rule of `benchmarks.solve_time` for a solved environment, for peers that have no such rule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 
 EPISODES = 20
 INTERVAL = 1_000  # environment steps between evaluations
-SOLVED = "Stopping: solved"  # how a composed program begins the line that says so
+SOLVED = "Stopping: solved"  # start of the line that a composed program prints
 
 Act = Callable[[np.ndarray], np.ndarray]  # greedy actions (envs, *action) for observations (envs, *obs)
 
 
 @dataclass
 class Examiner:
-    """Plays greedy episodes, all at once; solved is what reaches `goal` in the mean twice, over `EPISODES` each time.
+    """Plays `EPISODES` greedy episodes at once; solved means that the mean return reaches `goal` twice.
 
-    The second count of episodes is another one, as that of a composed program is.
+    The second mean is over other episodes, as in a composed program.
     """
 
     environment: str
@@ -32,7 +32,7 @@ class Examiner:
         self.envs = gym.make_vec(self.environment, num_envs=EPISODES, vectorization_mode="sync")
 
     def passes(self, act: Act) -> bool:
-        """Whether the policy has solved the environment; says so if it has."""
+        """Whether the policy has solved the environment; prints a line if it has."""
         mean = 0.0
         for first_seed in (10_000, 20_000):
             mean = self.mean_return(act, first_seed + self.seed)

@@ -1,4 +1,7 @@
-"""The algorithms' training steps as they are commonly written in plain torch, with fused Adam."""
+"""Training steps as they are commonly written in plain torch, with fused Adam.
+
+A script starts from the networks of a trainer; its `parameters` are those of the trained networks without targets.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,21 +19,11 @@ from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.algorithms.networks import TwinCritic
 
 Columns = dict[str, np.ndarray]
-Noise = Callable[[int, int], torch.Tensor]  # rows and which draw of the step, to (rows, actions) standard normal
-
-
-class Script(Protocol):
-    """A trainer that starts from another one's networks."""
-
-    def step(self, columns: Columns, weights: np.ndarray) -> torch.Tensor:
-        """One step; returns the new priorities `(batch,)`."""
-
-    def parameters(self) -> Iterable[nn.Parameter]:
-        """Of the networks that are trained, without their targets."""
+Noise = Callable[[int, int], torch.Tensor]  # (rows, number of the draw in the step) -> (rows, actions) standard normal
 
 
 def plain(network: nn.Module) -> nn.Sequential:
-    """A network of its own with the same layers."""
+    """A copy with the same layers, which shares no parameters."""
     assert isinstance(network, nn.Sequential)
     copied = nn.Sequential(*(copy.deepcopy(layer) for layer in network))
     for parameter in copied.parameters():
@@ -49,7 +41,7 @@ class DqnScript:
         self.steps, self.interval, self.max_norm = 0, trainer.target_update_interval, trainer.max_grad_norm
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """Of the online network."""
+        """Parameters of the online network."""
         return self.q.parameters()
 
     def step(self, columns: Columns, weights: np.ndarray) -> torch.Tensor:
@@ -72,7 +64,7 @@ class DqnScript:
 
 
 class ActorCriticScript:
-    """DDPG (without a penalty of saturated actions), TD3 or SAC with a learned temperature.
+    """DDPG (without a penalty for saturated actions), TD3, or SAC with a learned temperature.
 
     Observations and actions lie in [-1, 1]. `noise` replaces torch's own random numbers.
     """
@@ -98,7 +90,7 @@ class ActorCriticScript:
         self.noise = noise or (lambda rows, draw: torch.randn(rows, self.actions))
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """Of the actor and of the critics."""
+        """Parameters of the actor and of the critics."""
         return itertools.chain(self.actor.parameters(), self.critics.parameters())
 
     def _sample(self, obs: torch.Tensor, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,7 +127,7 @@ class ActorCriticScript:
             alpha = self.log_alpha.detach().exp()
             loss = (alpha * log_prob - self._smaller(self.critics, obs, action)).mean()
         self.actor_optimizer.zero_grad()
-        loss.backward(inputs=list(self.actor.parameters()))  # the critics' gradients would be thrown away
+        loss.backward(inputs=list(self.actor.parameters()))  # the critics need no gradients
         self.actor_optimizer.step()
         if self.log_alpha is not None:
             temperature_loss = -self.log_alpha * (log_prob.detach() - self.actions).mean()
@@ -165,3 +157,6 @@ class ActorCriticScript:
                     for parameter, moving in zip(online.parameters(), targets.parameters(), strict=True):
                         moving.lerp_(parameter, self.tau)
         return errors.detach().abs().amax(dim=0)
+
+
+Script = DqnScript | ActorCriticScript

@@ -1,8 +1,8 @@
-"""Training by other frameworks, in a process each that trains when told: what its side and the benchmark's agree on.
+"""Training by other frameworks, one process each: the protocol between the process and the benchmark.
 
 A peer's module is run as `python -m benchmarks.peers.NAME CASE`, with the case as JSON. It answers one line of JSON:
-its name and version, or the reason why it cannot take part. For each line it then reads, a count of seconds, it trains
-that long and answers how many experiences it trained in a second.
+its name and version, or the reason why it cannot take part. Then it reads lines with a number of seconds; for each it
+trains that long and answers how many experiences it trained per second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,34 +20,34 @@ from benchmarks.record import ROOT
 
 Algorithm = Literal["dqn", "ddpg", "sac"]
 Train = Callable[[int], object]
-CHUNK_S = 0.1  # frameworks train so many steps a call: as many as take about this long
-END_S = 30.0  # what a framework may take to end its own processes
+CHUNK_S = 0.1  # about how long one call of `train` may take
+END_S = 30.0  # time for a framework to end its own processes
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: the same networks, batch and count of slots, all filled, on every side."""
+    """A training: the same networks, batch size and count of slots, all filled, on every side."""
 
     algorithm: Algorithm
     environment: str
-    hidden: tuple[int, ...]  # of every network; empty for the convolutional one of Mnih et al. 2015
+    hidden: tuple[int, ...]  # hidden layers of every network; empty for the convolutional one of Mnih et al. 2015
     batch: int
     slots: int
 
     @property
     def title(self) -> str:
-        """As a row of the results names it."""
+        """The name in rows of the results."""
         network = "x".join(map(str, self.hidden)) or "Nature CNN"
         return f"{self.algorithm.upper()} {self.environment} {network}, batch {self.batch}"
 
 
 @dataclass
 class Side:
-    """A peer's process. `reason` says why there is none; a context manager, which ends the process."""
+    """A peer's process, as a context manager, which ends it. `reason` says why the peer cannot train."""
 
     module: str
     case: Case
-    name: str  # its process knows the version, too
+    name: str  # without the version, until the process has answered
     reason: str = ""
 
     def __enter__(self) -> Side:
@@ -74,7 +74,7 @@ class Side:
             self._process.wait()
 
     def train(self, seconds: float) -> float:
-        """Experiences trained per second, over about so many seconds."""
+        """Experiences trained per second, over about `seconds`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{seconds}\n")
@@ -107,17 +107,17 @@ def rate(train: Train, batch: int, seconds: float, clock: Callable[[], float] = 
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in a line."""
+    """The type of an exception and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:160]}"
 
 
-def serve(make: Callable[[Case], tuple[str, Train]], arguments: Sequence[str] | None = None) -> None:
-    """A peer's whole program: make what trains, warm it up, then train whenever told."""
-    (text,) = sys.argv[1:] if arguments is None else arguments
+def serve(make: Callable[[Case], tuple[str, Train]]) -> None:
+    """A peer's whole program: make the training function, warm it up, then train for each request."""
+    (text,) = sys.argv[1:]
     said = json.loads(text)
     case = Case(**{**said, "hidden": tuple(said["hidden"])})
-    # Whatever the framework prints must not come between the answers.
+    # The framework's own output goes to stderr, so that stdout has answers only.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
 
