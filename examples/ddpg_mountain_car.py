@@ -17,7 +17,7 @@ FOLDER = Path("runs") / f"ddpg-{ENV}"
 class DDPGTrainer(DDPG):
     """DDPG with the paper's network sizes (Table III); correlated noise and 5-step returns find the distant goal.
 
-    Noise from the first step on: actions that are independent of each other never reach the goal.
+    The noise replaces the first random steps: independent actions never reach the goal.
     """
 
     hidden_sizes = (256, 128)
@@ -25,7 +25,7 @@ class DDPGTrainer(DDPG):
     replay_ratio = 16.0
     learning_starts = 8000
     n_step = 5
-    scale_observations = True  # of two bounds that the car fills, one is 0.07
+    scale_observations = True  # the velocity is bounded by 0.07, the position by 1.2
     exploration = OrnsteinUhlenbeck(sigma=0.4, theta=0.1, random_steps=0)
 
 

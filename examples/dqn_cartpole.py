@@ -1,6 +1,6 @@
 """Compose and train a double DQN on CartPole-v1.
 
-For another environment with discrete actions, such as Acrobot-v1 or LunarLander-v3, change the line `ENV = ...` alone.
+For another environment with discrete actions, such as Acrobot-v1 or LunarLander-v3, change only the line `ENV = ...`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = Path("runs") / f"dqn-{ENV}"
 
 
 class DQNTrainer(DQN):
-    """Double DQN; what is not set here keeps the defaults of `pearl.algorithms.DQN`."""
+    """Double DQN; other settings keep the defaults of `pearl.algorithms.DQN`."""
 
     hidden_sizes = (64, 64)
     learning_rate = 2.3e-3
@@ -39,8 +39,8 @@ def main() -> int:
     replay, learner = composer.run()
     print(composer.matrix, composer.placement, sep="\n\n")
     composer.save(FOLDER)
-    # CartPole is solved at a mean return of 475: a run that stops a little above it on some episodes is above it on
-    # others too. Elsewhere None takes the threshold that the environment registered.
+    # CartPole is solved at a mean return of 475. The margin makes it likely that other episodes reach 475 too. None
+    # takes the threshold that the environment registered.
     program = composer.runtime_gen(
         replay=replay,
         learner=learner,

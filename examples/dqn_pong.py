@@ -1,7 +1,7 @@
 """Compose and train a double DQN on Atari Pong, from its pixels. Needs `pip install 'pearl-toolkit[atari]'`.
 
-An environment is named, here and in the generated program. One that is wrapped gets a name of its own: it is
-registered below, beside the trainer class, in the module that the program and its actors import for that class.
+Environments are given by name, here and in the generated program. The wrapped one is registered below under a name of
+its own, in the module of the trainer class, which the program and its actors import.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class DQNTrainer(DQN):
     exploration = EpsilonGreedy(start=1.0, end=0.02, steps=100_000)
 
     def build(self) -> None:
-        """Adam with an epsilon that keeps the first gradients, small and all alike, from killing the first ReLUs."""
+        """Adam with a larger epsilon: the first gradients are small and similar, and could kill the first ReLUs."""
         super().build()
         self.optimizer.param_groups[0]["eps"] = 1.5e-4
 
     def build_q_network(self) -> nn.Module:
-        """The network of Mnih et al. 2013, a third of the work of `NatureCNN`, which is used without this method."""
+        """The network of Mnih et al. 2013: a third of the work of the default, `NatureCNN`."""
         return nn.Sequential(
             ScaleBytes(),
             nn.Conv2d(4, 16, 8, 4),

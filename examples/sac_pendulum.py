@@ -14,7 +14,7 @@ FOLDER = Path("runs") / f"sac-{ENV}"
 
 
 class SACTrainer(SAC):
-    """SAC with networks of 2 x 256, a batch of 256, a gradient step for each environment step."""
+    """SAC with networks of 2 x 256, a batch of 256, one gradient step per environment step."""
 
     learning_rate = 1e-3
     actor_learning_rate = 1e-3
