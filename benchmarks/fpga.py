@@ -38,15 +38,17 @@ class Case(workload.Case):
     """A case with the count of copies of the pipeline."""
 
     copies: int
+    floats = 8
+
+    @property
+    def actions(self) -> int:
+        """Discrete actions, or numbers of a continuous one."""
+        return 4 if self.algorithm == "DQN" else 2
 
     @property
     def name(self) -> str:
         """Algorithm and sizes, as tables show them."""
         return f"{super().name} DP={self.copies}"
-
-    def trainer_here(self) -> Any:
-        """A trainer with 8 floats in an observation; 4 discrete actions, or 2 continuous ones."""
-        return self.trainer(8, 4 if self.algorithm == "DQN" else 2)
 
 
 CASES = [
@@ -100,10 +102,10 @@ def replay_rows(repeats: int) -> list[Row]:
 
 def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]]:
     """Steps; the first one generates and launches the stages. Then setting 2 in one program."""
-    trainer, rng = case.trainer_here(), np.random.default_rng(0)
+    trainer, rng = case.trainer(), np.random.default_rng(0)
     spec = TransitionSpec.from_spaces(trainer.observation_space, trainer.action_space)
     batch, weights = transitions(spec, case.batch, rng), np.ones(case.batch, np.float32)
-    fpga, sycl = FpgaLearner(trainer, sub_batches=case.copies), SyclLearner(case.trainer_here())
+    fpga, sycl = FpgaLearner(trainer, sub_batches=case.copies), SyclLearner(case.trainer())
     start = time.perf_counter()
     fpga.step(batch, weights)
     first = time.perf_counter() - start
@@ -112,7 +114,7 @@ def learner_rows(case: Case, repeats: int) -> tuple[list[Row], dict[str, object]
     fpga.close()
     replay, storage = filled("fpga"), SyclDataStorage(spec, SLOTS, EMULATOR_SELECTOR)
     storage.insert(transitions(spec, SLOTS, rng))
-    joined = FpgaLearner(case.trainer_here(), sub_batches=case.copies)
+    joined = FpgaLearner(case.trainer(), sub_batches=case.copies)
     start = time.perf_counter()
     training = joined.fused_iteration(replay, storage, case.batch)
     assert training is not None

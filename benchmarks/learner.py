@@ -26,7 +26,6 @@ from pearl.backends.cpu.learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.spec import TransitionSpec
 
-OBS_SIZE, ACTIONS = 4, 2  # as in CartPole; for actor-critics, the size of an action
 GOALS: dict[tuple[tuple[int, ...], int], float] = {((64, 64), 32): 10.0, ((256, 256), 32): 3.0, ((256, 256), 512): 1.15}
 CONTINUOUS = (((64, 64), 32), ((256, 128), 32), ((256, 128), 512), ((256, 256), 256))
 
@@ -44,11 +43,11 @@ class Case(workload.Case):
     def flop(self) -> float:
         """Floating-point operations of the matrix products of one step, on average."""
         if self.algorithm == "DQN":  # three forward passes, and a backward pass without the input's gradient
-            q, first = _products(OBS_SIZE, self.hidden, ACTIONS)
+            q, first = _products(self.floats, self.hidden, self.actions)
             return 2.0 * self.batch * (5 * q - first)
         stochastic, critics = self.algorithm == "SAC", 1 if self.algorithm == "DDPG" else 2
-        actor, actor_first = _products(OBS_SIZE, self.hidden, ACTIONS * (2 if stochastic else 1))
-        critic, critic_first = _products(OBS_SIZE + ACTIONS, self.hidden, 1)
+        actor, actor_first = _products(self.floats, self.hidden, self.actions * (2 if stochastic else 1))
+        critic, critic_first = _products(self.floats + self.actions, self.hidden, 1)
         targets_and_critics = actor + critics * (4 * critic - critic_first)
         # The policy's own passes, and the critics' forward and input-gradient passes for it.
         policy = 3 * actor - actor_first + 2 * critic * (critics if stochastic else 1)
@@ -81,9 +80,7 @@ def batch_of(case: Case) -> tuple[Columns, np.ndarray]:
 
 
 def trainer_of(case: Case) -> DQN | DDPG | TD3 | SAC:
-    found: DQN | DDPG | TD3 | SAC = case.trainer(
-        OBS_SIZE, ACTIONS, **({"saturation_penalty": 0.0} if case.algorithm == "DDPG" else {})
-    )
+    found: DQN | DDPG | TD3 | SAC = case.trainer(**({"saturation_penalty": 0.0} if case.algorithm == "DDPG" else {}))
     return found
 
 

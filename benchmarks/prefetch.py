@@ -52,9 +52,14 @@ LEARNERS: dict[str, dict[str, int | bool]] = {PLAIN: {}, PREFETCH: {"prefetch": 
 
 @dataclass(frozen=True)
 class Case(workload.Case):
-    """A case with the count of floats in an observation."""
+    """A case with its size of observations."""
 
     floats: int
+
+    @property
+    def actions(self) -> int:
+        """Discrete actions, or numbers of a continuous one."""
+        return OBSERVATIONS[self.floats]
 
     @property
     def name(self) -> str:
@@ -66,17 +71,13 @@ class Case(workload.Case):
         """Slots of the replay."""
         return SLOTS if self.floats < 1000 else SLOTS_OF_LONG_ROWS
 
-    def trainer_here(self) -> Any:
-        """A trainer with the case's observations and actions."""
-        return self.trainer(self.floats, OBSERVATIONS[self.floats])
-
     def filled(self, slots: int) -> Filled:
         """A filled replay of `slots` slots."""
-        return Filled.of(self.trainer_here(), slots, make)
+        return Filled.of(self.trainer(), slots, make)
 
     def loop(self, filled: Filled, arguments: Mapping[str, int | bool]) -> Loop:
         """Setting 2's loop over a replay, with a Learner of its own."""
-        learner = NativeLearner(self.trainer_here(), **arguments)  # type: ignore[arg-type]
+        learner = NativeLearner(self.trainer(), **arguments)  # type: ignore[arg-type]
         return Loop(learner, filled, self.batch, PUBLICATION_INTERVAL)
 
 

@@ -287,7 +287,7 @@ def check_insertion(name: str, theirs: Any, size: int, batch: int) -> None:
     found = theirs.inserted() if hasattr(theirs, "inserted") else theirs.unpack(theirs.sample(batch))[0]
     found = np.asarray(found).reshape(-1, 4)
     if not len(found) or not np.isin(found[:, 0], rows["obs"][:, 0]).all():
-        raise DifferenceError(f"{name} holds other rows than those inserted.")
+        raise DifferenceError(f"{name} does not hold the inserted rows.")
     print(f"checked: {name} holds the rows inserted")
 
 
@@ -298,7 +298,7 @@ def check_complete(name: str, unpacked: tuple[Any, Any, Any], columns: Mapping[s
         return
     indices = np.asarray(indices).ravel()
     if not np.array_equal(np.asarray(observations).reshape(len(indices), -1), columns["obs"][indices]):
-        raise DifferenceError(f"{name} gathers other rows than those it sampled.")
+        raise DifferenceError(f"{name} does not gather the rows it sampled.")
     if weights is not None:
         factor = np.asarray(weights, np.float64).ravel() * p[indices].astype(np.float64) ** (ALPHA * BETA)
         if not np.allclose(factor, factor[0], rtol=1e-3):

@@ -107,7 +107,7 @@ def on_cores(cores: int, quick: bool) -> list[Row]:
         env={**os.environ, **dict.fromkeys(("DPCPP_CPU_NUM_CUS", "OMP_NUM_THREADS"), str(cores))},
         preexec_fn=limit_to(sorted(os.sched_getaffinity(0))[:cores]),
     )
-    return [Row(**{**row, "spread": tuple(row["spread"])}) for row in json.loads(done.stdout)]
+    return [Row(**{**row, "spread": tuple(row["spread"])}) for row in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -75,4 +76,4 @@ def alternate_calls(functions: Sequence[Callable[[], object]], repeats: int, rep
         function()  # allocates, compiles
         once = min(microseconds(function, 1) for _ in range(3))
         counts.append(max(1, min(2_000, round(repeat_s * 1e6 / once))))
-    return alternate([lambda calls, f=function: microseconds(f, calls) for function in functions], counts, repeats)  # type: ignore[misc]
+    return alternate([partial(microseconds, function) for function in functions], counts, repeats)

@@ -20,11 +20,14 @@ FILLED_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class Case:
-    """One algorithm, network and batch size."""
+    """One algorithm, network and batch size. An observation has `floats` numbers."""
 
     algorithm: str
     hidden: tuple[int, ...]
     batch: int
+
+    floats = 4
+    actions = 2  # discrete actions, or numbers of a continuous one
 
     @property
     def shape(self) -> str:
@@ -36,10 +39,10 @@ class Case:
         """Algorithm and sizes, as tables show them."""
         return f"{self.algorithm} {self.shape}"
 
-    def trainer(self, floats: int = 4, actions: int = 2, **settings: object) -> Any:
+    def trainer(self, **settings: object) -> Any:
         """A trainer with the same weights each time; observations and continuous actions lie in [-1, 1]."""
-        obs, box = spaces.Box(-1.0, 1.0, (floats,), np.float32), spaces.Box(-1.0, 1.0, (actions,), np.float32)
-        space = spaces.Discrete(actions) if self.algorithm == "DQN" else box
+        obs, box = (spaces.Box(-1.0, 1.0, (size,), np.float32) for size in (self.floats, self.actions))
+        space = spaces.Discrete(self.actions) if self.algorithm == "DQN" else box
         return getattr(algorithms, self.algorithm)(obs, space, hidden_sizes=self.hidden, seed=0, **settings)
 
 

@@ -139,7 +139,7 @@ def test_checks_tell_who_does_other_work(filled):
     twin = Twin(columns, priorities)
     observations, indices, weights = twin.unpack(twin.sample(100))
     replay.check_complete("twin", (observations, indices, weights), columns, priorities)
-    with pytest.raises(replay.DifferenceError, match="other rows"):
+    with pytest.raises(replay.DifferenceError, match="does not gather the rows"):
         replay.check_complete("twin", (observations, indices[::-1], weights), columns, priorities)
     with pytest.raises(replay.DifferenceError, match="other importance weights"):
         replay.check_complete("twin", (observations, indices, weights**2), columns, priorities)
@@ -161,7 +161,7 @@ def test_insertions_are_looked_for(filled):
     replay.check_insertion("twin", Twin(*filled), 2_000, 500)
     forgetful = Twin(*filled)
     forgetful.insert = lambda rows: None
-    with pytest.raises(replay.DifferenceError, match="other rows than those inserted"):
+    with pytest.raises(replay.DifferenceError, match="does not hold the inserted rows"):
         replay.check_insertion("twin", forgetful, 2_000, 500)
 
 
