@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.record import ROOT, Row, write
+from benchmarks.record import ROOT, Row, number, write
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def main() -> None:
                 result = train(goal, seed, Path(scratch))
                 results.append(result)
                 runs.append({"example": goal.example, "seed": seed, **result})
-                print(f"{goal.case}, seed {seed}: ", "  ".join(f"{k} {v:.4g}" for k, v in result.items()), flush=True)
+                print(
+                    f"{goal.case}, seed {seed}: ", "  ".join(f"{k} {number(v)}" for k, v in result.items()), flush=True
+                )
             best, last, times = ([r[key] for r in results] for key in ("best_mean", "last_mean", "train_s"))
             if sum(mean >= goal.least for mean in best) < min(goal.seeds_needed, arguments.seeds):
                 failed.append(goal.case)
