@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from composer.core_sharing import CoreSharing
+from composer.contention import CoreSharing
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, LearnerOption, MissingCell, ReplayCell
 from composer.placement import (
     METRICS,

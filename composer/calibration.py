@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from composer.documents import decode, parse_document
 from composer.matrix import Measurement
+from composer.serialization import from_document, to_document
 from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.cache_folder import cache_folder
@@ -37,7 +37,7 @@ Scalar: TypeAlias = "bool | int | float | str"
 
 @dataclass(frozen=True)
 class CalibrationKey:
-    """Everything a measurement depends on; `shapes` is a signature such as `NetworkSpec.signature`."""
+    """Everything that a measurement depends on; `shapes` is a signature such as `NetworkSpec.signature`."""
 
     primitive: str
     device_fingerprint: str
@@ -73,13 +73,20 @@ class _Entry:
         return any(measurement.source == "imported" for _, measurement in self.measurements)
 
 
+@dataclass(frozen=True)
+class _Document:
+    """The content of a calibration file."""
+
+    entries: tuple[_Entry, ...]
+
+
 _Entries: TypeAlias = "dict[str, _Entry]"
 
 
 def default_path() -> Path:
-    """`calibration-N.json`, N the version of the format, in $PEARL_CACHE_DIR or else `~/.cache/pearl`.
+    """`calibration-N.json` in $PEARL_CACHE_DIR or else `~/.cache/pearl`; N is the version of the format.
 
-    So versions of PEARL that share a cache have files of their own.
+    Versions of PEARL that share a cache folder thus use separate files.
     """
     return cache_folder() / f"calibration-{VERSION}.json"
 
@@ -90,7 +97,7 @@ class _OtherVersionError(Exception):
 
 @dataclass(frozen=True)
 class Imported:
-    """How many entries of an imported file are new here, of how many, and how many are of other versions of PEARL."""
+    """Counts of an imported file: all entries, those that are new here, and those of other versions of PEARL."""
 
     new: int
     total: int
@@ -122,14 +129,14 @@ class CalibrationStore:
         return dict(entry.measurements) if entry else None
 
     def put(self, key: CalibrationKey, measurements: Mapping[str, Measurement]) -> None:
-        """Keep `measurements`, over any of the same key, and write the file."""
+        """Keep `measurements` in place of any others of this key, and write the file."""
         self._write({key.digest: _Entry(key, tuple(measurements.items()))})
 
     def import_file(self, path: Path | str) -> Imported:
-        """Take over another machine's calibration file; tells how much of it.
+        """Add the measurements of another machine's calibration file.
 
-        Every value becomes `imported`. What was measured here stays. ConfigurationError if the file is not one, or if
-        the store cannot be written.
+        Every value that is taken becomes `imported`. A key that was measured here keeps its own values.
+        ConfigurationError if the file is no calibration file, or if the store cannot be written.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -187,7 +194,8 @@ class CalibrationStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock():
                 self._entries = self._entries | self._load() | new
-                write_text(self.path, _encode_entries(self._entries))
+                document = _Document(tuple(entry for _, entry in sorted(self._entries.items())))
+                write_text(self.path, to_document(document, FORMAT, VERSION, indent=None))
         except _OtherVersionError as error:
             if required:
                 raise ConfigurationError(f"The calibration file {self.path} {error}. Choose another file.") from error
@@ -226,19 +234,8 @@ class CalibrationStore:
             os.close(descriptor)  # releases the lock
 
 
-def _encode_entries(entries: _Entries) -> str:
-    listed = [
-        {
-            "key": dataclasses.asdict(entry.key),
-            "measurements": [[n, dataclasses.asdict(m)] for n, m in entry.measurements],
-        }
-        for _, entry in sorted(entries.items())
-    ]
-    return json.dumps({"format": FORMAT, "version": VERSION, "entries": listed}, allow_nan=False)
-
-
 def _version(text: str) -> int | None:
-    """The version of the format of which `text` is a calibration store; None if it is none."""
+    """The version of the format in the calibration file `text`; None if it is no calibration file."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -250,11 +247,8 @@ def _version(text: str) -> int | None:
 
 
 def _decode_entries(text: str) -> _Entries:
-    document = parse_document(text, FORMAT, VERSION)
-    if unknown := sorted(set(document) - {"format", "version", "entries"}):
-        raise ConfigurationError(f"{FORMAT}: expected the keys format, version, entries; found {unknown[0]!r}.")
-    entries: tuple[_Entry, ...] = decode(tuple[_Entry, ...], document.get("entries"), "entries")
+    entries = from_document(_Document, text, FORMAT, VERSION).entries
     found = {entry.key.digest: entry for entry in entries}
     if len(found) < len(entries):
-        raise ConfigurationError("entries: expected one entry for each key; found a key twice.")
+        raise ConfigurationError(f"{FORMAT}: expected one entry for each key; found a key twice.")
     return found

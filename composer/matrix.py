@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from composer.documents import from_document, to_document
 from composer.report import matrix_report, plain
+from composer.serialization import from_document, to_document
+from composer.wording import require
 from pearl.errors import ConfigurationError
 
 Source: TypeAlias = Literal["measured", "modelled", "imported"]
@@ -25,14 +26,9 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigurationError(message)
-
-
 def _require_counts(what: str, **counts: int) -> None:
     for name, value in counts.items():
-        _require(value >= 1, f"A {what}'s {name} must be at least 1; found {value!r}.")
+        require(value >= 1, f"A {what}'s {name} must be at least 1; found {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -50,29 +46,29 @@ class Measurement:
     samples: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.source in SOURCES, f"A measurement's source is {' or '.join(SOURCES)}; found {self.source!r}.")
+        require(self.source in SOURCES, f"A measurement's source is {' or '.join(SOURCES)}; found {self.source!r}.")
         ordered = 0 <= self.p20_us <= self.value_us <= self.p80_us < math.inf
         found = f"p20 {self.p20_us!r}, p50 {self.value_us!r}, p80 {self.p80_us!r}"
-        _require(ordered, f"A latency must be finite and at least 0 with p20 <= p50 <= p80; found {found}.")
-        _require(self.n >= 0, f"A measurement's n must be at least 0; found {self.n!r}.")
+        require(ordered, f"A latency must be finite and at least 0 with p20 <= p50 <= p80; found {found}.")
+        require(self.n >= 0, f"A measurement's n must be at least 0; found {self.n!r}.")
         modelled = self.source == "modelled"
-        _require(
+        require(
             not modelled or (self.n == 0 and self.p20_us == self.p80_us),
             f"A modelled value has no samples and no spread; found n={self.n!r}, {found}.",
         )
-        _require(
+        require(
             self.samples is None or len(self.samples) == self.n,
             f"A measurement that keeps its samples must keep all {self.n}; found {len(self.samples or ())}.",
         )
         if self.samples:
             least, most = min(self.samples), max(self.samples)
             within = least <= self.p20_us * (1 + _ROUNDING) and self.p80_us <= most * (1 + _ROUNDING)
-            _require(least >= 0 and within, f"The spread must lie among the samples, {least!r} to {most!r}; {found}.")
+            require(least >= 0 and within, f"The spread must lie among the samples, {least!r} to {most!r}; {found}.")
 
     @classmethod
     def from_samples(cls, samples_us: Sequence[float], source: Source = "measured") -> Measurement:
         """Summarise `samples_us` and keep them."""
-        _require(len(samples_us) > 0, "A measurement needs at least one sample; found none.")
+        require(len(samples_us) > 0, "A measurement needs at least one sample; found none.")
         low, median, high = (float(v) for v in np.percentile(np.asarray(samples_us, np.float64), (20, 50, 80)))
         return cls(median, low, high, len(samples_us), source, tuple(float(s) for s in samples_us))
 
@@ -239,7 +235,7 @@ class AssignmentMatrix:
 
     def __post_init__(self) -> None:
         names = self.devices
-        _require(len(set(names)) == len(names), f"A matrix has one row per device; found {', '.join(names)}.")
+        require(len(set(names)) == len(names), f"A matrix has one row per device; found {', '.join(names)}.")
 
     @property
     def devices(self) -> tuple[str, ...]:

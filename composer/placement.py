@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias, get_args
 import pandas as pd
 from rich.console import RenderableType
 
-from composer.documents import from_document, to_document
 from composer.matrix import UnavailableDevice, UnsupportedLearner
 from composer.report import microseconds, placement_report, plain
+from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
 
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.algorithm1 import parse_metric, place
-from composer.core_sharing import CoreSharing
+from composer.contention import CoreSharing
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,

@@ -19,7 +19,7 @@ import numpy as np
 
 import pearl
 from composer.calibration import CalibrationKey, CalibrationStore
-from composer.core_sharing import CoreSharing
+from composer.contention import CoreSharing
 from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.matrix import (
     AssignmentMatrix,
