@@ -1,13 +1,14 @@
-"""Times on an FPGA by a vendor's report: kept in the calibration store, cells of the matrix.
+"""Imports times on an FPGA from a vendor's report: into the calibration store, and from there into the matrix.
 
-Of the Replay Manager, of the Learner, or of both joined on one FPGA, as `composer.fpga.reported_replay` and
-`composer.fpga.reported_learner` read them.
+`composer.fpga.reported_replay` and `composer.fpga.reported_learner` read the times: of the Replay Manager, of the
+Learner, or of both joined on one FPGA.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.fpga.learner_pipeline import pipeline_of
@@ -16,7 +17,7 @@ from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, Report
 from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.reported_stages import imported
 from composer.fpga.vendor_report import VendorReport, VendorResources
-from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell
+from composer.matrix import AssignmentMatrix, MatrixRow, Measurement, MissingCell, PairCell
 from composer.platform import Platform
 from pearl import __version__
 from pearl.algorithms.trainer import make_trainer
@@ -30,64 +31,60 @@ from pearl.errors import CapacityError, ConfigurationError, VendorReportError
 if TYPE_CHECKING:
     from composer.problem import Problem
 
+_Reported = TypeVar("_Reported", ReportedReplay, ReportedLearner, ReportedTraining)
+
 _RAM_BLOCK_KB = FpgaParameters().block_kbit * 1024 / 8000
-_MOST_COPIES = 64  # that are looked for: PEARL_COPIES of kernels/sycl/board
+_MOST_COPIES = 64  # the most that are looked up: PEARL_COPIES of kernels/sycl/board
 
 
 # --- into the store --------------------------------------------------------------------------------------------------
 
 
 def import_report(report: VendorReport, device: Device, tree: ReplayTree, store: CalibrationStore) -> ReportedReplay:
-    """Keep what `report` says of the Replay Manager of `tree` for `device`, a row of the device CSV; returns it.
+    """Store the times of the Replay Manager of `tree` for `device`, a row of the device CSV, and return them.
 
-    A composition with that row, that capacity and that fanout takes it. Raises what `ReportedReplay.of` raises,
-    ConfigurationError for a row that is no FPGA, and CapacityError for one that is smaller than the design.
+    A composition with this row, capacity and fanout uses them. Raises what `ReportedReplay.of` raises,
+    ConfigurationError for a row that is no FPGA, and CapacityError for a row that is smaller than the design.
     """
-    _require_fpga(device)
     if any("pearl_learner_" in kernel.name for kernel in report.kernels):
         raise VendorReportError(
             f"{report.path} is of a design with a Learner: say which, with import_learner (PEARL_DESIGN=learner) or "
             "import_training (PEARL_DESIGN=training)."
         )
-    found = ReportedReplay.of(report, tree)
-    _require_room(report, device)
-    store.put(_key(device, tree), found.measurements())
-    return found
+    return _store(ReportedReplay.of(report, tree), report, device, _key(device, tree), store)
 
 
 def import_learner(
     report: VendorReport, device: Device, build: LearnerBuild, store: CalibrationStore
 ) -> ReportedLearner:
-    """Keep what `report` says of the Learner of `build` for `device`; returns it.
+    """Store the times of the Learner of `build` for `device`, and return them.
 
-    A composition with that row, network, algorithm and batch size takes it. Raises as `import_report` does.
+    A composition with this row, network, algorithm and batch size uses them. Raises as `import_report` does.
     """
-    _require_fpga(device)
-    found = ReportedLearner.of(report, build)
-    _require_room(report, device)
-    store.put(_key(device, build=build), found.measurements())
-    return found
+    return _store(ReportedLearner.of(report, build), report, device, _key(device, build=build), store)
 
 
 def import_training(
     report: VendorReport, device: Device, tree: ReplayTree, build: LearnerBuild, store: CalibrationStore
 ) -> ReportedTraining:
-    """Keep what `report` says of both on one FPGA, joined, for `device`; returns it.
+    """Store the times of both primitives, joined on one FPGA, for `device`, and return them.
 
-    A composition that fits `tree` and `build` takes it where both are placed there. Raises as `import_report` does.
+    A composition that fits `tree` and `build` uses them where both primitives are placed on this device. Raises as
+    `import_report` does.
     """
-    _require_fpga(device)
-    found = ReportedTraining.of(report, tree, build)
-    _require_room(report, device)
-    store.put(_key(device, tree, build), found.measurements())
-    return found
+    return _store(ReportedTraining.of(report, tree, build), report, device, _key(device, tree, build), store)
 
 
-def _require_fpga(device: Device) -> None:
+def _store(
+    found: _Reported, report: VendorReport, device: Device, key: CalibrationKey, store: CalibrationStore
+) -> _Reported:
     if backend_of(device).estimator(device) != ESTIMATOR:
         raise ConfigurationError(
             f"{device.name} is a {device.kind}; the report is of an FPGA. Name a row of kind fpga."
         )
+    _require_room(report, device)
+    store.put(key, found.measurements())
+    return found
 
 
 def _require_room(report: VendorReport, device: Device) -> None:
@@ -113,9 +110,9 @@ def _key(device: Device, tree: ReplayTree | None = None, build: LearnerBuild | N
 def with_imported(
     matrix: AssignmentMatrix, platform: Platform, problem: Problem, store: CalibrationStore
 ) -> tuple[AssignmentMatrix, tuple[str, ...]]:
-    """The matrix with times on FPGAs by imported reports, and a line in words for each.
+    """The matrix with the times of imported reports in its FPGA rows, and a line of text for each report used.
 
-    Beside a Learner on the same FPGA sampling counts by what it delays the Learner, at the report's clock.
+    With a Learner on the same FPGA, sampling costs the time by which it delays the Learner, at the report's clock.
     """
     rows, lines = [], []
     for row in matrix.rows:
@@ -128,7 +125,7 @@ def with_imported(
 
 
 class _Imports:
-    """What is known of one FPGA that fits a problem: of several designs of a kind the fastest."""
+    """The imported times of one FPGA for a problem: the fastest design of each kind."""
 
     def __init__(self, device: Device, problem: Problem, store: CalibrationStore) -> None:
         self._device, self._problem, self._store = device, problem, store
@@ -140,25 +137,32 @@ class _Imports:
     def into(self, row: MatrixRow) -> tuple[MatrixRow, list[str]]:
         lines = []
         trees, builds = self._trees(), self._builds()
-        replays = [reported for tree in trees if (reported := self._replay(tree))]
-        if replay := min(replays, key=self._replay_us, default=None):
+        replays = (ReportedReplay.from_measurements(tree, self._stored(tree)) for tree in trees)
+        if replay := min(filter(None, replays), key=self._replay_us, default=None):
             row = self._with_replay(row, replay)
             lines.append(f"Replay Manager by an imported report, not modelled: {replay}")
-        learners = [step for build in builds if (step := self._learner(build))]
-        if learner := min(learners, key=_step_us, default=None):
+        learners = (ReportedLearner.from_measurements(build, self._stored(build=build)) for build in builds)
+        if learner := min(filter(None, learners), key=lambda found: found.cell().step.value_us, default=None):
             row = dataclasses.replace(row, learner=learner.cell())
             lines.append(f"Learner by an imported report, not modelled: {learner}")
-        joined = [both for tree in trees for build in builds if (both := self._training(tree, build))]
-        if training := min(joined, key=self._pair_us, default=None):
+        joined = (
+            ReportedTraining.from_measurements(tree, build, self._stored(tree, build))
+            for tree in trees
+            for build in builds
+        )
+        if training := min(filter(None, joined), key=self._pair_us, default=None):
             row = dataclasses.replace(row, pair=training.cell(self._insertions))
             lines.append(f"both by an imported report, not modelled: {training}")
         return row, lines
+
+    def _stored(self, tree: ReplayTree | None = None, build: LearnerBuild | None = None) -> Mapping[str, Measurement]:
+        return self._store.get(_key(self._device, tree, build)) or {}
 
     def _trees(self) -> list[ReplayTree]:
         replay = self._problem.replay
         try:
             check_design(replay)
-        except ConfigurationError:  # the report is of another Replay Manager
+        except ConfigurationError:  # a report is always of another Replay Manager
             return []
         fanouts = FANOUTS if replay.fanout == "auto" else (int(replay.fanout),)
         return [ReplayTree(replay.capacity, fanout) for fanout in fanouts]
@@ -167,15 +171,6 @@ class _Imports:
         most = min(self._batch, _MOST_COPIES)
         one = LearnerBuild.of(self._trainer, self._batch)
         return [] if one is None else [dataclasses.replace(one, copies=copies) for copies in range(1, most + 1)]
-
-    def _replay(self, tree: ReplayTree) -> ReportedReplay | None:
-        return ReportedReplay.from_measurements(tree, self._store.get(_key(self._device, tree)) or {})
-
-    def _learner(self, build: LearnerBuild) -> ReportedLearner | None:
-        return ReportedLearner.from_measurements(build, self._store.get(_key(self._device, build=build)) or {})
-
-    def _training(self, tree: ReplayTree, build: LearnerBuild) -> ReportedTraining | None:
-        return ReportedTraining.from_measurements(tree, build, self._store.get(_key(self._device, tree, build)) or {})
 
     def _replay_us(self, reported: ReportedReplay) -> float:
         cell = reported.cell(self._batch, self._batch)
@@ -200,7 +195,3 @@ class _Imports:
             exposed = imported(found.microseconds(shared.exposed_cycles(first, sampling.interval_cycles)))
             pair = dataclasses.replace(row.pair, replay=dataclasses.replace(cell, sample=exposed))
         return dataclasses.replace(row, replay=cell, pair=pair)
-
-
-def _step_us(reported: ReportedLearner) -> float:
-    return reported.cell().step.value_us

@@ -1,7 +1,7 @@
-"""The Learner as a pipeline of tensor units: what each computes for one item, keeps on chip, and waits for.
+"""The Learner as a pipeline of tensor units, each with its work per item, its words on chip and its producers.
 
-FP, LOSS, BP and GA (the CF'22 paper calls them FW, LOSS, BW and WA) of every layer, as in Fig. 7 of PEARL, Fig. 6 of
-the CF'22 paper and Fig. 4.2 of the thesis. Rooflines of CPUs and GPUs count the same work.
+Every layer has the units FP, LOSS, BP and GA (in the CF'22 paper: FW, LOSS, BW and WA), as in Fig. 7 of PEARL, Fig. 6
+of the CF'22 paper and Fig. 4.2 of the thesis. The rooflines of CPUs and GPUs count the same work.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from torch import nn
 
@@ -26,7 +26,7 @@ UnitKind: TypeAlias = Literal["FP", "LOSS", "BP", "GA"]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One layer with weights: values in and out of one item, weights (biases too), multiply-accumulates of one item."""
+    """A layer with weights: inputs, outputs and multiply-accumulates of one item; `weights` include the biases."""
 
     inputs: int
     outputs: int
@@ -52,7 +52,7 @@ def mlp_layers(*widths: int) -> tuple[LayerShape, ...]:
 
 
 def layers_of(network: NetworkSpec) -> tuple[LayerShape, ...]:
-    """The layers with weights, in execution order; branches count as if one followed the other."""
+    """The layers with weights, in execution order; parallel branches count as if they were in a row."""
     found = (layer for layer in network.layers if layer.macs and layer.parameters)
     return tuple(
         LayerShape(math.prod(layer.in_shape), math.prod(layer.out_shape) or 1, layer.parameters, layer.macs)
@@ -64,8 +64,8 @@ def layers_of(network: NetworkSpec) -> tuple[LayerShape, ...]:
 class TensorUnit:
     """One stage of the pipeline: a multiply-accumulate array with its buffers.
 
-    `macs`, `reads` and `writes` are of one item, the latter in values; `words` is how many weights (FP, BP) or
-    gradients (GA) it keeps. `after` are the units that it takes its inputs from, -1 for the item itself.
+    `macs` are multiply-accumulates of one item, `reads` and `writes` values of one item. `words` counts the weights
+    (FP, BP) or gradients (GA) in its memory. `after` are the indices of the units that feed it, -1 for the item itself.
     """
 
     name: str
@@ -79,9 +79,9 @@ class TensorUnit:
 
 @dataclass(frozen=True)
 class LearnerPipeline:
-    """The units of one gradient step, in an order in which each comes after those that it waits for.
+    """The units of one gradient step; each unit comes after its producers.
 
-    `layers` is #layers of PEARL Eq. 6: of the network that acts, its input counted as one.
+    `layers` is #layers of PEARL Eq. 6: the layers of the acting network, with its input as one of them.
     """
 
     units: tuple[TensorUnit, ...]
@@ -104,12 +104,12 @@ class LearnerPipeline:
 
     @property
     def stages_printed(self) -> int:
-        """The n = 3 (L - 1) of CF'22 Sec. 3.2.1 and of PEARL Eq. 6: one network's units, as if they were in a row."""
+        """The n = 3 (L - 1) of CF'22 Sec. 3.2.1 and of PEARL Eq. 6: all units of one network, as if in a row."""
         return 3 * (self.layers - 1)
 
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
-        """Of each unit, how many units the longest way from the item to it has, itself included."""
+        """For each unit, the number of units on the longest path from the item to it, itself included."""
         found: list[int] = []
         for unit in self.units:
             found.append(1 + max(found[producer] if producer >= 0 else 0 for producer in unit.after))
@@ -117,12 +117,12 @@ class LearnerPipeline:
 
     @property
     def depth(self) -> int:
-        """Units on the longest way: what `stages_printed` would be if GA did not run beside BP."""
+        """Units on the longest path. `stages_printed` is larger: it counts GA and BP in a row, not in parallel."""
         return max(self.levels)
 
     @functools.cached_property
     def items_held(self) -> tuple[int, ...]:
-        """Of each unit, how many items its input buffer holds: those under way since the earliest of its producers."""
+        """For each unit, the items in its input buffer: as many as are in flight since its earliest producer."""
         levels = self.levels
         return tuple(
             level - min(levels[producer] if producer >= 0 else 0 for producer in unit.after) + 1
@@ -130,27 +130,42 @@ class LearnerPipeline:
         )
 
     def makespan_cycles(self, unit_cycles: Sequence[int], items: int, arithmetic_cycles: int = 0) -> int:
-        """Cycles until the last of `items` leaves the last unit, each of which takes `unit_cycles` for one item.
+        """Cycles until the last of `items` leaves the last unit; `unit_cycles` are those of each unit for one item.
 
-        A unit gives an item on `arithmetic_cycles` later than it can take the next.
-
-        Exact where items stream through units one by one without waiting for room: the longest over all ways of the sum
-        of their cycles plus (items - 1) times the slowest unit's.
+        A unit passes an item on `arithmetic_cycles` later than it can take the next one.
         """
-        into = [0] * len(self.units)  # the longest way to each unit, itself included
-        for number, unit in enumerate(self.units):
-            into[number] = unit_cycles[number] + arithmetic_cycles + max(into[p] if p >= 0 else 0 for p in unit.after)
-        onward = [0] * len(self.units)  # the longest way from each unit's end to the end
-        for number in reversed(range(len(self.units))):
-            for producer in self.units[number].after:
-                if producer >= 0:
-                    onward[producer] = max(onward[producer], unit_cycles[number] + arithmetic_cycles + onward[number])
-        ways = (into[n] + onward[n] + (items - 1) * unit_cycles[n] for n in range(len(self.units)))
-        return max(ways)
+        after = {number: unit.after for number, unit in enumerate(self.units)}
+        timing = {number: (cycles, cycles + arithmetic_cycles) for number, cycles in enumerate(unit_cycles)}
+        return makespan_cycles(after, timing, items, source=-1)
+
+
+_Stage = TypeVar("_Stage", int, str)
+
+
+def makespan_cycles(
+    graph: Mapping[_Stage, tuple[_Stage, ...]],
+    timing: Mapping[_Stage, tuple[int, float]],
+    items: int,
+    source: _Stage,
+) -> int:
+    """Cycles until the last of `items` has left the last stage of `graph`, which maps each stage to its producers.
+
+    Each stage comes after its producers; `source` stands for the item itself. `timing` holds the interval and the
+    latency of each stage in cycles. The result is exact where items stream one by one and never wait for a free buffer:
+    the maximum, over all paths, of the sum of the latencies plus (items - 1) times the longest interval.
+    """
+    until: dict[_Stage, float] = {source: 0.0}  # cycles of the longest path to the end of each stage
+    for stage, producers in graph.items():
+        until[stage] = timing[stage][1] + max(until[producer] for producer in producers)
+    onward = dict.fromkeys(until, 0.0)  # cycles of the longest path from the end of each stage
+    for stage, producers in reversed(list(graph.items())):
+        for producer in producers:
+            onward[producer] = max(onward[producer], timing[stage][1] + onward[stage])
+    return math.ceil(max(until[stage] + onward[stage] + (items - 1) * timing[stage][0] for stage in graph))
 
 
 class _Builder:
-    """Adds chains of units and remembers where they are."""
+    """Collects units; each method adds one or a chain, and returns their indices."""
 
     def __init__(self) -> None:
         self.units: list[TensorUnit] = []
@@ -164,7 +179,9 @@ class _Builder:
         return len(self.units) - 1
 
     def forward(self, name: str, layers: Sequence[LayerShape], after: int = -1) -> list[int]:
-        """FP through all layers; the units."""
+        """Add FP of all layers."""
+        if not layers:
+            raise ConfigurationError("A learner's pipeline needs at least one layer with weights; found none.")
         found: list[int] = []
         for number, layer in enumerate(layers, start=1):
             after = self.add(f"FP {name} {number}", "FP", layer, layer.weights, (after,))
@@ -179,7 +196,7 @@ class _Builder:
     def backward(
         self, name: str, layers: Sequence[LayerShape], forward: Sequence[int], after: int, *, train: bool, first: int
     ) -> int:
-        """BP from the last layer down to layer `first`, and GA of all layers where `train`; the last BP unit."""
+        """Add BP from the last layer down to layer `first`, and with `train` GA of all layers; returns the last BP."""
         for number in range(len(layers), 0, -1):
             layer = layers[number - 1]
             if train:
@@ -191,11 +208,10 @@ class _Builder:
 
 
 def dqn_pipeline(layers: Sequence[LayerShape], *, double: bool = False) -> LearnerPipeline:
-    """The pipeline of DQN: CF'22 Sec. 3.2.1, with the target network's FP beside the network's (Sec. 3.2.4).
+    """The pipeline of DQN: CF'22 Sec. 3.2.1, with FP of the target network in parallel (Sec. 3.2.4).
 
-    `double` adds the FP of the network on the next observation, which double DQN needs.
+    `double` adds the FP of the network on the next observation, for double DQN.
     """
-    _require_layers(layers)
     build = _Builder()
     online = build.forward("q", layers)
     after = [online[-1], build.forward("target", layers)[-1]]
@@ -213,14 +229,12 @@ def actor_critic_pipeline(
     critics: int = 1,
     critics_of_actor: int = 1,
 ) -> LearnerPipeline:
-    """The pipeline of DDPG and its like, with the lagged critic of CF'22 Sec. 3.2.4.
+    """The pipeline of actor-critic algorithms such as DDPG, with the lagged critic of CF'22 Sec. 3.2.4.
 
-    Critics learn from the target critics at the target policy's action; the actor, beside them, from the critics'
-    weights of the iteration before, through which its gradient flows: FP and BP of `critics_of_actor` critics. With 0
-    those units are left out, as the DSP count of CF'22 Table 2 has it.
+    Critics learn from the target critics at the target policy's action. In parallel the actor learns from critics with
+    the weights of the previous iteration; its gradient flows through FP and BP of `critics_of_actor` of them. With 0
+    these units are left out, as in the DSP count of CF'22 Table 2.
     """
-    _require_layers(actor)
-    _require_layers(critic)
     build = _Builder()
     next_action = build.forward("target actor", actor)[-1]
     targets = [build.forward(f"target critic {k}", critic, next_action)[-1] for k in range(1, critics + 1)]
@@ -238,15 +252,10 @@ def actor_critic_pipeline(
     return LearnerPipeline(tuple(build.units), len(actor) + 1)
 
 
-def _require_layers(layers: Sequence[LayerShape]) -> None:
-    if not layers:
-        raise ConfigurationError("A learner's pipeline needs at least one layer with weights; found none.")
-
-
 def pipeline_of(trainer: object) -> LearnerPipeline:
-    """The pipeline of a trainer that derives from `pearl.algorithms`: its update rule is known.
+    """The pipeline of a trainer that derives from `pearl.algorithms`, by its update rule.
 
-    Raises TrainerError that says what of another trainer is not known.
+    Raises TrainerError for any other trainer.
     """
     own = type(trainer).__name__
     rule = update_rule_of(trainer)

@@ -1,10 +1,10 @@
 """The performance and resource model of an FPGA: PEARL Eq. 2 to 6, and the CF'22 paper's design space exploration.
 
-Cycles come out; microseconds are cycles / clock_mhz. T_comm is `Link.transfer_us` of `composer.platform`, from the
-connection file; Algorithm 1 adds it to cells (Eq. 7), which therefore go without. Where an equation does not describe
-the pipeline that the papers draw, what is printed stands under a name with `printed`, and what the pipeline takes
-beside it, the Replay Manager's as `kernels/rtl` generates it. `docs/fpga_model.md` compares both with the numbers the
-papers print.
+The model gives cycles; microseconds are cycles / clock_mhz. T_comm is `Link.transfer_us` of `composer.platform`, from
+the connection file. Algorithm 1 adds it to the cells (Eq. 7), so the cells leave it out. Some printed equations differ
+from the pipeline in the papers' drawings. Then the printed form has a name with `printed`, and the name without it
+stands for the pipeline, which for the Replay Manager is the one that `kernels/rtl` generates. `docs/fpga_model.md`
+compares both with the numbers in the papers.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ Constraint: TypeAlias = Literal[
 FANOUTS = tuple(1 << k for k in range(1, 9))  # 2 to 256
 
 _WORD_BYTES = 4  # float32
-_BLOCK_WORDS = 512  # float32 values in one block: both an M20K (512 x 40) and half a BRAM36 (512 x 36) hold as many
-# Logic beside a DSP block: multiplexers, addresses, FIFOs and the rest of a design, spread over its DSP blocks. Of the
-# DQN of CF'22 Table 2: 346 K LUTs and 459 K registers of 1,600 DSP blocks.
+_BLOCK_WORDS = 512  # float32 values in one block: an M20K (512 x 40) or half a BRAM36 (512 x 36)
+# Logic per DSP block: multiplexers, addresses, FIFOs and all else in a design. From the DQN of CF'22 Table 2: 346 K
+# LUTs and 459 K registers for 1,600 DSP blocks.
 _LUTS_PER_DSP, _REGISTERS_PER_DSP = 216, 287
-_REGISTERS_PER_LUT = 2  # of every part the papers use
+_REGISTERS_PER_LUT = 2  # in every part of the papers
+_CONSTRAINTS: tuple[Constraint, ...] = ("DSP blocks", "on-chip memory", "LUTs", "registers")  # fields of Resources
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a design takes, or a part has; `sram_kb` in KB of 10^3 bytes. Infinity: the part does not limit it."""
+    """Resources of a design or a part; `sram_kb` in KB of 10^3 bytes. Infinity: not limited by the part."""
 
     dsps: float
     sram_kb: float
@@ -52,25 +53,25 @@ class Resources:
     registers: float = 0.0
 
     def __add__(self, other: Resources) -> Resources:
-        return Resources(*(a + b for a, b in zip(self._values, other._values, strict=True)))
+        return Resources(*(a + b for a, b in zip(self.values, other.values, strict=True)))
 
     def __sub__(self, other: Resources) -> Resources:
-        return Resources(*(max(0.0, a - b) for a, b in zip(self._values, other._values, strict=True)))
+        return Resources(*(max(0.0, a - b) for a, b in zip(self.values, other.values, strict=True)))
 
     def scaled(self, share: float) -> Resources:
-        """A share of each."""
-        return Resources(*(value * share for value in self._values))
+        """A share of each resource."""
+        return Resources(*(value * share for value in self.values))
 
     @property
-    def _values(self) -> tuple[float, float, float, float]:
+    def values(self) -> tuple[float, float, float, float]:
+        """The four resources in order."""
         return self.dsps, self.sram_kb, self.luts, self.registers
 
     def exceeding(self, available: Resources) -> tuple[Constraint, ...]:
-        """What it takes more of than there is, the scarcest first."""
-        names: tuple[Constraint, ...] = ("DSP blocks", "on-chip memory", "LUTs", "registers")
+        """The resources of which there are too few in `available`, the scarcest first."""
         over = {
             name: need / have if have else math.inf
-            for name, need, have in zip(names, self._values, available._values, strict=True)
+            for name, need, have in zip(_CONSTRAINTS, self.values, available.values, strict=True)
             if need > have
         }
         return tuple(sorted(over, key=lambda name: -over[name]))
@@ -81,7 +82,7 @@ _INTEL = FpgaParameters()
 
 @dataclass(frozen=True)
 class FpgaPart:
-    """An FPGA as the equations see it: what it has, its clock in MHz, and what `FpgaParameters` say of its kind."""
+    """An FPGA in the equations: its resources, its clock in MHz, and the parameters of its family."""
 
     name: str
     available: Resources
@@ -97,7 +98,7 @@ class FpgaPart:
 
     @classmethod
     def from_device(cls, device: Device) -> FpgaPart:
-        """The part that a row of kind fpga describes; `luts` may be empty, and then limits nothing.
+        """The part of a device row of kind fpga; empty `luts` do not limit a design.
 
         Raises ConfigurationError that names the columns to fill.
         """
@@ -111,13 +112,13 @@ class FpgaPart:
         return cls(device.name, available, float(device.clock_mhz or 0), parameters)
 
     def dies(self, count: int) -> FpgaPart:
-        """`count` of its dies (super logic regions: CF'22 Table 2, "# SLR Constraint"), which share evenly."""
+        """`count` of its dies (super logic regions: CF'22 Table 2, "# SLR Constraint"), all of equal size."""
         if not 1 <= count <= self.parameters.dies:
             raise ConfigurationError(f"{self.name} has {self.parameters.dies} dies; found {count}.")
         return dataclasses.replace(self, available=self.available.scaled(count / self.parameters.dies))
 
     def without(self, used: Resources) -> FpgaPart | None:
-        """What is left beside `used`; None where nothing is."""
+        """The rest of the part after `used`; None where nothing is left."""
         left = self.available - used
         return dataclasses.replace(self, available=left) if left.dsps >= 1 and left.sram_kb > 0 else None
 
@@ -126,9 +127,9 @@ class FpgaPart:
         return cycles / self.clock_mhz
 
     def request_us(self, cycles: float, link: Link, nbytes: float) -> float:
-        """PEARL Eq. 4 and 5 whole: `cycles`, and T_comm of a request of `nbytes` over `link` of the connection file.
+        """All of PEARL Eq. 4 or 5: `cycles`, and T_comm of a request of `nbytes` over `link` of the connection file.
 
-        T_comm is latency + size / bandwidth (PEARL Sec. VI-A), hop by hop. Eq. 7 adds it too: cells go without.
+        T_comm is latency + size / bandwidth (PEARL Sec. VI-A), hop by hop. Cells leave it out, as Eq. 7 adds it.
         """
         return self.microseconds(cycles) + link.transfer_us(nbytes)
 
@@ -150,10 +151,10 @@ def missing_columns(device: Device) -> tuple[str, ...]:
 class ReplayTree:
     """The sum tree on chip: PEARL Sec. V-A.2, CF'22 Sec. 3.1, one memory and one pipeline stage per level.
 
-    `lanes` siblings stand in one word of memory and are read at once: 1 in the papers, one after the other. A
-    `leaf_copy` before the root turns a new priority into a difference, so that an update is one pass; without it a
-    retrieval comes first. Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes that
-    are no power of two up to the fanout and 32, and for a tree whose total needs more than 64 bits.
+    `lanes` siblings share one word of memory and are read at once; the papers read them one by one (1 lane). With a
+    `leaf_copy` before the root, which turns a new priority into a difference, an update takes one pass; without it, a
+    retrieval pass comes first. Raises ConfigurationError for a fanout that is no power of two from 2 to 256, for lanes
+    that are no power of two up to the fanout and 32, and for a tree whose total needs more than 64 bits.
     """
 
     capacity: int
@@ -177,18 +178,18 @@ class ReplayTree:
             )
         if self.lanes < 1:
             raise ConfigurationError(f"A tree reads at least one sibling at once; found {self.lanes!r} lanes.")
-        _ = self.shape  # which refuses other lanes
+        _ = self.shape  # raises for a wrong count of lanes
 
     @classmethod
     def choices(cls, capacity: int, fanout: int) -> tuple[ReplayTree, ...]:
-        """All trees of a fanout: every count of lanes, with and without the copy of the leaves."""
+        """All trees with this fanout: every count of lanes, with and without the copy of the leaves."""
         counts = [1 << k for k in range(min(fanout, LANES_MAX).bit_length())]
         return tuple(cls(capacity, fanout, lanes, copy) for lanes in counts for copy in (False, True))
 
     @functools.cached_property
     def shape(self) -> TreeShape:
-        """The pipeline in hardware, which says what requests take: one access a cycle."""
-        # One leaf takes a whole level, as two do.
+        """The pipeline in hardware, with one memory access per cycle; it gives the cycles of requests."""
+        # One leaf needs a level too, as two do.
         return TreeShape.holding(max(self.capacity, 2), self.fanout, self.lanes, assigns=self.leaf_copy)
 
     @property
@@ -198,16 +199,16 @@ class ReplayTree:
 
     @property
     def root_bits(self) -> int:
-        """Bits of the total: log2(fanout) more than on the level below (CF'22 Sec. 3.1)."""
+        """Bits of the total: log2(fanout) more than one level below (CF'22 Sec. 3.1)."""
         return self.shape.bits(0)
 
     @property
     def levels(self) -> tuple[LevelMemory, ...]:
-        """From the root's children to the leaves. Siblings lie in whole groups."""
+        """The memories from the root's children to the leaves; groups of siblings are always whole."""
         return self.shape.memories
 
     def level_kb(self, part: FpgaPart) -> tuple[float, ...]:
-        """KB of on-chip memory of each level, in whole blocks of `part`; 0 where LUTs hold it, in at most 64 words."""
+        """KB of on-chip memory of each level, in whole blocks of `part`; 0 for levels of at most 64 words, in LUTs."""
         found = []
         for level in self.levels:
             bits = level.lanes * level.bits
@@ -216,9 +217,9 @@ class ReplayTree:
         return tuple(found)
 
     def resources(self, part: FpgaPart) -> Resources:
-        """What the Replay Manager takes of `part`. Integers need no DSP blocks: CF'22 Table 2's are the Learner's.
+        """The Replay Manager's resources on `part`. Integers need no DSP blocks; CF'22 Table 2 lists the Learner's.
 
-        LUTs and registers are those of UltraScale+.
+        LUTs and registers are counted as on UltraScale+.
         """
         cells = estimate(self.shape, block_kbit=part.parameters.block_kbit)
         return Resources(cells.dsps, 2 * cells.block_rams * part.block_kb, cells.luts, cells.flip_flops)
@@ -228,7 +229,7 @@ class ReplayTree:
         return not self.resources(part).exceeding(part.available)
 
     def check_fits(self, part: FpgaPart) -> None:
-        """Raise CapacityError, which says by how much and what would fit, unless `part` holds it."""
+        """Raise CapacityError unless `part` holds the tree; the message says what is missing and what would fit."""
         needed = self.resources(part)
         over = needed.exceeding(part.available)
         if not over:
@@ -249,15 +250,15 @@ class ReplayTree:
         return eq4(batch_size, self.depth, self.fanout)
 
     def update_cycles_printed(self, batch_size: int) -> int:
-        """PEARL Eq. 5 without T_comm: 2 * (BS + D), of updates and of insertions."""
+        """PEARL Eq. 5 without T_comm: 2 * (BS + D), for updates and for insertions."""
         return eq5(batch_size, self.depth)
 
     def sampling_cycles(self, batch_size: int) -> int:
-        """Cycles of a batch of samplings as the RTL takes them, from the first request to the last result."""
+        """Cycles of a batch of samplings in the RTL, from the first request to the last result."""
         return self.shape.sampling_cycles(batch_size) if batch_size else 0
 
     def update_cycles(self, batch_size: int) -> int:
-        """The same of updates or insertions: one pass with the copy of the leaves, two without."""
+        """Cycles of a batch of updates or insertions in the RTL: one pass with the copy of the leaves, two without."""
         return self.shape.update_cycles(batch_size) if batch_size else 0
 
 
@@ -266,7 +267,7 @@ class ReplayTree:
 
 @dataclass(frozen=True)
 class PrintedLearner:
-    """A Learner by the letter of PEARL Eq. 2, 3 and 6: `dp` pipelines, and real-valued cycles of a stage and a step."""
+    """A Learner by PEARL Eq. 2, 3 and 6 as printed: `dp` pipelines, and real-valued cycles of a stage and a step."""
 
     dp: int
     stage_cycles: float
@@ -278,10 +279,10 @@ def printed_learner(
 ) -> PrintedLearner:
     """PEARL Eq. 2, 3 and 6 as printed.
 
-    DP is the largest that the on-chip memory holds (Eq. 2), in words without banks or blocks, and at most BS and one
-    multiplier per unit; the UF of all stages share #DSPs / DP so that they are balanced (Eq. 3), which makes T_stage
-    the quotient of all multiply-accumulates and all units; T_Learner = T_stage * (BS + 3 * (#layers - 1)) (Eq. 6).
-    Raises CapacityError where not one pipeline fits.
+    DP is the most pipelines that the on-chip memory holds (Eq. 2), in words, without banks or blocks. It is at most BS,
+    and leaves at least one multiplier per unit. #DSPs / DP is shared so that the UF of all stages are balanced (Eq. 3):
+    T_stage is the quotient of all multiply-accumulates and this share. T_Learner = T_stage * (BS + 3 * (#layers - 1))
+    (Eq. 6). Raises CapacityError where not even one pipeline fits.
     """
     words = sum(
         unit.words + held * unit.reads + 2 * unit.writes
@@ -303,13 +304,13 @@ def printed_learner(
 
 @dataclass(frozen=True)
 class Exploration:
-    """What a search for a Learner's parameters may choose.
+    """The choices of a search for a Learner's parameters.
 
-    `allocation` of multipliers to units: "balanced" gives each as few as keep up with the slowest (PEARL Eq. 3, in
-    whole multipliers); "proportional" is f times the unit's share of the work, r, f a power of two (CF'22 Sec. 3.2.3),
-    for then the banks of a buffer divide it evenly. `most_per_unit` limits r * f, as 32 does in CF'22 Table 2.
-    `even_batches` takes such DP only that divide the batch: PI * DP = BS. `optimizer_words` are kept on chip for each
-    trained weight: 2 for Adam, 0 for plain gradient descent, which the papers use.
+    `allocation` assigns multipliers to units. "balanced" gives each unit as few as keep up with the slowest unit (PEARL
+    Eq. 3, in whole multipliers). "proportional" gives r * f, where r is the unit's share of the work and f a power of
+    two, so that the banks of a buffer divide it evenly (CF'22 Sec. 3.2.3). `most_per_unit` limits r * f; it is 32 in
+    CF'22 Table 2. With `even_batches` DP must divide the batch: PI * DP = BS. `optimizer_words` are the words on chip
+    for each trained weight: 2 for Adam, 0 for plain gradient descent, as in the papers.
     """
 
     allocation: Literal["balanced", "proportional"] = "balanced"
@@ -323,7 +324,7 @@ CF22_EXPLORATION = Exploration("proportional", most_per_unit=32, even_batches=Tr
 
 @dataclass(frozen=True)
 class LearnerDesign:
-    """A Learner of `dp` pipelines with `multipliers` (UF, r * f) in each unit, and what keeps it from being faster."""
+    """A Learner of `dp` pipelines with `multipliers` (UF, r * f) in each unit; `binding` is what limits its speed."""
 
     pipeline: LearnerPipeline
     batch_size: int
@@ -335,7 +336,7 @@ class LearnerDesign:
 
     @property
     def pi(self) -> int:
-        """PI of CF'22 Sec. 3.2.1: the items of each pipeline."""
+        """PI of CF'22 Sec. 3.2.1: the items per pipeline."""
         return -(-self.batch_size // self.dp)
 
     @property
@@ -350,14 +351,14 @@ class LearnerDesign:
 
     @property
     def weight_update_cycles_printed(self) -> float:
-        """T_WU of CF'22 Sec. 3.2.3: sum of DP * size(W) over r_WU * f, the banks that the gradients lie in."""
+        """T_WU of CF'22 Sec. 3.2.3: the sum of DP * size(W), divided by the banks of the gradients, r_WU * f."""
         trained = [number for number, unit in enumerate(self.pipeline.units) if unit.kind == "GA"]
         banks = sum(self.multipliers[number] for number in trained)
         return self.dp * self.pipeline.gradient_words / banks
 
     @property
     def weight_update_cycles(self) -> int:
-        """T_WU with all tensors side by side, each in whole passes over its banks: the slowest tensor's."""
+        """T_WU of the slowest tensor: all tensors run in parallel, each in whole passes over its banks."""
         units = zip(self.pipeline.units, self.multipliers, strict=True)
         return max(self.dp * -(-unit.words // banks) for unit, banks in units if unit.kind == "GA")
 
@@ -369,7 +370,7 @@ class LearnerDesign:
 
     @property
     def cycles(self) -> int:
-        """Cycles of a gradient step: the exact time of PI items through the units, then T_WU."""
+        """Cycles of a gradient step: the exact cycles of PI items through the units, then T_WU."""
         span = self.pipeline.makespan_cycles(self.unit_cycles, self.pi, self.arithmetic_cycles)
         return span + self.weight_update_cycles
 
@@ -388,7 +389,7 @@ _Counts: TypeAlias = npt.NDArray[np.int64]
 
 
 class _Space:
-    """All designs of one pipeline on one part: rows of multipliers per unit, the fastest first."""
+    """All designs of one pipeline on one part: rows with the multipliers of each unit, the fastest row first."""
 
     def __init__(self, pipeline: LearnerPipeline, part: FpgaPart, options: Exploration) -> None:
         self.pipeline, self.part, self.options = pipeline, part, options
@@ -410,18 +411,18 @@ class _Space:
 
     def _rows(self) -> _Counts:
         if self.options.allocation == "proportional":
-            # LOSS is so small that a ratio to it says nothing: CF'22's r counts from the smallest of the others.
+            # r of CF'22 is relative to the smallest unit but LOSS, which is too small for a meaningful ratio.
             work = np.array([unit.macs for unit in self.pipeline.units if unit.kind != "LOSS"])
             ratio = self.macs / work.min()
             limit = int(self.most.max())
-            # Up to the first f with which some unit reaches the limit: beyond, the slowest unit gains nothing.
+            # Up to the first f with which a unit reaches the limit: a larger f does not help the slowest unit.
             last = next(k for k in range(64) if (ratio * (1 << k)).max() >= limit)
             factors = (1 << k for k in reversed(range(last + 1)))
             return np.array([np.clip((ratio * f).astype(np.int64), 1, self.most) for f in factors])
-        # More multipliers than the part has need not be looked at.
+        # No unit can have more multipliers than the part.
         most = min(int(self.most.max()), int(self.part.available.dsps // self.part.parameters.dsp_per_mac) or 1)
         counts = np.arange(1, most + 1, dtype=np.int64)
-        # Whatever a unit takes in some whole number of multipliers is a time that all may take.
+        # The candidates for the cycles of a stage: the cycles of each unit with each whole number of multipliers.
         times = np.unique(-(-np.unique(self.macs)[:, None] // counts))
         rows: _Counts = -(-self.macs // times[:, None])
         return rows[(rows <= self.most).all(axis=1)]
@@ -441,15 +442,14 @@ class _Space:
         return Resources(*(float(found) for found in self.resources(row, dp)))
 
     def designs(self, batch_size: int) -> Iterator[LearnerDesign]:
-        """The fastest design that fits, of each DP that could be the best."""
+        """The fastest design that fits, for each DP that could be the best."""
         have = self.part.available
         for dp in _batch_splits(batch_size, self.options.even_batches):
             found = self.resources(self.rows, dp)
-            limits = (have.dsps, have.sram_kb, have.luts, have.registers)
-            fits = np.all([need <= limit for need, limit in zip(found, limits, strict=True)], axis=0)
+            fits = np.all([need <= limit for need, limit in zip(found, have.values, strict=True)], axis=0)
             if not fits.any():
                 if dp * len(self.pipeline.units) * self.part.parameters.dsp_per_mac > have.dsps:
-                    return  # nor would more pipelines
+                    return  # more pipelines do not fit either
                 continue
             first = int(np.argmax(fits))
             row = self.rows[first]
@@ -468,12 +468,12 @@ class _Space:
             return self.used(self.rows[first - 1], dp).exceeding(self.part.available)[0]
         if (self.rows[0] == self.macs).all():
             return "the work"
-        # Otherwise the next faster design has more multipliers than the whole part: there is no row of it.
+        # There is no faster row: it would have more multipliers than a unit may have, or than the whole part.
         return "the limit of one unit" if self.rows[0].max() == self.most.max() else "DSP blocks"
 
 
 def _batch_splits(batch_size: int, even: bool) -> Iterator[int]:
-    """The counts of pipelines worth a look: of those that leave each the same items, the least."""
+    """The counts of pipelines to try: of counts with equal items per pipeline, the smallest."""
     last = 0
     for dp in range(1, batch_size + 1):
         items = -(-batch_size // dp)
@@ -485,10 +485,11 @@ def _batch_splits(batch_size: int, even: bool) -> Iterator[int]:
 def explore(
     pipeline: LearnerPipeline, part: FpgaPart, batch_size: int, options: Exploration | None = None
 ) -> LearnerDesign:
-    """The Learner of the least cycles per step that fits `part`: the exploration of CF'22 Sec. 3.2.3.
+    """The Learner with the fewest cycles per step that fits `part`: the exploration of CF'22 Sec. 3.2.3.
 
-    Over all PI and DP with PI * DP = BS (or just above) and all allocations of multipliers to units. Of equal ones the
-    one of fewest DSP blocks. Raises CapacityError, which says by how much and what would fit, where none does.
+    It searches all PI and DP with PI * DP = BS (or just above) and all allocations of multipliers to units. Of equally
+    fast designs the one with the fewest DSP blocks wins. Raises CapacityError where no design fits; the message says
+    what is missing and what would fit.
     """
     options = options or Exploration()
     if type(batch_size) is not int or batch_size < 1:
@@ -505,7 +506,7 @@ def _raise_too_large(space: _Space) -> None:
     part, units = space.part, space.pipeline.units
     needed = space.used(np.ones_like(space.macs), 1)
     over = needed.exceeding(part.available)
-    if not over:  # with one multiplier a unit it fits, but the rows of the space start higher
+    if not over:  # one multiplier per unit fits, but the search starts with more
         needed = space.used(space.rows[-1], 1)
         over = needed.exceeding(part.available)
     share = part.available.sram_kb / needed.sram_kb
@@ -527,13 +528,8 @@ def _kb(resources: Resources) -> str:
 
 
 def _more(needed: Resources, available: Resources, what: Constraint) -> str:
-    pairs = {
-        "DSP blocks": (needed.dsps, available.dsps, "DSP blocks"),
-        "on-chip memory": (needed.sram_kb, available.sram_kb, "KB"),
-        "LUTs": (needed.luts, available.luts, "LUTs"),
-        "registers": (needed.registers, available.registers, "registers"),
-    }
-    need, have, unit = pairs[what]
+    need, have = (dict(zip(_CONSTRAINTS, found.values, strict=True))[what] for found in (needed, available))
+    unit = "KB" if what == "on-chip memory" else what
     times = f" ({need / have:.3g} times what there is)" if have else ""
     return f"{need - have:,.0f} {unit} too few{times}"
 
@@ -543,7 +539,7 @@ def _more(needed: Resources, available: Resources, what: Constraint) -> str:
 
 @dataclass(frozen=True)
 class SharedDesign:
-    """Replay Manager and Learner on one FPGA, the items streaming from one into the other through pipes."""
+    """Replay Manager and Learner on one FPGA; items stream from the first to the second through pipes."""
 
     tree: ReplayTree
     learner: LearnerDesign
@@ -553,13 +549,13 @@ class SharedDesign:
     def exposed_sampling_cycles(self) -> int:
         """Cycles by which sampling delays a Learner that starts on an item as soon as it is sampled (PEARL IV-C).
 
-        The first item's way through the tree, and for each further one what it comes later than the Learner could have
-        taken it. Not counted: the kernels' LOSS waits for the importance weights, which need the whole batch.
+        These are the cycles of the first item through the tree, and for each further item the cycles that the Learner
+        waits for it. Not counted: LOSS of the kernels waits for the importance weights, which need the whole batch.
         """
         return self.exposed_cycles(self.tree.sampling_cycles(1), self.tree.shape.sample_cycles)
 
     def exposed_cycles(self, first_cycles: int, interval_cycles: int) -> int:
-        """The same where the first item is under way for `first_cycles`, and each further one comes so much later."""
+        """The same, where the first item takes `first_cycles` and each further one comes `interval_cycles` later."""
         slower = max(0.0, interval_cycles - self.learner.item_interval_cycles)
         return first_cycles + math.ceil(slower * (self.learner.batch_size - 1))
 
@@ -567,10 +563,10 @@ class SharedDesign:
 def share(
     tree: ReplayTree, pipeline: LearnerPipeline, part: FpgaPart, batch_size: int, options: Exploration | None = None
 ) -> SharedDesign:
-    """Both on one FPGA: the rule of PEARL Sec. VI-A, that all buffers must fit its on-chip memory.
+    """Both on one FPGA, whose on-chip memory must hold all buffers (PEARL Sec. VI-A).
 
-    On a part of several dies the Replay Manager has dies of its own, as in CF'22 Table 2 ((1, 1) and (1, 2)), and the
-    Learner the others; on one die the Learner has what the Replay Manager leaves. Raises CapacityError otherwise.
+    On a part with several dies, the Replay Manager and the Learner have separate dies, as in CF'22 Table 2 ((1, 1) and
+    (1, 2)). On one die the Learner gets what the Replay Manager leaves. Raises CapacityError where they do not fit.
     """
     tree.check_fits(part)
     used = tree.resources(part)
@@ -581,5 +577,5 @@ def share(
         raise CapacityError(
             f"The Replay Manager's {_kb(used)} leave nothing of {part.name}'s {_kb(part.available)} for the Learner."
         )
-    beside = dataclasses.replace(left, name=f"what the Replay Manager leaves of {part.name}")
-    return SharedDesign(tree, explore(pipeline, beside, batch_size, options), of_tree)
+    rest = dataclasses.replace(left, name=f"what the Replay Manager leaves of {part.name}")
+    return SharedDesign(tree, explore(pipeline, rest, batch_size, options), of_tree)

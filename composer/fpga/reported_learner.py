@@ -1,8 +1,8 @@
-"""What a vendor's report says of the Learner on an FPGA, alone or joined to the Replay Manager: T_Learner in cycles.
+"""T_Learner in cycles by a vendor's report, of a Learner on an FPGA, alone or joined to the Replay Manager.
 
-A step is, one after the other: the weights stream to the copies; the items of a sub-batch through the stages, whose
-makespan is the longest way through their graph, as in `composer.fpga.learner_pipeline`; the gradients' way to WU; and
-WU.
+A step has four phases: the weights stream to the copies, the items of a sub-batch stream through the stages, the
+gradients stream to WU, and WU moves the weights. The items take the longest path through the graph of stages, as in
+`composer.fpga.learner_pipeline`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
+from composer.fpga.learner_pipeline import makespan_cycles
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
@@ -31,23 +32,25 @@ from pearl.learner.extract import extract_network
 Algorithm: TypeAlias = Literal["dqn", "double_dqn", "ddpg", "td3"]
 Activation: TypeAlias = Literal["relu", "tanh"]
 
-# What the recipe generates, by what the targets bootstrap from.
+# The algorithms that kernels/sycl/board generates programs for, by what their targets bootstrap from.
 _ALGORITHMS: Mapping[Bootstrap | None, Algorithm] = {
     "largest_value": "dqn",
     "target_action": "ddpg",
     "disturbed_target_action": "td3",
 }
-_BLOCK = 16  # values that a pipe takes at once: kBlock of pearl/fpga_learner.hpp
+_BLOCK = 16  # values in one word of a pipe: kBlock of pearl/fpga_learner.hpp
 _KERNEL = re.compile(r"pearl_learner_([0-9a-z_]+?)(?:_kernel|$)")
 _REPLAY_KERNEL = re.compile(r"pearl_replay_(?:level[0-9]+|feed|collect)")
-_SCALING = frozenset(("flatten", "sub", "truediv", "mul", "add"))  # of what an actor is given and gives
+_SCALING = frozenset(
+    ("flatten", "sub", "truediv", "mul", "add")
+)  # layers that scale the input and the output of an actor
 
 
 @dataclass(frozen=True)
 class LearnerBuild:
-    """What a Learner was compiled for: PEARL_ALGORITHM, PEARL_NETWORK, PEARL_BATCH, PEARL_COPIES, PEARL_ACTIVATION.
+    """How a Learner was compiled: PEARL_ALGORITHM, PEARL_NETWORK, PEARL_BATCH, PEARL_COPIES, PEARL_ACTIVATION.
 
-    A report holds its loops, but not these. Raises ConfigurationError for what the recipe generates no program for.
+    A report does not hold these options. Raises ConfigurationError for options without a program.
     """
 
     algorithm: Algorithm
@@ -73,7 +76,7 @@ class LearnerBuild:
 
     @classmethod
     def of(cls, trainer: object, batch_size: int, copies: int = 1) -> LearnerBuild | None:
-        """What the recipe generates for `trainer`; None where it generates nothing for one like it."""
+        """The build for `trainer`; None for a trainer without a program."""
         rule = update_rule_of(trainer)
         if rule is None or rule.bootstrap not in _ALGORITHMS:
             return None
@@ -85,37 +88,37 @@ class LearnerBuild:
         elif isinstance(trainer, Trainer):
             acting = _chain(rule.policy.module, trainer.input_shape, _SCALING)
             critic = rule.critics[0].module
-        if acting is None or (critic is not None and not _judges(critic, *acting)):
+        if acting is None or (critic is not None and not _matches_actor(critic, *acting)):
             return None
         return cls(algorithm, acting[0], batch_size, copies, acting[1])
 
     @property
     def critics(self) -> int:
-        """Critics beside the actor: 0 for DQN."""
+        """Count of critics; 0 for DQN."""
         return {"ddpg": 1, "td3": 2}.get(self.algorithm, 0)
 
     @property
     def networks(self) -> tuple[tuple[int, ...], ...]:
-        """Widths of each network with weights of its own: DQN's, or the actor's, then the critics'."""
+        """Widths of each trained network: of DQN's, or of the actor and then the critics."""
         critic = (self.network[0] + self.network[-1], *self.network[1:-1], 1)
         return (self.network, *(critic for _ in range(self.critics)))
 
     @property
     def items(self) -> int:
-        """PI: of one copy, at most."""
+        """PI: the most items of one copy."""
         return -(-self.batch_size // self.copies)
 
     @property
     def signature(self) -> str:
-        """All of it but batch and copies, as calibration keys have it."""
+        """Everything but batch and copies, as part of a calibration key."""
         return f"{self.algorithm}:{self.activation}:{'-'.join(map(str, self.network))}"
 
     def stages(self) -> Mapping[str, tuple[str, ...]]:
-        """The stages of one copy but WU, each after those whose values it takes; "" is the item itself."""
+        """The producers of each stage of one copy, without WU; "" stands for the item itself."""
         return dict(_dqn(self) if not self.critics else _actor_critic(self))
 
     def weight_stages(self) -> Mapping[str, int]:
-        """The WU stages, and how many blocks of its gradient each takes."""
+        """The WU stages, each with the number of blocks of its gradient."""
         return {
             f"wu_{network}_{layer}": (outputs * _padded(inputs) + _padded(outputs)) // _BLOCK
             for network, widths in enumerate(self.networks)
@@ -128,12 +131,12 @@ def _padded(width: int) -> int:
 
 
 def _chain(
-    module: object, input_shape: Sequence[int], passed_over: frozenset[str]
+    module: object, input_shape: Sequence[int], ignored: frozenset[str]
 ) -> tuple[tuple[int, ...], Activation] | None:
-    """Widths and activation of linear layers with the same activation behind each but the last; None for others."""
+    """Widths and activation of linear layers with one activation after each but the last; None for other networks."""
     network = extract_network("policy", module, tuple(input_shape))  # type: ignore[arg-type]
-    layers = [layer for layer in network.layers if layer.kind not in passed_over]
-    if passed_over == _SCALING and layers and layers[-1].kind == "tanh":
+    layers = [layer for layer in network.layers if layer.kind not in ignored]
+    if ignored == _SCALING and layers and layers[-1].kind == "tanh":
         del layers[-1]  # LOSS applies it
     between = {layer.kind for layer in layers[1::2]} or {"relu"}
     if any(layer.kind != "linear" for layer in layers[::2]) or len(between) > 1 or not between <= {"relu", "tanh"}:
@@ -144,12 +147,12 @@ def _chain(
     return widths, "relu" if "relu" in between else "tanh"
 
 
-def _judges(critic: nn.Module, widths: tuple[int, ...], activation: Activation) -> bool:
-    """Whether a critic has the hidden layers of the actor of `widths`."""
+def _matches_actor(critic: nn.Module, widths: tuple[int, ...], activation: Activation) -> bool:
+    """Whether a critic has the same hidden layers as the actor with `widths`."""
     outputs = [module.out_features for module in critic.modules() if isinstance(module, nn.Linear)]
-    bends = [module for module in critic.modules() if isinstance(module, nn.ReLU | nn.Tanh)]
+    activations = [module for module in critic.modules() if isinstance(module, nn.ReLU | nn.Tanh)]
     wanted = nn.ReLU if activation == "relu" else nn.Tanh
-    return outputs == [*widths[1:-1], 1] and all(isinstance(module, wanted) for module in bends)
+    return outputs == [*widths[1:-1], 1] and all(isinstance(module, wanted) for module in activations)
 
 
 _Edges: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]
@@ -199,12 +202,12 @@ def _actor_critic(build: LearnerBuild) -> _Edges:
     yield from _backward("actor", layers, "loss_actor")
 
 
-# --- out of the report -----------------------------------------------------------------------------------------------
+# --- from the report -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A stage: cycles of weights or clearing before its items, of one item, and of gradients after them."""
+    """Cycles of a stage: of weights or clearing before its items, of each item, and of gradients after its items."""
 
     before: float
     interval: int
@@ -246,7 +249,7 @@ class _Reader:
         self.kernels = found
 
     def stage(self, name: str) -> _Pass:
-        """The slowest copy of a stage: of one kind they may differ."""
+        """The slowest of a stage's copies, for each phase."""
         passes = [self._pass(self.kernels[f"{name}_{copy}"]) for copy in range(self.build.copies)]
         return _Pass(*(max(values) for values in zip(*map(dataclasses.astuple, passes), strict=True)))
 
@@ -264,24 +267,17 @@ class _Reader:
         return _Pass(before, interval, latency, after)
 
     def cycles(self, kernel: KernelReport, blocks: Sequence[BlockReport]) -> float:
-        """Of blocks one after the other, each once but for loops, all of whose iterations count."""
-        trips = known_trips(self.report, kernel)
-        total = 0.0
-        for block in blocks:
-            if block.loop:
-                each, once = one_pass(block, trips)
-                total += (trips(block) - 1) * each + once
-            else:
-                total += block.latency_cycles
-        return total
+        """Cycles of blocks in a row, with all iterations of loops."""
+        once = BlockReport("", loop=True, ii=None, latency_cycles=0.0, trips=1, fmax_mhz=0.0, blocks=tuple(blocks))
+        return one_pass(once, known_trips(self.report, kernel))[1]
 
     def bridge(self, name: str) -> int:
-        """Cycles from one row to the next of a bridge to host memory."""
+        """Cycles from one row to the next in a bridge to host memory."""
         kernel = self.kernels[name]
         return one_pass(loops_of(self.report, kernel, "rows")[0], known_trips(self.report, kernel))[0]
 
     def weights(self, name: str, gradient_blocks: int) -> tuple[float, float, float, float]:
-        """Of WU: cycles of streaming weights, of taking the gradient, of its norm, of moving the weights."""
+        """Cycles of a WU stage: streaming the weights, receiving the gradient, its norm, and moving the weights."""
         kernel = self.kernels[name]
         batch = loops_of(self.report, kernel, "batches")[-1]
         loops = [n for n, block in enumerate(batch.blocks) if block.loop]
@@ -299,37 +295,22 @@ class _Reader:
         return stream, gradient, norm, self.cycles(kernel, batch.blocks[after:])
 
 
-def _makespan(graph: Mapping[str, tuple[str, ...]], cycles: Mapping[str, tuple[int, float]], items: int) -> int:
-    """Cycles until the last of `items` has left the last stage; `cycles` are interval and latency of each.
-
-    As `LearnerPipeline.makespan_cycles`, with latencies of their own.
-    """
-    into: dict[str, float] = {"": 0.0}
-    for stage, producers in graph.items():
-        into[stage] = cycles[stage][1] + max(into[producer] for producer in producers)
-    onward = dict.fromkeys(into, 0.0)
-    for stage, producers in reversed(list(graph.items())):
-        for producer in producers:
-            onward[producer] = max(onward[producer], cycles[stage][1] + onward[stage])
-    return math.ceil(max(into[stage] + onward[stage] + (items - 1) * cycles[stage][0] for stage in graph))
-
-
 def _after(stages: Mapping[str, tuple[str, ...]], source: str) -> dict[str, tuple[str, ...]]:
-    """The graph of stages, whose items come from `source`."""
+    """The graph of stages with `source` as the producer of the items."""
     return {name: tuple(producer or source for producer in after) for name, after in stages.items()}
 
 
 def _loss(build: LearnerBuild) -> str:
-    """The stage that takes importance weights and gives priorities."""
+    """The stage that receives importance weights and sends priorities."""
     return "loss_critic" if build.critics else "loss"
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What all of a step takes: cycles beside the items' makespan, and interval and latency of each stage."""
+    """Cycles of a step before and after its items, and interval and latency of each stage."""
 
-    beside: float
-    cycles: Mapping[str, tuple[int, float]]
+    around_items: float
+    timing: Mapping[str, tuple[int, float]]
 
     @classmethod
     def of(cls, reader: _Reader) -> _Step:
@@ -338,7 +319,7 @@ class _Step:
         weights = {name: reader.weights(name, blocks) for name, blocks in build.weight_stages().items()}
         stream = max(*(p.before for p in passes.values()), *(found[0] for found in weights.values()))
         gradient = max(*(p.after for p in passes.values()), *(found[1] for found in weights.values()))
-        # Layers that share a vector add up its norm one after the other; then all move at once.
+        # Layers of the same gradient vector sum up its norm one after the other; then all move at once.
         norms = [
             sum(found[2] for name, found in weights.items() if name.startswith("wu_0_") == first)
             for first in (True, False)
@@ -350,7 +331,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class ReportedLearner:
-    """What a report says of a Learner that takes its batches from the host: cycles of a step, without T_comm."""
+    """Cycles of a step by a report, of a Learner that gets its batches from the host; without T_comm."""
 
     build: LearnerBuild
     frequency_mhz: float
@@ -358,11 +339,11 @@ class ReportedLearner:
 
     @classmethod
     def of(cls, report: VendorReport, build: LearnerBuild) -> ReportedLearner:
-        """What `report` says of the Learner of `build`.
+        """Read the Learner of `build`.
 
-        The bridges to host memory count by their intervals. Raises VendorReportError for a report on another design,
-        and for one that does not tell the cycles, and then says of which loop; CapacityError where the design does not
-        fit the part that it was compiled for.
+        Bridges to host memory count by their intervals. Raises VendorReportError for a report on another design, and
+        for a report without the cycles of a loop, which it names; CapacityError where the design does not fit the part
+        that it was compiled for.
         """
         if any(_REPLAY_KERNEL.search(kernel.name) for kernel in report.kernels):
             raise VendorReportError(
@@ -373,10 +354,9 @@ class ReportedLearner:
         reader = _Reader(report, build, ("submit", "resolve"))
         step = _Step.of(reader)
         graph = {"submit": ("",), **_after(build.stages(), "submit"), "resolve": (_loss(build),)}
-        cycles = {name: (build.copies * reader.bridge(name), 0.0) for name in ("submit", "resolve")}
-        return cls(
-            build, frequency_mhz, math.ceil(step.beside) + _makespan(graph, {**step.cycles, **cycles}, build.items)
-        )
+        bridges = {name: (build.copies * reader.bridge(name), 0.0) for name in ("submit", "resolve")}
+        items = makespan_cycles(graph, {**step.timing, **bridges}, build.items, source="")
+        return cls(build, frequency_mhz, math.ceil(step.around_items) + items)
 
     def cell(self) -> LearnerCell:
         """T_Learner of one iteration, without T_comm."""
@@ -384,15 +364,12 @@ class ReportedLearner:
         return LearnerCell(step, sub_batches=self.build.copies, implementation=FPGA_LEARNER)
 
     def measurements(self) -> Mapping[str, Measurement]:
-        """The store's form: a cycle and a step, in microseconds."""
-        return {
-            "cycle": imported(1 / self.frequency_mhz),
-            "learner_step": imported(self.step_cycles / self.frequency_mhz),
-        }
+        """What the calibration store keeps: a cycle and a step, in microseconds."""
+        return {"cycle": imported(1 / self.frequency_mhz), "learner_step": self.cell().step}
 
     @classmethod
     def from_measurements(cls, build: LearnerBuild, found: Mapping[str, Measurement]) -> ReportedLearner | None:
-        """What `measurements` wrote; None where it is something else."""
+        """The inverse of `measurements`; None for other measurements."""
         cycle_us = cycle_in(found)
         if cycle_us is None or "learner_step" not in found:
             return None
@@ -404,7 +381,7 @@ class ReportedLearner:
 
 @dataclass(frozen=True)
 class ReportedTraining:
-    """What a report says of both on one FPGA: the Learner's step, and the cycles by which sampling delays it."""
+    """Both primitives on one FPGA by a report: the Learner's step, and the cycles by which sampling delays it."""
 
     learner: ReportedLearner
     replay: ReportedReplay
@@ -412,15 +389,15 @@ class ReportedTraining:
 
     @classmethod
     def of(cls, report: VendorReport, tree: ReplayTree, build: LearnerBuild) -> ReportedTraining:
-        """What `report` says of the Replay Manager of `tree` joined to the Learner of `build`.
+        """Read the Replay Manager of `tree` joined to the Learner of `build`.
 
         Raises what `ReportedReplay.of` and `ReportedLearner.of` raise.
         """
         replay = ReportedReplay.of(report, tree)
         reader = _Reader(report, build, ("finish",))
         step = _Step.of(reader)
-        alone = _makespan(build.stages(), step.cycles, build.items)
-        # Items go on as they are sampled; their weights, which depend on all of them, come when the last one is.
+        alone = makespan_cycles(build.stages(), step.timing, build.items, source="")
+        # An item moves on as soon as it is sampled. Importance weights depend on all items: they come after the last.
         (collect,) = (kernel for kernel in report.kernels if "pearl_replay_collect" in kernel.name)
         loops = loops_of(report, collect, "requests")
         if len(loops) < 3:
@@ -435,31 +412,33 @@ class ReportedTraining:
         loss = _loss(build)
         graph: dict[str, tuple[str, ...]] = {"sampled": ("",), "weights": ("",), **_after(build.stages(), "sampled")}
         graph[loss] = (*graph[loss], "weights")
-        cycles = {
-            **step.cycles,
+        timing = {
+            **step.timing,
             "sampled": (build.copies * replay.sampling.interval_cycles, float(first)),
             "weights": (build.copies * passes[-1][0], sampled + weighing + passes[-1][1]),
         }
-        joined = _makespan(graph, cycles, build.items)
-        learner = ReportedLearner(build, replay.frequency_mhz, math.ceil(step.beside) + alone)
+        joined = makespan_cycles(graph, timing, build.items, source="")
+        learner = ReportedLearner(build, replay.frequency_mhz, math.ceil(step.around_items) + alone)
         return cls(learner, replay, joined - alone)
 
     def cell(self, insertions: int) -> PairCell:
-        """The pair's times in one iteration: sampling by what it delays the Learner."""
+        """The pair's times in one iteration; sampling costs the time by which it delays the Learner."""
         replay = self.replay.cell(self.learner.build.batch_size, insertions)
-        exposed = imported(self.replay.microseconds(self.sample_cycles))
-        return PairCell(dataclasses.replace(replay, sample=exposed), self.learner.cell())
+        return PairCell(dataclasses.replace(replay, sample=self._delay), self.learner.cell())
 
     def measurements(self) -> Mapping[str, Measurement]:
-        """The store's form: those of both, and what sampling delays, in microseconds."""
-        exposed = imported(self.replay.microseconds(self.sample_cycles))
-        return {**self.replay.measurements(), **self.learner.measurements(), "sample_exposed": exposed}
+        """What the calibration store keeps: the measurements of both, and the delay by sampling in microseconds."""
+        return {**self.replay.measurements(), **self.learner.measurements(), "sample_exposed": self._delay}
+
+    @property
+    def _delay(self) -> Measurement:
+        return imported(self.replay.microseconds(self.sample_cycles))
 
     @classmethod
     def from_measurements(
         cls, tree: ReplayTree, build: LearnerBuild, found: Mapping[str, Measurement]
     ) -> ReportedTraining | None:
-        """What `measurements` wrote; None where it is something else."""
+        """The inverse of `measurements`; None for other measurements."""
         learner = ReportedLearner.from_measurements(build, found)
         replay = ReportedReplay.from_measurements(tree, found)
         if learner is None or replay is None or "sample_exposed" not in found:

@@ -1,7 +1,7 @@
-"""What a vendor's report says of the Replay Manager on an FPGA: cycles of its stages, at the report's clock.
+"""Cycles of the Replay Manager's stages on an FPGA by a vendor's report, at the report's clock.
 
-The report says for each kernel of the recipe in `kernels/sycl/board` how often it takes a request and how long one is
-under way; the cycles of a batch are then those of `composer.fpga.model`.
+The report states the interval and the latency of requests for each kernel of `kernels/sycl/board`. The cycles of a
+batch follow from them as in `composer.fpga.model`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
-from composer.fpga.vendor_report import KernelReport, VendorReport
+from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
 from composer.matrix import Measurement, ReplayCell
 from pearl.errors import VendorReportError
 
 _KERNEL = re.compile(r"pearl_replay_(?:level(?P<level>[0-9]{1,2})|(?P<bridge>feed|collect))(?![0-9a-z])")
-_BESIDE = re.compile(r"pearl_learner_[0-9a-z_]+")
-_OURS = "pearl_replay_feed, pearl_replay_level0, level1, ... and pearl_replay_collect"
+_LEARNER_KERNEL = re.compile(r"pearl_learner_[0-9a-z_]+")
+_EXPECTED = "pearl_replay_feed, pearl_replay_level0, level1, ... and pearl_replay_collect"
+_Trips: TypeAlias = "Callable[[BlockReport], int | None]"
+
 _NAMES = (
     "cycle",
     *(f"{operation}_{part}" for operation in ("sample", "update") for part in ("interval", "level", "head")),
@@ -29,9 +32,9 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class StageTiming:
-    """One level of the tree: a request leaves it after `latency_cycles`, the next may enter after `interval_cycles`.
+    """One level of the tree: a request takes `latency_cycles`, and the next one may enter after `interval_cycles`.
 
-    `head_cycles` pass before the first level and after the last.
+    `head_cycles` are spent before the first level and after the last.
     """
 
     interval_cycles: int
@@ -39,7 +42,7 @@ class StageTiming:
     head_cycles: int = 0
 
     def cycles(self, depth: int, requests: int) -> int:
-        """Cycles of `requests` that follow one another through `depth` levels below the root."""
+        """Cycles of consecutive `requests` through `depth` levels below the root."""
         if not requests:
             return 0
         return self.interval_cycles * (requests - 1) + self.latency_cycles * depth + self.head_cycles
@@ -47,9 +50,9 @@ class StageTiming:
 
 @dataclass(frozen=True)
 class ReportedReplay:
-    """What a report says of the pipeline of `tree`: its clock, and the cycles of its stages.
+    """The pipeline of `tree` by a report: its clock, and the cycles of its stages.
 
-    An update is two requests, one after the other: the new leaf, and then what it adds to the sums above.
+    An update is two requests in a row: one writes the leaf, the other adds the difference to the sums above it.
     """
 
     tree: ReplayTree
@@ -59,35 +62,34 @@ class ReportedReplay:
 
     @classmethod
     def of(cls, report: VendorReport, tree: ReplayTree) -> ReportedReplay:
-        """What `report` says of the Replay Manager of `tree`.
+        """Read the Replay Manager of `tree`.
 
-        Raises VendorReportError for a report on another design or tree, and for one without initiation intervals;
+        Raises VendorReportError for a report on another design or tree, and for a report without initiation intervals;
         CapacityError where the design does not fit the part that it was compiled for.
         """
         stages, feed, collect, joined = _kernels_of(report, tree)
         frequency_mhz = clock_of(report, "fewer slots (PEARL_CAPACITY)")
 
+        def timing_of(kernel: KernelReport, loop: int, trips: _Trips) -> tuple[int, float]:
+            return one_pass(loops_of(report, kernel, "requests")[loop], trips)
+
         def interval(kernel: KernelReport, loop: int) -> int:
-            trips = known_trips(report, kernel) if joined else lambda block: block.trips or 1
-            return one_pass(loops_of(report, kernel, "requests")[loop], trips)[0]
+            return timing_of(kernel, loop, known_trips(report, kernel) if joined else _once)[0]
 
         feeding = writing = [interval(feed, 0), interval(collect, 0)]
         if joined:
-            # Beside a Learner `feed` makes updates of its results in loops of their own, before that for all else, and
-            # `collect` sends the Learner what is sampled, in loops that updates pass by.
+            # With a Learner, `feed` turns its results into updates in separate loops, before the loop for all other
+            # requests. `collect` sends samples to the Learner in inner loops, which updates skip.
             feeding = [interval(feed, -1), interval(collect, 0)]
             loops = range(len(loops_of(report, feed, "requests")))
-            writing = [*(interval(feed, loop) for loop in loops), _passing_by(report, collect, 0)[0]]
-        # A search looks at all children but one; the loop is gone where the compiler unrolled it. Only samples search.
-        searching = [
-            one_pass(loops_of(report, kernel, "requests")[-1], lambda block: block.trips or tree.fanout - 1)
-            for kernel in stages[1:]
-        ]
-        sampling = _Stages([_passing_by(report, stages[0], -1), *searching])
-        # Of updates the root has a loop of its own, once for each change that comes back.
-        root = one_pass(loops_of(report, stages[0], "requests")[-1], lambda block: block.trips or 1)
-        update = _Stages([root, *(_passing_by(report, kernel, -1) for kernel in stages[1:])])
-        return cls(tree, frequency_mhz, sampling.timing(feeding), update.timing(writing, passes=2))
+            writing = [*(interval(feed, loop) for loop in loops), timing_of(collect, 0, _skipped)[0]]
+        root, *levels = stages
+        # Only samples search. A search reads all children but one, in a loop unless the compiler unrolled it.
+        searching = [timing_of(level, -1, lambda block: block.trips or tree.fanout - 1) for level in levels]
+        sampling = _stage_timing([timing_of(root, -1, _skipped), *searching], feeding)
+        # The root has a separate loop for updates, with one iteration for each difference that comes back.
+        adding = [timing_of(root, -1, _once), *(timing_of(level, -1, _skipped) for level in levels)]
+        return cls(tree, frequency_mhz, sampling, _stage_timing(adding, writing, passes=2))
 
     def microseconds(self, cycles: float) -> float:
         """How long `cycles` take at the report's clock."""
@@ -104,13 +106,13 @@ class ReportedReplay:
         return ReplayCell(sample, insert, update, self.tree.fanout, workers=self.tree.depth)
 
     def measurements(self) -> Mapping[str, Measurement]:
-        """The store's form: a cycle, and for sampling and updates what `StageTiming` has, in microseconds."""
+        """What the calibration store keeps, in microseconds: a cycle, and `StageTiming` of sampling and of updates."""
         cycles = [1, *dataclasses.astuple(self.sampling), *dataclasses.astuple(self.update)]
         return {name: imported(self.microseconds(count)) for name, count in zip(_NAMES, cycles, strict=True)}
 
     @classmethod
     def from_measurements(cls, tree: ReplayTree, found: Mapping[str, Measurement]) -> ReportedReplay | None:
-        """What `measurements` wrote; None where it is something else."""
+        """The inverse of `measurements`; None for other measurements."""
         if not set(_NAMES) <= set(found) or cycle_in(found) is None:
             return None
         cycle_us, *times_us = (found[name].value_us for name in _NAMES)
@@ -125,21 +127,21 @@ class ReportedReplay:
         return f"{self.tree.depth} levels, {', '.join(each)}, {self.frequency_mhz:,.1f} MHz"
 
 
-# --- out of the report -----------------------------------------------------------------------------------------------
+# --- from the report -------------------------------------------------------------------------------------------------
 
 
 def _kernels_of(report: VendorReport, tree: ReplayTree) -> tuple[list[KernelReport], KernelReport, KernelReport, bool]:
-    """The levels, the root first, `feed` and `collect`; and whether a Learner is joined to them."""
+    """The levels from the root on, `feed`, `collect`, and whether a Learner is joined to them."""
     stages: dict[int, KernelReport] = {}
     bridges: dict[str, KernelReport] = {}
-    beside = 0
+    learner_kernels = 0
     for kernel in report.kernels:
         match = _KERNEL.search(kernel.name)
-        if match is None and _BESIDE.search(kernel.name):
-            beside += 1
+        if match is None and _LEARNER_KERNEL.search(kernel.name):
+            learner_kernels += 1
         elif match is None:
             raise VendorReportError(
-                f"{report.path}: expected the Replay Manager's kernels ({_OURS}); found {kernel.name!r}. Import "
+                f"{report.path}: expected the Replay Manager's kernels ({_EXPECTED}); found {kernel.name!r}. Import "
                 "reports of kernels/sycl/board."
             )
         elif match["bridge"]:
@@ -148,37 +150,35 @@ def _kernels_of(report: VendorReport, tree: ReplayTree) -> tuple[list[KernelRepo
             stages[int(match["level"])] = kernel
     if (
         len(bridges) != 2
-        or len(bridges) + len(stages) + beside != len(report.kernels)
+        or len(bridges) + len(stages) + learner_kernels != len(report.kernels)
         or sorted(stages) != [*range(len(stages))]
     ):
         names = ", ".join(kernel.name for kernel in report.kernels) or "none"
-        raise VendorReportError(f"{report.path}: expected the kernels {_OURS}, each once; found {names}.")
+        raise VendorReportError(f"{report.path}: expected the kernels {_EXPECTED}, each once; found {names}.")
     if len(stages) != tree.depth + 1:
         raise VendorReportError(
             f"{report.path}: expected {tree.depth} levels below the root, those of {tree.capacity:,} slots with fanout "
             f"{tree.fanout}; found {len(stages) - 1}. Give the capacity and the fanout that it was compiled for "
             "(PEARL_CAPACITY, PEARL_FANOUT)."
         )
-    return [stages[level] for level in sorted(stages)], bridges["feed"], bridges["collect"], beside > 0
+    return [stages[level] for level in sorted(stages)], bridges["feed"], bridges["collect"], learner_kernels > 0
 
 
-def _passing_by(report: VendorReport, kernel: KernelReport, loop: int) -> tuple[int, float]:
-    """One pass of requests that enter no loop inside."""
-    return one_pass(loops_of(report, kernel, "requests")[loop], lambda _: None)
+def _once(loop: BlockReport) -> int:
+    return loop.trips or 1
 
 
-@dataclass(frozen=True)
-class _Stages:
-    """Interval and latency in cycles of each level, the root's first."""
+def _skipped(_: BlockReport) -> None:
+    return None
 
-    cycles: list[tuple[int, float]]
 
-    def timing(self, bridges: Sequence[int], passes: int = 1) -> StageTiming:
-        """As the model has it: the slowest stage's interval, the mean level below the root, and the root beside them.
+def _stage_timing(stages: Sequence[tuple[int, float]], bridges: Sequence[int], passes: int = 1) -> StageTiming:
+    """The timing of `stages`, each an interval and a latency, from the root on.
 
-        What the bridges wait for in host memory is T_comm, which Eq. 7 adds: here they count by their intervals.
-        """
-        (_, root), *levels = self.cycles
-        slowest = max(interval for interval, _ in self.cycles) * passes
-        level = math.ceil(sum(latency for _, latency in levels) * passes / len(levels))
-        return StageTiming(max(slowest, *bridges), level, math.ceil(root * passes))
+    As in the model: the interval of the slowest stage, the mean latency below the root, and the root's latency. Bridges
+    count by their intervals alone: their waits for host memory are T_comm, which Eq. 7 adds.
+    """
+    (_, root), *levels = stages
+    slowest = max(interval for interval, _ in stages) * passes
+    level = math.ceil(sum(latency for _, latency in levels) * passes / len(levels))
+    return StageTiming(max(slowest, *bridges), level, math.ceil(root * passes))

@@ -1,4 +1,4 @@
-"""Cycles of kernels by a vendor's report: what the Replay Manager's and the Learner's have in common."""
+"""Cycles of a kernel by a vendor's report, for the Replay Manager's kernels and the Learner's."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pearl.errors import CapacityError, VendorReportError
 
 
 def imported(value_us: float) -> Measurement:
-    """A time of a cell of the matrix that a report tells."""
+    """A time from a report, for a cell of the matrix."""
     return Measurement(value_us, value_us, value_us, 0, "imported")
 
 
 def clock_of(report: VendorReport, smaller: str) -> float:
-    """The clock in MHz of a report that tells times, of a design that fits.
+    """The clock of the report in MHz.
 
-    Raises VendorReportError where clock or initiation intervals are absent, CapacityError, which advises to compile for
-    `smaller`, where the design does not fit the part that it was compiled for.
+    Raises VendorReportError where the clock or the initiation intervals are absent; CapacityError, which advises to
+    compile for `smaller`, where the design does not fit the part that it was compiled for.
     """
     if report.frequency_mhz is None or any(kernel.blocks is None for kernel in report.kernels):
         raise VendorReportError(
             f"{report.path} has no {' and no '.join(report.missing)}: times cannot be told from it. Copy the whole "
-            "folder of the report, or make it anew."
+            "folder of the report, or create it again."
         )
     if over := report.total.exceeding(report.available):
         raise CapacityError(
@@ -37,19 +37,19 @@ def clock_of(report: VendorReport, smaller: str) -> float:
 def loops_of(report: VendorReport, kernel: KernelReport, over: str) -> list[BlockReport]:
     """The outermost loops of a kernel, at least one.
 
-    Of a stage the last takes what passes through it, after those that clear its memory.
+    The last loop of a stage takes the items; earlier loops clear its memory.
     """
     loops = [block for block in kernel.blocks or () if block.loop]
     if not loops:
         raise VendorReportError(
             f"{report.path}: expected a loop over {over} in {kernel.name}; found none. A report of another version, "
-            "or one that is not complete: make it anew."
+            "or one that is not complete: create it again."
         )
     return loops
 
 
 def known_trips(report: VendorReport, kernel: KernelReport) -> Callable[[BlockReport], int]:
-    """For `one_pass`: how often a loop runs by the report; VendorReportError where that does not say."""
+    """For `one_pass`: the trip count of a loop; VendorReportError where the report does not state it."""
 
     def trips(block: BlockReport) -> int:
         if not block.trips:
@@ -63,11 +63,11 @@ def known_trips(report: VendorReport, kernel: KernelReport) -> Callable[[BlockRe
 
 
 def one_pass(loop: BlockReport, trips: Callable[[BlockReport], int | None]) -> tuple[int, float]:
-    """Cycles from one iteration of `loop` to the next, and those that one is under way.
+    """Interval and latency of `loop`: cycles from one iteration to the next, and cycles of one iteration.
 
-    Blocks follow one another, and each is a pipeline of its own: a loop inside holds up the next iteration until its
-    own last one has begun. Where iterations do not overlap, the next one waits for all of it. `trips` says how often a
-    loop inside runs; None: it is passed by.
+    Blocks run in a row, and each is a pipeline of its own: an inner loop delays the next iteration until its own last
+    iteration has begun. Without overlap, the next iteration waits for the whole of this one. `trips` returns the trip
+    count of an inner loop, or None for an inner loop that is skipped.
     """
     interval, latency = float(loop.ii or 0), loop.latency_cycles
     for block in loop.blocks:
@@ -81,6 +81,6 @@ def one_pass(loop: BlockReport, trips: Callable[[BlockReport], int | None]) -> t
 
 
 def cycle_in(found: Mapping[str, Measurement]) -> float | None:
-    """Microseconds of a cycle among what a calibration file says; None where it has none, or none that a clock has."""
+    """Microseconds of a cycle from a calibration file; None where it is absent, or no clock could have it."""
     cycle = found.get("cycle")
     return cycle.value_us if cycle is not None and 1e-6 <= cycle.value_us <= 1e6 else None
