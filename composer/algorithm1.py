@@ -1,4 +1,4 @@
-"""Algorithm 1 of PEARL: search all pairs of devices for Replay Manager and Learner, then place the Data Storage."""
+"""Algorithm 1 of PEARL: choose the devices of Replay Manager and Learner among all pairs, then of the Data Storage."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pearl.errors import ConfigurationError, PlacementError
 
 _T = TypeVar("_T")
 
-# Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation. An
-# insertion, which may bring priorities, counts as much.
+# Bytes per item of the messages of Eq. 7: an int64 index, a float32 weight or priority, a uint32 generation. Insertions
+# may carry priorities, so they have the same size.
 MESSAGE_BYTES = 8 + 4 + 4
 # The "word" of Algorithm 1's Step 2: one index.
 WORD_BYTES = 8
@@ -69,26 +69,26 @@ def place(
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
-    Step 1 takes the pair of devices, and the implementation of the Learner, that maximise experiences per second (or
-    per joule) by Eq. 7. Of costs equal to 1e-9 the least traffic between devices wins, then fewer devices, then the
-    order of the matrix: of the Replay Manager's device, of the Learner's, of the latter's implementations. Step 2 puts
-    the Data Storage where its traffic takes least time among the devices that `storage_rule` allows (None: all of the
-    pair and the host), or on `storage_forced`; of traffic equal to 1e-9 the Learner's device wins, then the Actors',
-    then the Replay Manager's.
+    Step 1 chooses the devices of Replay Manager and Learner, and the Learner's implementation, with the most
+    experiences per second (or per joule) by Eq. 7. Costs within 1e-9 are a tie: it goes to the least traffic between
+    devices, then to the fewest devices, then to the order of the matrix (Replay Manager's device, Learner's device,
+    implementations of the latter). Step 2 puts the Data Storage on `storage_forced`, or on the device with the least
+    transfer time among those that `storage_rule` allows (None: both devices and the host). Ties within 1e-9 go to the
+    Learner's device, then to the Actors', then to the Replay Manager's.
 
-    A pair is impossible where one of the devices cannot take its primitive, or where two of the host and both devices
-    have no route. Eq. 7 sends no messages between host and Learner; but the Learner's weights go to the Actors, which
-    are on the host, and the transitions that these collect come to the Learner's batches.
+    A pair is impossible where a device cannot run its primitive, or where there is no route between two of the host and
+    both devices. Eq. 7 has no messages between host and Learner, but they need a route too: weights go to the Actors,
+    which run on the host, and their transitions go to the Learner's batches.
 
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
-    iteration. `sharing` says by how much a Learner on the host's silicon is slower beside the Actors than measured
-    alone; None: by nothing. `messages_us` is what the host's messages of an iteration cost where two devices talk
-    through it. `pipelines` are iterations measured as a whole, in microseconds: where they took longer than the sum of
-    their parts, the difference is contention. `replay_ratio` is that at which the Actors were taken to collect, inf
-    where they run free; it and `priority_update_delay` are kept with the placement (Eq. 7 has strict order).
+    iteration. `sharing` gives the slowdown of a Learner on the host's silicon while Actors run; None: no slowdown.
+    `messages_us` is the time per iteration of the host's messages between two devices. `pipelines` are times in
+    microseconds of iterations that were measured as a whole: the excess over the sum of their parts is contention.
+    `replay_ratio` is the ratio at which the Actors collect, inf where they run free. The placement records it, and
+    `priority_update_delay` (Eq. 7 assumes strict order).
 
-    Raises PlacementError where no pair can take the primitives, ConfigurationError for an unknown metric, and for a
-    missing active_watts where power counts.
+    Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
+    active_watts where power counts.
     """
     search = _Search(
         matrix,
@@ -144,6 +144,14 @@ def place(
     )
 
 
+def watts_missing(names: Sequence[str]) -> ConfigurationError:
+    """The error for devices whose power the device CSV does not state."""
+    return ConfigurationError(
+        f"Power efficiency needs the power of every device used: fill the cell of device "
+        f"{', '.join(map(repr, names))}, column 'active_watts', in the device CSV."
+    )
+
+
 @dataclass(frozen=True)
 class _Search:
     matrix: AssignmentMatrix
@@ -159,7 +167,7 @@ class _Search:
     pipelines: Mapping[Candidacy, float]
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
-        """Every pair in the order of the matrix, with its cost or with why it has none."""
+        """Every pair in the order of the matrix: the possible ones with their cost, the others with the reason."""
         candidates: list[Candidate] = []
         impossible: list[Impossible] = []
         for replay_device in self.matrix.devices:
@@ -233,16 +241,13 @@ class _Search:
         )
 
     def _watts(self, names: tuple[str, ...]) -> float | None:
-        """The power of the devices; where some are one piece of silicon, of the hungriest of them."""
+        """The power of the devices; of devices on one piece of silicon only the highest counts."""
         watts: dict[str, float] = {}
         for name in names:
             found = self.platform.device(name).active_watts
             if found is None:
                 if self.metric == "power_efficiency":
-                    raise ConfigurationError(
-                        f"Power efficiency needs the power of every device used: fill the cell of device "
-                        f"{name!r}, column 'active_watts', in the device CSV."
-                    )
+                    raise watts_missing([name])
                 return None
             silicon = next((other for other in watts if self.platform.shared_silicon(other, name)), name)
             watts[silicon] = max(found, watts.get(silicon, 0.0))
@@ -275,7 +280,7 @@ class _Search:
         return StorageOption(name, traffic, batch, float(crossing))
 
     def ranked(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Best first. Within each group of equal scores: least traffic, then fewer devices, then their order."""
+        """Best first. Ties go to the least traffic, then to the fewest devices, then to the first."""
         return [
             candidate
             for group in _ties(candidates, lambda candidate: 1 / candidate.score(self.metric))

@@ -1,4 +1,4 @@
-"""The primitive-device assignment matrix (PEARL Table I): what one iteration of each primitive takes on each device."""
+"""The primitive-device assignment matrix (PEARL Table I): the time of each primitive per iteration on each device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from composer.report import matrix_report, plain
+from composer.report import learner_tuning, matrix_report, plain
 from composer.serialization import from_document, to_document
 from composer.wording import require
 from pearl.errors import ConfigurationError
 
 Source: TypeAlias = Literal["measured", "modelled", "imported"]
-Candidacy: TypeAlias = tuple[str, str, str]  # devices of Replay Manager and Learner, and the latter's implementation
+Candidacy: TypeAlias = tuple[
+    str, str, str
+]  # device of the Replay Manager, of the Learner, the Learner's implementation
 Column: TypeAlias = Literal["RM only", "Learner only", "RM & Learner"]
 
-_ROUNDING = 1e-12  # of a percentile between two samples
+_ROUNDING = 1e-12  # relative error of a percentile between two samples
 
 SOURCES: tuple[Source, ...] = get_args(Source)
 COLUMNS: tuple[Column, ...] = get_args(Column)
@@ -33,7 +35,7 @@ def _require_counts(what: str, **counts: int) -> None:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A latency in microseconds: `value_us` is the median, `p20_us` and `p80_us` its spread over `n` samples.
+    """A latency in microseconds: `value_us` is the median of `n` samples, `p20_us` and `p80_us` their spread.
 
     A modelled value has n = 0 and no spread.
     """
@@ -74,7 +76,7 @@ class Measurement:
 
     @classmethod
     def modelled(cls, value_us: float) -> Measurement:
-        """A value that comes from equations."""
+        """A value by equations."""
         return cls(value_us, value_us, value_us, 0, "modelled")
 
     @property
@@ -85,7 +87,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ReplayCell:
-    """T_RM of one iteration on a device, and the parameters it was obtained with."""
+    """T_RM of one iteration on a device, and the parameters for which it holds."""
 
     sample: Measurement
     insert: Measurement
@@ -108,9 +110,10 @@ class ReplayCell:
 
 @dataclass(frozen=True)
 class LearnerCell:
-    """T_Learner of one iteration on a device, and the implementation and parameters it was obtained with.
+    """T_Learner of one iteration on a device, and the implementation and parameters for which it holds.
 
-    Of an FPGA `sub_batches` is DP, its pipelines. With `prefetch` another thread draws the next batch meanwhile.
+    On an FPGA `sub_batches` is DP, the number of pipelines. With `prefetch` another thread draws the next batch during
+    a step.
     """
 
     step: Measurement
@@ -130,8 +133,7 @@ class LearnerCell:
     @property
     def parameters(self) -> str:
         """The parameters in words."""
-        tuning = f"threads {self.threads}, sub-batches {self.sub_batches}, streams {self.streams}"
-        return f"{self.implementation}, {tuning}{', prefetching' if self.prefetch else ''}"
+        return f"{self.implementation}, {learner_tuning(self)}"
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class PairCell:
 
 @dataclass(frozen=True)
 class MissingCell:
-    """The device cannot take the primitive, and why."""
+    """Why the device cannot run the primitive."""
 
     reason: str
 
@@ -186,8 +188,8 @@ class LearnerOption:
 class MatrixRow:
     """One device: the columns "RM only", "Learner only" and "RM & Learner".
 
-    `learner` and `pair` are of the Learner's implementation whose step is the fastest, `others` of all others that were
-    measured.
+    `learner` and `pair` belong to the implementation of the Learner with the fastest step, `others` to all other
+    measured implementations.
     """
 
     device: str
@@ -198,7 +200,7 @@ class MatrixRow:
 
     @property
     def learners(self) -> tuple[LearnerOption, ...]:
-        """Every implementation of the Learner, that with the fastest step first."""
+        """Every implementation of the Learner; the one with the fastest step is first."""
         return (LearnerOption(self.learner, self.pair), *self.others)
 
     def cells(self) -> Iterator[tuple[Column, Cell]]:
@@ -224,7 +226,7 @@ class UnsupportedLearner:
 
 @dataclass(frozen=True)
 class AssignmentMatrix:
-    """A row per usable device, and the devices and the implementations of the Learner left out."""
+    """A row per usable device; and the devices and the implementations of the Learner that are left out."""
 
     rows: tuple[MatrixRow, ...]
     unavailable: tuple[UnavailableDevice, ...] = ()
@@ -263,8 +265,8 @@ class AssignmentMatrix:
     def to_pandas(self) -> pd.DataFrame:
         """One line per latency: device, column, latency, p50_us, p20_us, p80_us, n, source, parameters.
 
-        A missing cell is one line whose `parameters` hold the reason. The lines of the Learner's other implementations,
-        which `parameters` name, follow those of the fastest.
+        A missing cell is one line with the reason in `parameters`. The lines of the fastest implementation of the
+        Learner come first; `parameters` name the implementation.
         """
         lines: list[tuple[object, ...]] = []
         for row in self.rows:

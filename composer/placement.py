@@ -18,15 +18,15 @@ from pearl.errors import ConfigurationError, PlacementError
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-TIE = 1e-9  # costs closer than this, relatively, are equal
+TIE = 1e-9  # costs with a smaller relative difference are equal
 
 
 @dataclass(frozen=True)
 class IterationTerms:
     """The terms of PEARL Eq. 7 in microseconds; each transfer includes its latency.
 
-    Two are not the paper's: `messages_us`, the host's queues and threads where two devices talk through it; and
-    `contention_us`, by how much an iteration takes longer than all that where the devices are the host's silicon.
+    Two terms are not in the paper: `messages_us` of the host's queues and threads between two devices, and
+    `contention_us`, the excess of a whole iteration over its parts where both devices are the host's silicon.
     """
 
     sample_us: float
@@ -56,7 +56,7 @@ class IterationTerms:
         return path + self.messages_us + self.contention_us
 
     def critical(self) -> dict[str, float]:
-        """The terms on the critical path, by what they are called in a report."""
+        """The terms on the critical path, by their names in a report."""
         path = {
             "sampling": self.sample_us,
             "moving samples to the Learner": self.sample_transfer_us,
@@ -74,7 +74,7 @@ class IterationTerms:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Where the Replay Manager runs and how it is set."""
+    """The Replay Manager's device and parameters."""
 
     device: str
     backend: str
@@ -85,9 +85,9 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Where the Learner runs and how it is set; `implementation` is a name of `pearl.backends.learners()`.
+    """The Learner's device and parameters; `implementation` is a name of `pearl.backends.learners()`.
 
-    With `prefetch`, for the native one in setting 2 alone, one thread more draws the next batch while it trains.
+    With `prefetch`, in setting 2 with the native Learner only, an extra thread draws the next batch during a step.
     """
 
     device: str
@@ -104,8 +104,8 @@ class LearnerConfig:
 class StorageOption:
     """One device for the Data Storage.
 
-    `traffic_us` is Step 2's sum of C_x / bandwidth; `data_transfer_us` the time one batch of transitions takes to
-    the Learner, which Eq. 7 leaves out; `crossing_bytes` what leaves or enters the device per iteration.
+    `traffic_us` is Step 2's sum of C_x / bandwidth. `data_transfer_us` is the transfer time of one batch of transitions
+    to the Learner, which Eq. 7 leaves out. `crossing_bytes` are the bytes that leave or enter the device per iteration.
     """
 
     device: str
@@ -118,8 +118,8 @@ class StorageOption:
 class Candidate:
     """One pair of devices for Replay Manager and Learner, and an implementation of the latter, with its cost.
 
-    `eps` is training experiences per second; `watts` the active power of the distinct devices used, host included,
-    None where the device CSV does not state it; `storage` lists the devices for the Data Storage, best first.
+    `eps` is training experiences per second. `watts` is the active power of all devices used, including the host; None
+    where the device CSV does not state it. `storage` lists the devices for the Data Storage, best first.
     """
 
     replay: ReplayConfig
@@ -134,16 +134,7 @@ class Candidate:
     storage: tuple[StorageOption, ...]
 
     def __post_init__(self) -> None:
-        costs = (self.t_itr_us, self.eps, *(() if self.watts is None else (self.watts,)))
-        self._check_parts()
-        if not all(0 < cost < math.inf for cost in costs) or not self.storage:
-            raise ConfigurationError(
-                f"The pair {' + '.join(self.pair)} needs t_itr_us, eps and watts above 0 and a device for the Data "
-                f"Storage; found {self.t_itr_us!r}, {self.eps!r}, {self.watts!r} and {len(self.storage)} devices."
-            )
-
-    def _check_parts(self) -> None:
-        """Refuse what no search gives, such as a document that was cut or edited in the wrong place."""
+        """Refuse values that no search gives, such as those of a document that was cut or edited wrongly."""
         where = f"The pair {' + '.join(self.pair)}"
         for part, values in (
             ("terms", dataclasses.asdict(self.terms)),
@@ -159,6 +150,12 @@ class Candidate:
             )
         if len({option.device for option in self.storage}) < len(self.storage):
             raise ConfigurationError(f"{where} lists a device for the Data Storage twice.")
+        costs = (self.t_itr_us, self.eps, *(() if self.watts is None else (self.watts,)))
+        if not all(0 < cost < math.inf for cost in costs) or not self.storage:
+            raise ConfigurationError(
+                f"{where} needs t_itr_us, eps and watts above 0 and a device for the Data "
+                f"Storage; found {self.t_itr_us!r}, {self.eps!r}, {self.watts!r} and {len(self.storage)} devices."
+            )
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -167,7 +164,7 @@ class Candidate:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The devices of Replay Manager and Learner, and the latter's implementation: what tells candidates apart."""
+        """The devices of Replay Manager and Learner, and the latter's implementation; unique among candidates."""
         return (*self.pair, self.learner.implementation)
 
     @property
@@ -177,11 +174,11 @@ class Candidate:
 
     @property
     def traffic_bytes(self) -> float:
-        """Bytes that cross between devices per iteration, the best Data Storage included."""
+        """Bytes per iteration between devices, including those of the best Data Storage."""
         return self.message_bytes + self.storage[0].crossing_bytes
 
     def score(self, metric: Metric) -> float:
-        """What is maximised: experiences per second, or per joule."""
+        """The value to maximise: experiences per second, or per joule."""
         if metric == "throughput":
             return self.eps
         if not self.watts:
@@ -194,7 +191,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Impossible:
-    """A pair of devices that cannot take the primitives, and why."""
+    """A pair of devices that cannot run the primitives, and why."""
 
     replay_manager: str
     learner: str
@@ -217,12 +214,12 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Placement:
-    """The choice, every alternative with its cost, and what was impossible.
+    """The choice, every alternative with its cost, and the impossible pairs.
 
     `candidates` holds every pair, once for each implementation of the Learner, best first. `replay_manager`, `learner`
-    and `storage` name the devices chosen among them, `implementation` that of the Learner: change them here with
-    `with_choice`, or in the JSON document by hand. `replay_ratio` is that at which the Actors were taken to collect
-    beside the Learner; None: they run free.
+    and `storage` name the chosen devices, `implementation` the chosen implementation of the Learner. To change the
+    choice, call `with_choice` or edit the JSON document. `replay_ratio` is the assumed ratio at which the Actors
+    collect while the Learner trains; None: they run free.
     """
 
     replay_manager: str
@@ -318,7 +315,7 @@ class Placement:
 
     @property
     def delay_in_effect(self) -> int:
-        """How many priority updates a sampling may run ahead: 0 in setting 2, whose loop samples after the update."""
+        """The priority updates that a sampling may run ahead; 0 in setting 2, whose loop samples after the update."""
         return self.priority_update_delay if self.setting == 1 else 0
 
     @property
@@ -343,7 +340,7 @@ class Placement:
 
     @property
     def assumption(self) -> str:
-        """What the prediction takes for given, in words."""
+        """The assumption of the prediction, in words."""
         if self.replay_ratio is None:
             return "not waiting for data, with Actors that run free"
         return f"not waiting for data, with Actors that collect at a replay ratio of {self.replay_ratio:g}"
@@ -385,11 +382,11 @@ class Placement:
         storage: str | None = None,
         implementation: str | None = None,
     ) -> Placement:
-        """The same placement with other devices, or another implementation of the Learner, chosen; the rest stays.
+        """The same placement with other devices chosen, or another implementation of the Learner.
 
-        A Data Storage that is the pair's first option follows to the first option of the new pair; one chosen
-        otherwise stays if the new pair offers it. An implementation that is not said stays too, if the new pair has
-        it; else it becomes the pair's best. PlacementError lists the pairs there are.
+        Without `storage`, the new pair's best Data Storage is chosen if the current one is the best of its pair;
+        otherwise the current one stays if the new pair offers it. Without `implementation`, the current one stays if
+        the new pair has it; else the pair's best is chosen. PlacementError lists the possible pairs.
         """
         pair = (replay_manager or self.replay_manager, learner or self.learner)
         offered = [candidate.learner.implementation for candidate in self.candidates if candidate.pair == pair]
@@ -405,11 +402,11 @@ class Placement:
         )
 
     def why_not(self, candidate: Candidate) -> str:
-        """Why the choice is preferred to `candidate`, or by how much it is worse, in one line."""
+        """One line that says why the choice is preferred to `candidate`, or by how much the choice is worse."""
         return _reason(candidate, self.chosen, self.metric)
 
     def why_not_storage(self, option: StorageOption) -> str:
-        """How much more or less traffic the Data Storage on another device would cause, in one line."""
+        """One line that says how much more or less traffic the Data Storage on another device causes."""
         difference = option.traffic_us - self.storage_option.traffic_us
         if math.isclose(option.traffic_us, self.storage_option.traffic_us, rel_tol=TIE):
             return "equal traffic"
@@ -443,7 +440,7 @@ class Placement:
 
     @classmethod
     def from_json(cls, text: str) -> Placement:
-        """Read `to_json`'s document, edited or not; raises ConfigurationError, of which PlacementError is one."""
+        """Read a document of `to_json`, which may have been edited; raises ConfigurationError or PlacementError."""
         return from_document(cls, text, cls.FORMAT, cls.VERSION)
 
     def __rich__(self) -> RenderableType:
@@ -474,7 +471,7 @@ def _reason(candidate: Candidate, chosen: Candidate, metric: Metric) -> str:
 
 
 def _largest_difference(candidate: Candidate, chosen: Candidate, *, more: bool) -> str:
-    """The term of the critical path that explains most of why `candidate` costs more (or less) than `chosen`."""
+    """The term of the critical path with the largest share in why `candidate` costs more (or less) than `chosen`."""
     ours, theirs = chosen.terms.critical(), candidate.terms.critical()
     differences = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in (*theirs, *ours)}
     name = (max if more else min)(differences, key=lambda term: differences[term])

@@ -1,17 +1,16 @@
-"""The platform: the devices and connections that two CSV files describe, and what a transfer between two costs.
+"""The platform: the devices and connections of two CSV files, and the cost of a transfer between two devices.
 
-The files are data: a cell is compared, matched or converted to a number, never executed. Everything wrong with a
-file is reported at once as one DeviceFileError, with the line and the column of each fault. `docs/csv_reference.md`
-is the user's view of this module.
+The files are data: a cell is compared, matched or converted to a number, never executed. One DeviceFileError reports
+all faults of a file, each with its line and column. `docs/csv_reference.md` describes the files for users.
 """
 
 from __future__ import annotations
 
-import difflib
 import io
+import operator
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from composer.wording import did_you_mean, listed, shortened
 from pearl.backends import backend_of, csv_names
 from pearl.backends.cpu.device import describe_cpu
 from pearl.devices.description import (
@@ -36,15 +36,15 @@ from pearl.devices.description import (
 )
 from pearl.errors import ConfigurationError, DeviceFileError, PlacementError
 
-# A device's own memory where neither a connection row nor memory_bandwidth_gbps states it (gigabytes per second).
+# Latency of a device's own memory where no connection row states it.
 OWN_MEMORY_LATENCY_US = 0.1
 
-# Every pair of devices is costed, and listed in the placement: 64 make 4,096 pairs for each Learner.
+# The placement computes and lists the cost of every pair of devices: 64 devices make 4,096 pairs for each Learner.
 MOST_DEVICES = 64
 _ERRORS_SHOWN = 10
 _LARGEST_FILE = 1 << 20
 _MOST_CELLS = 256  # of a line
-_SMALLEST, _LARGEST = 1e-12, 1e15  # of any quantity: beyond, sums of transfer times lose their meaning
+_SMALLEST, _LARGEST = 1e-12, 1e15  # of any quantity; sums of transfer times outside are meaningless
 _BYTES_PER_US_PER_GBPS = 1e3  # 1 GB/s moves 10^9 bytes in 10^6 us
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,12}", re.ASCII)
@@ -56,7 +56,7 @@ def _spellings(quantity: str, **factors: float) -> dict[str, tuple[str, float]]:
     return {f"{quantity}_{unit}": (canonical, factor) for unit, factor in factors.items()}
 
 
-# Accepted header -> (the column it fills, factor to that column's unit). All prefixes are decimal.
+# Accepted header -> (its column, factor to the unit of that column). All prefixes are decimal.
 _SPELLINGS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {column: (column, 1.0) for column in (*DEVICE_COLUMNS, *CONNECTION_COLUMNS)}
     | _spellings("latency", us=1.0, ms=1e3, ns=1e-3, s=1e6)
@@ -72,28 +72,22 @@ def _spellings_of(column: str) -> tuple[str, ...]:
     return tuple(header for header, (canonical, _) in _SPELLINGS.items() if canonical == column)
 
 
-def _closest(word: str, known: Collection[str]) -> str:
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{match[0]}'?" if match else ""
-
-
 @dataclass
 class _Faults:
-    """All that is wrong with one file, raised together."""
+    """All faults of one file, raised together."""
 
     path: Path
-    messages: list[tuple[int, str]] = field(default_factory=list)  # with their lines
+    messages: list[tuple[int, str]] = field(default_factory=list)  # each with its line
 
     def add(self, line: int, column: str, expected: str, found: str, advice: str = "") -> None:
-        shown = found if len(found) <= 60 else f"{found[:57]}..."
         place = f"line {line}, column '{column}'" if column else f"line {line}"
-        self.messages.append((line, f"{place}: expected {expected}; found {shown!r}.{advice}"))
+        self.messages.append((line, f"{place}: expected {expected}; found {shortened(found)!r}.{advice}"))
 
     def raise_if_any(self) -> None:
         if not self.messages:
             return
         count = len(self.messages)
-        in_order = sorted(self.messages, key=lambda numbered: numbered[0])
+        in_order = sorted(self.messages, key=operator.itemgetter(0))
         shown = "\n".join(f"  {message}" for _, message in in_order[:_ERRORS_SHOWN])
         rest = f"\n  and {count - _ERRORS_SHOWN} more" if count > _ERRORS_SHOWN else ""
         errors = "1 error" if count == 1 else f"{count} errors"
@@ -102,15 +96,36 @@ class _Faults:
 
 @dataclass(frozen=True)
 class _Row:
+    """One row of a file; its methods read a cell and note what is wrong with it."""
+
     line: int
-    cells: Mapping[str, str]  # header as the file spells it (lower case) -> stripped text
+    cells: Mapping[str, str]  # header as spelled in the file (lower case) -> stripped text
+    headers: Mapping[str, str]  # column -> header as spelled in the file
+    faults: _Faults
 
+    def fault(self, column: str, expected: str, advice: str = "") -> None:
+        self.faults.add(self.line, self.headers.get(column, column), expected, self.text(column), advice)
 
-@dataclass(frozen=True)
-class _Table:
-    header_line: int
-    headers: Mapping[str, str]  # column -> the spelling this file uses
-    rows: tuple[_Row, ...]
+    def text(self, column: str) -> str:
+        return self.cells.get(self.headers.get(column, ""), "")
+
+    def one_of(self, column: str, accepted: Sequence[str]) -> str:
+        value = self.text(column).lower()
+        if value not in accepted:
+            self.fault(column, f"one of {', '.join(accepted)}", did_you_mean(value, accepted))
+            return ""
+        return value
+
+    def number(self, column: str, *, required: bool = False, zero_allowed: bool = False) -> float | None:
+        text = self.text(column)
+        if not text:
+            if required:
+                self.fault(column, "a number")
+            return None
+        value, expected = _number(text, self.headers[column], zero_allowed=zero_allowed)
+        if value is None:
+            self.fault(column, expected)
+        return value
 
 
 def _text_of(path: Path) -> str:
@@ -181,7 +196,8 @@ def _cells_of(path: Path, text: str) -> list[tuple[int, list[str]]]:
     return numbered
 
 
-def _read_table(path: Path, columns: Sequence[str], required: Sequence[str], faults: _Faults) -> _Table:
+def _read_table(path: Path, columns: Sequence[str], required: Sequence[str], faults: _Faults) -> tuple[int, list[_Row]]:
+    """The line of the header, and the rows."""
     numbered = _cells_of(path, _text_of(path))
     header_line, header = numbered[0]
     while header and not header[-1]:
@@ -198,14 +214,14 @@ def _read_table(path: Path, columns: Sequence[str], required: Sequence[str], fau
         if extra:
             expected = f"{len(spelled)} cells, as in the header"
             faults.add(line, "", expected, extra[0], " Remove the surplus cell, or quote a cell that holds a comma.")
-        rows.append(_Row(line, dict(zip(spelled, cells, strict=False))))
-    return _Table(header_line, headers, tuple(rows))
+        rows.append(_Row(line, dict(zip(spelled, cells, strict=False)), headers, faults))
+    return header_line, rows
 
 
 def _check_header(
     line: int, spelled: Sequence[str], columns: Sequence[str], required: Sequence[str], faults: _Faults
 ) -> dict[str, str]:
-    """The spelling that the file uses for each of its columns."""
+    """The header of each column, as spelled in the file."""
     accepted = {header: canonical for header, (canonical, _) in _SPELLINGS.items() if canonical in columns}
     units = {header.rpartition("_")[0]: canonical for header, canonical in accepted.items() if header != canonical}
     headers: dict[str, str] = {}
@@ -217,7 +233,7 @@ def _check_header(
             faults.add(line, name, f"a header with its unit, one of {', '.join(_spellings_of(units[name]))}", name)
         elif canonical is None:
             known = ", ".join(columns)
-            advice = _closest(name, accepted) or " Remove the column, or correct its name."
+            advice = did_you_mean(name, accepted) or " Remove the column, or correct its name."
             faults.add(line, name, f"one of {known}", name, advice)
         elif canonical in headers:
             both = f"{headers[canonical]}, {name}"
@@ -232,7 +248,7 @@ def _check_header(
 
 
 def _number(text: str, header: str, *, zero_allowed: bool) -> tuple[float | None, str]:
-    """The number in its column's unit and "", or None and what was expected."""
+    """The number in its column's unit and an empty text, or None and the expected value in words."""
     canonical, factor = _SPELLINGS[header]
     bound = "of at least 0" if zero_allowed else "above 0"
     if canonical in _WHOLE_COLUMNS:
@@ -254,87 +270,51 @@ def _number(text: str, header: str, *, zero_allowed: bool) -> tuple[float | None
     return value, ""
 
 
-class _RowReader:
-    """Takes the cells of one row out of its table and notes what is wrong with them."""
-
-    def __init__(self, table: _Table, row: _Row, faults: _Faults) -> None:
-        self.table, self.row, self.faults = table, row, faults
-
-    def fault(self, column: str, expected: str, advice: str = "") -> None:
-        header = self.table.headers.get(column, column)
-        self.faults.add(self.row.line, header, expected, self.text(column), advice)
-
-    def text(self, column: str) -> str:
-        return self.row.cells.get(self.table.headers.get(column, ""), "")
-
-    def one_of(self, column: str, accepted: Sequence[str]) -> str:
-        value = self.text(column).lower()
-        if value not in accepted:
-            self.fault(column, f"one of {', '.join(accepted)}", _closest(value, accepted))
-            return ""
-        return value
-
-    def number(self, column: str, *, required: bool = False, zero_allowed: bool = False) -> float | None:
-        text = self.text(column)
-        if not text:
-            if required:
-                self.fault(column, "a number")
-            return None
-        value, expected = _number(text, self.table.headers[column], zero_allowed=zero_allowed)
-        if value is None:
-            self.fault(column, expected)
-        return value
-
-
 def read_devices(path: str | Path) -> tuple[Device, ...]:
     """Read the device CSV; raises DeviceFileError with every fault of the file."""
     faults = _Faults(Path(path))
-    table = _read_table(Path(path), DEVICE_COLUMNS, ("name", "kind", "backend"), faults)
-    if not table.rows:
-        faults.add(table.header_line + 1, "", "one row per device", "the header alone", " Add the devices.")
-    if len(table.rows) > MOST_DEVICES:
-        advice = " Every pair of devices is costed: list each device once, and of equal ones no more than are needed."
-        line = table.rows[MOST_DEVICES].line
-        faults.add(line, "", f"at most {MOST_DEVICES} devices", f"{len(table.rows)} rows", advice)
+    header_line, rows = _read_table(Path(path), DEVICE_COLUMNS, ("name", "kind", "backend"), faults)
+    if not rows:
+        faults.add(header_line + 1, "", "one row per device", "the header alone", " Add the devices.")
+    if len(rows) > MOST_DEVICES:
+        advice = " Every pair of devices is costed: list each device once, and only as many equal ones as are needed."
+        faults.add(rows[MOST_DEVICES].line, "", f"at most {MOST_DEVICES} devices", f"{len(rows)} rows", advice)
         faults.raise_if_any()
     found: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
-    for row in table.rows:
-        reader = _RowReader(table, row, faults)
-        found.append(_device_values(reader))
-        name = reader.text("name")
+    for row in rows:
+        found.append(_device_values(row))
+        name = row.text("name")
         if name in lines:
-            reader.fault("name", "each name once", f" Line {lines[name]} already has this name: rename one of them.")
+            row.fault("name", "each name once", f" Line {lines[name]} already has this name: rename one of them.")
         lines.setdefault(name, row.line)
-    for row in table.rows:
-        reader = _RowReader(table, row, faults)
-        shared = reader.text("shares_with")
-        if shared and shared == reader.text("name"):
-            reader.fault("shares_with", "another device", " Leave the cell empty for a device of its own silicon.")
+    for row in rows:
+        shared = row.text("shares_with")
+        if shared and shared == row.text("name"):
+            row.fault("shares_with", "another device", " Leave the cell empty for a device of its own silicon.")
         elif shared and shared not in lines:
-            advice = _closest(shared, lines) or " Add the device, or correct the name."
-            reader.fault("shares_with", f"a device of this file ({_listed(list(lines))})", advice)
+            advice = did_you_mean(shared, lines) or " Add the device, or correct the name."
+            row.fault("shares_with", f"a device of this file ({listed(list(lines))})", advice)
     faults.raise_if_any()
     return tuple(Device(**values) for values in found)
 
 
-def _device_values(reader: _RowReader) -> dict[str, Any]:
-    values: dict[str, Any] = {column: reader.text(column) for column in ("name", "selector", "shares_with")}
+def _device_values(row: _Row) -> dict[str, Any]:
+    values: dict[str, Any] = {column: row.text(column) for column in ("name", "selector", "shares_with")}
     if not NAME_PATTERN.fullmatch(values["name"]):
-        reader.fault("name", NAME_RULE)
-    kind = values["kind"] = reader.one_of("kind", KINDS)
-    backend = values["backend"] = reader.one_of("backend", csv_names())
+        row.fault("name", NAME_RULE)
+    kind = values["kind"] = row.one_of("kind", KINDS)
+    backend = values["backend"] = row.one_of("backend", csv_names())
     if kind and backend:
         fitting = csv_names(kind)  # type: ignore[arg-type]  # one_of returned one of KINDS
         if backend not in fitting:
-            reader.fault("backend", f"a backend of a {kind}: {', '.join(fitting)}")
-    if kind and backend:
+            row.fault("backend", f"a backend of a {kind}: {', '.join(fitting)}")
         try:
             check_selector(kind, backend, values["selector"])  # type: ignore[arg-type]  # one of KINDS
         except ConfigurationError as error:
-            reader.fault("selector", f"a selector of the {backend} backend", f" {error}")
+            row.fault("selector", f"a selector of the {backend} backend", f" {error}")
     for column in QUANTITIES:
-        values[column] = reader.number(column, zero_allowed=column in MAY_BE_ZERO)
+        values[column] = row.number(column, zero_allowed=column in MAY_BE_ZERO)
     return values
 
 
@@ -344,40 +324,35 @@ def read_connections(path: str | Path, devices: Sequence[Device]) -> tuple[Conne
     A header without rows is a machine without links. A row that repeats an earlier one is dropped.
     """
     faults = _Faults(Path(path))
-    table = _read_table(Path(path), CONNECTION_COLUMNS, CONNECTION_COLUMNS, faults)
+    _, rows = _read_table(Path(path), CONNECTION_COLUMNS, CONNECTION_COLUMNS, faults)
     names = [device.name for device in devices]
     found: dict[tuple[str, str], tuple[int, Connection]] = {}
-    for row in table.rows:
-        reader = _RowReader(table, row, faults)
+    for row in rows:
         ends = {}
         for column in ("source", "target"):
-            ends[column] = reader.text(column)
+            ends[column] = row.text(column)
             if ends[column] not in names:
-                advice = _closest(ends[column], names) or " Add the device to the device CSV, or correct the name."
-                reader.fault(column, f"a device of the device CSV ({_listed(names)})", advice)
-        latency = reader.number("latency_us", required=True, zero_allowed=True)
-        bandwidth = reader.number("bandwidth_gbps", required=True)
+                advice = did_you_mean(ends[column], names) or " Add the device to the device CSV, or correct the name."
+                row.fault(column, f"a device of the device CSV ({listed(names)})", advice)
+        latency = row.number("latency_us", required=True, zero_allowed=True)
+        bandwidth = row.number("bandwidth_gbps", required=True)
         if latency is None or bandwidth is None:
             continue
         link = Connection(ends["source"], ends["target"], latency, bandwidth)
         line, earlier = found.setdefault((link.source, link.target), (row.line, link))
         if earlier != link:
             advice = f" Line {line} states other values for {link.source} -> {link.target}: keep one of the rows."
-            reader.fault("source", "each connection once", advice)
+            row.fault("source", "each connection once", advice)
     faults.raise_if_any()
     return tuple(link for _, link in found.values())
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
-
-
 @dataclass(frozen=True)
 class Link:
-    """A route from one device to another: `hops` names every device on it, the two ends included.
+    """A route between two devices; `hops` names every device on it, including both ends.
 
-    Latencies of the hops add, and so do their transfer times: `bandwidth_gbps` is the one bandwidth that gives the
-    same sum.
+    `latency_us` is the sum over the hops. Transfer times add up too: `bandwidth_gbps` is the bandwidth that gives their
+    sum.
     """
 
     latency_us: float
@@ -404,38 +379,40 @@ class Platform:
 
     @cached_property
     def _named(self) -> dict[str, Device]:
-        return {device.name: device for device in reversed(self.devices)}  # of equal names the first
+        return {device.name: device for device in reversed(self.devices)}  # the first of equal names wins
 
     def device(self, name: str) -> Device:
-        """The device called `name`; PlacementError lists the names there are."""
+        """The device called `name`; PlacementError lists the known names."""
         if (found := self._named.get(name)) is not None:
             return found
         names = [device.name for device in self.devices]
-        raise PlacementError(f"There is no device {name!r}; the platform has {_listed(names)}.{_closest(name, names)}")
+        raise PlacementError(
+            f"There is no device {name!r}; the platform has {listed(names)}.{did_you_mean(name, names)}"
+        )
 
     @cached_property
     def host(self) -> Device:
-        """The CPU that runs the Actors and the Host Runtime: of those that host best, the first."""
+        """The CPU that runs the Actors and the Host Runtime: the first of those with the best rank."""
         ranks = [
             (rank, device) for device in self.devices if (rank := backend_of(device).host_rank(device)) is not None
         ]
         if not ranks:
             raise PlacementError(
-                f"No CPU among the devices ({_listed([d.name for d in self.devices])}): Actors run on one. "
+                f"No CPU among the devices ({listed([d.name for d in self.devices])}): Actors run on one. "
                 "Add a row of kind cpu to the device CSV, such as 'cpu0,cpu,cpu'."
             )
         return min(ranks, key=lambda found: found[0])[1]
 
     def shared_silicon(self, first: str, second: str) -> bool:
-        """Whether two devices are one piece of silicon, so that what runs on one slows the other down.
+        """Whether two devices are one piece of silicon, so that work on one slows the other down.
 
-        `shares_with` counts both ways and from device to device; a device shares with itself.
+        `shares_with` is symmetric and transitive, and a device shares with itself.
         """
         return self.device(second).name in self._silicon[self.device(first).name]
 
     @cached_property
     def _silicon(self) -> dict[str, set[str]]:
-        """The names of all devices that are the same piece of silicon, by each of these names."""
+        """For each device, the names of all devices on the same piece of silicon."""
         groups = {device.name: {device.name} for device in self.devices}
         for device in self.devices:
             if device.shares_with in groups:
@@ -454,9 +431,9 @@ class Platform:
     def link(self, source: str, target: str) -> Link:
         """The route from `source` to `target`.
 
-        A row counts for both directions unless the other direction has its own. A device to itself is its own
-        memory. Without a row the route leads through the host, both hops paid. PlacementError names the row that is
-        missing where there is none.
+        A row counts for both directions unless the other direction has its own row. The route from a device to itself
+        is its own memory. Without a row the route leads through the host and costs both hops. Where there is no route,
+        PlacementError names the missing row.
         """
         if (source, target) not in self._links:
             self._links[source, target] = self._route(source, target)
@@ -490,9 +467,9 @@ class Platform:
 
 
 def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
-    """The platform with no more cores of a CPU that is here than this process may use; a line for each that had more.
+    """The platform with the cores of local CPUs limited to those of this process; a warning for each limited CPU.
 
-    A file of a larger machine may be tried on a small one, but threads that share a core only wait for each other.
+    The file may describe a larger machine, but threads that share a core only wait for each other.
     """
     here = describe_cpu().logical_cores
     devices, changed = list(platform.devices), []
@@ -507,7 +484,7 @@ def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
 
 
 def usable(platform: Platform) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:
-    """The devices whose backend and hardware are here, and the others with the reason."""
+    """The devices whose backend and hardware are available here; the other devices, each with the reason."""
     ready: list[Device] = []
     unavailable: list[tuple[Device, str]] = []
     for device in platform.devices:

@@ -1,9 +1,8 @@
-"""Reads a composition from a TOML file: what the `set_*` calls of a `Composer` say, as a document."""
+"""Reads a composition from a TOML file, whose tables hold the arguments of the `set_*` calls of a `Composer`."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import math
 import os
@@ -24,22 +23,23 @@ else:
 from composer.codegen.python_source import EXPLORATIONS
 from composer.codegen.trainer_source import check_module_name
 from composer.composer import Composer
+from composer.wording import did_you_mean, shortened
 from pearl.algorithms.trainer import check_trainer_class
 from pearl.backends import AUTO, check_implementation, learners
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
 _SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
 _TRAINER = re.compile(r"(?P<module>[^:]+):(?P<name>[A-Za-z_]\w*)")
-_COUNTS = ("seed", "eval_episodes", "eval_interval", "checkpoint_interval")
 
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """What the table [program] says: arguments of `Composer.runtime_gen`, whose paths count from the current folder."""
+    """The table [program]: arguments of `Composer.runtime_gen`, with paths relative to the current folder."""
 
     path: Path
     run_dir: Path | None = None
@@ -53,14 +53,14 @@ class ProgramOptions:
 
 @dataclass(frozen=True)
 class _Key:
-    """One key of a table: what its value must be, in words and as TOML types."""
+    """One key of a table: its accepted values in words, and their TOML types."""
 
     expected: str
     types: tuple[type, ...]
     required: bool = False
 
     def accepts(self, value: object) -> bool:
-        """`type`, not `isinstance`: true is no whole number."""
+        """Whether the type matches exactly: with `isinstance`, true would be a whole number."""
         return type(value) in self.types
 
 
@@ -69,68 +69,61 @@ _WHOLE = _Key("a whole number", (int,))
 _NUMBER = _Key("a number", (int, float))
 _FLAG = _Key("true or false", (bool,))
 _EXPONENT = _Key("a number, or a table of a schedule", (int, float, dict))
-_ENV_KWARGS = _Key("a table of numbers, texts and booleans", (dict,))
+_BY_TYPE = {
+    bool: _FLAG,
+    int: _WHOLE,
+    float: _NUMBER,
+    str: _TEXT,
+    tuple: _Key("a list such as [64, 64]", (tuple,)),
+}
+_BY_ANNOTATION = {"bool": _FLAG, "int": _WHOLE, "int | None": _WHOLE, "float": _NUMBER}
 
+
+def _keys_of(record: type, **special: _Key) -> dict[str, _Key]:
+    """The keys of a table whose values are the fields of `record`; fields of other types are text."""
+    fields = dataclasses.fields(record)
+    return {f.name: special.get(f.name) or _BY_ANNOTATION.get(str(f.type), _TEXT) for f in fields}
+
+
+_REPLAY_KEYS = _keys_of(
+    ReplaySpec,
+    fanout=_Key('a whole number, or "auto"', (int, str)),
+    alpha=_EXPONENT,
+    beta=_EXPONENT,
+    initial_priority=_Key('a number, "max" or "mean"', (int, float, str)),
+)
+_OPTIONAL_COUNTS = tuple(f.name for f in dataclasses.fields(ProgramOptions) if f.type == "int | None")
 _TABLES: dict[str, dict[str, _Key]] = {
     "platform": {"devices": _TEXT, "connections": _TEXT, "metric": _TEXT},
-    "actors": {
-        "env": _Key(_TEXT.expected, (str,), required=True),
-        "count": _WHOLE,
-        "envs_per_actor": _WHOLE,
-        "vectorization": _TEXT,
-        "env_kwargs": _ENV_KWARGS,
-        "timeout_s": _NUMBER,
-    },
+    "actors": _keys_of(
+        ActorSpec,
+        env=_Key(_TEXT.expected, (str,), required=True),
+        env_kwargs=_Key("a table of numbers, texts and booleans", (dict,)),
+    ),
     "trainer": {
         "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),
         "implementation": _Key(f"one of {', '.join((AUTO, *learners()))}, in quotes", (str,)),
     },
     "replay": {
         "size": _Key(_WHOLE.expected, (int,), required=True),
-        "mode": _TEXT,
-        "fanout": _Key('a whole number, or "auto"', (int, str)),
-        "alpha": _EXPONENT,
-        "beta": _EXPONENT,
-        "beta_final": _NUMBER,
-        "stratified": _FLAG,
-        "replacement": _FLAG,
-        "max_times_sampled": _WHOLE,
-        "priority_epsilon": _NUMBER,
-        "initial_priority": _Key('a number, "max" or "mean"', (int, float, str)),
-        "storage": _TEXT,
-        "share_next_obs": _FLAG,
+        **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
-    "training": {
-        "batch_size": _WHOLE,
-        "replay_ratio": _NUMBER,
-        "learning_starts": _WHOLE,
-        "priority_update_delay": _WHOLE,
-        "gamma": _NUMBER,
-        "n_step": _WHOLE,
-        "weight_sync_interval": _WHOLE,
-    },
-    "program": {
-        "path": _TEXT,
-        "timesteps": _WHOLE,
-        "run_dir": _TEXT,
-        "until_return": _Key('a number, or "none" or inf for no early stop', (int, float, str)),
-        "seed": _WHOLE,
-        "eval_episodes": _WHOLE,
-        "eval_interval": _WHOLE,
-        "checkpoint_interval": _WHOLE,
-    },
+    "training": _keys_of(TrainSpec),
+    "program": _keys_of(
+        ProgramOptions, until_return=_Key('a number, or "none" or inf for no early stop', (int, float, str))
+    ),
 }
 
 
 def load_spec(
     path: str | Path, *, progress: bool = True, implementation: str | None = None, output: Path | None = None
 ) -> tuple[Composer, ProgramOptions]:
-    """Read a composition file: a Composer with everything set, and what its program is to be.
+    """Read a composition file: a Composer with everything set, and the options of its program.
 
-    Paths in the file count from its folder. `progress` is the Composer's; `implementation` of the Learner and `output`,
-    the program's path, take the place of the file's. The module of the trainer class is imported, here and by the
-    program; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class
-    cannot be imported) naming the file, the table and the key.
+    Paths in the file are relative to its folder. `progress` is passed to the Composer; `implementation` of the Learner
+    and `output`, the program's path, override the file's. The module of the trainer class is imported, here and by the
+    program; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class cannot
+    be imported) that names the file, the table and the key.
     """
     if implementation is not None:
         check_implementation(implementation, auto=True)
@@ -138,7 +131,7 @@ def load_spec(
 
 
 class _SpecFile:
-    """One composition file, parsed; its methods check a table and hand it on."""
+    """One parsed composition file; its methods check the tables and pass them to a Composer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,7 +140,9 @@ class _SpecFile:
         for name, table in self.document.items():
             if name not in _TABLES:
                 kind = "table" if isinstance(table, dict) else "key"
-                raise self._error("", f"the tables {_listed(_TABLES)}", f"the {kind} {name!r}", _closest(name, _TABLES))
+                raise self._error(
+                    "", f"the tables {', '.join(_TABLES)}", f"the {kind} {name!r}", did_you_mean(name, _TABLES)
+                )
             if not isinstance(table, dict):
                 raise self._error("", f"a table [{name}]", f"{name} = {_shown(table)}")
 
@@ -168,7 +163,7 @@ class _SpecFile:
             ) from error
         try:
             return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
             raise ConfigurationError(f"{self.path} is not a TOML file: {error}.") from error
 
     def compose(
@@ -199,7 +194,7 @@ class _SpecFile:
                 "platform",
                 "both devices and connections, or neither",
                 " and ".join(table),
-                " `pearl devices` writes both files for this machine; without them it is discovered while composing.",
+                " `pearl devices` writes both files for this machine; without them, composing discovers the machine.",
             )
         if "devices" in table:
             composer.set_device_file(self._file("platform", "devices"))
@@ -209,10 +204,10 @@ class _SpecFile:
                 composer.set_opt_metric(table["metric"])
 
     def _set_trainer(self, composer: Composer, forced: str | None) -> None:
-        table = self._raw("trainer")
+        table = self.document.get("trainer", {})
         own = self._checked("trainer", {key: table[key] for key in _TABLES["trainer"] if key in table})
         settings = {key: value for key, value in table.items() if key not in own}
-        for key in ("learner", "imported_from"):  # which `class` says
+        for key in ("learner", "imported_from"):  # given by `class`
             if key in settings:
                 raise self._error("trainer", "class, implementation and settings of the class", repr(key))
         with self._naming("trainer", "class"):
@@ -237,26 +232,22 @@ class _SpecFile:
             run_dir = run_dir or self.folder / "runs" / self.path.stem
             program = run_dir / "program.py"
         if run_dir is not None and not Path(table.get("run_dir", "")).expanduser().is_absolute():
-            run_dir = Path(os.path.relpath(run_dir))  # relative: the program counts it from its own folder
+            run_dir = Path(os.path.relpath(run_dir))  # runtime_gen makes it relative to the program
         with self._naming("program"):
             goal = table.get("until_return")
             check_goal(goal)
-            counts = {name: check_count(name, table[name]) for name in _COUNTS if name in table}
+            counts = {name: check_count(name, table[name]) for name in _OPTIONAL_COUNTS if name in table}
         return ProgramOptions(program, run_dir, timesteps, goal, **counts)
 
-    def _raw(self, name: str) -> dict[str, Any]:
-        table: dict[str, Any] = self.document.get(name, {})
-        return table
-
     def _table(self, name: str) -> dict[str, Any]:
-        return self._checked(name, self._raw(name))
+        return self._checked(name, self.document.get(name, {}))
 
     def _checked(self, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         keys = _TABLES[name]
         values: dict[str, Any] = {}
         for key, value in table.items():
             if key not in keys:
-                raise self._error(name, f"the keys {_listed(keys)}", repr(key), _closest(key, keys))
+                raise self._error(name, f"the keys {', '.join(keys)}", repr(key), did_you_mean(key, keys))
             if not keys[key].accepts(value):
                 raise self._error(name, keys[key].expected, _shown(value), key=key)
             if isinstance(value, float) and math.isnan(value):
@@ -271,7 +262,7 @@ class _SpecFile:
         return values
 
     def _file(self, table: str, key: str) -> Path:
-        text: str = self._raw(table)[key]
+        text: str = self.document[table][key]
         if not text or not text.isprintable():
             raise self._error(table, "a path", _shown(text), key=key)
         try:
@@ -282,7 +273,7 @@ class _SpecFile:
     # --- the trainer ------------------------------------------------------------------------------------------------
 
     def _trainer_class(self, stated: str) -> tuple[object, str]:
-        """What the text names, and the name of the module that it was found in."""
+        """The object that `stated` names, and the name of its module."""
         match = _TRAINER.fullmatch(stated)
         wrong = f'expected "module:Class" or "file.py:Class", such as "my_trainer.py:DQNTrainer"; found {stated!r}.'
         if match is None or not match["module"].isprintable():
@@ -297,10 +288,12 @@ class _SpecFile:
             return getattr(imported, match["name"]), imported.__name__
         except AttributeError as error:
             classes = [name for name, value in vars(imported).items() if isinstance(value, type)]
-            raise TrainerError(f"{module} has no class {match['name']!r}.{_closest(match['name'], classes)}") from error
+            raise TrainerError(
+                f"{module} has no class {match['name']!r}.{did_you_mean(match['name'], classes)}"
+            ) from error
 
     def _import_file(self, file: Path) -> ModuleType:
-        """Import a file under its stem: the name by which the generated program will import it again."""
+        """Import a file under its stem, by which the generated program imports it again."""
         file = file.resolve()
         if not file.is_file():
             raise ConfigurationError(f"there is no file {file}. Paths count from the folder of {self.path.name}.")
@@ -324,7 +317,7 @@ class _SpecFile:
             if isinstance(value, dict):
                 return self._record("trainer", key, value, _EXPLORATIONS)
             example = f'a table that names its kind, such as {{ kind = "{next(iter(_EXPLORATIONS))}" }}'
-            raise self._error("trainer", example, _shown(value), f" The kinds are {_listed(_EXPLORATIONS)}.", key=key)
+            raise self._error("trainer", example, _shown(value), f" The kinds are {', '.join(_EXPLORATIONS)}.", key=key)
         plain = self._plain(key, value)
         expected, fits = _expectation(default)
         if not fits(plain):
@@ -332,7 +325,7 @@ class _SpecFile:
         return _real(plain) if type(default) is float else plain
 
     def _plain(self, key: str, value: object) -> object:
-        """Numbers, texts and booleans; lists as tuples and tables of them."""
+        """`value`, which holds numbers, texts and booleans only, with tuples for lists."""
         if isinstance(value, list):
             return tuple(self._plain(key, item) for item in value)
         if isinstance(value, dict):
@@ -342,23 +335,27 @@ class _SpecFile:
         return value
 
     def _record(self, table: str, key: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> object:
-        """A table that names its `kind`, as a value of that kind."""
+        """The value that a table with a `kind` describes."""
         rest = dict(values)
         kind = rest.pop("kind", None)
         if not isinstance(kind, str) or kind not in kinds:
             found = "nothing" if kind is None else _shown(kind)
-            raise self._error(table, f"one of {_listed(kinds)}", found, _closest(str(kind), kinds), key=f"{key}.kind")
+            raise self._error(
+                table, f"one of {', '.join(kinds)}", found, did_you_mean(str(kind), kinds), key=f"{key}.kind"
+            )
         fields = {f.name: f for f in dataclasses.fields(kinds[kind])}
         for name, value in rest.items():
             where = f"{key}.{name}"
             if name not in fields:
-                raise self._error(table, f"the keys {_listed(fields)}", repr(name), _closest(name, fields), key=where)
+                raise self._error(
+                    table, f"the keys {', '.join(fields)}", repr(name), did_you_mean(name, fields), key=where
+                )
             expected, fits = _expectation(_example(fields[name]))
             if not fits(value):
                 raise self._error(table, expected, _shown(value), key=where)
         for name, field in fields.items():
             if field.default is dataclasses.MISSING and name not in rest:
-                raise self._error(table, f"the keys {_listed(fields)}", f"no {name!r}", key=key)
+                raise self._error(table, f"the keys {', '.join(fields)}", f"no {name!r}", key=key)
         settings = {k: _real(v) if type(_example(fields[k])) is float else v for k, v in rest.items()}
         with self._naming(table, key):
             return kinds[kind](**settings)
@@ -374,7 +371,7 @@ class _SpecFile:
 
     @contextmanager
     def _naming(self, table: str, key: str = "") -> Iterator[None]:
-        """Put the place in front of what a check elsewhere says."""
+        """Put the place in the file in front of the message of an error."""
         try:
             yield
         except PearlError as error:
@@ -406,22 +403,14 @@ def _import(name: str, folder: Path) -> ModuleType:
 
 
 def _expectation(default: object) -> tuple[str, Callable[[object], bool]]:
-    """What a value must be that replaces `default`, in words and as a check; None says nothing about it."""
-    if type(default) is bool:
-        return "true or false", lambda value: type(value) is bool
-    if type(default) is int:
-        return _WHOLE.expected, _WHOLE.accepts
-    if type(default) is float:
-        return _NUMBER.expected, _NUMBER.accepts
-    if type(default) is str:
-        return _TEXT.expected, _TEXT.accepts
-    if type(default) is tuple:
-        return "a list such as [64, 64]", lambda value: type(value) is tuple
+    """The values that may replace `default`, in words and as a check; any value may replace None."""
+    if (key := _BY_TYPE.get(type(default))) is not None:
+        return key.expected, key.accepts
     return "", lambda value: True
 
 
 def _example(field: dataclasses.Field[Any]) -> object:
-    """A value of the field's type: its default, where it has one."""
+    """A value of the field's type: its default if it has one."""
     if field.default is not dataclasses.MISSING and field.default is not None:
         return field.default
     return {"int": 0, "float": 0.0}[str(field.type).removesuffix(" | None")]
@@ -431,15 +420,5 @@ def _real(value: object) -> object:
     return float(value) if type(value) is int else value
 
 
-def _closest(name: str, known: Mapping[str, object] | list[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(names)
-
-
 def _shown(value: object) -> str:
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(str(value).lower() if isinstance(value, bool) else repr(value))

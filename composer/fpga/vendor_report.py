@@ -1,10 +1,10 @@
-"""Reads what Intel's oneAPI compiler reports on an FPGA design: resources, clock, initiation intervals, latencies.
+"""Reads the report of Intel's oneAPI compiler on an FPGA design: resources, clock, initiation intervals, latencies.
 
-The compiler leaves a folder `<name>.prj/reports`. Its data have had three forms, which say the same: JSON documents,
-the same with one record a line (NDJSON), and the same as assignments in JavaScript (`var summaryJSON={...};`). They are
-data here: looked up, parsed as JSON, compared; never executed. Intel lists the files in its FPGA handbook ("Access FPGA
-Optimization Reports in JSON Format") and promises nothing about what is in them; what is read here was seen in recorded
-reports of 2021.4, 2023.0 and a later version, and all else in them is passed over.
+The compiler writes a folder `<name>.prj/reports`. Its data have one of three equivalent forms: JSON documents, JSON
+with one record per line (NDJSON), or JavaScript assignments (`var summaryJSON={...};`). All are parsed as data and
+never executed. Intel lists the files in its FPGA handbook ("Access FPGA Optimization Reports in JSON Format") but
+guarantees nothing about their content. This reader uses fields that recorded reports of 2021.4, 2023.0 and a later
+version contain, and ignores all others.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from composer.report import ascii_table
+from composer.wording import shortened
 from pearl.errors import VendorReportError
 
-OLDEST, NEWEST = (2021, 4), (2025, 0)  # versions of oneAPI that are read
+OLDEST, NEWEST = (2021, 4), (2025, 0)  # supported versions of oneAPI
 
 _DATA_FOLDERS = ("resources/json", "lib/json", "json", "")
 _SCRIPT_FOLDERS = ("resources", "lib", "")
@@ -43,7 +43,7 @@ _FITTER_LINES = {
     "DSP blocks": "dsps",
     "RAM blocks": "ram_blocks",
 }
-_FITTER_END = "2x clock fmax"  # the last line of what is read
+_FITTER_END = "2x clock fmax"  # the last line that a complete file has
 _LARGEST = 1e15  # of any number of a report
 _LARGEST_FILE = 1 << 28
 _NUMBER = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?|[0-9]{1,15}(\.[0-9]+)?")
@@ -53,9 +53,9 @@ _Record: TypeAlias = "Mapping[str, Any]"
 
 @dataclass(frozen=True)
 class VendorResources:
-    """What a design takes, or a part has; None where the report does not say.
+    """Resources of a design or a part; None where the report does not state them.
 
-    `aluts` are what the compiler estimates, `alms` what the fitter counts: an ALM has two ALUTs.
+    The compiler estimates `aluts`, the fitter counts `alms`. An ALM has two ALUTs.
     """
 
     aluts: float | None = None
@@ -66,7 +66,7 @@ class VendorResources:
     alms: float | None = None
 
     def exceeding(self, available: VendorResources) -> tuple[str, ...]:
-        """What it takes more of than `available` has, each as "5,000 DSP blocks of 4,510"."""
+        """Every resource of which there are too few in `available`, such as "5,000 DSP blocks of 4,510"."""
         names = (
             ("aluts", "ALUTs"),
             ("registers", "registers"),
@@ -86,9 +86,9 @@ class VendorResources:
 class BlockReport:
     """A basic block of a kernel, or a loop with the blocks inside it.
 
-    `latency_cycles` is the block's own, once through; `ii` the cycles from one iteration of a loop to the next, None
-    where iterations do not overlap; `trips` how often it runs where the compiler knows, else 0; `fmax_mhz` the clock it
-    was scheduled for.
+    `latency_cycles` is the latency of the block itself, for one pass. `ii` are the cycles from one iteration of a loop
+    to the next, None where iterations do not overlap. `trips` is the trip count where the compiler knows it, else 0.
+    `fmax_mhz` is the clock for which the block was scheduled.
     """
 
     name: str
@@ -100,7 +100,7 @@ class BlockReport:
     blocks: tuple[BlockReport, ...] = ()
 
     def everything(self) -> Iterator[BlockReport]:
-        """The block and all inside it."""
+        """The block and all blocks inside it, at any depth."""
         yield self
         for block in self.blocks:
             yield from block.everything()
@@ -108,7 +108,7 @@ class BlockReport:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel; `blocks` in the order of the program, None where the report holds none of any kernel."""
+    """One kernel; `blocks` in program order, None where the report has no blocks of any kernel."""
 
     name: str
     resources: VendorResources
@@ -121,17 +121,17 @@ class KernelReport:
 
     @property
     def fmax_mhz(self) -> float | None:
-        """The slowest clock that any of its blocks was scheduled for."""
+        """The slowest clock for which any of its blocks was scheduled."""
         return min((block.fmax_mhz for top in self.blocks or () for block in top.everything()), default=None)
 
 
 @dataclass(frozen=True)
 class VendorReport:
-    """A report: `kernels` and `others` (interconnect, board interface, pipes) make up `total`, of `available`.
+    """A report: `total` is the sum of `kernels` and `others` (interconnect, board interface, pipes).
 
-    `frequency_mhz` is what the fitter achieved after place and route, or what the compiler estimates: the slowest clock
-    that any block was scheduled for. `fitted` is what the fitter counts for the whole device. `missing` says in words
-    what the report does not have.
+    `frequency_mhz` is the clock that the fitter achieved after place and route, or else the compiler's estimate: the
+    slowest clock for which any block was scheduled. `fitted` are the fitter's resources of the whole device. `missing`
+    names in words the parts that the report lacks.
     """
 
     path: Path
@@ -148,22 +148,19 @@ class VendorReport:
     missing: tuple[str, ...] = ()
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=Text(f"{self.tool} {self.version.partition(' ')[0]}: {self.device}"), box=box.ASCII2)
-        for heading in ("", "ALUTs", "FFs", "RAMs", "DSPs", "MLABs", "MHz", "II"):
-            table.add_column(heading, justify="right" if heading else "left")
+        numbers = ("ALUTs", "FFs", "RAMs", "DSPs", "MLABs", "MHz", "II")
+        title = Text(f"{self.tool} {self.version.partition(' ')[0]}: {self.device}")
+        table = ascii_table(title, ("", *numbers), right=numbers)
         for kernel in self.kernels:
             intervals = ", ".join("-" if loop.ii is None else str(loop.ii) for loop in kernel.loops)
-            clock = "-" if kernel.fmax_mhz is None else f"{kernel.fmax_mhz:,.1f}"
-            table.add_row(Text(kernel.name), *_counts(kernel.resources), clock, intervals or "-")
+            table.add_row(Text(kernel.name), *_counts(kernel.resources), _shown(kernel.fmax_mhz, 1), intervals or "-")
         table.add_section()
         for name, resources in (*self.others, ("Total", self.total), ("Available", self.available)):
             table.add_row(Text(name), *_counts(resources))
         lines = [f"Clock: {self.frequency_mhz:,.1f} MHz, {self.frequency}"] if self.frequency_mhz is not None else []
         if self.fitted is not None:
-            alms, registers, rams, dsps = (
-                "-" if count is None else f"{count:,.0f}"
-                for count in (self.fitted.alms, self.fitted.registers, self.fitted.ram_blocks, self.fitted.dsps)
-            )
+            fitted = self.fitted
+            alms, registers, rams, dsps = map(_shown, (fitted.alms, fitted.registers, fitted.ram_blocks, fitted.dsps))
             lines.append(f"Fitter, whole device: {alms} ALMs, {registers} FFs, {rams} RAMs, {dsps} DSPs")
         if over := self.total.exceeding(self.available):
             lines.append(f"It does not fit: {', '.join(over)}")
@@ -171,16 +168,19 @@ class VendorReport:
         return Group(table, *map(Text, lines))
 
 
-def _counts(resources: VendorResources) -> tuple[str, ...]:
-    counts = (resources.aluts, resources.registers, resources.ram_blocks, resources.dsps, resources.mlabs)
-    return tuple("-" if count is None else f"{count:,.0f}" for count in counts)
+def _counts(found: VendorResources) -> tuple[str, ...]:
+    return tuple(map(_shown, (found.aluts, found.registers, found.ram_blocks, found.dsps, found.mlabs)))
+
+
+def _shown(value: float | None, decimals: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{decimals}f}"
 
 
 def read_vendor_report(path: str | Path) -> VendorReport:
-    """Read the report in `path`: a project folder `<name>.prj`, its `reports`, or the folder of its data.
+    """Read the report in `path`: a project folder `<name>.prj`, its folder `reports`, or the folder of its data.
 
-    Raises VendorReportError, which says what was expected, found, and where, for a report that is absent, truncated,
-    or of a version of oneAPI other than 2021.4 to 2025.0.
+    Raises VendorReportError for a report that is absent, truncated, or of a version of oneAPI other than 2021.4 to
+    2025.0; the message says where it is, what was expected and what was found.
     """
     path = Path(path)
     try:
@@ -189,25 +189,24 @@ def read_vendor_report(path: str | Path) -> VendorReport:
         raise VendorReportError(f"{path} is nested deeper than any report of a compiler.") from error
 
 
-# --- where things are ------------------------------------------------------------------------------------------------
+# --- finding the files -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Document:
-    """One document of a report: its records, and the file that it is from."""
+    """One document of a report: its file, and the records in it."""
 
     path: Path
     records: tuple[_Record, ...]
 
     def fail(self, expected: str, found: object) -> VendorReportError:
-        text = repr(found)
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
         return VendorReportError(
-            f"{self.path}: expected {expected}; found {shown}. Make the report anew, with oneAPI {_range()}."
+            f"{self.path}: expected {expected}; found {shortened(repr(found))}. Create the report again with oneAPI "
+            f"{_range()}."
         )
 
     def get(self, record: object, key: str, kind: type[Any] | tuple[type[Any], ...], where: str) -> Any:
-        """`record[key]`, if that is there and of this kind."""
+        """`record[key]`, which must be of this kind."""
         if not isinstance(record, dict):
             raise self.fail(f"an object with {key!r} in {where}", record)
         value = record.get(key)
@@ -215,8 +214,12 @@ class _Document:
             raise self.fail(f"{key!r} in {where}", value)
         return value
 
+    def children(self, record: Mapping[str, Any], where: str) -> list[Any]:
+        """The children of a record, which may have none."""
+        return self.get(record, "children", list, where) if "children" in record else []  # type: ignore[no-any-return]
+
     def number(self, value: object, where: str) -> float:
-        """A number, or text that is one: reports have both."""
+        """A number, or a text that holds one: reports have both."""
         if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
             value = float(value.replace(",", ""))
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
@@ -226,7 +229,7 @@ class _Document:
 
 @dataclass(frozen=True)
 class _Source:
-    """The folder of a report's data, in one of the three forms, and that of the whole project."""
+    """The folder of a report's data, the form of the data, and the folder of the project."""
 
     project: Path
     folder: Path
@@ -238,7 +241,7 @@ class _Source:
         if not root.is_dir():
             raise VendorReportError(
                 f"There is no report in {path}: expected the folder <name>.prj that `icpx -fintelfpga -Xshardware "
-                "-fsycl-link=early` leaves beside its output (target fpga_report of kernels/sycl/board)."
+                "-fsycl-link=early` writes next to its output (target fpga_report of kernels/sycl/board)."
             )
         for base in (root, root / "reports"):
             for suffix in (".ndjson", ".json"):
@@ -269,7 +272,7 @@ class _Source:
             _object(path, line, f"line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()
         )
         if not records:
-            raise VendorReportError(f"{path} is empty: expected a JSON object a line. The file is truncated.")
+            raise VendorReportError(f"{path} is empty: expected a JSON object per line. The file is truncated.")
         return _Document(path, records)
 
     def required(self, name: str) -> _Document:
@@ -277,7 +280,7 @@ class _Source:
         if found is None:
             raise VendorReportError(
                 f"{self.folder} holds no {name}{self.suffix}: the report is not complete. Copy the whole folder, or "
-                "make the report anew."
+                "create the report again."
             )
         return found
 
@@ -302,13 +305,13 @@ def _refuse_constant(constant: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _object(path: Path, text: str, where: str) -> _Record:
-    """The JSON object that `text` is, and nothing beside it."""
+def _object(path: Path, text: str, where: str, *, whole: bool = True) -> _Record:
+    """The JSON object in `text`; after it only a text that is not `whole` may go on."""
     try:
-        found = _DECODER.decode(text)
+        found = _DECODER.decode(text) if whole else _DECODER.raw_decode(text)[0]
     except ValueError as error:
         raise VendorReportError(
-            f"{path}: {where} is not JSON ({error}). The file is truncated: copy it again, or make the report anew."
+            f"{path}: {where} is not JSON ({error}). The file is truncated: copy it or create the report again."
         ) from error
     if not isinstance(found, dict):
         raise VendorReportError(f"{path}: expected an object in {where}; found {found!r:.60}.")
@@ -323,20 +326,12 @@ def _assigned(path: Path, text: str, name: str) -> _Record:
             f"{path}: expected a line `var {name}JSON={{...}};`. The file is truncated, or of another version than "
             f"oneAPI {_range()}."
         )
-    # JavaScript lets an apostrophe be escaped, JSON does not.
+    # JavaScript allows an escaped apostrophe, JSON does not.
     body = re.sub(r"\\(.)", lambda match: "'" if match[1] == "'" else match[0], text[start:], flags=re.DOTALL)
-    try:
-        found, _ = _DECODER.raw_decode(body)
-    except ValueError as error:
-        raise VendorReportError(
-            f"{path}: {name}JSON is not JSON ({error}). The file is truncated: copy it again, or make the report anew."
-        ) from error
-    if not isinstance(found, dict):
-        raise VendorReportError(f"{path}: expected an object in {name}JSON; found {found!r:.60}.")
-    return found
+    return _object(path, body, f"{name}JSON", whole=False)
 
 
-# --- what they say ---------------------------------------------------------------------------------------------------
+# --- reading the records ---------------------------------------------------------------------------------------------
 
 
 def _read(source: _Source) -> VendorReport:
@@ -383,7 +378,7 @@ def _read(source: _Source) -> VendorReport:
 
 
 def _compile_info(document: _Document) -> tuple[str, str, str]:
-    """Product, version and device, once the version is one that is read."""
+    """Product, version and device; VendorReportError for another product or version."""
     info = document.get(document.records[0], "compileInfo", dict, "the document")
     nodes = document.get(info, "nodes", list, "compileInfo")
     node = nodes[0] if nodes else None
@@ -394,13 +389,13 @@ def _compile_info(document: _Document) -> tuple[str, str, str]:
     if product != "SYCL" or match is None or not OLDEST <= (int(match[1]), int(match[2])) <= NEWEST:
         raise VendorReportError(
             f"{document.path}: expected a report of oneAPI {_range()} (product SYCL); found {product} {version[:40]}. "
-            "Make the report with one of these versions: later ones have no FPGA support, and other reports differ."
+            "Create the report with one of these versions: later ones have no FPGA support, and other reports differ."
         )
     return "oneAPI", version, device
 
 
 def _sections(document: _Document, name: str) -> tuple[_Record, list[Any]]:
-    """A table of the summary: what heads it, and its rows."""
+    """A table of the summary: the record at its head, and its rows."""
     if len(document.records) == 1 and name in document.records[0]:
         section = document.get(document.records[0], name, dict, "the document")
         return section, document.get(section, "children", list, name)
@@ -428,7 +423,7 @@ def _resource_rows(document: _Document) -> list[tuple[str, VendorResources]]:
             if field is not None
         }
         if name == "Available" and not values["mlabs"]:
-            del values["mlabs"]  # 2021.4 and 2023.0 print 0, of which designs take some
+            del values["mlabs"]  # 2021.4 and 2023.0 print 0 here, though designs use MLABs
         found.append((name, VendorResources(**values)))
     return found
 
@@ -443,13 +438,12 @@ def _kernels(
     rows: Sequence[tuple[str, VendorResources]],
     blocks: Sequence[tuple[str, tuple[BlockReport, ...]]] | None,
 ) -> Iterator[KernelReport]:
-    """Each kernel with what is said of it; of equal names, which lambdas have, the first with the first."""
-    waiting = {name: iter([found for row, found in rows if row == name]) for name in names}
+    """Each kernel with its resources and blocks; kernels of equal names, as lambdas have, are matched in order."""
+    resources = {name: iter([found for row, found in rows if row == name]) for name in names}
     parts = {name: iter([found for kernel, found in blocks or () if kernel == name]) for name in names}
     for name in names:
-        yield KernelReport(
-            name, next(waiting[name], VendorResources()), None if blocks is None else next(parts[name], ())
-        )
+        found = next(resources[name], VendorResources())
+        yield KernelReport(name, found, None if blocks is None else next(parts[name], ()))
 
 
 def _kernel_blocks(document: _Document) -> list[tuple[str, tuple[BlockReport, ...]]]:
@@ -459,13 +453,12 @@ def _kernel_blocks(document: _Document) -> list[tuple[str, tuple[BlockReport, ..
     found = []
     for node in nodes:
         name = document.get(node, "name", str, "a kernel of loop_attributes")
-        children = document.get(node, "children", list, name) if "children" in node else []
-        found.append((name, tuple(_block(document, child) for child in children)))
+        found.append((name, tuple(_block(document, child) for child in document.children(node, name))))
     return found
 
 
 def _linked(document: _Document, roots: Sequence[object]) -> list[dict[str, Any]]:
-    """Records whose children are numbers of others, as records that hold their children."""
+    """The records of a document with the numbers of their children replaced by the children themselves."""
     by_id = {record.get("id"): record for record in document.records[1:] if type(record.get("id")) is int}
     taken: set[int] = set()
 
@@ -476,8 +469,7 @@ def _linked(document: _Document, roots: Sequence[object]) -> list[dict[str, Any]
         if number in taken:
             raise document.fail("each block listed once", number)
         taken.add(record["id"])
-        children = document.get(record, "children", list, f"block {number}") if "children" in record else []
-        return {**record, "children": [whole(child) for child in children]}
+        return {**record, "children": [whole(child) for child in document.children(record, f"block {number}")]}
 
     return [whole(number) for number in roots]
 
@@ -490,7 +482,6 @@ def _block(document: _Document, node: object) -> BlockReport:
     trips = document.number(node.get("tc", 0), f"tc of {name}")
     interval = re.search(r"[0-9]{1,12}", str(node.get("ii", "")))
     pipelined = node.get("pl") == "Yes" and interval is not None
-    children = document.get(node, "children", list, name) if "children" in node else []
     return BlockReport(
         name,
         kind == "loop",
@@ -498,12 +489,12 @@ def _block(document: _Document, node: object) -> BlockReport:
         latency,
         int(trips),
         _frequency(document, node.get("af"), f"af, the clock of {name} in MHz"),
-        tuple(_block(document, child) for child in children),
+        tuple(_block(document, child) for child in document.children(node, name)),
     )
 
 
 def _fitter(source: _Source) -> tuple[float | None, VendorResources | None]:
-    """Clock in MHz and resources of the whole device after place and route, if that was run."""
+    """Clock in MHz and resources of the whole device after place and route; None where it was not run."""
     document = source.document("quartus")
     if document is not None:
         clocks, nodes = (
@@ -542,7 +533,7 @@ def _frequency(document: _Document, value: object, where: str = "the achieved cl
 
 
 def _fitter_text(path: Path) -> tuple[float, VendorResources]:
-    """`acl_quartus_report.txt`: "DSP blocks: 1 / 1,518 ( < 1 % )", a line for each."""
+    """Read `acl_quartus_report.txt`, with lines such as "DSP blocks: 1 / 1,518 ( < 1 % )"."""
     text = _text_of(path)
     document = _Document(path, ())
     complete = text[: text.rfind("\n") + 1].splitlines()
