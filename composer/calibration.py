@@ -181,7 +181,7 @@ class CalibrationStore:
         try:
             self.path.replace(aside)
         except FileNotFoundError:
-            return {}  # another process has just set it aside
+            return {}  # another process has just renamed it
         except OSError as error:
             self._warn_once(f"is corrupt ({reason}) and cannot be renamed ({error.strerror or error})")
             return {}
@@ -215,7 +215,7 @@ class CalibrationStore:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the lock file, or raise TimeoutError after LOCK_TIMEOUT_S. The file stays: removing it would race."""
+        """Hold the lock file; TimeoutError after LOCK_TIMEOUT_S. The file remains: removing it would be a race."""
         descriptor = os.open(
             self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
         )

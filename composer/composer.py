@@ -1,4 +1,4 @@
-"""The Composer (paper, Listing 1): a dozen lines in, a runtime program for this machine out."""
+"""The Composer (paper, Listing 1): turns a short description into a runtime program for this machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from composer.algorithm1 import parse_metric, place
+from composer.algorithm1 import parse_metric, place, watts_missing
 from composer.calibration import CalibrationStore
 from composer.codegen.program import ProgramSource, check_problem, generate
 from composer.fpga.imported_replay import with_imported
@@ -65,10 +65,10 @@ _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", 
 
 
 class Composer:
-    """Describe the machine and the problem with `set_*`, then `run` and `runtime_gen`.
+    """Describe the machine and the problem with `set_*`, then call `run` and `runtime_gen`.
 
-    `progress` prints what is being profiled; `calibration` is where measurements are kept between runs (default:
-    the user's cache folder).
+    `progress` prints a line for each measurement. `calibration` is the file that keeps measurements between runs
+    (default: a file in the user's cache folder).
     """
 
     def __init__(self, *, progress: bool = True, calibration: str | Path | None = None) -> None:
@@ -90,12 +90,12 @@ class Composer:
         self._problem: Problem | None = None
         self._networks: tuple[NetworkSpec, ...] = ()
 
-    # --- what the user says -----------------------------------------------------------------------------------------
+    # --- the user's description ------------------------------------------------------------------------------------
 
     def set_device_file(self, path: str | Path) -> None:
         """The device CSV (docs/csv_reference.md).
 
-        Without one, `run` discovers this machine's devices, but those that share their silicon with another one.
+        Without one, `run` discovers this machine's devices, except those that share their silicon with another device.
         """
         self._device_file = Path(path)
 
@@ -135,13 +135,13 @@ class Composer:
     ) -> None:
         """The trainer class; other keyword arguments set its class-level settings or go to its constructor.
 
-        The program imports the class from the module that defines it, or from that named `imported_from`, which may
+        The program imports the class from the module that defines it, or from the module `imported_from`, which may
         also register environments.
 
-        `implementation` of the Learner: "auto" measures all that can train the trainer and places the fastest,
-        "native" (C++, on CPUs), "torch" or "sycl" (on SYCL devices) is taken in any case. Raises ConfigurationError for
-        another, TrainerError for what is no trainer class; `run` raises TrainerError where the implementation cannot
-        train the trainer.
+        `implementation` of the Learner: "auto" measures all implementations that can train the trainer and places the
+        fastest; "native" (C++, on CPUs), "torch" or "sycl" (on SYCL devices) forces one. Raises ConfigurationError for
+        any other, TrainerError for a class that is no trainer; `run` raises TrainerError where the forced
+        implementation cannot train the trainer.
         """
         self._trainer_class = check_trainer_class(learner)
         self._implementation = check_implementation(implementation, auto=True)
@@ -167,8 +167,8 @@ class Composer:
     ) -> None:
         """A replay buffer of `size` transitions; `fanout` of its sum tree is a power of two or "auto".
 
-        The other arguments are the fields of `ReplaySpec`. Of schedules, `alpha` and `beta` take those that can be
-        written into a program: `pearl.replay.Constant` and `Linear`.
+        The other arguments are the fields of `ReplaySpec`. `alpha` and `beta` may be schedules that can be written
+        into a program: `pearl.replay.Constant` and `Linear`.
         """
         for name, value in (("alpha", alpha), ("beta", beta)):
             if callable(value) and not isinstance(value, SCHEDULES):
@@ -196,7 +196,7 @@ class Composer:
     def set_training(self, **schedule: Any) -> None:
         """Override fields of `TrainSpec`: batch_size, replay_ratio, learning_starts, priority_update_delay, ...
 
-        What is not said here comes from the trainer class where it says something, else from `TrainSpec`.
+        Other fields come from the trainer class if it sets them, else from the defaults of `TrainSpec`.
         """
         unknown = set(schedule) - set(inspect.signature(TrainSpec).parameters)
         if unknown:
@@ -205,15 +205,14 @@ class Composer:
         TrainSpec(**schedule)
         self._training = schedule
 
-    # --- what it does -----------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------------------------
 
     def run(self, *, timesteps: int | None = None) -> tuple[ReplayConfig, LearnerConfig]:
         """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
-        `matrix`, `placement` and `networks` are there afterwards. `timesteps` is the environment steps of the program
-        to be written, where they are known: so few that it would not train are refused at once. Raises a
-        ConfigurationError that names what is missing or wrong, and GenerationError for a problem that no program can
-        be written of, before anything is measured.
+        Afterwards `matrix`, `placement` and `networks` are set. `timesteps`, if known, are the environment steps of the
+        program: too few for any training are refused at once. Raises ConfigurationError that names what is missing or
+        wrong, and GenerationError for a problem without a program, both before anything is measured.
         """
         stated = self._read_files()
         self._problem = self._check_problem()
@@ -222,7 +221,7 @@ class Composer:
         self._platform = stated or self._discover()
         self._check_devices(self._platform)
         problem, store = _profiled(self._problem), CalibrationStore(self._store_path)
-        profiler = Profiler(self._platform, problem, store, self._reporter())
+        profiler = Profiler(self._platform, problem, store, self._say)
         self._matrix, imported = with_imported(profiler.matrix(), self._platform, problem, store)
         for line in imported:
             self._say(line)
@@ -265,19 +264,20 @@ class Composer:
         eval_interval: int | None = None,
         checkpoint_interval: int | None = None,
     ) -> Path:
-        """Write the runtime program to `path`, say how to run it, and return the path.
+        """Write the runtime program to `path`, print how to run it, and return the path.
 
-        `replay` and `learner` are what `run` returned, edited or not; another pair of devices, or another
+        `replay` and `learner` are the results of `run`, which may be edited: another pair of devices, or another
         implementation of the Learner, is taken from the placement's alternatives. An edited `placement` replaces the
-        composer's own. What follows becomes the defaults of the program's options; None leaves the default of the
-        option, for `until_return` the environment's registered reward threshold ("none" or infinity: no early stop).
+        composer's own. The other arguments are the defaults of the program's options. None keeps the default of the
+        option; for `until_return` that is the environment's registered reward threshold ("none" or infinity: no early
+        stop).
 
-        The program names places relative to its own file, so that it can be moved with what belongs to it. Without a
-        `run_dir` its run goes to `runs/<name of the program>` beside it. A relative `run_dir` counts from the current
-        folder, as `path` does; an absolute one outside of the program's folder stays absolute.
+        The program names paths relative to its own file, so that both can be moved together. Without `run_dir` the run
+        goes to the folder `runs/<name of the program>` next to it. A relative `run_dir` counts from the current folder,
+        as `path` does; an absolute one outside of the program's folder stays absolute.
 
-        Raises ConfigurationError for a default that its option would refuse, or so few `timesteps` that nothing is
-        trained; PlacementError for a pair, or an implementation on it, that the placement does not have;
+        Raises ConfigurationError for a default that its option would refuse, or for too few `timesteps` for any
+        training; PlacementError for a pair, or an implementation on it, that the placement does not have;
         GenerationError for a program that cannot be written.
         """
         placement = placement or self.placement
@@ -325,7 +325,7 @@ class Composer:
         return path
 
     def save(self, folder: str | Path) -> Path:
-        """Write what `run` found into `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
+        """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -365,9 +365,6 @@ class Composer:
     def _say(self, text: str) -> None:
         if self._progress:
             print(f"  {text}", flush=True)
-
-    def _reporter(self) -> Callable[[str], None]:
-        return self._say
 
     def _discover(self) -> Platform:
         self._say("no device file given: discovering this machine")
@@ -441,13 +438,15 @@ class Composer:
         return problem
 
     def _check_devices(self, platform: Platform) -> None:
-        """Raise for what no measurement is needed to see: no device, no device for a forced Learner, no watts."""
+        """Raise for faults that show without a measurement: no device, no device for a forced Learner, no watts."""
         devices, unavailable = usable(platform)
         if not devices:
             reasons = "; ".join(f"{device.name}: {reason}" for device, reason in unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
         forced = self._implementation
-        given = any(not backend_of(device).is_here for device in devices)  # whose Learner is only priced
+        given = any(
+            not backend_of(device).is_here for device in devices
+        )  # modelled: their Learner has no implementation
         if forced != AUTO and not given and not any(runs_on(forced, device) for device in devices):
             raise PlacementError(
                 f"The {forced} Learner runs on {devices_of(forced)}; found none among "
@@ -458,13 +457,10 @@ class Composer:
             unstated = [device for device in devices if device.active_watts is None]
             missing = [device.name for device in unstated if backend_of(device).takes_primitives(device)]
             if missing:
-                raise ConfigurationError(
-                    f"Power efficiency needs the power of every device used: fill the cell of device "
-                    f"{', '.join(map(repr, missing))}, column 'active_watts', in the device CSV."
-                )
+                raise watts_missing(missing)
 
     def _check_supports(self, trainer: object) -> None:
-        """Raise TrainerError if an implementation of the Learner is forced that cannot train the trainer."""
+        """Raise TrainerError if a forced implementation of the Learner cannot train the trainer."""
         forced = self._implementation
         reason = None if forced == AUTO else learners()[forced].supports(trainer)
         if reason is not None:
@@ -475,7 +471,7 @@ class Composer:
 
 
 def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:
-    """Which Learner was placed, and what a step of each takes where it was placed."""
+    """A line with the step of each implementation of the Learner on the chosen device, and the chosen one."""
     together = placement.setting == 2
     cells = [option.pair if together else option.learner for option in matrix[placement.learner].learners]
     learners = [cell.learner if isinstance(cell, PairCell) else cell for cell in cells]
@@ -489,7 +485,7 @@ def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:
 
 
 def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:
-    """Raise CapacityError if the Data Storage does not fit the memory that is free; a file need not."""
+    """Raise CapacityError if the Data Storage does not fit the free memory; one in a file always fits."""
     if replay.storage == "memmap":
         return
     shared = sum(f.nbytes for f in transition.fields if f.name == NEXT_OBS and replay.share_next_obs)
@@ -501,10 +497,10 @@ def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:
 
 
 def _profiled(problem: Problem) -> Problem:
-    """What is measured of a problem: the replay as it is at the start.
+    """The problem that is measured: with the replay as it is at the start of a run.
 
-    Of one that need not fit the memory whole, as large a part as does: a half, a quarter, ... Of a file, a part far
-    larger than caches, which is written quickly.
+    A replay that may be larger than the free memory is halved until it fits. A file is also halved until it is quick to
+    write, but stays far larger than the caches.
     """
     replay, capacity = problem.replay, problem.replay.capacity
     if replay.storage == "memmap" or replay.share_next_obs:
@@ -519,7 +515,7 @@ def _profiled(problem: Problem) -> Problem:
 
 
 def _seen_from(program: Path, run_dir: Path) -> Path:
-    """The run folder relative to the program's folder; an absolute one elsewhere is the user's own choice."""
+    """The run folder relative to the program's folder; an absolute one elsewhere stays as the user gave it."""
     here, place = program.resolve().parent, run_dir.resolve()
     if run_dir.is_absolute() and not place.is_relative_to(here):
         return run_dir

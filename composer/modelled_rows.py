@@ -1,4 +1,4 @@
-"""Rows of the matrix that nothing measures: an FPGA by its model, an absent CPU or GPU by a roofline with overheads."""
+"""Rows of the matrix without measurements: FPGAs by their model, absent CPUs and GPUs by a roofline with overheads."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pearl.backends.null.device import NullTimes
 from pearl.devices.description import Device
 from pearl.errors import CapacityError, ConfigurationError
 
-FPGA_LEARNER = "fpga"  # name of the implementation whose pipeline the model is of
+FPGA_LEARNER = "fpga"  # the implementation whose pipeline is modelled
 ROOFLINE_LEARNER = "modelled"
 
-_BARRIER_US = 0.5  # of the threads of one operation, for each doubling of their count
-_LANES = 128  # of a GPU's multiprocessor
-_CHILDREN_PER_LINE = 16  # priorities, or half as many sums, that one access of memory brings
+_BARRIER_US = 0.5  # of one operation, per doubling of the threads
+_LANES = 128  # of one multiprocessor of a GPU
+_CHILDREN_PER_LINE = 16  # priorities in one memory access; sums are twice as large
 
 
 @dataclass(frozen=True)
 class ModelledWork:
-    """What one iteration asks of a device: batch size, transitions inserted, bytes of one, the tree, the Learner.
+    """The work of one iteration: batch size, inserted transitions and their size in bytes, tree and Learner.
 
-    `fanouts` are those to choose from. `pipeline` is the reason, in words, where the trainer's work is not known.
-    `no_replay` and `no_learner` say why the device cannot take a primitive, where it cannot. `implementation` is the
-    Learner's, where one is forced.
+    One of `fanouts` is chosen. Where the trainer's work is unknown, `pipeline` is the reason in words. `no_replay` and
+    `no_learner` are the reasons why the device cannot run a primitive, if it cannot. `implementation` is the forced
+    implementation of the Learner.
     """
 
     batch_size: int
@@ -55,7 +55,7 @@ class ModelledWork:
 
 @dataclass(frozen=True)
 class ModelledRow:
-    """A row, and one line in words for each design behind it; `modelled` unless its times were given."""
+    """A row, and a line of text for each design in it; `modelled` unless the device CSV states the times."""
 
     row: MatrixRow
     designs: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ def _nothing(device: str, reason: str) -> ModelledRow:
 
 
 def stated_row(device: Device, work: ModelledWork) -> ModelledRow:
-    """The row of a device whose selector states its times."""
+    """The row of a device with its times in the selector."""
     times = NullTimes.parse(device.selector)
 
     def cells(factor: float) -> tuple[ReplayCell, LearnerCell]:
@@ -96,9 +96,9 @@ def fpga_row(
 ) -> ModelledRow:
     """The row of an FPGA by `composer.fpga.model`.
 
-    The Replay Manager is that of `kernels/rtl`, in whichever fanout, lanes and copy of the leaves fit and are fastest.
-    `printed` takes PEARL Eq. 2 to 6 as they stand in the paper instead of what pipelines take. What does not fit, or is
-    not stated, is a MissingCell that says so.
+    The Replay Manager is that of `kernels/rtl`, with the fastest fitting fanout, lanes and copy of the leaves.
+    `printed` uses PEARL Eq. 2 to 6 as printed in the paper instead of the cycles of the pipelines. A primitive that
+    does not fit, or lacks a column of the device CSV, is a MissingCell with the reason.
     """
     if missing := missing_columns(device):
         emulated = backend_of(device).emulated(device)
@@ -113,19 +113,17 @@ def fpga_row(
 
 
 def possible_fpga_row(device: Device, work: ModelledWork) -> ModelledRow:
-    """The row of an FPGA without what its design does not have, or where programs run, no kernel."""
+    """The row of an FPGA without the primitives that its design lacks, or that no kernel implements there."""
     found = fpga_row(device, work)
-    row = found.row
+    lacking: dict[str, MissingCell] = {}
     if work.no_replay is not None:
-        missing = MissingCell(work.no_replay)
-        row = dataclasses.replace(row, replay=missing, pair=missing)
+        lacking["replay"] = lacking["pair"] = MissingCell(work.no_replay)
     no_learner = work.no_learner
     if work.implementation not in (AUTO, FPGA_LEARNER):
         no_learner = f"no {work.implementation} Learner for FPGAs"
     if no_learner is not None:
-        missing = MissingCell(no_learner)
-        row = dataclasses.replace(row, learner=missing, pair=missing)
-    return dataclasses.replace(found, row=row)
+        lacking["learner"] = lacking["pair"] = MissingCell(no_learner)
+    return dataclasses.replace(found, row=dataclasses.replace(found.row, **lacking))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class _Fpga:
         return f"{tree.depth} levels, {lanes}{copy}, {tree.resources(self.part).sram_kb:,.0f} KB"
 
     def _trees(self) -> list[tuple[ReplayTree, ReplayCell]]:
-        """The trees that fit, with their cells: those that sample and update fastest first, then the smaller ones."""
+        """The trees that fit, with their cells; the fastest to sample and update first, then the smallest."""
         trees = (
             [ReplayTree(self.work.capacity, fanout) for fanout in self.work.fanouts]
             if self.printed
@@ -212,7 +210,7 @@ class _Fpga:
         return LearnerCell(_us(self.part.microseconds(cycles)), sub_batches=dp, implementation=FPGA_LEARNER)
 
     def _pair(self, trees: Sequence[tuple[ReplayTree, ReplayCell]], pipeline: LearnerPipeline) -> tuple[PairCell, str]:
-        """Of all trees that leave room for a Learner the one beside which both take least."""
+        """The fastest pair of a tree and a Learner that fit together."""
         if self.printed:
             tree, replay = trees[0]
             learner, text = self._learner(pipeline, tree.resources(self.part).sram_kb)
@@ -250,7 +248,7 @@ class _Fpga:
 
 
 def processor_row(device: Device, work: ModelledWork) -> ModelledRow:
-    """The row of a CPU or a GPU that is not here, by a roofline with an overhead for each operation.
+    """The row of an absent CPU or GPU, by a roofline with an overhead for each operation.
 
     A MissingCell names the columns to fill where `cores`, `clock_mhz` or `memory_bandwidth_gbps` is empty.
     """
@@ -289,11 +287,11 @@ class _Roofline:
 
     @property
     def _flop_per_us(self) -> float:
-        """Of one core."""
+        """Floating-point operations of one core."""
         return (self.device.clock_mhz or 0.0) * self.parameters.flop_per_cycle
 
     def replay(self, fanout: int) -> ReplayCell:
-        """Requests to the tree; a sampled batch is gathered too, at the bandwidth of the memory."""
+        """Requests to the tree; sampling also gathers the batch, at the bandwidth of the memory."""
         batch, p = self.work.batch_size, self.parameters
         levels = ReplayTree(self.work.capacity, fanout).depth
         lines = levels * max(1, fanout // _CHILDREN_PER_LINE)
@@ -307,7 +305,7 @@ class _Roofline:
         return ReplayCell(_us(sample_us), _us(update_us(self.work.insertions)), _us(update_us(batch)), fanout)
 
     def learner(self, pipeline: LearnerPipeline) -> LearnerCell:
-        """All units one after the other, and one update of the weights for each tensor; on a CPU the best threads."""
+        """All units in a row, and one update of the weights per tensor; on a CPU with the best count of threads."""
         if self._gpu:
             return LearnerCell(_us(self._step_us(pipeline.units, 1)), implementation=ROOFLINE_LEARNER)
         cores = self.device.cores or 1
@@ -320,28 +318,27 @@ class _Roofline:
         total = 0.0
         for unit in units:
             total += self._operation_us(unit, threads)
-            if unit.kind == "GA":  # the update of its weights: gradient, weight, two moments, three of them written
+            if unit.kind == "GA":  # update of its weights: reads gradient, weight and two moments, writes three
                 total += self._overhead_us(threads, 7 * 4 * unit.words / self._bytes_per_us)
         return total
 
     def _operation_us(self, unit: TensorUnit, threads: int) -> float:
         batch = self.work.batch_size
         results = unit.words if unit.kind == "GA" else batch * unit.writes
-        cores = (
-            (self.device.cores or 1) * min(1.0, results / (_LANES * (self.device.cores or 1))) if self._gpu else threads
-        )
+        multiprocessors = self.device.cores or 1
+        cores = multiprocessors * min(1.0, results / (_LANES * multiprocessors)) if self._gpu else threads
         compute_us = 2 * unit.macs * batch / (cores * self._flop_per_us)
         memory_us = 4 * (batch * (unit.reads + unit.writes) + unit.words) / self._bytes_per_us
         return self._overhead_us(threads, max(compute_us, memory_us))
 
     def _overhead_us(self, threads: int, work_us: float) -> float:
-        """A GPU works while the host launches the next operation; a CPU's threads wait for each other after each."""
+        """A GPU works while the host launches the next operation; a CPU's threads synchronise after each operation."""
         if self._gpu:
             return max(self.parameters.operation_us, work_us)
         return self.parameters.operation_us + _BARRIER_US * (threads.bit_length() - 1) + work_us
 
 
-# What fills a row that nothing measures, by `Backend.estimator`.
+# The functions for rows without measurements, by `Backend.estimator`.
 ESTIMATORS: Mapping[str, Callable[[Device, ModelledWork], ModelledRow]] = MappingProxyType(
     {null.ESTIMATOR: stated_row, fpga.ESTIMATOR: possible_fpga_row, model.ESTIMATOR: processor_row}
 )

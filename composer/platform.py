@@ -6,18 +6,16 @@ all faults of a file, each with its line and column. `docs/csv_reference.md` des
 
 from __future__ import annotations
 
+import csv
 import io
 import operator
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import pandas as pd
 
 from composer.wording import did_you_mean, listed, shortened
 from pearl.backends import backend_of, csv_names
@@ -160,37 +158,22 @@ def _text_of(path: Path) -> str:
 
 def _cells_of(path: Path, text: str) -> list[tuple[int, list[str]]]:
     """Line number and stripped cells of each line that is not blank."""
-    if not text.strip():
-        raise DeviceFileError(f"{path} is empty; expected a header line and one row per entry.")
-    counts = [line.count(",") + 1 for line in text.split("\n")]
-    width = max(counts)
-    if width > _MOST_CELLS:
-        line = counts.index(width) + 1
-        raise DeviceFileError(f"{path}, line {line}: expected {_MOST_CELLS} cells at most; found {width:,}.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(
-                io.StringIO(text),
-                header=None,
-                names=list(range(width)),
-                index_col=False,
-                dtype=str,
-                keep_default_na=False,
-                na_filter=False,
-                skip_blank_lines=False,
-                skipinitialspace=True,
-            )
-    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, ValueError) as error:
+        # With a line break at the end, a cell whose quote is not closed contains one.
+        rows = list(csv.reader(io.StringIO(f"{text}\n"), skipinitialspace=True))
+    except csv.Error as error:
         raise DeviceFileError(
             f'{path} is not a CSV file: {error}. Check for a quote (") that is not closed.'
         ) from error
-    rows = [["" if not isinstance(cell, str) else cell for cell in row] for row in frame.to_numpy().tolist()]
+    numbered = []
     for line, row in enumerate(rows, start=1):
         if any("\n" in cell for cell in row):
             raise DeviceFileError(f"{path}, line {line}: a quoted cell runs over several lines. Close its quote.")
-    stripped = [[cell.strip() for cell in row] for row in rows]
-    numbered = [(line, row) for line, row in enumerate(stripped, start=1) if any(row)]
+        if len(row) > _MOST_CELLS:
+            raise DeviceFileError(f"{path}, line {line}: expected {_MOST_CELLS} cells at most; found {len(row):,}.")
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            numbered.append((line, cells))
     if not numbered:
         raise DeviceFileError(f"{path} is empty; expected a header line and one row per entry.")
     return numbered

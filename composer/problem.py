@@ -1,4 +1,4 @@
-"""What is composed for: the user's trainer, spaces, replay, actors and schedule."""
+"""The input of a composition: the user's trainer, spaces, replay, actors and schedule."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, Trans
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be profiled: the user's trainer, spaces, replay, actors and schedule.
+    """The user's trainer, spaces, replay, actors and schedule.
 
-    `implementation` is that of the Learner, or "auto" for every one that can train the trainer. `imported_from` names
-    the module by which a program imports the trainer class, where that is not the one that defines it.
+    `implementation` names the Learner's, or "auto" for all that can train the trainer. `imported_from` names the module
+    from which a program imports the trainer class, if not the module that defines it.
     """
 
     trainer_class: type
@@ -34,7 +34,7 @@ class Problem:
     imported_from: str | None = None
 
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Synthetic transitions: valid actions and discounts, everything else noise."""
+        """Synthetic transitions: valid actions and discounts, and noise for everything else."""
         columns = self.transition.empty(rows)
         actions = copy.deepcopy(self.action_space)
         actions.seed(int(rng.integers(1 << 30)))
@@ -45,7 +45,7 @@ class Problem:
             elif name == ACTION:
                 column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
             elif name == DISCOUNT:
-                column[:] = self.train.gamma**self.train.n_step  # with more, values would grow without bound
+                column[:] = self.train.gamma**self.train.n_step  # a larger discount would let values grow without bound
             elif column.dtype == np.uint8:
                 column[:] = rng.integers(0, 256, column.shape, np.uint8)
             else:

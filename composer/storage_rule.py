@@ -1,4 +1,4 @@
-"""Which devices can keep the Data Storage of the program that is generated; Algorithm 1's Step 2 chooses among them."""
+"""Which devices can hold the Data Storage of a generated program; Algorithm 1's Step 2 chooses among them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BYTES_PER_GB = 1e9
 
 
 def storage_stays_on_host(replay: ReplaySpec) -> bool:
-    """Whether the replay's settings need the host's memory or disk for the Data Storage."""
+    """Whether the replay's settings require the Data Storage in the host's memory or on its disk."""
     return replay.storage != "ram" or replay.share_next_obs
 
 
 @dataclass(frozen=True)
 class StorageRule:
-    """What the Data Storage of `replay`, with transitions of `transition_bytes`, needs of a device of `devices`.
+    """Which of `devices` can hold the Data Storage of `replay`, with transitions of `transition_bytes`.
 
-    An accelerator keeps it for its own Learner alone, in its memory, rows whole. The host always can.
+    The host always can. An accelerator holds it in its own memory, for its own Learner only, with whole rows.
     """
 
     devices: Mapping[str, Device]
@@ -30,7 +30,7 @@ class StorageRule:
     transition_bytes: int
 
     def refusal(self, name: str, learner: str) -> str | None:
-        """Why the device `name` cannot keep it while the Learner is on `learner`; None where it can."""
+        """Why the device `name` cannot hold it while the Learner is on `learner`; None if it can."""
         device = self.devices[name]
         backend = backend_of(device)
         if name == self.host:
@@ -38,7 +38,7 @@ class StorageRule:
         if not backend.keeps_storage(device, with_learner=name == learner):
             return "it has no Data Storage" if name == learner else "it keeps one for no Learner but its own"
         if backend.storage(device) is None:
-            return None  # the host's memory is its own, or it is not here
+            return None  # the device uses the host's memory, or is not here
         if storage_stays_on_host(self.replay):
             return "storage= and share_next_obs= of the replay need the host"
         needed = self.replay.capacity * self.transition_bytes

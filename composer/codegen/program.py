@@ -1,4 +1,4 @@
-"""Writes the runtime program: Jinja2 templates filled with validated values only."""
+"""Writes the runtime program from Jinja2 templates, which get validated values only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SETTING_NAMES = {
     1: {"AssignmentQueue", "DoneQueue", "HostIteration", "LearnerWorker"},
     2: {"GrantQueue", "ProgressQueue", "TrainingLoop"},
 }
-# What the program's own lines call something: no trainer class may take these names, nor that of a primitive.
+# Names in the program's own lines: a trainer class must not have one of them, nor the name of a primitive.
 _TAKEN_NAMES = {
     *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
     *(kind.__name__ for kind in EXPLORATIONS),
@@ -49,12 +49,12 @@ _TAKEN_NAMES = {
 
 logger = logging.getLogger("pearl.composer")
 
-_SEAL = "\n# As composed: sha256 "  # ends a program, so that an edited one is told from one as composed
+_SEAL = "\n# As composed: sha256 "  # the last line of a program, which shows whether it was edited
 
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """All that a program is made from. `path` is its own; a relative `run_dir` counts from the folder of that."""
+    """The input of a program. `path` is the program's own; a relative `run_dir` counts from its folder."""
 
     path: Path
     placement: Placement
@@ -66,18 +66,18 @@ class ProgramSource:
     timesteps: int
     run_dir: Path
     until_return: float | None
-    run_options: Mapping[str, int] = field(default_factory=dict)  # other defaults of the program's options
+    run_options: Mapping[str, int] = field(default_factory=dict)  # defaults of further options of the program
 
 
 def _origin(source: ProgramSource) -> str:
-    """What the devices were read from, so that a program can be told from that of other files."""
+    """The names and hashes of the device files, which distinguish programs of different files."""
     files = [path for path in (source.device_file, source.connection_file) if path is not None]
     digests = [f"{path.name} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
     return ", ".join(digests) or "the devices found on the machine that composed it"
 
 
 def check_backends(replay: Device, learner: Device) -> None:
-    """Raise GenerationError where no program can run on one of the devices."""
+    """Raise GenerationError if no program can run on one of the devices."""
     for device, primitive in ((replay, "Replay Manager"), (learner, "Learner")):
         if (why := backend_of(device).no_program(device)) is not None:
             raise GenerationError(
@@ -87,7 +87,7 @@ def check_backends(replay: Device, learner: Device) -> None:
 
 
 def _check_parameters(source: ProgramSource) -> None:
-    """Configurations may have been edited by hand."""
+    """Check configurations, which may have been edited by hand."""
     for name, value in (
         ("threads", source.learner.threads),
         ("sub_batches", source.learner.sub_batches),
@@ -99,7 +99,7 @@ def _check_parameters(source: ProgramSource) -> None:
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise GenerationError for a problem that no program can be written of, wherever it is placed."""
+    """Raise GenerationError for a problem that has no program in any placement."""
     trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     _check_environment_is_known(problem.actors.env, trainer)
     settings_literal(problem.settings)
@@ -110,7 +110,7 @@ def check_problem(problem: Problem) -> None:
 
 
 def _taken_names() -> set[str]:
-    """What no trainer class may be called: what the program's own lines name, and every primitive."""
+    """Names that a trainer class must not have."""
     return {
         *_TAKEN_NAMES,
         *(implementation.name for implementation in learners().values()),
@@ -119,7 +119,7 @@ def _taken_names() -> set[str]:
 
 
 def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
-    """The program imports the trainer's module and nothing else of the user's: that must register the environment."""
+    """Check that the trainer's module registers the environment: the program imports no other module of the user."""
     spec = gym.registry.get(env)
     entry = None if spec is None else spec.entry_point or spec.vector_entry_point
     if entry is None or trainer.module.partition(".")[0] != "pearl":
@@ -134,7 +134,7 @@ def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
 
 
 def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
-    """The Learner that is written into the program; GenerationError if it cannot be what the configuration says."""
+    """The Learner of the program; GenerationError where it does not support the configuration."""
     try:
         found = learners()[check_implementation(learner.implementation)]
     except ConfigurationError as error:
@@ -223,18 +223,9 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "assumption": placement.assumption,
-        "actors": problem.actors,
         "default_timeout_s": ActorSpec.timeout_s,
-        "replay": problem.replay,
         "exponents": _exponents(problem.replay),
         "replay_options": _replay_options(problem.replay),
-        "fanout": source.replay.fanout,
-        "train": problem.train,
-        "settings": problem.settings,
-        "timesteps": source.timesteps,
-        "run_dir": source.run_dir,
-        "until_return": source.until_return,
-        "run_options": source.run_options,
         "learner_class": implementation.name,
         "learner_arguments": _learner_arguments(implementation, source.learner, backend.device_string(on_learner)),
         "learner_device": backend.device_string(on_learner),
@@ -245,13 +236,13 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "storage_arguments": {} if storage_factory is None else storage_factory.arguments,
         "waits_asleep": implementation.spins and source.learner.threads > 1 and on_learner.name == placement.host,
     }
-    text = _environment().get_template("program.py.j2").render(values)
+    text = _environment().get_template("program.py.j2").render(values, source=source, problem=problem)
     ast.parse(text)
     return text
 
 
 def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Factory | None:
-    """How the Data Storage is made where the placement has it; None for the host's own."""
+    """The factory of a Data Storage on a device; None for a Data Storage of the host."""
     placement, problem, learner = source.placement, source.problem, source.learner.device
     rule = StorageRule(devices, placement.host, problem.replay, problem.transition.nbytes)
     if (reason := rule.refusal(placement.storage, learner)) is not None:
@@ -265,7 +256,7 @@ def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Fa
 
 
 def _exponents(replay: ReplaySpec) -> dict[str, str]:
-    """alpha, beta and beta_final as arguments; a beta that is a schedule has no other end."""
+    """alpha, beta and beta_final as arguments; a schedule for beta has no beta_final."""
     values = {"alpha": _exponent(replay.alpha), "beta": _exponent(replay.beta)}
     return values if callable(replay.beta) else {**values, "beta_final": literal(replay.beta_final)}
 
@@ -283,9 +274,9 @@ def _exponent(value: Exponent) -> str:
 
 
 def _replay_options(replay: ReplaySpec) -> dict[str, object]:
-    """What the template does not always say, where it is not as by default."""
-    said = {"capacity", "mode", "fanout", "alpha", "beta", "beta_final"}
-    fields = (f for f in dataclasses.fields(replay) if f.name not in said)
+    """The fields that are not always in the program and differ from their defaults."""
+    always = {"capacity", "mode", "fanout", "alpha", "beta", "beta_final"}
+    fields = (f for f in dataclasses.fields(replay) if f.name not in always)
     return {f.name: getattr(replay, f.name) for f in fields if getattr(replay, f.name) != f.default}
 
 
@@ -322,9 +313,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # Python source, not HTML; every value goes through `literal` or `documented`
     )
-    environment.filters["literal"] = literal
-    environment.filters["laid_out"] = laid_out
-    environment.filters["settings"] = settings_literal
+    environment.filters |= {"literal": literal, "laid_out": laid_out, "settings": settings_literal}
     return environment
 
 
@@ -333,7 +322,7 @@ def _seal(text: str) -> str:
 
 
 def _edited(path: Path) -> bool:
-    """Tell whether the program at `path`, if there is one, differs from what was composed."""
+    """Whether the program at `path`, if any, was edited since it was composed."""
     if not path.exists():
         return False
     found = path.read_text(encoding="utf-8")
@@ -342,9 +331,9 @@ def _edited(path: Path) -> bool:
 
 
 def generate(source: ProgramSource, devices: Mapping[str, Device]) -> Path:
-    """Write the program to its path, which is returned; GenerationError if it cannot be written.
+    """Write the program to its path and return the path; GenerationError if it cannot be written.
 
-    A program there that was edited since it was composed is kept under another name, which a warning tells.
+    A program there that was edited since it was composed is kept under another name, which a warning states.
     """
     path, text = source.path, render(source, devices)
     text += _seal(text)

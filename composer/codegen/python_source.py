@@ -1,4 +1,4 @@
-"""Values, docstrings and imports as Python source, laid out as a formatter would."""
+"""Writes values, docstrings and imports as formatted Python source."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def literal(value: object) -> str:
 
 
 def laid_out(value: object, column: int, indent: int = 0) -> str:
-    """`value` as Python source that starts at `column`, over several lines where one is too short.
+    """`value` as Python source that starts at `column`, on several lines if it does not fit one.
 
-    The further lines are indented by `indent` at least. A comma follows, as after an argument.
+    Further lines are indented by at least `indent`. There is room for a comma, as after an argument.
     """
     flat = literal(value)
     if column + len(flat) + 1 <= _LINE_LENGTH:
@@ -91,7 +91,7 @@ def _parts(value: object) -> tuple[str, list[tuple[str, object]], str]:
 
 
 def settings_literal(values: Mapping[str, object]) -> str:
-    """The trainer's settings as a dictionary, one a line."""
+    """The trainer's settings as a dictionary with one setting per line."""
     if not values:
         return "{}"
     items = ((f"    {literal(k)}: ", v) for k, v in values.items())
@@ -105,7 +105,7 @@ def documented(text: str) -> str:
 
 
 def imports(modules: Mapping[str, Collection[str]], *, expanded: Collection[str]) -> str:
-    """Import statements in the order that isort gives them; those of `expanded` take one line per name."""
+    """Import statements in isort's order; modules in `expanded` get one line per name."""
     statements = []
     for module, names in sorted(modules.items()):
         if not names:

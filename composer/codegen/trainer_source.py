@@ -1,4 +1,4 @@
-"""Where a generated program imports the user's trainer class from."""
+"""Finds the module from which a generated program imports the user's trainer class."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class TrainerImport:
-    """A program has the trainer class as `name` of `module`.
+    """A program imports the trainer class as `name` from `module`.
 
-    `folder` is what the program puts on the path first; None where the module is an installed one.
+    The program puts `folder` at the front of the path; None for an installed module.
     """
 
     module: str
@@ -34,7 +34,7 @@ class TrainerImport:
 def trainer_import(trainer_class: type, taken: Collection[str], imported_from: str | None = None) -> TrainerImport:
     """How a program imports the class: from the module that defines it, or from `imported_from`.
 
-    GenerationError if a program cannot import it, or if its name is among those `taken`.
+    GenerationError if a program cannot import it, or if its name is one of `taken`.
     """
     if imported_from is not None:
         return _from_named_module(trainer_class, taken, imported_from)
@@ -93,7 +93,7 @@ def _check_name(name: str, taken: Collection[str]) -> None:
 
 
 def check_module_name(module_name: str, file: str) -> None:
-    """Raise GenerationError where a program cannot import the module, of the file named `file`, by its name."""
+    """Raise GenerationError if a program cannot import the module of the file `file` by its name."""
     wrong = next((p for p in module_name.split(".") if not p.isidentifier() or keyword.iskeyword(p)), None)
     if wrong is not None:
         why = "a keyword of Python" if keyword.iskeyword(wrong) else "no Python identifier"
@@ -104,7 +104,7 @@ def check_module_name(module_name: str, file: str) -> None:
 
 
 def has_main_guard(file: Path) -> bool:
-    """Whether the file may be imported without doing what it does as a program; GenerationError if it is no Python."""
+    """Whether the file can be imported without running as a program; GenerationError if it is not Python."""
     return any(_is_main_guard(node) for node in _parsed(file).body)
 
 
@@ -113,7 +113,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _defines(file: Path, name: str) -> bool:
-    """Whether importing the file defines the class."""
+    """Whether importing the file defines the class, outside of its main guard."""
     statements = [node for node in _parsed(file).body if not _is_main_guard(node)]
     return any(isinstance(n, ast.ClassDef) and n.name == name for top in statements for n in ast.walk(top))
 

@@ -216,7 +216,7 @@ class _Document:
 
     def children(self, record: Mapping[str, Any], where: str) -> list[Any]:
         """The children of a record, which may have none."""
-        return self.get(record, "children", list, where) if "children" in record else []  # type: ignore[no-any-return]
+        return self.get(record, "children", list, where) if "children" in record else []
 
     def number(self, value: object, where: str) -> float:
         """A number, or a text that holds one: reports have both."""

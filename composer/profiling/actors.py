@@ -1,4 +1,4 @@
-"""Times an Actor in a process of its own: an environment that crashes there does not take the composer with it."""
+"""Times an Actor in a separate process, so that an environment that crashes does not end the composer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LISTEN_INTERVAL_S = 0.05
 
 
 def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
-    """Microseconds of one message of an Actor, started as a run starts it; the list of `measure`.
+    """Microseconds of one message of an Actor that is started as in a run; the samples of `measure`.
 
-    An Actor that needs something of the program that composes, or that does not start without it, is timed in this
-    process. Raises EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
+    An Actor that needs objects of the composing program, or does not start without it, is timed in this process. Raises
+    EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
     """
     pickled = _pickled(setup)
     if pickled is not None:
@@ -49,15 +49,15 @@ def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
 
 
 class _NotStartedError(Exception):
-    """The Actor could not be made in its process; the message is the traceback."""
+    """The Actor could not be created in its process; the message is the traceback."""
 
 
 def _pickled(setup: ActorSetup) -> bytes | None:
-    """What the process is sent: the setup and its environment, or None if these cannot be loaded there."""
+    """The setup and its environment for another process; None if they cannot be loaded there."""
     bare = setup if setup.policy is None else without_trainer(setup)
     try:
         pickled = pickle.dumps((bare, gym.registry.get(setup.spec.env)))
-    except Exception as error:  # whatever an option's own way of pickling raises
+    except Exception as error:  # an option's own pickling may raise anything
         logger.info("The Actor is profiled in this process: it cannot be sent to another (%s).", error)
         return None
     if names_program(pickled) and not _program_is_guarded():
@@ -79,7 +79,7 @@ def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
     if setup.policy is None or "torch" in sys.modules:
         import torch
 
-        torch.set_num_threads(1)  # and no more: random numbers are the program's
+        torch.set_num_threads(1)  # nothing else: the random state belongs to the program
     return _time_actor(Actor(setup), budget_s)
 
 
@@ -97,27 +97,38 @@ def _in_own_process(setup: ActorSetup, pickled: bytes, budget_s: float) -> list[
 def _samples(setup: ActorSetup, process: ChildProcess, report: Report) -> list[float]:
     heard, heard_at = report.beats, time.monotonic()
     while time.monotonic() - heard_at < _SILENCE_S:
-        ended = process.wait(_LISTEN_INTERVAL_S)  # asked before the report is read: nothing is told afterwards
+        ended = process.wait(_LISTEN_INTERVAL_S)  # before the report is read, as it does not change afterwards
         if (samples := report.result) is not None:
             return samples
         if ended:
             raise _end_of(setup, process, report)
         if report.beats != heard:
             heard, heard_at = report.beats, time.monotonic()
-    raise EnvError(_silent(setup))
+    spec = setup.spec
+    raise EnvError(
+        f"An actor in {spec.env} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: the "
+        f"environment hangs, or needs longer than that to start or for a step of {spec.envs_per_actor} environments. "
+        "Run the environment on its own; if it is that slow, lower envs_per_actor."
+    )
 
 
 def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Exception:
     """The error for a process that ended without samples."""
     if (failure := report.failure) is not None:
         return EnvError(failure) if report.is_ready else _NotStartedError(failure)
-    if not report.is_ready and process.exit_code == 1:  # Python's own: the program, which it imports, failed
+    if not report.is_ready and process.exit_code == 1:  # Python's own exit code: importing the program failed
         return _NotStartedError("The program cannot be imported without running it.")
-    return EnvError(_died(setup, process.cause_of_death))
+    env = setup.spec.env
+    return EnvError(
+        f"The environment {env} ended the process in which an actor was profiled ({process.cause_of_death}), as it "
+        "would end the actors of a run. Run it on its own to see where: python -X faulthandler -c "
+        f"\"import gymnasium as gym; env = gym.make('{env}'); env.reset(); "
+        '[env.step(env.action_space.sample()) for _ in range(1000)]".'
+    )
 
 
 def _run(pickled: bytes, budget_s: float, report: Report) -> None:
-    """Main function of the process: signs of life, then the samples or why there are none."""
+    """Main function of the process: reports signs of life, then the samples or the reason for their absence."""
     setup, environment = pickle.loads(pickled)
     try:
         if environment is not None:
@@ -129,7 +140,7 @@ def _run(pickled: bytes, budget_s: float, report: Report) -> None:
             settle_torch(setup)
         report.ready()
         report.deliver(_time_actor(actor, budget_s))
-    except EnvError as error:  # says all that there is to say
+    except EnvError as error:  # its message is complete
         report.fail(str(error))
         raise SystemExit(1) from None
     except BaseException:
@@ -152,22 +163,4 @@ def _failed(setup: ActorSetup, found: str) -> str:
     return (
         f"The environment {setup.spec.env} or the policy failed while an actor was profiled. Run the environment on "
         f"its own; the line is named here:\n{found.rstrip()}"
-    )
-
-
-def _died(setup: ActorSetup, cause: str) -> str:
-    env = setup.spec.env
-    return (
-        f"The environment {env} ended the process in which an actor was profiled ({cause}), as it would end the actors "
-        'of a run. Run it on its own to see where: python -X faulthandler -c "import gymnasium as gym; env = '
-        f"gym.make('{env}'); env.reset(); [env.step(env.action_space.sample()) for _ in range(1000)]\"."
-    )
-
-
-def _silent(setup: ActorSetup) -> str:
-    spec = setup.spec
-    return (
-        f"An actor in {spec.env} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: the "
-        f"environment hangs, or needs longer than that to start or for a step of {spec.envs_per_actor} environments. "
-        "Run the environment on its own; if it is that slow, lower envs_per_actor."
     )

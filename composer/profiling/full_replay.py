@@ -1,4 +1,4 @@
-"""The Replay Manager and the Data Storage that are profiled: made as a program makes them, and full."""
+"""Makes a full Replay Manager and a full Data Storage to profile, in the same way as a program makes them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pearl.spec import NEXT_OBS, OBS, ActorSpec, ReplaySpec, TrainSpec, Transiti
 
 _FILL_ROWS = 4096
 
-# Fields of ReplaySpec on which no measurement depends, each with the reason. All others are part of calibration keys.
-TIMELESS = {"beta_final": "a replay is profiled as it is when a run begins, where beta has not moved yet"}
+# Fields of ReplaySpec that no measurement depends on, each with the reason. Calibration keys contain all others.
+TIMELESS = {"beta_final": "a replay is profiled as at the start of a run, where beta has its first value"}
 
 
 def replay_parameters(spec: ReplaySpec, fanout: int, n_step: int) -> dict[str, bool | int | float | str]:
-    """What a measurement of the replay depends on, as part of a calibration key."""
+    """Everything that a measurement of the replay depends on, as part of a calibration key."""
     values = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec) if f.name not in TIMELESS}
-    values |= {"fanout": fanout, "n_step": n_step}  # of n steps, as many chains of shared next observations
+    values |= {"fanout": fanout, "n_step": n_step}  # n steps make n chains of shared next observations
     return {name: value if type(value) in (bool, int, float, str) else repr(value) for name, value in values.items()}
 
 
 class AnyStorage(Protocol):
-    """A Data Storage, wherever it lies."""
+    """A Data Storage in any memory."""
 
     @property
     def capacity(self) -> int:
-        """Rows that it holds."""
+        """The number of rows."""
 
     def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
         """Store the first `count` rows; return their slots."""
@@ -44,10 +44,10 @@ class AnyStorage(Protocol):
 
 
 class FullReplay:
-    """The Replay Manager `manager` of `spec` that `factory` makes, all of whose slots are written.
+    """The full Replay Manager `manager` of `spec`, made by `factory`.
 
-    Where items may be sampled so many times only, a run that trains without inserting would use them up: `renew`
-    rewrites slots to make up for samples.
+    With a limit on how often items may be sampled, training without insertions would exhaust them: `renew` rewrites
+    slots to replace exhausted items.
     """
 
     def __init__(self, spec: ReplaySpec, fanout: int, factory: Factory) -> None:
@@ -65,9 +65,9 @@ class FullReplay:
         return most if limit == 0 else min(most, max(1, self.spec.capacity * limit // (2 * batch_size)))
 
     def renew(self, samples: int) -> None:
-        """Rewrite, in turn, twice as many slots as `samples` samples may have used up."""
+        """Rewrite, in turn, twice as many slots as `samples` samples may have exhausted."""
         if limit := self.spec.max_times_sampled:
-            # Twice: slots are rewritten in turn, used up or not, so that half of all samples are always left.
+            # Twice as many: slots are rewritten whether exhausted or not, and half of all samples always remain.
             rows = min(self.spec.capacity, math.ceil(2 * samples / limit))
             slots = np.arange(self._next, self._next + rows) % self.spec.capacity
             self._next = (self._next + rows) % self.spec.capacity
@@ -78,27 +78,27 @@ class FullReplay:
 
 
 def host_storage(transition: TransitionSpec, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> DataStorage:
-    """The empty Data Storage that a program makes in the host's memory, or in a file without a name."""
+    """An empty Data Storage in the host's memory or in a deleted file, as a program makes it."""
     with tempfile.TemporaryDirectory(prefix="pearl-profile-") as folder:
         return make_storage(transition, replay, actors, train, Path(folder))
 
 
 def fill(storage: AnyStorage, columns: dict[str, np.ndarray]) -> None:
-    """Write every slot of the storage, with the rows of `columns` again and again."""
+    """Write every slot of the storage, with `columns` repeated as often as needed."""
     rows = len(columns[OBS])
     for start in range(0, storage.capacity, rows):
         storage.insert(columns, min(rows, storage.capacity - start))
 
 
 def fill_rows(streams: int, capacity: int) -> int:
-    """How many rows to fill a storage with: whole steps of `streams` environments, two at least."""
+    """The rows with which to fill a storage: whole steps of `streams` environments, at least two steps."""
     return min(capacity, streams * max(2, _FILL_ROWS // streams))
 
 
 def chained(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarray]:
-    """The rows, step after step of `streams` environments, with each next observation that of the following step.
+    """`columns` as consecutive steps of `streams` environments: each next observation is that of the following step.
 
-    The last step leads to the first, so that the rows may come again and again.
+    The last step leads to the first, so that the rows may be repeated.
     """
     obs = columns[OBS]
     whole = len(obs) // streams * streams
@@ -107,7 +107,7 @@ def chained(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarra
 
 
 def steps(columns: dict[str, np.ndarray], rows: int) -> Iterator[dict[str, np.ndarray]]:
-    """Parts of `rows` rows of the columns, one after the other, for ever."""
+    """Consecutive parts of `rows` rows of the columns, repeated for ever."""
     parts = [{n: c[k : k + rows] for n, c in columns.items()} for k in range(0, len(columns[OBS]), rows)]
     while True:
         yield from parts

@@ -1,4 +1,4 @@
-"""How anything is timed: warmed up, repeated until the median settles."""
+"""Times a function: warms it up and repeats it until the median settles."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _T = TypeVar("_T")
 
 WARM_UP = 5
 _LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
-_SETTLED = 0.03  # medians of the first and the second half of the samples agree this well
+_SETTLED = 0.03  # relative difference of the medians of both halves of the samples
 
 
 def measure(work: Callable[[], object], budget_s: float, before: Callable[[], object] | None = None) -> list[float]:
     """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent.
 
-    `before` runs before each, and does not count.
+    `before` runs before each call and is not timed.
     """
     for _ in range(WARM_UP):
         if before is not None:
@@ -49,7 +49,7 @@ def _settled(samples: list[float]) -> bool:
 
 
 def on_own_thread(work: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have `work` run in a thread of its own, so that the core count that it sets for torch stays there."""
+    """Run `work` in a separate thread, so that torch's thread count, which it sets, holds in this thread only."""
 
     @functools.wraps(work)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:

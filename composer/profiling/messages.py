@@ -1,4 +1,4 @@
-"""Setting 1's queues and threads as a run has them: around primitives without work, or around the real ones."""
+"""Times setting 1's queues and threads, with primitives that do no work or with real ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from pearl.runtime.host_iteration import HostIteration
 from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 
-_WARM_UP, ITERATIONS, _REPEATS = 50, 200, 9  # iterations, the latter of each sample, which is their mean
+_WARM_UP = 50  # iterations
+ITERATIONS = 200  # of each sample, which is their mean
+_REPEATS = 9  # samples
 _LONGEST_WAIT_S = 10.0
 
 
 class _NoReplay:
-    """A Replay Manager that has the same batch at hand for everybody."""
+    """A Replay Manager that always returns the same batch."""
 
     def __init__(self, batch_size: int, mode: ReplayMode) -> None:
         self.capacity, self.mode = batch_size, mode
@@ -64,7 +66,7 @@ class _NoLearner(Learner):
 
 
 def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritized") -> list[float]:
-    """Microseconds of the messages of an iteration, up to `delay` updates ahead, a mean of 200 for each sample."""
+    """Microseconds of an iteration's messages, up to `delay` updates ahead; a sample is a mean over 200 iterations."""
     nothing = TransitionSpec((FieldSpec("nothing", (), "float32"),))
     replay: Any = _NoReplay(batch_size, mode)
     return measure_pipeline(replay, _NoStorage(), _NoLearner(batch_size), nothing, batch_size, delay)
@@ -84,9 +86,9 @@ def measure_pipeline(
     iterations: int = ITERATIONS,
     renew: Callable[[int], None] | None = None,
 ) -> list[float]:
-    """Microseconds of an iteration of setting 1, beside `busy` processes that never rest, as Actors may be.
+    """Microseconds of an iteration of setting 1 while `busy` processes use the cores as Actors would.
 
-    A sample is the mean of `iterations`, before which `renew` is told how many samples they will draw.
+    A sample is the mean over `iterations`. Before each sample `renew` gets the number of items that it will draw.
     """
     bell = Bell()
     laq, ldq = AssignmentQueue(batch_size, transition, delay + 1), DoneQueue(batch_size, delay + 1, bell)
@@ -109,7 +111,7 @@ def measure_pipeline(
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Processes that keep a core each busy, and end with this one."""
+    """Processes that keep one core busy each, and end with this process."""
     work = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
     processes = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(count)]
     try:
@@ -121,7 +123,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 class _Pace:
-    """Lets `iterations` go as fast as they can, up to `delay` updates ahead."""
+    """Allows `iterations` at full speed, up to `delay` updates ahead."""
 
     def __init__(self, iterations: int, delay: int, beta: float) -> None:
         self.iterations, self.beta, self._delay = iterations, beta, delay

@@ -1,12 +1,12 @@
-"""Measures every primitive on every device, at the user's shapes and batch size, and fills the assignment matrix."""
+"""Fills the assignment matrix: measures every primitive on every device, at the user's shapes and batch size."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
 import math
 import time
@@ -73,18 +73,18 @@ from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
 logger = logging.getLogger("pearl.composer")
 
 _FANOUTS = (4, 8, 16, 32, 64)
-# Of the native training loop, one sample is the mean of as many iterations as take so long: many of a short one, that
-# what Python does between samples does not show; well below a scheduler's time slice, that few samples are cut by one.
+# One sample of the native training loop is the mean over as many iterations as fit this time. It is long enough to hide
+# Python's work between samples, and so far below a scheduler's time slice that few samples are interrupted.
 _GRANT_US = 500.0
-_WORTH_A_CORE = 1.05  # what prefetching must gain
-_TIMED_ITERATIONS = 100  # of a device's loop, waiting after each part
+_WORTH_A_CORE = 1.05  # the least speedup for which prefetching may take a core
+_TIMED_ITERATIONS = 100  # of a device's loop that waits after each part, to time the parts
 
-_WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives
+_WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 _Cell = TypeVar("_Cell")
 
-# PEARL's Python that takes part in what is measured, beside what an implementation of the Learner lists.
+# PEARL's Python files that run in a measurement, without those that an implementation of the Learner lists.
 _METHOD = sorted(Path(__file__).parent.glob("*.py"))
 _HOST_LOOP = ("runtime/host_iteration.py", "runtime/queues.py", "runtime/workers.py")
 _SOURCES = {
@@ -99,13 +99,13 @@ _SOURCES = {
 
 @functools.cache
 def kernel_hash(implementation: str | None = None, module: str = "pearl._native") -> str:
-    """Changes when the compiled kernels do; with an `implementation` of the Learner, when its own sources do."""
+    """A hash of the compiled kernels; with an `implementation` of the Learner, of its sources instead."""
     return _file_hash([compiled_kernels(module)] if implementation is None else learners()[implementation].sources)
 
 
 @functools.cache
 def source_hash(primitive: str) -> str:
-    """Changes when the Python does by which the primitive is measured, or which it runs beside the Learner's own."""
+    """A hash of the Python files that measure the primitive or run in it, without the Learner's own."""
     package = Path(pearl.__file__).parent
     sources = (file for pattern in _SOURCES[primitive] for file in sorted(package.glob(pattern)))
     return _file_hash([*_METHOD, *sources])
@@ -120,7 +120,7 @@ def _file_hash(files: Iterable[Path]) -> str:
 
 @dataclass
 class Profiler:
-    """Fills the matrix; `report` is told what is being measured. Known results come from `store`."""
+    """Fills the matrix; known results come from `store`, and `report` gets a line for each measurement."""
 
     platform: Platform
     problem: Problem
@@ -151,7 +151,7 @@ class Profiler:
 
     @functools.cached_property
     def _wanted(self) -> tuple[str, ...]:
-        """The implementations to look at: the forced one, or all that some usable device has."""
+        """The implementations to try: the forced one, or all that run on a usable device."""
         forced = self.problem.implementation
         if forced != AUTO:
             return (forced,)
@@ -164,8 +164,8 @@ class Profiler:
         return [name for name in self._wanted if name not in unsupported and runs_on(name, device)]
 
     @functools.cached_property
-    def collection_us(self) -> Measurement:
-        """Microseconds in which all actors together produce one transition."""
+    def collection_us(self) -> float:
+        """Microseconds in which all Actors together produce one transition."""
         actors = self.problem.actors
         parameters = {
             "env": actors.env,
@@ -177,19 +177,12 @@ class Profiler:
         if further := self.problem.transition.further:
             parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
         key = self._key("actor", self.platform.host, parameters)
-        one = self._known(key, ("transition",), self._measure_actor)["transition"]
-        parallel = min(actors.count, self.platform.host.cores or 1)
-        return dataclasses.replace(
-            one,
-            value_us=one.value_us / parallel,
-            p20_us=one.p20_us / parallel,
-            p80_us=one.p80_us / parallel,
-            samples=None if one.samples is None else tuple(s / parallel for s in one.samples),
-        )
+        transition = self._known(key, ("transition",), self._measure_actor)["transition"]
+        return transition.value_us / min(actors.count, self.platform.host.cores or 1)
 
     @property
     def messages_us(self) -> float:
-        """Microseconds of the host's messages of an iteration of setting 1; 0 where there is but one device."""
+        """Microseconds of the host's messages per iteration of setting 1; 0 where only the host is usable."""
         host = self.platform.host
         if not any(backend_of(device).needs_messages for device in usable(self.platform)[0] if device != host):
             return 0.0
@@ -203,62 +196,49 @@ class Profiler:
         return self._known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
 
     def pipelines(self, matrix: AssignmentMatrix) -> dict[Candidacy, float]:
-        """Microseconds of whole iterations where devices are the host's silicon, measured beside busy processes.
+        """Microseconds of whole iterations on devices that are the host's silicon, measured next to busy processes.
 
-        There the devices, the host's messages and the Actors slow each other down, which no sum of what each takes
-        alone tells. By the devices of Replay Manager and Learner and the latter's implementation.
+        There the devices, the host's messages and the Actors slow each other down, which the sum of their separate
+        times does not show. The keys are the devices of Replay Manager and Learner and the latter's implementation.
+        """
+        found: dict[Candidacy, float] = {}
+        for of, work in self._whole_iterations(matrix):
+            try:
+                found[of] = work()
+            except (CapacityError, DeviceError) as error:
+                logger.warning("%s and %s were not measured together: %s", of[0], of[1], error)
+        return found
+
+    def _whole_iterations(self, matrix: AssignmentMatrix) -> Iterator[tuple[Candidacy, Callable[[], float]]]:
+        """The candidates that `pipelines` measures, each with its measurement.
+
+        Setting 2 counts on devices whose own runtime takes all of the host's cores, even while the Actors need them.
         """
         host = self.platform.host.name
         on_host = [
-            row for row in matrix.rows if self.platform.shared_silicon(row.device, host) and self._measured(row.device)
+            (row, device)
+            for row in matrix.rows
+            if self.platform.shared_silicon(row.device, host)
+            and backend_of(device := self.platform.device(row.device)).estimator(device) is None
         ]
-        found: dict[Candidacy, float] = {}
-        for i in on_host:
-            for j in on_host:
-                if i.device == j.device:
-                    found |= self._shared_pairs(j)
-                    continue
-                if isinstance(i.replay, MissingCell):
-                    continue
-                for cell in (option.learner for option in j.learners):
-                    if isinstance(cell, LearnerCell):
-                        measured = functools.partial(self._pipeline_us, i.device, i.replay, j.device, cell)
-                        found |= self._tried_whole((i.device, j.device, cell.implementation), measured)
-        return found
-
-    def _measured(self, name: str) -> bool:
-        """Whether the device's cells come from running there."""
-        device = self.platform.device(name)
-        return backend_of(device).estimator(device) is None
-
-    def _tried_whole(self, of: Candidacy, work: Callable[[], float]) -> dict[Candidacy, float]:
-        """The iteration; nothing where a device failed meanwhile, whose parts then speak for it alone."""
-        try:
-            return {of: work()}
-        except (CapacityError, DeviceError) as error:
-            logger.warning("%s and %s were not measured together: %s", of[0], of[1], error)
-            return {}
-
-    def _shared_pairs(self, row: MatrixRow) -> dict[Candidacy, float]:
-        """Of setting 2 on a device whose own runtime takes all of the host's cores, without asking the Actors."""
-        device = self.platform.device(row.device)
-        if backend_of(device).host_cores != "all":
-            return {}
-        found: dict[Candidacy, float] = {}
-        for pair in (option.pair for option in row.learners):
-            if isinstance(pair, PairCell):
-                measured = functools.partial(self._shared_pair_us, device, pair)
-                found |= self._tried_whole((row.device, row.device, pair.learner.implementation), measured)
-        return found
+        for (i, on_i), (j, on_j) in itertools.product(on_host, repeat=2):
+            for option in j.learners:
+                if i is j:
+                    if backend_of(on_j).host_cores == "all" and isinstance(pair := option.pair, PairCell):
+                        of = (i.device, j.device, pair.learner.implementation)
+                        yield of, functools.partial(self._shared_pair_us, on_j, pair)
+                elif isinstance(i.replay, ReplayCell) and isinstance(learner := option.learner, LearnerCell):
+                    of = (i.device, j.device, learner.implementation)
+                    yield of, functools.partial(self._pipeline_us, on_i, i.replay, on_j, learner)
 
     def _shared_pair_us(self, device: Device, pair: PairCell) -> float:
         name, fanout, threads = pair.learner.implementation, pair.replay.fanout, pair.learner.threads
-        self.report(f"{device.name}: Replay Manager and {name} Learner together beside the Actors")
+        self.report(f"{device.name}: Replay Manager and {name} Learner together, while Actors run")
 
         def work() -> dict[str, list[float]]:
             with busy_processes(self._busy):
                 parts = self._measure_pair(name, device, fanout=fanout, threads=threads)
-            # Means: that a thread waits for its core is rare, and long.
+            # The mean, not the median: waits for a core are rare but long.
             return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "step", "update"))]}
 
         key = self._key("pair", device, {**self._pair_parameters(pair.replay, pair.learner), "busy": self._busy}, name)
@@ -266,11 +246,10 @@ class Profiler:
 
     @property
     def _busy(self) -> int:
-        """Processes that stand for the Actors."""
+        """The number of busy processes that stand in for the Actors."""
         return min(self.problem.actors.count, self.platform.host.cores or 1)
 
-    def _pipeline_us(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell) -> float:
-        on_i, on_j = self.platform.device(i), self.platform.device(j)
+    def _pipeline_us(self, on_i: Device, replay: ReplayCell, on_j: Device, learner: LearnerCell) -> float:
         delay = self.problem.train.priority_update_delay
         parameters = {
             **self._replay_parameters(replay.fanout),
@@ -303,8 +282,10 @@ class Profiler:
             return {"iteration": samples}
 
         key = self._key("pipeline", on_j, parameters, learner.implementation)
-        if key.digest not in self._pipelines_us:  # rows that are one and the same device differ in name alone
-            self.report(f"{i}, {j}: Replay Manager and {learner.implementation} Learner beside the Actors")
+        if key.digest not in self._pipelines_us:  # the key is the same for rows that differ in name only
+            self.report(
+                f"{on_i.name}, {on_j.name}: Replay Manager and {learner.implementation} Learner, while Actors run"
+            )
             self._pipelines_us[key.digest] = self._known(key, ("iteration",), work)["iteration"].value_us
         return self._pipelines_us[key.digest]
 
@@ -332,7 +313,7 @@ class Profiler:
         return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others))
 
     def _tried(self, device: Device, work: Callable[[], _Cell]) -> _Cell | MissingCell:
-        """The cell, or why a device beside the host could not do that; without the host there is no program."""
+        """The cell, or the reason where another device than the host failed; no program runs without the host."""
         try:
             return work()
         except Exception as error:
@@ -353,7 +334,7 @@ class Profiler:
         return f"no {'' if forced == AUTO else f'{forced} '}Learner for {device.backend} in this version"
 
     def _estimated_row(self, device: Device, estimator: str) -> MatrixRow:
-        """The row of a device that nothing is measured on."""
+        """The row of a device on which nothing is measured."""
         backend, spec = backend_of(device), self.problem.replay
         no_learner = None
         if backend.learners and not self._implementations(device):
@@ -393,7 +374,7 @@ class Profiler:
         if spec.fanout != "auto":
             return (int(spec.fanout),)
         plain = spec.mode in ("uniform", *TIME_MODES) and spec.replacement and spec.max_times_sampled == 0
-        return (16,) if plain else _FANOUTS  # without a tree there is nothing to choose
+        return (16,) if plain else _FANOUTS  # without a tree the fanout has no effect
 
     def _replay_cell(self, device: Device) -> ReplayCell | MissingCell:
         if (lacking := backend_of(device).replay_lacks(device, self.problem.replay)) is not None:
@@ -414,7 +395,7 @@ class Profiler:
         candidates = backend.learner_parameters(
             device,
             most_threads=1 if sharing is None else sharing.most_threads,
-            most_sub_batches=self.problem.train.batch_size if self._splits() else 1,
+            most_sub_batches=self.problem.train.batch_size if issubclass(self.problem.trainer_class, Trainer) else 1,
         )
         cells = []
         for candidate in candidates:
@@ -428,7 +409,7 @@ class Profiler:
             )
             cells.append(LearnerCell(found["step"], threads, parts, candidate.streams, implementation))
             if sharing is not None and sharing.keeps_up(cells[-1].step.value_us, threads):
-                break  # the paper's rule: as few threads as keep up with the Actors
+                break  # the paper's rule: the fewest threads that keep up with the Actors
         if sharing is not None:
             return min(cells, key=lambda c: sharing.rank(c.step.value_us, c.threads))
         return min(cells, key=lambda c: c.step.value_us)
@@ -459,7 +440,7 @@ class Profiler:
         )
 
     def _may_prefetch(self, device: Device, learner: LearnerCell) -> bool:
-        """Whether a core is left to draw the next batch on, and the Learner is what the Actors wait for."""
+        """Whether a core is free to draw the next batch, and the Actors wait for the Learner."""
         arguments = learners()[learner.implementation].arguments
         if backend_of(device).host_cores != "threads" or "prefetch" not in arguments:
             return False
@@ -468,28 +449,25 @@ class Profiler:
             return False
         if sharing.keeps_up(learner.step.value_us, learner.threads):
             return False
-        # In a loop in Python nothing would be drawn ahead, and a difference would be noise.
+        # A loop in Python draws nothing ahead, so a difference would be noise.
         made: Any = self._make_learner(learner.implementation, device, learner.threads)
         return bool(made.loops_natively)
 
     @property
     def sharing(self) -> CoreSharing | None:
-        """How Learner and Actors share the host; None where the host takes no Learner that was measured."""
+        """How Learner and Actors share the host; None where no measured Learner runs on the host."""
         host = self.platform.host
         return self._sharing(host) if backend_of(host).host_cores == "threads" else None
 
     def _sharing(self, device: Device) -> CoreSharing:
-        """How a Learner on this CPU shares it with the Actors, which are on the host."""
+        """How a Learner on this CPU shares cores with the Actors, which run on the host."""
         train = self.problem.train
         # Of each transition collected, replay_ratio samples are trained.
         free = math.isinf(train.replay_ratio)
-        collect_us = math.inf if free else self.collection_us.value_us * train.batch_size / train.replay_ratio
-        beside_actors = self.platform.shared_silicon(device.name, self.platform.host.name)
-        actors = self.problem.actors.count if beside_actors else 0
+        collect_us = math.inf if free else self.collection_us * train.batch_size / train.replay_ratio
+        on_host = self.platform.shared_silicon(device.name, self.platform.host.name)
+        actors = self.problem.actors.count if on_host else 0
         return CoreSharing(device.cores or 1, actors, collect_us)
-
-    def _splits(self) -> bool:
-        return issubclass(self.problem.trainer_class, Trainer)
 
     def _pair_parameters(self, replay: ReplayCell, learner: LearnerCell) -> dict[str, Any]:
         return {
@@ -506,7 +484,7 @@ class Profiler:
     def _key(
         self, primitive: str, device: Device, parameters: Mapping[str, Any], implementation: str | None = None
     ) -> CalibrationKey:
-        """What a measurement depends on; `implementation` is that of the Learner, where it takes part."""
+        """Everything that a measurement depends on; with `implementation` the Learner takes part in it."""
         import torch
 
         from pearl import __version__
@@ -543,7 +521,7 @@ class Profiler:
         )
 
     def _fingerprint(self, device: Device) -> str:
-        """Asked of the device once: it reads what the machine says of its hardware."""
+        """The device's fingerprint, read from the hardware once."""
         if device not in self._fingerprints:
             self._fingerprints[device] = device.fingerprint()
         return self._fingerprints[device]
@@ -555,12 +533,12 @@ class Profiler:
 
     @functools.cached_property
     def _probe(self) -> Any:
-        """A trainer to look at, not to train."""
+        """A trainer for inspection; it never trains."""
         return self._trainer("cpu")
 
     @functools.cached_property
     def _native_policy(self) -> PolicyPlan | None:
-        """What the Actors of a run act by; None where that is the trainer itself."""
+        """The policy in C++ of the Actors of a run; None where they use the trainer itself."""
         try:
             return read_policy(self._probe)
         except UnsupportedError as error:
@@ -575,8 +553,15 @@ class Profiler:
             self.hits += 1
             return found
         self.misses += 1
-        with _naming_the_trainer(self.problem.trainer_class, key.primitive):
+        try:
             measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
+        except Exception as error:
+            if isinstance(error, PearlError) or key.primitive not in _WITH_LEARNER:
+                raise
+            raise TrainerError(
+                f"{self.problem.trainer_class.__name__} failed while its training step was profiled: "
+                f"{described(error)}. The batch held random transitions of the environment's spaces."
+            ) from error
         self.store.put(key, measured)
         return measured
 
@@ -590,7 +575,7 @@ class Profiler:
 
     @functools.cached_property
     def _full_storage(self) -> DataStorage:
-        """A storage whose every slot is written, as it is for most of a run; made once, for it may be large."""
+        """A full storage, as in most of a run; made only once, because it may be large."""
         p = self.problem
         return self._filled(host_storage(p.transition, p.replay, p.actors, p.train))
 
@@ -600,7 +585,7 @@ class Profiler:
         return storage
 
     def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Synthetic transitions of all environments in turn; each continues the one before where that matters."""
+        """Synthetic transitions of all environments in turn, as consecutive steps where the replay needs them."""
         columns = self.problem.random_columns(count, rng)
         return chained(columns, self.problem.actors.env_count) if self.problem.replay.share_next_obs else columns
 
@@ -629,7 +614,7 @@ class Profiler:
         }
 
     def _insertion(self, full: FullReplay, storage: AnyStorage) -> Callable[[], None]:
-        """Insert what all actors bring in one iteration: one transition per environment."""
+        """A function that inserts the transitions of one iteration: one per environment."""
         count = min(self.problem.actors.env_count, self.problem.replay.capacity)
         arriving = steps(self._rows(2 * count, full.rng), count)
 
@@ -651,7 +636,7 @@ class Profiler:
     def _measure_pair(
         self, implementation: str, device: Device, fanout: int, threads: int, *, prefetch: bool = False
     ) -> dict[str, list[float]]:
-        """Whole iterations of setting 2, by the loop that a run would take."""
+        """Samples of whole iterations of setting 2, in the same loop as in a run."""
         full = self._full_replay(device, fanout)
         learner = self._make_learner(implementation, device, threads, prefetch=prefetch)
         storage: AnyStorage = self._full_storage
@@ -701,7 +686,7 @@ class Profiler:
         *,
         apart: bool,
     ) -> dict[str, list[float]]:
-        """Grants of some iterations, between which this thread inserts: a sample is the mean of a grant."""
+        """Grant iterations in groups and insert between the groups; a sample is the mean of a group."""
         parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
         batch = self.problem.train.batch_size
 
@@ -718,7 +703,7 @@ class Profiler:
         usual = float(np.median([sum(grant(1).values()) for _ in range(WARM_UP)]))
         iterations = full.batches(batch, max(1, round(_GRANT_US / usual)))
         published: list[float] = []
-        # On a device, parts follow one another without the host: how the whole divides is seen by waiting after each.
+        # A device runs all parts without the host. Their shares are measured once, by waiting after each part.
         shares: dict[str, float] = {}
         if apart:
             loop.time_parts(True)
@@ -741,7 +726,7 @@ class Profiler:
             published.append(spent["publish"])
 
         measure(iterate, self.budget_s)
-        # Weights go out after some of the steps only: each bears its share.
+        # Weights are published after some steps only; their cost is spread over all steps.
         share = sum(published) / len(published)
         parts["step"] = [step + share for step in parts["step"]]
         return {name: samples[WARM_UP:] for name, samples in parts.items()}
@@ -761,29 +746,13 @@ class Profiler:
         return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
 
 
-@contextlib.contextmanager
-def _naming_the_trainer(trainer_class: type, primitive: str) -> Iterator[None]:
-    """Where a Learner takes part, say what the trainer raised, and where."""
-    try:
-        yield
-    except PearlError:
-        raise
-    except Exception as error:
-        if primitive not in _WITH_LEARNER:
-            raise
-        raise TrainerError(
-            f"{trainer_class.__name__} failed while its training step was profiled: {described(error)}. The batch held "
-            "random transitions of the environment's spaces."
-        ) from error
-
-
 def _iteration_us(pair: PairCell) -> float:
-    """Of the loop in C++, which inserts meanwhile."""
+    """Microseconds of an iteration of the loop in C++, which overlaps insertions."""
     return pair.replay.sample.value_us + pair.learner.step.value_us + pair.replay.update.value_us
 
 
 def _source_hash(trainer_class: type) -> str:
-    """Changes when the file that defines the class does: then what was measured of it no longer holds."""
+    """A hash of the file that defines the class: an edit of the file makes measurements invalid."""
     try:
         source = Path(inspect.getfile(trainer_class)).read_bytes()
     except (OSError, TypeError):
