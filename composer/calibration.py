@@ -1,7 +1,7 @@
 """The calibration store: measurements kept between runs, so that a second composition is instant.
 
-One versioned JSON file. Writers take a lock file, merge with what is there and replace the file in one step, so
-readers need no lock and never see half a file.
+The store is one versioned JSON file. Writers take a lock file, merge their entries into the current ones and replace
+the file in one step, so readers need no lock and never see half a file.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class CalibrationStore:
     """Measurements by CalibrationKey, in `path` (default: `default_path()`).
 
     Safe for several processes; one store object belongs to one thread. Where the file cannot be written, or is of
-    another version of the format, the store keeps its measurements in memory and says so once.
+    another version of the format, the store keeps its measurements in memory and warns once.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -172,7 +172,7 @@ class CalibrationStore:
             version = _version(text)
             if version not in (None, VERSION):
                 raise _OtherVersionError(
-                    f"is of version {version}, and this PEARL reads version {VERSION}: it is left as it is"
+                    f"is of version {version}, and this PEARL reads version {VERSION}: the file is not changed"
                 ) from error
             return self._set_aside(str(error))
 

@@ -497,7 +497,7 @@ def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:
 
 
 def _profiled(problem: Problem) -> Problem:
-    """The problem that is measured: with the replay as it is at the start of a run.
+    """The problem that is measured, with the replay in its state at the start of a run.
 
     A replay that may be larger than the free memory is halved until it fits. A file is also halved until it is quick to
     write, but stays far larger than the caches.

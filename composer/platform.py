@@ -168,7 +168,9 @@ def _cells_of(path: Path, text: str) -> list[tuple[int, list[str]]]:
     numbered = []
     for line, row in enumerate(rows, start=1):
         if any("\n" in cell for cell in row):
-            raise DeviceFileError(f"{path}, line {line}: a quoted cell runs over several lines. Close its quote.")
+            raise DeviceFileError(
+                f"{path}, line {line}: a quoted cell runs over several lines, or its quote is not closed. Close it."
+            )
         if len(row) > _MOST_CELLS:
             raise DeviceFileError(f"{path}, line {line}: expected {_MOST_CELLS} cells at most; found {len(row):,}.")
         cells = [cell.strip() for cell in row]
@@ -241,7 +243,7 @@ def _number(text: str, header: str, *, zero_allowed: bool) -> tuple[float | None
         return whole, ""
     if not _NUMBER.fullmatch(text):
         if re.match(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?\s*[A-Za-z]", text):
-            return None, f"a plain number (the unit stands in the header '{header}')"
+            return None, f"a plain number (the unit belongs in the header '{header}')"
         if re.fullmatch(r"[0-9]+,[0-9]+", text):
             return None, "a number with a decimal point, not a comma"
         return None, f"a number {bound}"

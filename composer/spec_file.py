@@ -391,14 +391,12 @@ def _import(name: str, folder: Path) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name.split(".")[0]:
+    except Exception as error:  # the user's module may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == name.split(".")[0]:
             raise TrainerError(
                 f"there is no module {name!r} in {folder} or among the installed packages. "
                 'Name the module without ".py", or the file with it.'
             ) from error
-        raise TrainerError(f"importing {name} failed: {described(error)}.") from error
-    except Exception as error:  # whatever the user's module does at import
         raise TrainerError(f"importing {name} failed: {described(error)}.") from error
 
 

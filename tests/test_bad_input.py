@@ -95,7 +95,7 @@ CPU = "cpu0,cpu,cpu,,2,60"
         ),
         pytest.param(
             b"name,kind,backend,memory_gb\ncpu0,cpu,cpu,8 GB\n",
-            ["line 2", "'memory_gb'", "plain number", "the unit stands in the header", "'8 GB'"],
+            ["line 2", "'memory_gb'", "plain number", "the unit belongs in the header", "'8 GB'"],
             id="unit-in-cell",
         ),
     ],

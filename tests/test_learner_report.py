@@ -117,7 +117,7 @@ def test_joined_sampling_counts_by_what_it_delays_the_learner(joined: VendorRepo
     [
         (("double_dqn", (4, 20, 2)), r"2 kernels are missing \(fp_next1_0, fp_next2_0\)\. .*PEARL_ALGORITHM"),
         (("dqn", (4, 20, 2), 2), r"8 kernels are missing \(bp_q2_1, fp_q1_1, fp_q2_1, fp_target1_1, \.\.\.\)"),
-        (("dqn", (4, 2)), r"5 kernels are not its \(bp_q2_0, fp_q2_0, fp_target2_0, ga_q2_0, \.\.\.\)"),
+        (("dqn", (4, 2)), r"5 kernels do not belong to it \(bp_q2_0, fp_q2_0, fp_target2_0, ga_q2_0, \.\.\.\)"),
         (("td3", (4, 20, 2)), "expected the kernels pearl_learner_... of td3 on 4,20,2 in 1 copies; "),
         (
             ("dqn", (4, 64, 2)),
@@ -147,7 +147,7 @@ def test_what_the_report_does_not_say_is_named(alone: VendorReport, joined: Vend
         ReportedTraining.of(dataclasses.replace(joined, kernels=tuple(kernels)), TREE, JOINED)
     copy = Path(shutil.copytree(REPORTS / "learner_2023.prj", tmp_path / "r.prj"))
     (copy / "reports" / "resources" / "json" / "loop_attr.json").unlink()
-    with pytest.raises(VendorReportError, match=r"no initiation intervals.*times cannot be told"):
+    with pytest.raises(VendorReportError, match=r"no initiation intervals.*times cannot be determined"):
         ReportedLearner.of(read_vendor_report(copy), ALONE)
 
 

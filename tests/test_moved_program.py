@@ -159,5 +159,5 @@ def test_an_environment_that_the_program_would_not_know_is_refused(
     (tmp_path / "only_registers.py").write_text(KEPT.replace("KeptCart", "LostCart"))
     importlib.import_module("only_registers")
     composer = described(write_csv_pair(tmp_path, ONE_CPU), trainer=DQN, env="LostCart-v0")
-    with pytest.raises(GenerationError, match=r"would not know the environment 'LostCart-v0': it is of only_registers"):
+    with pytest.raises(GenerationError, match=r"know the environment 'LostCart-v0', which only_registers defines"):
         composer.run()

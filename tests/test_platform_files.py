@@ -121,7 +121,7 @@ def test_unit_variants_convert(tmp_path: Path) -> None:
         ('name,kind,backend,memory_gb\na,cpu,cpu,"1,5"\n', "a decimal point, not a comma"),
         (
             "name,kind,backend,memory_gb\na,cpu,cpu,16 GB\n",
-            "a plain number (the unit stands in the header 'memory_gb')",
+            "a plain number (the unit belongs in the header 'memory_gb')",
         ),
         ("name,kind,backend\na,cpu,cpu,7\n", "line 2: expected 3 cells, as in the header; found '7'"),
         ('name,kind,backend\n"a,cpu,cpu\n', "not closed"),
@@ -165,7 +165,7 @@ def test_all_faults_of_a_file_come_in_one_message_the_first_ten_shown(tmp_path: 
         (LINK + "cpu0,gpu0,-1,1\n", "column 'latency_us': expected a number of at least 0; found '-1'"),
         (LINK + "cpu0,gpu0,1,0\n", "column 'bandwidth_gbps': expected a number above 0; found '0'"),
         (LINK + "cpu0,gpu0,1,-3\n", "found '-3'"),
-        (LINK + "cpu0,gpu0,1,10 GB/s\n", "a plain number (the unit stands in the header 'bandwidth_gbps')"),
+        (LINK + "cpu0,gpu0,1,10 GB/s\n", "a plain number (the unit belongs in the header 'bandwidth_gbps')"),
         (LINK + "cpu0,gpu0,1,1e-300\n", "a number from 1e-12 to 1e+15 gbps"),
         (LINK + "cpu0,gpu0,1,2\ncpu0,gpu0,1,3\n", "Line 2 states other values for cpu0 -> gpu0"),
     ],

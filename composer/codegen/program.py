@@ -127,9 +127,9 @@ def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
     module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
     if module.partition(".")[0] != "gymnasium":
         raise GenerationError(
-            f"The program would not know the environment {env!r}: it is of {module}, and of what the program imports "
-            f"({trainer.name} from {trainer.module}) nothing registers it. Derive a class from {trainer.name} in the "
-            "module that registers the environment, and compose with that class."
+            f"The program would not know the environment {env!r}, which {module} defines: the program imports only "
+            f"{trainer.name} from {trainer.module}. Derive a class from {trainer.name} in the module that registers "
+            "the environment, and compose with that class."
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pearl.errors import GenerationError
 
 _NO_SOURCE = (
-    "{name} has no source file that a program could import it from (was it typed into a console or notebook, read "
+    "{name} has no source file from which a program could import it (was it typed into a console or notebook, read "
     "from standard input, or made by a call?). Put it at the top level of a .py file and import it from there."
 )
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -50,11 +50,10 @@ def trainer_import(trainer_class: type, taken: Collection[str], imported_from: s
         file = Path(inspect.getfile(trainer_class)).resolve()
     except (TypeError, OSError) as error:
         raise GenerationError(_NO_SOURCE.format(name=name)) from error
-    if not file.is_file():
+    in_program = module_name == "__main__"
+    if not file.is_file() or not (_defines(file, name) if in_program else getattr(module, name, None) is trainer_class):
         raise GenerationError(_NO_SOURCE.format(name=name))
-    if getattr(module, name, None) is not trainer_class and (module_name != "__main__" or not _defines(file, name)):
-        raise GenerationError(_NO_SOURCE.format(name=name))
-    if module_name == "__main__":
+    if in_program:
         _check_main_guard(file, name)
         return TrainerImport(file.stem, name, file.parent)
     check_module_name(module_name, file.name)
@@ -89,7 +88,7 @@ def _folder(module_name: str, file: Path) -> Path | None:
 
 def _check_name(name: str, taken: Collection[str]) -> None:
     if not name.isidentifier() or keyword.iskeyword(name) or name in taken:
-        raise GenerationError(f"The program cannot call a trainer class {name!r}. Give the class another name.")
+        raise GenerationError(f"A program cannot have a trainer class named {name!r}. Give the class another name.")
 
 
 def check_module_name(module_name: str, file: str) -> None:
@@ -98,8 +97,8 @@ def check_module_name(module_name: str, file: str) -> None:
     if wrong is not None:
         why = "a keyword of Python" if keyword.iskeyword(wrong) else "no Python identifier"
         raise GenerationError(
-            f"{file} cannot be imported by the name {module_name!r}, for {wrong!r} is {why}: rename it, for example to "
-            "my_trainer.py."
+            f"{file} cannot be imported by the name {module_name!r}, because {wrong!r} is {why}: rename it, for "
+            "example to my_trainer.py."
         )
 
 
@@ -128,8 +127,6 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _check_main_guard(file: Path, name: str) -> None:
-    if not _defines(file, name):
-        raise GenerationError(_NO_SOURCE.format(name=name))
     if not has_main_guard(file):
         raise GenerationError(
             f"{name} is defined in {file.name}, which composes when it is imported: the program could not import the "

@@ -1,1 +1,1 @@
-"""FPGAs that need not be here: a model of the pipelines, and what compilers report of their designs."""
+"""FPGAs, which may be absent: a model of their pipelines, and readers of compiler reports on designs."""

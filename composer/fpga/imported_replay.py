@@ -48,7 +48,7 @@ def import_report(report: VendorReport, device: Device, tree: ReplayTree, store:
     """
     if any("pearl_learner_" in kernel.name for kernel in report.kernels):
         raise VendorReportError(
-            f"{report.path} is of a design with a Learner: say which, with import_learner (PEARL_DESIGN=learner) or "
+            f"{report.path} is of a design with a Learner: import it with import_learner (PEARL_DESIGN=learner) or "
             "import_training (PEARL_DESIGN=training)."
         )
     return _store(ReportedReplay.of(report, tree), report, device, _key(device, tree), store)
@@ -82,18 +82,14 @@ def _store(
         raise ConfigurationError(
             f"{device.name} is a {device.kind}; the report is of an FPGA. Name a row of kind fpga."
         )
-    _require_room(report, device)
-    store.put(key, found.measurements())
-    return found
-
-
-def _require_room(report: VendorReport, device: Device) -> None:
     ram_blocks = None if device.sram_kb is None else device.sram_kb / _RAM_BLOCK_KB
     if over := report.total.exceeding(VendorResources(aluts=device.luts, ram_blocks=ram_blocks, dsps=device.dsp)):
         raise CapacityError(
             f"The design in {report.path} was compiled for {report.device} and takes more than the row {device.name} "
             f"has: {', '.join(over)}. Correct luts, dsp or sram_kb of the row, or import into the row of that part."
         )
+    store.put(key, found.measurements())
+    return found
 
 
 def _key(device: Device, tree: ReplayTree | None = None, build: LearnerBuild | None = None) -> CalibrationKey:

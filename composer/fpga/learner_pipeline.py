@@ -122,7 +122,7 @@ class LearnerPipeline:
 
     @functools.cached_property
     def items_held(self) -> tuple[int, ...]:
-        """For each unit, the items in its input buffer: as many as are in flight since its earliest producer."""
+        """For each unit, the items in its input buffer: those in flight since its earliest producer."""
         levels = self.levels
         return tuple(
             level - min(levels[producer] if producer >= 0 else 0 for producer in unit.after) + 1

@@ -237,9 +237,12 @@ class _Reader:
         if set(found) != expected or count != len(expected):
             parts = [
                 f"{len(names)} kernels {what} ({', '.join(sorted(names)[:4])}{', ...' if len(names) > 4 else ''})"
-                for what, names in (("are missing", expected - set(found)), ("are not its", set(found) - expected))
+                for what, names in (
+                    ("are missing", expected - set(found)),
+                    ("do not belong to it", set(found) - expected),
+                )
                 if names
-            ] or ["some are there twice"]
+            ] or ["some occur twice"]
             raise VendorReportError(
                 f"{report.path}: expected the kernels pearl_learner_... of {build.algorithm} on "
                 f"{','.join(map(str, build.network))} in {build.copies} copies; {' and '.join(parts)}. Give the "
@@ -259,7 +262,7 @@ class _Reader:
         if len(over_items) != 1:
             raise VendorReportError(
                 f"{self.report.path}: expected one loop over items, whose trip count is not known, inside "
-                f"{batch.name} of {kernel.name}; found {len(over_items)}. Its cycles for an item cannot be told."
+                f"{batch.name} of {kernel.name}; found {len(over_items)}. Its cycles for an item cannot be determined."
             )
         (place,) = over_items
         interval, latency = one_pass(batch.blocks[place], known_trips(self.report, kernel))
@@ -287,7 +290,7 @@ class _Reader:
             raise VendorReportError(
                 f"{self.report.path}: expected a loop of {gradient_blocks} trips, over the gradient of its layer, "
                 f"inside {batch.name} of {kernel.name}; found trips {found}. Either the network has other widths "
-                "(PEARL_NETWORK), or the compiler unrolled the loop, and then its cycles cannot be told."
+                "(PEARL_NETWORK), or the compiler unrolled the loop: then its cycles cannot be determined."
             )
         after = next((n for n in loops if n > place), len(batch.blocks))
         parts = (batch.blocks[:place], batch.blocks[place : place + 1], batch.blocks[place + 1 : after])
@@ -403,7 +406,7 @@ class ReportedTraining:
         if len(loops) < 3:
             raise VendorReportError(
                 f"{report.path}: expected three loops in {collect.name}, over requests, over weights, and over weights "
-                f"on their way to the Learner; found {len(loops)}. When weights arrive cannot be told."
+                f"on their way to the Learner; found {len(loops)}. The time when weights arrive cannot be determined."
             )
         passes = [one_pass(loop, known_trips(report, collect)) for loop in loops[1:]]
         weighing = sum((build.batch_size - 1) * each + once for each, once in passes[:-1])

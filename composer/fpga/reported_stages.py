@@ -23,7 +23,7 @@ def clock_of(report: VendorReport, smaller: str) -> float:
     """
     if report.frequency_mhz is None or any(kernel.blocks is None for kernel in report.kernels):
         raise VendorReportError(
-            f"{report.path} has no {' and no '.join(report.missing)}: times cannot be told from it. Copy the whole "
+            f"{report.path} has no {' and no '.join(report.missing)}: times cannot be determined. Copy the whole "
             "folder of the report, or create it again."
         )
     if over := report.total.exceeding(report.available):
@@ -42,8 +42,8 @@ def loops_of(report: VendorReport, kernel: KernelReport, over: str) -> list[Bloc
     loops = [block for block in kernel.blocks or () if block.loop]
     if not loops:
         raise VendorReportError(
-            f"{report.path}: expected a loop over {over} in {kernel.name}; found none. A report of another version, "
-            "or one that is not complete: create it again."
+            f"{report.path}: expected a loop over {over} in {kernel.name}; found none. The report is "
+            "of another version or not complete: create it again."
         )
     return loops
 
@@ -54,8 +54,8 @@ def known_trips(report: VendorReport, kernel: KernelReport) -> Callable[[BlockRe
     def trips(block: BlockReport) -> int:
         if not block.trips:
             raise VendorReportError(
-                f"{report.path}: expected the trip count of every loop for one item; of {block.name} in {kernel.name} "
-                "the report states none, so that its cycles cannot be told."
+                f"{report.path}: expected the trip count of every loop for one item; found none of {block.name} in "
+                f"{kernel.name}, so its cycles cannot be determined."
             )
         return block.trips
 

@@ -292,7 +292,7 @@ def _range() -> str:
 def _text_of(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise VendorReportError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: no report is.")
+            raise VendorReportError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB; no report is that large.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise VendorReportError(f"{path} cannot be read: {error}") from error
@@ -337,7 +337,8 @@ def _assigned(path: Path, text: str, name: str) -> _Record:
 def _read(source: _Source) -> VendorReport:
     tool, version, device = _compile_info(source.required("info"))
     summary = source.required("summary")
-    rows, kernel_names = _resource_rows(summary), _kernel_names(summary)
+    rows, (_, performance) = _resource_rows(summary), _sections(summary, "performanceSummary")
+    kernel_names = [summary.get(row, "name", str, "a row of performanceSummary") for row in performance]
     resources = dict(rows)
     for name in ("Total", "Available"):
         if name not in resources:
@@ -428,11 +429,6 @@ def _resource_rows(document: _Document) -> list[tuple[str, VendorResources]]:
     return found
 
 
-def _kernel_names(document: _Document) -> list[str]:
-    _, rows = _sections(document, "performanceSummary")
-    return [document.get(row, "name", str, "a row of performanceSummary") for row in rows]
-
-
 def _kernels(
     names: Sequence[str],
     rows: Sequence[tuple[str, VendorResources]],
@@ -518,10 +514,10 @@ def _fitter(source: _Source) -> tuple[float | None, VendorResources | None]:
 
 
 def _whole_device(document: _Document, nodes: Sequence[Any]) -> _Record:
+    records = [node for node in nodes if isinstance(node, dict)]
     for kind in ("aclsystem", "system"):
-        for node in nodes:
-            if isinstance(node, dict) and node.get("type") == kind:
-                return node
+        if found := [record for record in records if record.get("type") == kind]:
+            return found[0]
     raise document.fail("the fitter's resources of the whole device (type aclsystem or system)", nodes)
 
 

@@ -323,7 +323,7 @@ class Profiler:
             )
             if not failed or device == self.platform.host:
                 raise
-            logger.warning("%s takes no part in what failed there: %s", device.name, error)
+            logger.warning("A measurement failed on %s, which is left out of it: %s", device.name, error)
             return MissingCell(str(error).partition("\n")[0])
 
     def _why_no_learner(self, device: Device) -> str:
