@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import gymnasium as gym
 import jinja2
 
+import pearl
 from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
@@ -29,22 +31,16 @@ from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
-_COMMON_NAMES = {
-    *("CollectionBuffer", "DataCollectionQueue", "Program", "Session", "WeightSyncQueue"),
-    *("parse_options", "run_program"),
-}
-_SETTING_NAMES = {
-    1: {"AssignmentQueue", "DoneQueue", "HostIteration", "LearnerWorker"},
-    2: {"GrantQueue", "ProgressQueue", "TrainingLoop"},
-}
-# Names in the program's own lines: a trainer class must not have one of them, nor the name of a primitive.
-_TAKEN_NAMES = {
-    *_COMMON_NAMES.union(*_SETTING_NAMES.values()),
-    *(kind.__name__ for kind in EXPLORATIONS),
-    *("ActorSpec", "ReplaySpec", "TrainSpec", "Constant", "Linear"),
-    *("ReplayRequestQueue", "begin_program", "import_class"),
-    *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "main"),
-    *dir(builtins),
+# The names that a program imports where it uses them, by module.
+_IMPORTABLE: dict[str, set[str]] = {
+    "pearl.exploration": {kind.__name__ for kind in EXPLORATIONS},
+    "pearl.replay": {"ReplayRequestQueue", *(kind.__name__ for kind in SCHEDULES)},
+    "pearl.runtime": {
+        *("AssignmentQueue", "CollectionBuffer", "DataCollectionQueue", "DoneQueue", "GrantQueue", "HostIteration"),
+        *("LearnerWorker", "Program", "ProgressQueue", "Session", "TrainingLoop", "WeightSyncQueue"),
+        *("import_class", "parse_options", "run_program"),
+    },
+    "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
 }
 
 logger = logging.getLogger("pearl.composer")
@@ -110,9 +106,11 @@ def check_problem(problem: Problem) -> None:
 
 
 def _taken_names() -> set[str]:
-    """Names that a trainer class must not have."""
+    """Names of the program's own lines, and of primitives: a trainer class must not have one of them."""
     return {
-        *_TAKEN_NAMES,
+        *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "begin_program", "main"),
+        *set[str]().union(*_IMPORTABLE.values()),
+        *dir(builtins),
         *(implementation.name for implementation in learners().values()),
         *(name for backend in backends() for name in backend.factory_names),
     }
@@ -165,36 +163,17 @@ def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, dev
     return {name: values[name] for name in found.arguments if name in values}
 
 
-def _imported_names(
-    source: ProgramSource,
-    found: LearnerImplementation,
-    setting: int,
-    trainer: TrainerImport,
-    made: tuple[Factory, ...],
-) -> str:
-    problem = source.problem
-    modules: dict[str, set[str]] = {
-        "pearl.exploration": {type(v).__name__ for v in problem.settings.values()}
-        & {kind.__name__ for kind in EXPLORATIONS},
-        found.module: {found.name},
-        "pearl.replay": {
-            *({"ReplayRequestQueue"} if setting == 1 else ()),
-            *(type(value).__name__ for value in (problem.replay.alpha, problem.replay.beta) if callable(value)),
-        },
-        "pearl.runtime": {*_COMMON_NAMES, *_SETTING_NAMES[setting], *({"import_class"} if trainer.folder else ())},
-        "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
-    }
-    for factory in made:
-        modules.setdefault(factory.module, set()).add(factory.name)
-    if trainer.folder is None:
-        modules.setdefault(trainer.module, set()).add(trainer.name)
+def _imports_of(program: str, primitives_and_trainer: Iterable[tuple[str, str]]) -> str:
+    """The imports of a program without imports; the modules and names of its primitives and trainer are given."""
+    used = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
+    modules = {module: names & used for module, names in _IMPORTABLE.items()}
+    for module, name in primitives_and_trainer:
+        modules.setdefault(module, set()).add(name)
     return imports(modules, expanded=("pearl.runtime",))
 
 
 def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     """The program's text."""
-    from pearl import __version__
-
     problem, placement = source.problem, source.placement
     on_replay, on_learner = devices[source.replay.device], devices[source.learner.device]
     check_backends(on_replay, on_learner)
@@ -209,14 +188,11 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     here = source.path.resolve().parent
     values = {
-        "version": __version__,
+        "version": pearl.__version__,
         "name": Path(os.path.normpath(here / source.run_dir)).name,
         "trainer_name": trainer.name,
         "trainer_module": trainer.module,
         "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, here),
-        "imports": _imported_names(
-            source, implementation, setting, trainer, tuple(filter(None, (replay_factory, storage_factory)))
-        ),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": _origin(source),
@@ -236,7 +212,13 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "storage_arguments": {} if storage_factory is None else storage_factory.arguments,
         "waits_asleep": implementation.spins and source.learner.threads > 1 and on_learner.name == placement.host,
     }
-    text = _environment().get_template("program.py.j2").render(values, source=source, problem=problem)
+    made = [(made.module, made.name) for made in (implementation, replay_factory, storage_factory) if made is not None]
+    if trainer.folder is None:
+        made.append((trainer.module, trainer.name))
+    write = functools.partial(
+        _environment().get_template("program.py.j2").render, values, source=source, problem=problem
+    )
+    text = write(imports=_imports_of(write(imports=""), made))
     ast.parse(text)
     return text
 

@@ -170,12 +170,12 @@ class _Builder:
     def __init__(self) -> None:
         self.units: list[TensorUnit] = []
 
-    def add(self, name: str, kind: UnitKind, layer: LayerShape, words: int, after: tuple[int, ...]) -> int:
+    def add(self, name: str, kind: UnitKind, layer: LayerShape, after: tuple[int, ...]) -> int:
         backward = kind == "BP"
         reads, writes = (layer.outputs, layer.inputs) if backward else (layer.inputs, layer.outputs)
         if kind == "GA":
             reads, writes = layer.inputs + layer.outputs, 1
-        self.units.append(TensorUnit(name, kind, layer.macs, reads, writes, words, after))
+        self.units.append(TensorUnit(name, kind, layer.macs, reads, writes, layer.weights, after))
         return len(self.units) - 1
 
     def forward(self, name: str, layers: Sequence[LayerShape], after: int = -1) -> list[int]:
@@ -184,7 +184,7 @@ class _Builder:
             raise ConfigurationError("A learner's pipeline needs at least one layer with weights; found none.")
         found: list[int] = []
         for number, layer in enumerate(layers, start=1):
-            after = self.add(f"FP {name} {number}", "FP", layer, layer.weights, (after,))
+            after = self.add(f"FP {name} {number}", "FP", layer, (after,))
             found.append(after)
         return found
 
@@ -201,9 +201,9 @@ class _Builder:
             layer = layers[number - 1]
             if train:
                 activations = forward[number - 2] if number > 1 else -1
-                self.add(f"GA {name} {number}", "GA", layer, layer.weights, (after, activations))
+                self.add(f"GA {name} {number}", "GA", layer, (after, activations))
             if number >= first:
-                after = self.add(f"BP {name} {number}", "BP", layer, layer.weights, (after,))
+                after = self.add(f"BP {name} {number}", "BP", layer, (after,))
         return after
 
 

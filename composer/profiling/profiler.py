@@ -487,8 +487,6 @@ class Profiler:
         """Everything that a measurement depends on; with `implementation` the Learner takes part in it."""
         import torch
 
-        from pearl import __version__
-
         shapes = " ".join(f"{f.name}{list(f.shape)}{f.dtype}" for f in self.problem.transition.fields)
         everything = {
             **parameters,
@@ -515,7 +513,7 @@ class Profiler:
             tuple(everything.items()),
             shapes,
             "float32",
-            __version__,
+            pearl.__version__,
             torch.__version__,
             "-".join(hashes),
         )
