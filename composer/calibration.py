@@ -25,14 +25,13 @@ from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.cache_folder import cache_folder
 from pearl.errors import ConfigurationError
+from pearl.spec import Scalar
 
 log = logging.getLogger(__name__)
 
 FORMAT = "pearl-calibration"
 VERSION = 1
 LOCK_TIMEOUT_S = 10.0
-
-Scalar: TypeAlias = "bool | int | float | str"
 
 
 @dataclass(frozen=True)

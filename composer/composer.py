@@ -272,7 +272,7 @@ class Composer:
         option; for `until_return` that is the environment's registered reward threshold ("none" or infinity: no early
         stop).
 
-        The program names paths relative to its own file, so that both can be moved together. Without `run_dir` the run
+        The program names paths relative to its own file, so that all can be moved together. Without `run_dir` the run
         goes to the folder `runs/<name of the program>` next to it. A relative `run_dir` counts from the current folder,
         as `path` does; an absolute one outside of the program's folder stays absolute.
 
@@ -444,10 +444,8 @@ class Composer:
             reasons = "; ".join(f"{device.name}: {reason}" for device, reason in unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
         forced = self._implementation
-        given = any(
-            not backend_of(device).is_here for device in devices
-        )  # modelled: their Learner has no implementation
-        if forced != AUTO and not given and not any(runs_on(forced, device) for device in devices):
+        modelled = any(not backend_of(device).is_here for device in devices)  # for every implementation alike
+        if forced != AUTO and not modelled and not any(runs_on(forced, device) for device in devices):
             raise PlacementError(
                 f"The {forced} Learner runs on {devices_of(forced)}; found none among "
                 f"{', '.join(device.name for device in devices)}. Add one to the device CSV, or leave "

@@ -158,7 +158,7 @@ class _Imports:
         replay = self._problem.replay
         try:
             check_design(replay)
-        except ConfigurationError:  # a report is always of another Replay Manager
+        except ConfigurationError:  # no FPGA design has such a Replay Manager
             return []
         fanouts = FANOUTS if replay.fanout == "auto" else (int(replay.fanout),)
         return [ReplayTree(replay.capacity, fanout) for fanout in fanouts]

@@ -41,9 +41,7 @@ _ALGORITHMS: Mapping[Bootstrap | None, Algorithm] = {
 _BLOCK = 16  # values in one word of a pipe: kBlock of pearl/fpga_learner.hpp
 _KERNEL = re.compile(r"pearl_learner_([0-9a-z_]+?)(?:_kernel|$)")
 _REPLAY_KERNEL = re.compile(r"pearl_replay_(?:level[0-9]+|feed|collect)")
-_SCALING = frozenset(
-    ("flatten", "sub", "truediv", "mul", "add")
-)  # layers that scale the input and the output of an actor
+_SCALING = frozenset(("flatten", "sub", "truediv", "mul", "add"))  # layers around an actor's network
 
 
 @dataclass(frozen=True)
@@ -237,10 +235,7 @@ class _Reader:
         if set(found) != expected or count != len(expected):
             parts = [
                 f"{len(names)} kernels {what} ({', '.join(sorted(names)[:4])}{', ...' if len(names) > 4 else ''})"
-                for what, names in (
-                    ("are missing", expected - set(found)),
-                    ("do not belong to it", set(found) - expected),
-                )
+                for what, names in (("are missing", expected - set(found)), ("are unexpected", set(found) - expected))
                 if names
             ] or ["some occur twice"]
             raise VendorReportError(

@@ -306,7 +306,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _object(path: Path, text: str, where: str, *, whole: bool = True) -> _Record:
-    """The JSON object in `text`; after it only a text that is not `whole` may go on."""
+    """The JSON object in `text`; where `whole`, nothing may follow it."""
     try:
         found = _DECODER.decode(text) if whole else _DECODER.raw_decode(text)[0]
     except ValueError as error:

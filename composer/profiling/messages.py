@@ -154,9 +154,7 @@ def _run_host(
         if (pace.requested, pace.assigned, pace.done) != before:
             heard = time.perf_counter()
         elif time.perf_counter() - heard > _LONGEST_WAIT_S:
-            raise PearlError(
-                f"Setting 1's queues made no progress for {_LONGEST_WAIT_S:.0f} s while they were measured."
-            )
+            raise PearlError(f"Setting 1's queues made no progress for {_LONGEST_WAIT_S:.0f} s during a measurement.")
         else:
             worker.check()
             bell.wait(seen, 0.05)
