@@ -596,8 +596,8 @@ def test_a_native_program_trains_in_threads_and_either_learner_goes_on(
     program = tmp_path / "goes_on.py"
     text = native_programs[setting].read_text()
     if goes_on == "torch":  # programs may be edited
-        text = text.replace("native_learner import NativeLearner", "torch_learner import TorchLearner")
-        text = text.replace("NativeLearner(", "TorchLearner(")
+        text = text.replace("pearl.backends.cpu.learner", "pearl.learner.torch_learner")
+        text = text.replace("NativeLearner", "TorchLearner")
     program.write_text(text)
     code, output = run(program, "--resume", "--timesteps", "2500", *common)
     assert code == 0, output
