@@ -18,11 +18,9 @@ from pearl.errors import (
     CheckpointError,
     ConfigurationError,
     PriorityError,
-    QueueClosedError,
-    QueueTimeoutError,
     ReplayError,
 )
-from pearl.replay import ReplayRequestQueue, make_replay_manager, replay_managers
+from pearl.replay import make_replay_manager, replay_managers
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.spec import ReplayMode, ReplaySpec
@@ -684,110 +682,3 @@ def test_checkpoints_go_from_one_backend_to_another(manager, other):
             assert_same(sample, first)
         for each in (replay, moved, back):
             each.update(first.indices, np.arange(50), first.generations)
-
-
-# The RRQ
-
-
-@pytest.fixture(params=[(NativeReplayManager, "autorun"), (ReferenceReplayManager, "autorun"),
-                        (NativeReplayManager, "inline")], ids=["native", "thread", "inline"])  # fmt: skip
-def make_queue(request):
-    manager, executor = request.param
-    queues = []
-
-    def make(replay=None, **options):
-        queues.append(ReplayRequestQueue(replay or filled(manager, seed=6), executor=executor, **options))
-        return queues[-1]
-
-    make.manager, make.executor = manager, executor
-    yield make
-    for queue in queues:
-        queue.close()
-
-
-def test_requests_give_what_direct_calls_give(make_queue):
-    direct, queue = filled(NativeReplayManager, seed=6), make_queue(max_batch=16)
-    for i in range(50):
-        queue.write_sample(16, beta=0.5)
-        queue.drain()
-        sample = queue.poll()
-        assert_same(sample, direct.sample(16, beta=0.5))
-        values = np.linspace(0, i, 16, dtype=np.float32)
-        queue.write_update(sample.indices, values, sample.generations)
-        values[:] = np.nan  # arrays were copied
-        direct.update(sample.indices, np.linspace(0, i, 16, dtype=np.float32), sample.generations)
-        if i % 5 == 0:
-            queue.write_insert(np.arange(i, i + 40))
-            direct.insert(np.arange(i, i + 40))
-    queue.drain()
-    assert queue.poll() is None
-    assert queue.pending() == 0
-    assert_same_state(queue.manager, direct)
-
-
-def test_unpolled_samples_are_bounded(make_queue):
-    queue = make_queue(depth=3)
-    for _ in range(3):
-        queue.write_sample(4)
-    with pytest.raises(QueueTimeoutError, match="3 samples wait to be polled"):
-        queue.write_sample(4)
-    queue.drain()
-    assert queue.poll() is not None
-    queue.write_sample(4)
-
-
-def test_wrong_requests_raise_where_they_are_written_or_polled(make_queue):
-    queue = make_queue(replay=make_queue.manager(10))
-    if make_queue.executor == "inline":
-        with pytest.raises(ReplayError, match="empty"):
-            queue.write_sample(4)
-        return
-    queue.write_sample(4)
-    queue.drain()
-    with pytest.raises(ReplayError, match="empty"):
-        queue.poll()
-    assert queue.poll() is None
-    queue.write_insert([1, 2])
-    queue.write_sample(4)
-    queue.drain()
-    assert set(queue.poll().indices.tolist()) == {1, 2}
-
-
-def test_wrong_arrays_raise_where_they_are_written(make_queue):
-    queue = make_queue()
-    with pytest.raises(PriorityError, match="at position 1"):
-        queue.write_update([0, 1], [1.0, np.nan])
-    with pytest.raises(PriorityError, match="at position 0"):
-        queue.write_insert([0, 1], [-1.0, 1.0])
-    with pytest.raises(ReplayError, match=r"must lie in \[0, 100\); found 100"):
-        queue.write_insert([100])
-    with pytest.raises(ReplayError, match="batch_size must be at least 1"):
-        queue.write_sample(0)
-    assert queue.pending() == 0
-
-
-def test_closing_finishes_what_is_queued(make_queue):
-    with make_queue() as queue:
-        queue.write_update([0], [50.0])
-        queue.write_sample(4)
-    assert queue.manager.retrieve([0])[0] == 50.0
-    assert len(queue.poll().indices) == 4
-    with pytest.raises(QueueClosedError):
-        queue.write_sample(4)
-
-
-def test_each_response_rings_the_bell(make_queue):
-    from pearl import _native
-
-    bell = _native.Doorbell(bytearray(_native.Doorbell.nbytes))
-    queue = make_queue()
-    queue.attach_bell(bell)
-    seen = bell.value()
-    queue.write_sample(4)
-    assert bell.wait(seen, 10.0)
-    assert queue.poll() is not None
-
-
-def test_unknown_executors_are_refused():
-    with pytest.raises(ConfigurationError, match="'fast'"):
-        ReplayRequestQueue(ReferenceReplayManager(4), executor="fast")
