@@ -1,32 +1,25 @@
-"""SAC: density, losses and temperature against float64 written out here; sampling by actors; whole runs."""
+"""SAC: density, losses and temperature against float64 written out here; sampling by actors."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from programs import make_program, run
 from references import (
     BOX,
     OBS,
     ROWS,
     State,
-    all_tensors,
     assert_close,
     batch_of,
     columns_of,
     dense,
     descend,
     doubles,
-    each_device,
     estranged,
     gradients,
     relative,
@@ -46,7 +39,6 @@ from pearl.algorithms.trainer import modules_of
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.exploration import PolicySampling, make_explorer
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
-from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 LAYERS = (0, 2, 4)
@@ -235,25 +227,6 @@ def test_weights_and_temperature_follow_the_reference_over_steps(noise: list[tor
     assert abs(log_alpha) > 0.01
 
 
-@each_device
-@pytest.mark.parametrize("sub_batches", [2, 3])
-def test_sub_batches_train_as_the_whole_batch(sub_batches: int, device: str) -> None:
-    trainers = [SAC(OBS, BOX, seed=1, device=device, hidden_sizes=(32, 16)) for _ in range(2)]
-    learners = [TorchLearner(t, device=device, sub_batches=n) for t, n in zip(trainers, (1, sub_batches), strict=True)]
-    for learner in learners:
-        learner.prepare()
-    for step in range(4):
-        batch, weights = batch_of(BOX, seed=step, rows=50)
-        whole, parts = (learner.step(columns_of(batch), weights.numpy()).priorities for learner in learners)
-        torch.testing.assert_close(torch.from_numpy(parts), torch.from_numpy(whole), rtol=1e-4, atol=1e-5)
-    expected, found = (all_tensors(trainer) for trainer in trainers)
-    for name, tensor in expected.items():
-        assert float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-12)) <= (
-            1e-6 if device == "cpu" else 1e-4
-        ), name
-    assert trainers[1].metrics()["temperature"] == pytest.approx(trainers[0].metrics()["temperature"], rel=1e-5)
-
-
 # --- the temperature --------------------------------------------------------------------------------------------------
 
 
@@ -290,24 +263,6 @@ def test_a_higher_temperature_keeps_more_entropy() -> None:
         with torch.no_grad():
             log_density.append(float(trainer.actor.sample(batch.obs, torch.randn(ROWS, 2))[1].mean()))
     assert log_density[1] < log_density[0] - 0.5
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def test_a_restored_trainer_goes_on_to_the_bit() -> None:
-    trainer, twin = (SAC(OBS, BOX, seed=seed, hidden_sizes=(8,)) for seed in (1, 2))
-    for step in range(3):
-        trainer.update_policy(*batch_of(BOX, seed=step))
-    load_module_tensors(twin, module_tensors(trainer))
-    twin.gradient_steps = trainer.gradient_steps
-    assert twin.metrics() == trainer.metrics() != SAC(OBS, BOX).metrics()
-    for step in range(3, 6):
-        batch, weights = batch_of(BOX, seed=step)
-        assert torch.equal(trainer.update_policy(batch, weights), twin.update_policy(batch, weights))
-    expected, found = all_tensors(trainer), all_tensors(twin)
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert twin.metrics() == trainer.metrics()
 
 
 # --- actors -----------------------------------------------------------------------------------------------------------
@@ -398,19 +353,6 @@ def test_it_can_be_written_into_a_program() -> None:
 # --- bad settings -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "wrong", "wanted"),
-    [
-        ("temperature", -0.1, "None or at least 0"),
-        ("initial_temperature", 0.0, "above 0"),
-        ("log_std_bounds", (2.0, -20.0), "a pair, smaller bound first"),
-    ],
-)
-def test_settings_that_cannot_be(setting: str, wrong: Any, wanted: str) -> None:
-    with pytest.raises(TrainerError, match=rf"SAC\.{setting} must be {wanted}; found"):
-        SAC(OBS, BOX, **{setting: wrong})
-
-
 class OneOutput(SAC):
     def build_actor(self) -> nn.Module:
         return mlp(6, (8,), 2)
@@ -419,52 +361,3 @@ class OneOutput(SAC):
 def test_a_network_without_deviations_is_refused() -> None:
     with pytest.raises(TrainerError, match=r"OneOutput\.build_actor\(\) .* 4 outputs, .* found 2"):
         make_trainer(OneOutput, OBS, BOX)
-
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
-
-
-def test_a_program_trains_with_actor_processes_and_logs_the_temperature(tmp_path: Path, quick_profiles: None) -> None:
-    program = make_program(tmp_path, trainer=TinySAC, env="Pendulum-v1", actors=2)
-    code, output = run(program, "--timesteps", "1500", "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
-    assert code == 0, output
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert found["gradient_steps"] > 20
-    assert found["last"]["episodes"] == 2
-    with (tmp_path / "run" / "progress.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert 0 < float(rows[-1]["temperature"]) < 1
-
-
-def test_a_serial_run_resumes_to_the_bit(tmp_path: Path, quick_profiles: None) -> None:
-    program = make_program(tmp_path, trainer=TinySAC, env="Pendulum-v1")
-    common = ("--serial", "--timesteps", "1000", "--checkpoint-interval", "512", "--eval-episodes", "0")
-    whole, half = tmp_path / "whole", tmp_path / "half"
-    code, output = run(program, *common, "--run-dir", str(whole))
-    assert code == 0, output
-    saved = sorted((whole / "checkpoints").glob("checkpoint-*"))[0]
-    shutil.copytree(saved, half / "checkpoints" / saved.name)
-    code, output = run(program, *common, "--run-dir", str(half), "--resume")
-    assert code == 0, output
-    assert "Resumed from" in output
-    assert (half / "weights.safetensors").read_bytes() == (whole / "weights.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_it_learns_pendulum(tmp_path: Path, quick_profiles: None) -> None:
-    settings = {
-        "hidden_sizes": (64, 64),
-        "learning_rate": 2e-3,
-        "actor_learning_rate": 2e-3,
-        "temperature_learning_rate": 2e-3,
-        "learning_starts": 500,
-    }
-    training = {"batch_size": 64, "replay_ratio": 64.0, "gamma": 0.98}
-    program = make_program(
-        tmp_path, trainer=SAC, settings=settings, training=training, env="Pendulum-v1", capacity=20_000
-    )
-    arguments = ("--timesteps", "7000", "--eval-episodes", "20", "--run-dir", str(tmp_path / "run"))
-    code, output = run(program, *arguments)
-    assert code == 0, output
-    # Chance returns about -1200; a pendulum that is swung up and held, about -150.
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["mean"] > -400

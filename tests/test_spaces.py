@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -17,7 +16,7 @@ from trainers import OwnTrainer
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.algorithms.networks import NatureCNN
 from pearl.algorithms.trainer import flattening_note, make_trainer
-from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.errors import ConfigurationError, TrainerError
 from pearl.exploration import make_explorer
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -101,56 +100,10 @@ def test_a_trainer_of_ones_own_that_chooses_fractions() -> None:
 # --- actions --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trainer", [DQN, DDPG, TD3, SAC])
-@pytest.mark.parametrize("actions", [spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=["discrete", "binary"])
-def test_actions_that_no_built_in_algorithm_takes(trainer: type, actions: gym.Space[Any]) -> None:
-    with pytest.raises(EnvError) as caught:
-        made(trainer, actions=actions)
-    message = str(caught.value)
-    assert str(actions) in message
-    for said in (
-        "Discrete actions (DQN)",
-        "Box actions (DDPG, TD3, SAC)",
-        "ActionWrapper",
-        "trainer class of your own",
-    ):
-        assert said in message
-    assert "derive from" not in message, "an algorithm that refuses them too"
-
-
-def test_actions_of_another_algorithm() -> None:
-    with pytest.raises(EnvError, match=r"DQN is a DQN .* derive from pearl\.algorithms\.DDPG, TD3 or SAC"):
-        made(DQN, actions=ARM)
-    with pytest.raises(EnvError, match=r"SAC is a SAC .* derive from pearl\.algorithms\.DQN"):
-        made(SAC, actions=THREE)
-    with pytest.raises(EnvError, match=r"actions of one dimension or more; .* of shape \(\)"):
-        made(TD3, actions=spaces.Box(-1.0, 1.0, ()))
-    with pytest.raises(EnvError, match="actions of floating point"):
-        made(TD3, actions=spaces.Box(0, 5, (2,), np.int64))
-
-
 @pytest.mark.parametrize("exploration", ["EpsilonGreedy", 0.1, np.random.default_rng])
 def test_exploration_that_is_none_of_the_kinds(exploration: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"`exploration` must be one of EpsilonGreedy\(\), .*, or None; found"):
         make_explorer(exploration, ARM, 1, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(
-    ("trainer", "name", "value"),
-    [
-        (DQN, "hidden_sizes", 64),
-        (DQN, "hidden_sizes", (64, 0)),
-        (SAC, "hidden_sizes", ("wide",)),
-        (DQN, "learning_rate", "fast"),
-        (TD3, "learning_rate", 0.0),
-        (DDPG, "actor_learning_rate", -1e-3),
-        (SAC, "tau", 1.5),
-        (DQN, "target_update_interval", 0),
-    ],
-)
-def test_settings_that_cannot_be(trainer: type, name: str, value: object) -> None:
-    with pytest.raises(TrainerError, match=rf"{trainer.__name__}\.{name} must be .*; found {re.escape(repr(value))}\."):
-        made(trainer, actions=THREE if trainer is DQN else ARM, **{name: value})
 
 
 def test_a_dueling_network_has_a_hidden_layer() -> None:
@@ -159,14 +112,6 @@ def test_a_dueling_network_has_a_hidden_layer() -> None:
 
 
 # --- observations ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("trainer", "actions"), [(DQN, THREE), (DDPG, ARM), (TD3, ARM), (SAC, ARM)])
-def test_observations_without_a_dimension_or_without_numbers(trainer: type, actions: gym.Space[Any]) -> None:
-    with pytest.raises(EnvError, match=r"of shape \(\)\. Wrap it with gymnasium\.wrappers\.ReshapeObservation"):
-        made(trainer, spaces.Box(-1.0, 1.0, (), np.float32), actions)
-    with pytest.raises(EnvError, match="which holds none"):
-        made(trainer, spaces.Box(-1.0, 1.0, (0,), np.float32), actions)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (8, 8, 3), (3, 20, 40), (2, 3), (2, 3, 4, 5)])
