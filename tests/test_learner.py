@@ -1,4 +1,4 @@
-"""The Learner on torch: sub-batches, weight snapshots, priorities; on the CPU and, where there is one, on a GPU."""
+"""The Learner on torch: weight snapshots, priorities; on the CPU and, where there is one, on a GPU."""
 
 from __future__ import annotations
 
@@ -74,20 +74,6 @@ def test_priorities_are_the_absolute_td_errors_before_the_step(
     assert result.priorities.dtype == np.float32
     np.testing.assert_allclose(result.priorities, expected, rtol=1e-4, atol=1e-5)
     assert result.metrics["td_error"] == pytest.approx(expected.mean(), rel=1e-4)
-
-
-@each_algorithm
-def test_the_callers_batch_may_be_reused_after_the_step(algorithm: type[Trainer], actions: spaces.Space[Any]) -> None:
-    learner = TorchLearner(algorithm(OBS, actions))
-    batch, weights = batch_of(actions, 0)
-    kept = {name: column.copy() for name, column in batch.items()}
-    priorities = learner.step(batch, weights).priorities
-    assert all(np.array_equal(batch[name], kept[name]) for name in kept)
-    before = priorities.copy()
-    for column in batch.values():
-        column.fill(0)
-    learner.step(*batch_of(actions, 1))
-    assert np.array_equal(priorities, before)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The native learner of DDPG, TD3 and SAC: gradients against float64 autograd, training beside torch, bad input."""
+"""The native learner of DDPG, TD3 and SAC: gradients against float64 autograd, bad input, what it refuses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import without_biases
 from test_native_learner import kernels, one_torch_thread
 from torch import nn
 
 from pearl import _native
-from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
+from pearl.algorithms import DDPG, SAC, TD3, Trainer
 from pearl.algorithms.trainer import modules_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import TrainerError
 from pearl.learner.torch_learner import TorchLearner
-from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 
 pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
 VARIANTS = _native.learner_kernel_variants()
@@ -156,9 +154,6 @@ def test_gradients_are_those_of_float64(
     assert_gradients(trainer.actor, trainer._actor_flat, trainer.actor_optimizer, actor)
 
 
-# --- training beside torch --------------------------------------------------------------------------------------------
-
-
 def assert_alike(ours: Any, theirs: Any, tolerance: float) -> None:
     for name, module in modules_of(theirs).items():
         for key, value in module.state_dict().items():
@@ -168,114 +163,7 @@ def assert_alike(ours: Any, theirs: Any, tolerance: float) -> None:
         assert float((ours.log_alpha.exp() - theirs.log_alpha.exp()).detach().abs()) <= tolerance
 
 
-@each_algorithm
-def test_a_thousand_steps_stay_beside_torch(algorithm: type[Trainer]) -> None:
-    # With this seed no input of a rectifier is 0 to rounding, where its derivative may be 0 for one learner, 1 for the
-    # other, and their paths part.
-    ours, theirs = small(algorithm, seed=1), small(algorithm, seed=1)
-    native, reference = NativeLearner(ours), TorchLearner(theirs)
-    batches = [batch_of(seed) for seed in range(50)]
-    for step in range(1000):
-        found, expected = native.step(*batches[step % 50]), reference.step(*batches[step % 50])
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=2e-3)
-    assert_alike(ours, theirs, 1e-3)
-    assert ours.gradient_steps == 1000
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "changed"),
-    [
-        (DDPG, {"saturation_penalty": 3.0, "max_grad_norm": 0.1, "tau": 0.6}),
-        (TD3, {"policy_delay": 3, "target_noise": 1.0, "noise_clip": 0.3}),
-        (TD3, {"policy_delay": 1, "target_noise": 0.0}),
-        (SAC, {"temperature": 0.3}),
-        (SAC, {"temperature": 0.0}),
-        (SAC, {"target_entropy": 1.0, "log_std_bounds": (-1.0, 0.1), "max_grad_norm": 0.2}),
-    ],
-)
-def test_settings_are_those_of_the_trainer(algorithm: type[Trainer], changed: dict[str, Any]) -> None:
-    ours, theirs = small(algorithm, **changed), small(algorithm, **changed)
-    native, reference = NativeLearner(ours, threads=2), TorchLearner(theirs)
-    for seed in range(60):
-        found, expected = native.step(*batch_of(seed, rows=75)), reference.step(*batch_of(seed, rows=75))
-        for name, value in expected.metrics.items():
-            assert found.metrics[name] == pytest.approx(value, rel=1e-3)
-    assert_alike(ours, theirs, 1e-4)
-
-
-@pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
-@pytest.mark.parametrize("bare", [(0, 1), (1,)])
-@pytest.mark.parametrize("algorithm", [DQN, DDPG, TD3, SAC])
-def test_layers_without_biases_train_as_in_torch(
-    algorithm: type[Trainer], bare: tuple[int, ...], max_grad_norm: float
-) -> None:
-    settings = {"hidden_sizes": (9,), "max_grad_norm": max_grad_norm}
-    assert_layers_without_biases_train_as_in_torch(NativeLearner, without_biases(algorithm, bare), settings)
-
-
-def assert_layers_without_biases_train_as_in_torch(
-    learner: type[Any], algorithm: type[Trainer], settings: dict[str, Any]
-) -> None:
-    actions = spaces.Discrete(3) if issubclass(algorithm, DQN) else ACTIONS
-    ours, theirs = algorithm(OBS, actions, **settings), algorithm(OBS, actions, **settings)
-    for trainer in (ours, theirs):
-        for name, value in vars(trainer).items():
-            if name.endswith("optimizer"):
-                setattr(trainer, name, torch.optim.SGD(value.param_groups[0]["params"], lr=0.1))
-    device, reference = learner(ours), TorchLearner(theirs)
-    for seed in range(6):
-        batch, weights = batch_of(seed)
-        if issubclass(algorithm, DQN):
-            batch["action"] = np.arange(len(weights)) % 3
-        device.step(batch, weights)
-        reference.step(batch, weights)
-    assert_alike(ours, theirs, 2e-5)
-
-
-@each_algorithm
-def test_torch_and_native_steps_may_alternate(algorithm: type[Trainer]) -> None:
-    ours, theirs = small(algorithm), small(algorithm)
-    learners = NativeLearner(ours), TorchLearner(ours)
-    reference = TorchLearner(theirs)
-    for step in range(40):
-        learners[step // 3 % 2].step(*batch_of(step))
-        reference.step(*batch_of(step))
-    assert_alike(ours, theirs, 1e-5)
-
-
-@each_algorithm
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_checkpoint_resumes_to_the_same_bits(algorithm: type[Trainer], threads: int) -> None:
-    straight, saved, resumed = small(algorithm), small(algorithm), small(algorithm, seed=2)
-    learners = [NativeLearner(trainer, threads=threads) for trainer in (straight, saved, resumed)]
-    learners[2].step(*batch_of(99))
-    for seed in range(10):
-        learners[0].step(*batch_of(seed))
-        learners[1 if seed < 5 else 2].step(*batch_of(seed))
-        if seed == 4:
-            load_module_tensors(resumed, module_tensors(saved))
-            resumed.gradient_steps = saved.gradient_steps
-    assert_alike(resumed, straight, 0.0)
-
-
 # --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@each_algorithm
-def test_a_step_that_diverges_raises_and_changes_nothing(algorithm: type[Trainer]) -> None:
-    trainer = small(algorithm)
-    learner = NativeLearner(trainer)
-    for seed in range(2):  # TD3's actor moves in the second
-        learner.step(*batch_of(seed))
-    before = module_tensors(trainer)
-    batch, weights = batch_of(2)
-    batch["reward"][7] = np.nan
-    with pytest.raises(TrainerError, match=r"diverged: the critics' loss is -?nan.*weights were left as they were"):
-        learner.step(batch, weights)
-    after = module_tensors(trainer)
-    assert trainer.gradient_steps == 2
-    for group, tensors in before.items():
-        assert all(torch.equal(after[group][name], tensor) for name, tensor in tensors.items()), group
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The learner on SYCL devices: gradients against float64 autograd, training beside torch, launches, what it refuses."""
+"""The learner on SYCL devices: gradients against float64 autograd, launches, what it refuses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import without_biases
 from test_native_actor_critic import (
     assert_alike,
     assert_gradients,
-    assert_layers_without_biases_train_as_in_torch,
     each_algorithm,
     exact_gradients,
     show_gradients,
@@ -27,7 +25,6 @@ from test_native_actor_critic import small as small_actor_critic
 from test_native_learner import (
     ACTIONS,
     OBS,
-    SETTINGS,
     ShowsGradients,
     Small,
     WithLayerNorm,
@@ -168,61 +165,7 @@ def test_a_cut_that_the_kernels_cannot_take_is_refused(cut: dict[str, int]) -> N
         sycl_runtime().module.Learner(queue, False, networks, parameters, np.zeros(0, np.float32), 2, 1, None, **cut)
 
 
-# --- training beside torch --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("trainer_class", [Small, WithLayerNorm])
-def test_dqn_stays_beside_torch(trainer_class: type[Small], name: str) -> None:
-    ours, theirs = (trainer_class(OBS, ACTIONS, **SETTINGS[name]) for _ in range(2))
-    device, reference = SyclLearner(ours), TorchLearner(theirs)
-    batches = [batch_of(seed, rows=40) for seed in range(50)]
-    for step in range(100):
-        found, expected = device.step(*batches[step % 50]), reference.step(*batches[step % 50])
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
-        assert found.metrics["td_error"] == pytest.approx(expected.metrics["td_error"], rel=1e-3)
-    assert ours.gradient_steps == 100
-    for flat in ("_q_flat", "_target_flat"):
-        found_flat, expected_flat = getattr(ours, flat).parameter.detach(), getattr(theirs, flat).parameter.detach()
-        assert float((found_flat - expected_flat).norm() / expected_flat.norm()) <= 1e-4
-
-
-@each_algorithm
-def test_actor_critics_stay_beside_torch(algorithm: type[Trainer]) -> None:
-    ours, theirs = small_actor_critic(algorithm, seed=1), small_actor_critic(algorithm, seed=1)
-    device, reference = SyclLearner(ours), TorchLearner(theirs)
-    batches = [actions_batch(seed) for seed in range(50)]
-    for step in range(100):
-        found, expected = device.step(*batches[step % 50]), reference.step(*batches[step % 50])
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=2e-3)
-    assert_alike(ours, theirs, 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "changed"),
-    [
-        (DDPG, {"saturation_penalty": 3.0, "max_grad_norm": 0.1, "tau": 0.6}),
-        (TD3, {"policy_delay": 3, "target_noise": 1.0, "noise_clip": 0.3}),
-        (TD3, {"policy_delay": 1, "target_noise": 0.0}),
-        (SAC, {"temperature": 0.3}),
-        (SAC, {"target_entropy": 1.0, "log_std_bounds": (-1.0, 0.1), "max_grad_norm": 0.2}),
-    ],
-)
-def test_settings_are_those_of_the_trainer(algorithm: type[Trainer], changed: dict[str, Any]) -> None:
-    ours, theirs = small_actor_critic(algorithm, **changed), small_actor_critic(algorithm, **changed)
-    device, reference = SyclLearner(ours), TorchLearner(theirs)
-    for seed in range(60):
-        found = device.step(*actions_batch(seed, rows=75))
-        expected = reference.step(*actions_batch(seed, rows=75))
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
-    assert_alike(ours, theirs, 1e-3)
-
-
-@pytest.mark.parametrize("max_grad_norm", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
-@pytest.mark.parametrize("algorithm", [DQN, DDPG, *(pytest.param(a, marks=pytest.mark.slow) for a in (TD3, SAC))])
-def test_layers_without_biases_train_as_in_torch(algorithm: type[Trainer], max_grad_norm: float) -> None:
-    settings = {"hidden_sizes": (9,), "max_grad_norm": max_grad_norm}
-    assert_layers_without_biases_train_as_in_torch(SyclLearner, without_biases(algorithm, (1,)), settings)
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -236,61 +179,6 @@ def test_the_temperature_moves_by_any_optimizer(momentum: float) -> None:
             learner.step(*actions_batch(seed, rows=75))
     assert abs(float(trainers[1].log_alpha)) > 0.01
     assert float(trainers[0].log_alpha) == pytest.approx(float(trainers[1].log_alpha), rel=1e-3)
-
-
-def test_torch_and_the_device_may_take_turns() -> None:
-    ours, theirs = (Small(OBS, ACTIONS) for _ in range(2))
-    learners = SyclLearner(ours), TorchLearner(ours)
-    reference = TorchLearner(theirs)
-    for step in range(60):
-        learners[step % 2].step(*batch_of(step))
-        reference.step(*batch_of(step))
-    assert float((ours._q_flat.parameter - theirs._q_flat.parameter).detach().abs().max()) <= 1e-4
-
-
-def test_equal_runs_have_equal_bits() -> None:
-    results = []
-    for _ in range(2):
-        trainer = Small(OBS, ACTIONS, seed=3)
-        learner = SyclLearner(trainer)
-        for step in range(50):
-            learner.step(*batch_of(step))
-        results.append(trainer._q_flat.parameter.detach().clone())
-    assert torch.equal(*results)
-
-
-def test_batches_may_change_in_size() -> None:
-    ours, theirs = (Small(OBS, ACTIONS) for _ in range(2))
-    device, reference = SyclLearner(ours), TorchLearner(theirs)
-    for rows in (1, 15, 16, 17, 100, 3):
-        found, expected = device.step(*batch_of(rows, rows)), reference.step(*batch_of(rows, rows))
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
-
-
-def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Any) -> None:
-    whole, first, resumed = (Small(OBS, ACTIONS) for _ in range(3))
-    learner = SyclLearner(whole)
-    for step in range(20):
-        learner.step(*batch_of(step))
-    learner = SyclLearner(first)
-    for step in range(10):
-        learner.step(*batch_of(step))
-    state = {
-        "q": first.q.state_dict(),
-        "target": first.target_q.state_dict(),
-        "optimizer": first.optimizer.state_dict(),
-    }
-    torch.save(state, tmp_path / "state")
-    learner = SyclLearner(resumed)
-    learner.step(*batch_of(99))
-    loaded = torch.load(tmp_path / "state")
-    resumed.q.load_state_dict(loaded["q"])
-    resumed.target_q.load_state_dict(loaded["target"])
-    resumed.optimizer.load_state_dict(loaded["optimizer"])
-    resumed.gradient_steps = 10
-    for step in range(10, 20):
-        learner.step(*batch_of(step))
-    assert torch.equal(resumed._q_flat.parameter, whole._q_flat.parameter)
 
 
 # --- launches ---------------------------------------------------------------------------------------------------------
@@ -325,39 +213,6 @@ def test_a_step_is_few_launches_whatever_the_network(
 
 
 # --- what it refuses --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("column", "value"), [("reward", np.nan), ("obs", np.inf), ("next_obs", np.nan)])
-@pytest.mark.parametrize("max_grad_norm", [0.0, 10.0])
-def test_a_step_that_diverges_raises_and_changes_nothing(column: str, value: float, max_grad_norm: float) -> None:
-    trainer = Small(OBS, ACTIONS, max_grad_norm=max_grad_norm)
-    learner = SyclLearner(trainer)
-    learner.step(*batch_of(0))
-    before, steps = trainer._q_flat.parameter.detach().clone(), trainer.gradient_steps
-    batch, weights = batch_of(1)
-    batch[column][7] = value
-    with pytest.raises(TrainerError, match="diverged"):
-        learner.step(batch, weights)
-    assert torch.equal(trainer._q_flat.parameter, before)
-    assert trainer.gradient_steps == steps
-    learner.step(*batch_of(2))
-    assert torch.isfinite(trainer._q_flat.parameter).all()
-
-
-def test_actions_out_of_range_are_named() -> None:
-    trainer = Small(OBS, ACTIONS)
-    learner = SyclLearner(trainer)
-    batch, weights = batch_of(1)
-    batch["action"][5] = 3
-    with pytest.raises(TrainerError, match=r"must lie in \[0, 3\).*position 5"):
-        learner.step(batch, weights)
-
-
-def test_columns_that_do_not_fit_are_named() -> None:
-    learner = SyclLearner(Small(OBS, ACTIONS))
-    batch, weights = batch_of(1)
-    with pytest.raises(TrainerError, match='"obs" must hold 50 rows'):
-        learner.step({**batch, "obs": batch["obs"][:, :5]}, weights)
 
 
 class SharesALayer(Small):
