@@ -172,6 +172,20 @@ def exact_dqn_gradients(trainer: DQN, batch: dict[str, np.ndarray], weights: np.
     return list(torch.autograd.grad((huber * torch.from_numpy(weights)).sum() / len(action), parameters))
 
 
+def assert_dqn_gradients(
+    learner: Any, batch: dict[str, np.ndarray], weights: np.ndarray, relative: float = 1e-5
+) -> None:
+    """Compare the gradients of one step of a Learner of `ShowsGradients` with those of float64."""
+    trainer = learner.trainer
+    expected = exact_dqn_gradients(trainer, batch, weights)
+    learner.step(batch, weights)
+    trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])
+    whole = float(torch.cat([g.flatten() for g in expected]).norm())
+    for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert_close(parameter.grad, gradient, whole, name, relative)
+
+
 @each_variant
 @pytest.mark.parametrize("threads", [1, 3])
 @settings(max_examples=15, deadline=None)
@@ -186,15 +200,8 @@ def test_dqn_gradients_are_those_of_float64(
         spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions),
         hidden_sizes=tuple(hidden), double=double, dueling=dueling,
     )  # fmt: skip
-    batch, weights = batch_of(rows, rows, obs, actions)
-    expected = exact_dqn_gradients(trainer, batch, weights)
     with kernels(variant):
-        NativeLearner(trainer, threads=threads).step(batch, weights)
-    trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])  # type: ignore[union-attr]
-    whole = float(torch.cat([g.flatten() for g in expected]).norm())
-    for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
-        assert parameter.grad is not None
-        assert_close(parameter.grad, gradient, whole, name)
+        assert_dqn_gradients(NativeLearner(trainer, threads=threads), *batch_of(rows, rows, obs, actions))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -28,9 +28,8 @@ from test_native_learner import (
     ShowsGradients,
     Small,
     WithLayerNorm,
-    assert_close,
+    assert_dqn_gradients,
     batch_of,
-    exact_dqn_gradients,
     one_torch_thread,
 )
 from torch import nn
@@ -55,17 +54,6 @@ sizes = st.integers(1, 70)
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
-def assert_dqn_gradients(learner: SyclLearner, batch: dict[str, np.ndarray], weights: np.ndarray) -> None:
-    trainer: Any = learner.trainer
-    expected = exact_dqn_gradients(trainer, batch, weights)
-    learner.step(batch, weights)
-    trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])
-    whole = float(torch.cat([g.flatten() for g in expected]).norm())
-    for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
-        assert parameter.grad is not None
-        assert_close(parameter.grad, gradient, whole, name, RELATIVE)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     obs=sizes, hidden=st.lists(sizes, min_size=1, max_size=3), actions=sizes, rows=st.integers(1, 200),
@@ -78,7 +66,7 @@ def test_dqn_gradients_are_those_of_float64(
         spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions),
         hidden_sizes=tuple(hidden), double=double, dueling=dueling, max_grad_norm=1e6 if clipped else 0.0,
     )  # fmt: skip
-    assert_dqn_gradients(SyclLearner(trainer), *batch_of(rows, rows, obs, actions))
+    assert_dqn_gradients(SyclLearner(trainer), *batch_of(rows, rows, obs, actions), RELATIVE)
 
 
 @each_algorithm
@@ -128,7 +116,7 @@ def test_dqn_gradients_are_the_same_as_a_gpu_would_share_the_work(
         hidden_sizes=tuple(hidden), dueling=dueling, max_grad_norm=1e6 if clipped else 0.0,
     )  # fmt: skip
     with cut_as_on_a_gpu():
-        assert_dqn_gradients(SyclLearner(trainer), *batch_of(rows, rows, obs, 7))
+        assert_dqn_gradients(SyclLearner(trainer), *batch_of(rows, rows, obs, 7), RELATIVE)
 
 
 @each_algorithm
@@ -243,4 +231,4 @@ def test_what_is_unsupported_is_named() -> None:
 @pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}")
 def test_the_same_kernels_run_on_the_emulator() -> None:
     trainer = ShowsGradients(OBS, ACTIONS, hidden_sizes=(20, 9), dueling=True)
-    assert_dqn_gradients(SyclLearner(trainer, device="fpga_emu"), *batch_of(3, 20))
+    assert_dqn_gradients(SyclLearner(trainer, device="fpga_emu"), *batch_of(3, 20), RELATIVE)
