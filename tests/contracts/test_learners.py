@@ -139,7 +139,8 @@ def test_a_step_gives_a_priority_for_each_row_and_leaves_the_batch_as_it_is(name
     (batch, weights), (kept, _) = batch_of(0), batch_of(0)
     result = learner.step(batch, weights)
     assert isinstance(result, StepResult)
-    priorities, td_error, metrics = result
+    priorities, td_error, metrics, gradients = result
+    assert gradients is None  # unless the Learner is made to keep them
     assert (priorities.shape, priorities.dtype) == ((50,), np.float32)
     assert (priorities >= 0).all()
     assert isinstance(td_error, float)

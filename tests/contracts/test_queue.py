@@ -350,7 +350,7 @@ def test_a_dcq_message_holds_rows_of_transitions_and_the_episodes_that_ended(spa
         "action": ((6,), "int64"),
         "episode_return": ((6,), "float64"),
         "episode_length": ((6,), "int64"),
-        "counts": ((3,), "int64"),
+        "counts": ((4,), "int64"),
     }
     process = spawn(exit_with_rows, queue)
     process.join(60)
@@ -358,7 +358,7 @@ def test_a_dcq_message_holds_rows_of_transitions_and_the_episodes_that_ended(spa
 
 
 def test_an_assignment_may_leave_the_transitions_out() -> None:
-    sampled = {"indices": "int64", "weights": "float32", "generations": "uint32"}
+    sampled = {"batch": "int64", "indices": "int64", "weights": "float32", "generations": "uint32"}
     assert {f.name: f.dtype for f in batch_fields(4, None)} == sampled
     fields = {f.name: f for f in batch_fields(4, TRANSITION)}
     assert list(fields) == [*sampled, "obs", "action"]
