@@ -86,7 +86,7 @@ def test_a_stalled_pipe_is_an_error_and_the_process_ends():
     assert said[0] == said[1]
     assert said[0].startswith("The pipeline test on Intel(R) FPGA Emulation Device stalled")
     assert "feed has ended, collect runs; middle runs" in said[0]
-    assert "Make it anew, with a longer timeout" in said[0]
+    assert "Create it again, with a longer timeout" in said[0]
 
 
 TOO_MANY = """

@@ -57,8 +57,8 @@ def test_a_request_that_is_not_answered_is_an_error_that_names_what_stands_still
     """The emulator has room for the four stages and not for all that brings them work."""
     first, *others = said_by(STALL, CL_CONFIG_CPU_TBB_NUM_WORKERS="5")
     assert first.startswith(f"The pipeline replay on {EMULATOR} stalled: it did not answer within 1.55 s: ")
-    assert "has not begun; level0 runs, level1 runs, level2 runs, level3 runs. What it held is lost." in first
-    assert "Make it anew, with a longer timeout where the machine is busy" in first
+    assert "has not begun; level0 runs, level1 runs, level2 runs, level3 runs. Its data is lost." in first
+    assert "Create it again, with a longer timeout if the machine is busy" in first
     assert others == [first] * 3
 
 
@@ -69,7 +69,7 @@ def test_stages_that_have_no_room_are_an_error_that_names_them() -> None:
     (said,) = said_by(NO_ROOM, CL_CONFIG_CPU_TBB_NUM_WORKERS="3")
     assert f"The pipeline replay on {EMULATOR} did not start within 1.5 s: " in said
     assert "has not begun" in said
-    assert "All stages must run at once. Close other pipelines, or make one of fewer stages (a larger fanout)." in said
+    assert "All stages must run at once. Close other pipelines, or use fewer stages (a larger fanout)." in said
 
 
 LEARN = """
@@ -98,7 +98,7 @@ def test_a_step_that_is_not_answered_is_an_error_and_no_step() -> None:
     first, *others, steps = said_by(LEARN, CL_CONFIG_CPU_TBB_NUM_WORKERS="13")
     assert first.startswith(f"The pipeline Learner on {EMULATOR} stalled: it did not answer within 1.5")
     assert "has not begun; fp_target1_0 runs, fp_target2_0 runs" in first
-    assert "wu_0_1 runs, wu_0_2 runs. What it held is lost." in first
+    assert "wu_0_1 runs, wu_0_2 runs. Its data is lost." in first
     assert others == [first] * 2
     assert steps == "0 True"
 
@@ -171,5 +171,5 @@ def test_a_device_that_vanishes_is_named_at_every_call(faulty_driver: Path, faul
     before, first, *others = said_by(VANISH, LD_PRELOAD=str(faulty_driver), FAULT=str(fault))
     assert before == "8"
     assert first.startswith(named)
-    assert "disappeared or was reset, start again; `pearl devices` lists what can be used." in first
+    assert "disappeared or was reset, start again; `pearl devices` lists the usable devices." in first
     assert others == [first] * 2

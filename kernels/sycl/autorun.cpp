@@ -11,15 +11,15 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kSecondsPerItem{1e-3};
-constexpr const char* kAnew =
-    "What it held is lost. Make it anew, with a longer timeout where the machine is busy; if it stalls again, end the "
+constexpr const char* kStalled =
+    "Its data is lost. Create it again, with a longer timeout if the machine is busy; if it stalls again, end the "
     "process, which frees the device.";
-constexpr const char* kGone =
-    "What it held is lost. If the device has disappeared or was reset, start again; `pearl devices` lists what can be "
-    "used.";
-constexpr const char* kRoom =
-    "All stages must run at once. Close other pipelines, or make one of fewer stages (a larger fanout). The emulator "
-    "runs 31 kernels at once, or 160 after `pearl devices --setup-fpga-emulator`.";
+constexpr const char* kLost =
+    "Its data is lost. If the device has disappeared or was reset, start again; `pearl devices` lists the usable "
+    "devices.";
+constexpr const char* kTooMany =
+    "All stages must run at once. Close other pipelines, or use fewer stages (a larger fanout). The emulator runs 31 "
+    "kernels at once, or 160 after `pearl devices --setup-fpga-emulator`.";
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 
 }  // namespace
@@ -30,11 +30,11 @@ Autorun::State Autorun::state(const Task& task) {
     case Status::submitted: return State::waiting;
     case Status::running: return State::running;
     case Status::complete: return State::ended;
-    default: return State::failed;  // the runtime gives an error's number, which its enumeration lacks
+    default: return State::failed;  // the runtime returns an error code that is not in its enumeration
   }
 }
 
-std::string Autorun::told(const std::vector<Task>& tasks) {
+std::string Autorun::describe(const std::vector<Task>& tasks) {
   std::string text;
   for (const Task& task : tasks) {
     if (!task.launched) continue;
@@ -50,14 +50,13 @@ std::string Autorun::told(const std::vector<Task>& tasks) {
 
 Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgram& program, Seconds patience)
     : name_(program.name), device_(device->name()), patience_(patience), parts_(std::make_unique<Parts>()) {
-  std::vector<KernelNeeds> needs;
-  for (const auto* names : {&program.stages, &program.bridges})
-    for (const std::string& name : *names) needs.push_back({name.c_str(), {}});
-  const auto kernels = device->compile_own(program.name, program.text, needs);
-  const auto tasks = [&](const std::vector<std::string>& names) {
+  std::vector<std::string> names = program.stages;
+  names.insert(names.end(), program.bridges.begin(), program.bridges.end());
+  const auto kernels = device->compile_own(program.name, program.text, names);
+  const auto tasks = [&](const std::vector<std::string>& of) {
     std::vector<Task> made;
-    for (const std::string& name : names)
-      made.push_back({name.substr(program.prefix.size()), device->sibling(), (*kernels)[name.c_str()], {}, false});
+    for (const std::string& name : of)
+      made.push_back({name.substr(program.prefix.size()), device->sibling(), (*kernels)[name], {}, false});
     return made;
   };
   parts_->stages = tasks(program.stages);
@@ -68,7 +67,7 @@ Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgra
       stage.event = stage.queue->launch_task(stage.kernel);
       stage.launched = true;
     }
-    until(parts_->stages, State::running, patience_, "did not start", kRoom);
+    wait_until(parts_->stages, State::running, patience_, "did not start", kTooMany);
   } catch (...) {
     static_cast<void>(parts_.release());
     throw;
@@ -76,25 +75,25 @@ Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgra
 }
 
 Autorun::~Autorun() {
-  if (!joined_) static_cast<void>(parts_.release());  // the runtime would wait for what still runs
+  if (!joined_) static_cast<void>(parts_.release());  // freeing them would wait for stages that still run
 }
 
 void Autorun::require_sound() const {
   if (stalled()) throw DeviceError(failure_);
 }
 
-void Autorun::until(const std::vector<Task>& tasks, State wanted, Seconds limit, const char* what,
-                    const char* advice) {
+void Autorun::wait_until(const std::vector<Task>& tasks, State wanted, Seconds limit, const char* what,
+                         const char* advice) {
   const auto end = std::chrono::steady_clock::now() + limit;
   auto nap = kShortestNap;
-  const auto there = [&](const Task& task) {
+  const auto reached = [&](const Task& task) {
     if (!task.launched) return true;
     const State now = state(task);
-    if (now == State::failed) fail("failed", kGone);
+    if (now == State::failed) fail("failed", kLost);
     return now >= wanted;
   };
   try {
-    while (!std::all_of(tasks.begin(), tasks.end(), there)) {
+    while (!std::all_of(tasks.begin(), tasks.end(), reached)) {
       if (std::chrono::steady_clock::now() > end) {
         std::ostringstream text;
         text << what << " within " << limit.count() << " s";
@@ -104,15 +103,15 @@ void Autorun::until(const std::vector<Task>& tasks, State wanted, Seconds limit,
       nap = std::min(2 * nap, kLongestNap);
     }
   } catch (const sycl::exception& error) {
-    fail(std::string("failed (") + error.what() + ")", kGone);
+    fail(std::string("failed (") + error.what() + ")", kLost);
   }
 }
 
 void Autorun::fail(const std::string& what, const char* advice) {
   failure_ = "The pipeline " + name_ + " on " + device_ + " " + what + ": ";
   try {
-    failure_ += told(parts_->bridges);
-    const std::string stages = told(parts_->stages);
+    failure_ += describe(parts_->bridges);
+    const std::string stages = describe(parts_->stages);
     failure_ += (failure_.ends_with(": ") ? "" : "; ") + stages;
   } catch (const sycl::exception&) {
     failure_ += "the device does not answer";
@@ -123,27 +122,21 @@ void Autorun::fail(const std::string& what, const char* advice) {
 
 void Autorun::wait(std::uint64_t items) {
   require_sound();
-  until(parts_->bridges, State::ended, patience_ + kSecondsPerItem * static_cast<double>(items),
-        "stalled: it did not answer", kAnew);
+  wait_until(parts_->bridges, State::ended, patience_ + kSecondsPerItem * static_cast<double>(items),
+             "stalled: it did not answer", kStalled);
   for (Task& bridge : parts_->bridges) bridge.launched = false;
 }
 
 void Autorun::join() {
   if (joined_) return;
   require_sound();
-  until(parts_->stages, State::ended, patience_, "was told to stop and did not", kAnew);
+  wait_until(parts_->stages, State::ended, patience_, "was told to stop and did not", kStalled);
   joined_ = true;
 }
 
-std::uint64_t Autorun::stage_launches() const {
+std::uint64_t Autorun::launches(const std::vector<Task>& tasks) {
   std::uint64_t launches = 0;
-  for (const Task& stage : parts_->stages) launches += stage.queue->launches();
-  return launches;
-}
-
-std::uint64_t Autorun::bridge_launches() const {
-  std::uint64_t launches = 0;
-  for (const Task& bridge : parts_->bridges) launches += bridge.queue->launches();
+  for (const Task& task : tasks) launches += task.queue->launches();
   return launches;
 }
 

@@ -1,8 +1,7 @@
-// Autorun kernels: programs of single tasks that are launched once, are joined by pipes, and serve what is fed to them
-// until they are told to stop.
+// Autorun kernels: single tasks that are launched once, are joined by pipes, and serve requests until told to stop.
 //
-// A host must never wait for such a program by the runtime's own waits: on the emulator the waiting thread may be given
-// one of its endless kernels to run. All waits here ask for the state of events, and give up after a time.
+// A host must never use the runtime's own waits for such a program: the emulator may run one of its endless kernels on
+// the waiting thread. All waits here poll the state of events, and time out.
 #pragma once
 
 #include <chrono>
@@ -17,19 +16,19 @@
 
 namespace pearl::device {
 
-// Not safe from more than one thread at a time.
+// For one thread at a time.
 class Autorun {
  public:
-  // Compiles the program and launches its stages. `patience` is how long nothing may happen before that is an error.
-  // Throws DeviceError where it does not compile, or where the device does not run all stages at once.
+  // Compiles the program and launches its stages. `patience` is the timeout of each wait. Throws DeviceError where the
+  // program does not compile, or where the device does not run all stages at once.
   Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgram& program,
           std::chrono::duration<double> patience);
-  // Leaves stages that still run to the end of the process: first have them stop, then join().
+  // Leaks stages that still run: first tell them to stop, then join().
   ~Autorun();
   Autorun(const Autorun&) = delete;
   Autorun& operator=(const Autorun&) = delete;
 
-  // Launches a bridge, by its place in the program, with a queue of its own. Throws as wait().
+  // Launches a bridge, by its index in the program, on its own queue. Throws as wait().
   template <class... Arguments>
   void launch(std::size_t bridge, Arguments... arguments) {
     require_sound();
@@ -37,25 +36,24 @@ class Autorun {
     try {
       task.event = task.queue->launch_task(task.kernel, arguments...);
     } catch (const DeviceError& error) {
-      failure_ = error.what();  // bridges that were launched before wait for this one
+      failure_ = error.what();  // the bridges launched before wait for this one forever
       throw;
     }
     task.launched = true;
   }
-  // Until all bridges that were launched have ended. A bridge that handles many items is given more time. Throws
-  // DeviceError naming what stands still or has failed; then, and ever after, the program is stalled.
+  // Waits until all launched bridges have ended; more `items` get more time. Throws DeviceError naming the kernels that
+  // hang or have failed; from then on the program is stalled.
   void wait(std::uint64_t items);
-  // Until all stages have ended, which whoever feeds them has told them to. Throws as wait().
+  // Waits until all stages have ended; the caller has told them to stop. Throws as wait().
   void join();
 
-  // Whether something failed or did not end in time: kernels may hold on to their arguments, which then must not be
-  // freed.
+  // Whether a kernel failed or did not end in time. Kernels may still use their arguments, which must not be freed.
   bool stalled() const { return !failure_.empty(); }
-  // Throws what was thrown when the program stalled.
+  // Throws again the error of the stall, if there was one.
   void require_sound() const;
   // Kernels launched so far.
-  std::uint64_t stage_launches() const;
-  std::uint64_t bridge_launches() const;
+  std::uint64_t stage_launches() const { return launches(parts_->stages); }
+  std::uint64_t bridge_launches() const { return launches(parts_->bridges); }
 
  private:
   struct Task {
@@ -72,10 +70,11 @@ class Autorun {
   enum class State { waiting, running, ended, failed };
 
   static State state(const Task& task);
-  static std::string told(const std::vector<Task>& tasks);
-  // Until every task that was launched is at least at `wanted`.
-  void until(const std::vector<Task>& tasks, State wanted, std::chrono::duration<double> limit, const char* what,
-             const char* advice);
+  static std::string describe(const std::vector<Task>& tasks);
+  static std::uint64_t launches(const std::vector<Task>& tasks);
+  // Waits until every launched task has at least the state `wanted`.
+  void wait_until(const std::vector<Task>& tasks, State wanted, std::chrono::duration<double> limit, const char* what,
+                  const char* advice);
   [[noreturn]] void fail(const std::string& what, const char* advice);
 
   const std::string name_;

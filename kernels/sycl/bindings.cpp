@@ -34,15 +34,12 @@ void bind_queue(py::module_& module) {
       .def_property_readonly("launches", &DeviceQueue::launches, "Kernels launched so far.")
       .def(
           "compile",
-          [](DeviceQueue& self, const std::string& name, const std::string& text, const std::vector<std::string>& kernels) {
-            std::vector<KernelNeeds> needs;
-            for (const std::string& kernel : kernels) needs.push_back({kernel.c_str(), {}});
-            self.compile_text(name, text, needs);
-          },
+          [](DeviceQueue& self, const std::string& name, const std::string& text,
+             const std::vector<std::string>& kernels) { self.compile_text(name, text, kernels); },
           py::arg("name"), py::arg("text"), py::arg("kernels"), py::call_guard<py::gil_scoped_release>(),
-          "Compile the SYCL C++ source `text`; DeviceError, with the compiler's log, if that fails.")
+          "Compile the SYCL C++ source `text`; DeviceError with the compiler's log if that fails.")
       .def("wait", &DeviceQueue::wait, py::call_guard<py::gil_scoped_release>(),
-           "Until all that was launched is done.")
+           "Wait for all launched kernels.")
       .def("shared_floats", &shared_floats, py::arg("count"),
            "A new array `(count,)` float32 of zeros in memory that the host and the device share.")
       .def("launch_times_us", &launch_times_us, py::arg("launches"), py::arg("repeats"),

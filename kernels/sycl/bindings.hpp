@@ -1,4 +1,4 @@
-// What each part of the module `pearl._sycl` adds to it.
+// The parts of the module `pearl._sycl`: each function adds its classes.
 #pragma once
 
 #include <pybind11/pybind11.h>

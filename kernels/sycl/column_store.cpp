@@ -13,13 +13,13 @@ namespace {
 constexpr std::size_t kPadding = 16;
 constexpr std::size_t kBatchesKept = 4;
 constexpr std::size_t kStagedBytes = std::size_t{16} << 20;
-constexpr std::size_t kGroupBytes = std::size_t{64} << 10;  // that are worth a work-group, on a processor a thread
+constexpr std::size_t kGroupBytes = std::size_t{64} << 10;  // fewer are not worth a work-group of their own
 
 std::size_t padded(std::size_t count) { return (count + kPadding - 1) / kPadding * kPadding; }
 
-std::vector<RawMemory> allocated(DeviceQueue& queue, const std::vector<std::size_t>& row_bytes, std::size_t rows,
-                                 Placement placement) {
-  std::vector<RawMemory> memory;
+std::vector<Bytes> allocated(DeviceQueue& queue, const std::vector<std::size_t>& row_bytes, std::size_t rows,
+                             Placement placement) {
+  std::vector<Bytes> memory;
   for (const std::size_t bytes : row_bytes) memory.emplace_back(queue, bytes_of(rows, bytes), placement);
   return memory;
 }
@@ -34,8 +34,7 @@ RowBatch::RowBatch(DeviceQueue& queue, const std::vector<const void*>& columns,
       copies_(queue, columns.size(), placement) {
   std::vector<RowCopy> copies;
   for (std::size_t i = 0; i < columns.size(); ++i)
-    copies.push_back({static_cast<const std::uint8_t*>(columns[i]), static_cast<std::uint8_t*>(columns_[i].data()),
-                      row_bytes[i]});
+    copies.push_back({static_cast<const std::uint8_t*>(columns[i]), columns_[i].data(), row_bytes[i]});
   queue.copy(copies.data(), copies_.data(), copies.size() * sizeof copies[0]);
 }
 
@@ -45,9 +44,9 @@ ColumnStore::ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacit
       row_bytes_(std::move(row_bytes)),
       total_bytes_(std::accumulate(row_bytes_.begin(), row_bytes_.end(), std::size_t{0})),
       columns_(allocated(*queue_, row_bytes_, capacity, Placement::device)),
-      kernels_(queue_->compile("column_store", {{"pearl_copy_rows", {}}})),
+      kernels_(queue_->compile("column_store", {"pearl_copy_rows"})),
       insertion_(*queue_, row_bytes_.size(), Placement::pinned) {
-  for (const RawMemory& column : columns_) sources_.push_back(column.data());
+  for (const Bytes& column : columns_) sources_.push_back(column.data());
 }
 
 void* ColumnStore::column(std::size_t i) const {
@@ -87,8 +86,7 @@ void ColumnStore::stage(std::size_t rows) {
   staging_ = allocated(*queue_, row_bytes_, rows, Placement::pinned);
   staged_rows_ = rows;
   for (std::size_t i = 0; i < columns_.size(); ++i)
-    insertion_[i] = {static_cast<const std::uint8_t*>(staging_[i].data()),
-                     static_cast<std::uint8_t*>(columns_[i].data()), row_bytes_[i]};
+    insertion_[i] = {staging_[i].data(), columns_[i].data(), row_bytes_[i]};
 }
 
 std::shared_ptr<RowBatch> ColumnStore::gather(const std::int64_t* indices, std::size_t count) {
@@ -132,11 +130,10 @@ void ColumnStore::launch_gather(const std::int64_t* indices, std::size_t count) 
   launch(device_batch_locked(count).copies(), indices, 0, count, count);
 }
 
-void ColumnStore::read(std::size_t column, std::size_t first, std::size_t count, void* rows) const {
+void ColumnStore::read(std::size_t column, std::size_t count, void* rows) const {
   const std::lock_guard lock(mutex_);
   require_open();
-  const std::size_t bytes = row_bytes_[column];
-  queue_->copy(static_cast<const std::uint8_t*>(columns_[column].data()) + first * bytes, rows, count * bytes);
+  queue_->copy(columns_[column].data(), rows, count * row_bytes_[column]);
 }
 
 void ColumnStore::close() {

@@ -12,7 +12,9 @@
 
 namespace pearl::device {
 
-// Gathered rows of every column. Each has room for a multiple of 16 rows; those past the batch are zero.
+using Bytes = DeviceArray<std::uint8_t>;
+
+// Gathered rows of every column. Each has room for a multiple of 16 rows; rows past the batch are zero.
 class RowBatch {
  public:
   RowBatch(DeviceQueue& queue, const std::vector<const void*>& columns, const std::vector<std::size_t>& row_bytes,
@@ -21,39 +23,39 @@ class RowBatch {
   void* column(std::size_t i) const { return columns_[i].data(); }
   std::size_t room() const { return room_; }
   std::size_t count() const { return count_; }
-  // What kernels are given.
+  // The kernels' argument.
   const RowCopy* copies() const { return copies_.data(); }
 
  private:
   std::size_t count_, room_;
-  std::vector<RawMemory> columns_;
+  std::vector<Bytes> columns_;
   DeviceArray<RowCopy> copies_;
 };
 
-// Every method is safe from any thread; launch_gather returns at once, the others wait. Rows are whole: the queue does
-// one thing after the other.
+// Every method is thread-safe. launch_gather returns at once, the others wait. Rows are never torn: the queue is
+// in-order.
 class ColumnStore {
  public:
   ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes);
 
-  // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch but for very
-  // many.
+  // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch unless `count` is
+  // very large.
   void insert(std::size_t start, std::size_t count, const std::vector<const void*>& columns);
-  // The rows at `indices`, which lie in memory of the host and are the caller's to check, in pinned memory that is the
-  // caller's until it lets go of it.
+  // The rows at `indices`, in pinned memory that is not reused while the caller holds it. The caller has checked
+  // `indices`, which lie in host memory.
   std::shared_ptr<RowBatch> gather(const std::int64_t* indices, std::size_t count);
-  // Copies `count` rows of a column, from row `first` on, to the host.
-  void read(std::size_t column, std::size_t first, std::size_t count, void* rows) const;
+  // Copies the first `count` rows of a column to the host.
+  void read(std::size_t column, std::size_t count, void* rows) const;
   void close();
 
-  // For loops that stay on the device: a batch in its memory, which is this store's until another count is asked for.
+  // For loops on the device: a batch in its memory, kept until another count is requested.
   RowBatch& device_batch(std::size_t count);
-  // Whether so many rows are few enough for one work-group.
+  // Whether one work-group should copy that many rows.
   bool fit_one_group(std::size_t count) const;
-  // The rows at `indices`, in memory of the device, to device_batch(count).
+  // Gathers the rows at `indices`, which lie in device memory, into device_batch(count).
   void launch_gather(const std::int64_t* indices, std::size_t count);
 
-  // In the device's memory until close(), after which this throws ReplayError.
+  // A column in device memory. Throws ReplayError after close().
   void* column(std::size_t i) const;
   const std::vector<std::size_t>& row_bytes() const { return row_bytes_; }
   std::size_t capacity() const { return capacity_; }
@@ -69,16 +71,16 @@ class ColumnStore {
   const std::shared_ptr<DeviceQueue> queue_;
   const std::size_t capacity_;
   const std::vector<std::size_t> row_bytes_;
-  std::size_t total_bytes_;  // of a row of every column
+  const std::size_t total_bytes_;  // of one row of all columns
   mutable std::mutex mutex_;
-  std::vector<RawMemory> columns_;
+  std::vector<Bytes> columns_;
   std::vector<const void*> sources_;
   std::shared_ptr<const Kernels> kernels_;
-  std::vector<RawMemory> staging_;
+  std::vector<Bytes> staging_;
   std::size_t staged_rows_ = 0;
   DeviceArray<RowCopy> insertion_;
   DeviceArray<std::int64_t> indices_;
-  std::vector<std::shared_ptr<RowBatch>> batches_;  // in pinned memory, some of them callers' at the moment
+  std::vector<std::shared_ptr<RowBatch>> batches_;  // in pinned memory; callers may hold some
   std::unique_ptr<RowBatch> device_batch_;
 };
 

@@ -1,4 +1,4 @@
-// The Data Storage's kernel: rows of all columns are copied in one launch of any number of work-groups.
+// The Data Storage's kernel: one launch, of any number of work-groups, copies rows of all columns.
 #include <sycl/sycl.hpp>
 
 #include "pearl/device_rows.hpp"

@@ -18,9 +18,9 @@ namespace {
 
 using namespace bindings;
 
-// How Python sees the rows of a column.
+// The dtype and shape of a column's rows.
 struct Form {
-  PyObject* dtype;  // never let go: the store may end on a thread without Python's lock
+  PyObject* dtype;                 // never released: the store may be destroyed on a thread without the GIL
   std::vector<py::ssize_t> shape;  // of one row
 };
 
@@ -32,21 +32,14 @@ class Store final : public ColumnStore {
   const std::vector<Form> forms;
 };
 
-std::vector<py::ssize_t> shape_of(const Form& form, std::size_t rows) {
+// `rows` rows, in new memory or at `data`, which `owner` keeps alive.
+py::array array_of(const Form& form, std::size_t rows, void* data = nullptr, const py::object& owner = {}) {
   std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(rows)};
   shape.insert(shape.end(), form.shape.begin(), form.shape.end());
-  return shape;
+  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), std::move(shape), data, owner);
 }
 
-py::array array_of(const Form& form, std::size_t rows, void* data, const py::object& owner) {
-  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape_of(form, rows), data, owner);
-}
-
-py::array new_rows(const Form& form, std::size_t rows) {
-  return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), shape_of(form, rows));
-}
-
-// The first `count` rows of the arrays of every column; throws ReplayError unless they are such rows.
+// Pointers to `count` rows of every column. Throws ReplayError unless the arrays have such rows.
 std::vector<const void*> rows_of(const Store& store, const std::vector<py::array>& columns, std::size_t count) {
   if (columns.size() != store.forms.size())
     throw ReplayError("An insertion has " + std::to_string(store.forms.size()) + " columns; found " +
@@ -61,8 +54,8 @@ std::vector<const void*> rows_of(const Store& store, const std::vector<py::array
                       (column.flags() & py::array::c_style) != 0 &&
                       py::detail::npy_api::get().PyArray_EquivTypes_(column.dtype().ptr(), form.dtype);
     if (!fits)
-      throw ReplayError("Column " + std::to_string(i) + " to insert must be contiguous, of the store's dtype and shape, " +
-                        "and have " + std::to_string(count) + " rows or more.");
+      throw ReplayError("Column " + std::to_string(i) + " to insert must be contiguous, with the store's dtype and shape, " +
+                        "and have at least " + std::to_string(count) + " rows.");
     rows.push_back(column.data());
   }
   return rows;
@@ -81,15 +74,15 @@ void bind_column_store(py::module_& module) {
                                                          "The columns of a Data Storage on a queue's device.")
       .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::size_t capacity,
                        const std::vector<std::pair<py::dtype, std::vector<py::ssize_t>>>& columns) {
-             if (capacity < 1 || columns.empty()) throw ReplayError("A Data Storage needs a slot and a column at least.");
+             if (capacity < 1 || columns.empty()) throw ReplayError("A Data Storage needs at least one slot and one column.");
              std::vector<std::size_t> row_bytes;
              std::vector<Form> forms;
              for (const auto& [dtype, shape] : columns) {
-               if (dtype.attr("hasobject").cast<bool>()) throw ReplayError("Columns cannot hold Python's objects.");
+               if (dtype.attr("hasobject").cast<bool>()) throw ReplayError("Columns cannot hold Python objects.");
                std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
-               for (const py::ssize_t side : shape) {
-                 if (side < 0) throw ReplayError("A column's sides must be at least 0; found " + std::to_string(side) + ".");
-                 bytes = bytes_of(bytes, static_cast<std::size_t>(side));
+               for (const py::ssize_t size : shape) {
+                 if (size < 0) throw ReplayError("A column's dimensions must be at least 0; found " + std::to_string(size) + ".");
+                 bytes = bytes_of(bytes, static_cast<std::size_t>(size));
                }
                row_bytes.push_back(bytes);
                forms.push_back({dtype.inc_ref().ptr(), shape});
@@ -133,11 +126,11 @@ void bind_column_store(py::module_& module) {
             if (column >= store.forms.size() || count > store.capacity())
               throw ReplayError("There are " + std::to_string(store.forms.size()) + " columns of " +
                                 std::to_string(store.capacity()) + " rows.");
-            py::array rows = new_rows(store.forms[column], count);
+            py::array rows = array_of(store.forms[column], count);
             void* data = rows.mutable_data();
             {
               const Released released;
-              store.read(column, 0, count, data);
+              store.read(column, count, data);
             }
             return rows;
           },
@@ -148,13 +141,13 @@ void bind_column_store(py::module_& module) {
             const RowBatch& batch = store.device_batch(count);
             py::list columns;
             for (std::size_t i = 0; i < store.forms.size(); ++i) {
-              py::array rows = new_rows(store.forms[i], batch.room());
+              py::array rows = array_of(store.forms[i], batch.room());
               store.queue()->copy(batch.column(i), rows.mutable_data(), batch.room() * store.row_bytes()[i]);
               columns.append(std::move(rows));
             }
             return columns;
           },
-          py::arg("count"), "Copies of what was last gathered on the device, up to the next multiple of 16 rows.")
+          py::arg("count"), "Copies of the batch last gathered on the device, padded to a multiple of 16 rows.")
       .def("close", &ColumnStore::close, py::call_guard<Released>());
 }
 

@@ -15,37 +15,29 @@ namespace {
 
 namespace experimental = sycl::ext::oneapi::experimental;
 
-// Without device libraries: the compiler in the runtime's wheel finds none, and the kernels need none.
+// The kernels need no device libraries, and the compiler in the runtime's wheel finds none.
 constexpr const char* kNoDeviceLibraries = "-fno-sycl-device-lib=all";
-// The compiler keeps the headers it is given under its working folder, where those that include others look for them.
+// The compiler puts the given headers into its working folder: headers that include others must search there.
 constexpr const char* kHeadersHere = "-I.";
 
-// On a processor a work-group is one thread, whose vectors take lanes by the sixteen.
+// On a CPU one thread runs a work-group, 16 lanes at a time as a vector.
 constexpr std::size_t kCpuLanes = 128;
 constexpr std::size_t kGroupLanes = 512;
 
 constexpr int kLogLines = 60;
 
-const char* aspect_name(sycl::aspect aspect) {
-  switch (aspect) {
-    case sycl::aspect::fp64: return "fp64 (double precision)";
-    case sycl::aspect::atomic64: return "atomic64 (64-bit atomics)";
-    case sycl::aspect::usm_device_allocations: return "usm_device_allocations";
-    case sycl::aspect::usm_host_allocations: return "usm_host_allocations";
-    case sycl::aspect::usm_shared_allocations: return "usm_shared_allocations";
-    default: return "an aspect";
-  }
-}
+struct PlacementKind {
+  const char* name;
+  sycl::usm::alloc kind;
+  sycl::aspect aspect;
+  const char* aspect_name;
+};
 
-const char* placement_name(Placement placement) {
-  return placement == Placement::device ? "device" : placement == Placement::shared ? "shared" : "pinned host";
-}
-
-sycl::aspect placement_aspect(Placement placement) {
-  return placement == Placement::device   ? sycl::aspect::usm_device_allocations
-         : placement == Placement::shared ? sycl::aspect::usm_shared_allocations
-                                          : sycl::aspect::usm_host_allocations;
-}
+// By Placement.
+constexpr PlacementKind kPlacements[] = {
+    {"device", sycl::usm::alloc::device, sycl::aspect::usm_device_allocations, "usm_device_allocations"},
+    {"shared", sycl::usm::alloc::shared, sycl::aspect::usm_shared_allocations, "usm_shared_allocations"},
+    {"pinned host", sycl::usm::alloc::host, sycl::aspect::usm_host_allocations, "usm_host_allocations"}};
 
 std::string gigabytes(std::size_t bytes) {
   const double amount = static_cast<double>(bytes) / 1e9;
@@ -54,7 +46,7 @@ std::string gigabytes(std::size_t bytes) {
   return text.str();
 }
 
-// What a compiler says, as far as people read it: one error in a header of SYCL may bring a thousand lines.
+// The first lines of a compiler's log: one error in a SYCL header may produce a thousand lines.
 std::string shortened(const std::string& log) {
   std::size_t end = 0;
   for (int line = 0; line < kLogLines; ++line) {
@@ -67,41 +59,34 @@ std::string shortened(const std::string& log) {
 }
 
 std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string& device, const std::string& source,
-                                     const std::string& text, const std::vector<KernelNeeds>& kernels,
+                                     const std::string& text, const std::vector<std::string>& kernels,
                                      std::vector<std::string> options) {
-  for (const KernelNeeds& kernel : kernels)
-    for (const sycl::aspect aspect : kernel.aspects)
-      if (!queue.get_device().has(aspect))
-        throw DeviceError("The kernel " + std::string(kernel.name) + " of " + source + " cannot run on " + device +
-                          ": the device lacks " + aspect_name(aspect) + ". Place this primitive on another device.");
   experimental::include_files headers;
   for (const SourceFile& header : device_headers()) headers.add(header.name, header.text);
   options.insert(options.end(), {kNoDeviceLibraries, kHeadersHere, "-std=c++20"});
   std::string log;
-  std::vector<std::string> names;
-  std::vector<sycl::kernel> found;
+  std::vector<std::pair<std::string, sycl::kernel>> found;
   try {
     auto bundle = experimental::create_kernel_bundle_from_source(
         queue.get_context(), experimental::source_language::sycl, text, experimental::properties{headers});
     auto built = experimental::build(bundle, {queue.get_device()},
                                      experimental::properties{experimental::save_log{&log},
                                                               experimental::build_options{options}});
-    for (const KernelNeeds& kernel : kernels) {
-      if (!built.ext_oneapi_has_kernel(kernel.name))
-        throw DeviceError("The kernel " + std::string(kernel.name) + " of " + source + " cannot run on " + device +
-                          ": the device's compiler left it out, as it does with what the device lacks. Place this "
-                          "primitive on another device." + (log.empty() ? "" : "\n" + shortened(log)));
-      names.emplace_back(kernel.name);
-      found.push_back(built.ext_oneapi_get_kernel(kernel.name));
+    for (const std::string& kernel : kernels) {
+      if (!built.ext_oneapi_has_kernel(kernel))
+        throw DeviceError("The kernel " + kernel + " of " + source + " cannot run on " + device +
+                          ": the device's compiler left it out, because the device lacks something that it needs. "
+                          "Place this primitive on another device." + (log.empty() ? "" : "\n" + shortened(log)));
+      found.emplace_back(kernel, built.ext_oneapi_get_kernel(kernel));
     }
   } catch (const sycl::exception& error) {
     throw DeviceError("The kernels of " + source + " do not compile for " + device + ".\n" +
                       shortened(error.what() + (log.empty() ? "" : "\n" + log)));
   }
-  return std::make_shared<const Kernels>(std::move(names), std::move(found));
+  return std::make_shared<const Kernels>(std::move(found));
 }
 
-// What was compiled in this process. A failure is not kept: it is tried again.
+// What this process has compiled. A failure is not cached: the next call tries again.
 struct Compiled {
   std::mutex mutex;
   std::map<std::tuple<std::size_t, std::size_t, std::string, std::vector<std::string>>, std::shared_ptr<const Kernels>>
@@ -109,19 +94,16 @@ struct Compiled {
 };
 
 Compiled& compiled() {
-  static auto* instance = new Compiled;  // never destroyed: the runtime may be gone by then
+  static auto* instance = new Compiled;  // never destroyed: the runtime may be unloaded by then
   return *instance;
 }
 
 }  // namespace
 
-Kernels::Kernels(std::vector<std::string> names, std::vector<sycl::kernel> kernels)
-    : names_(std::move(names)), kernels_(std::move(kernels)) {}
-
-const sycl::kernel& Kernels::operator[](const char* name) const {
-  const auto at = std::find(names_.begin(), names_.end(), name);
-  if (at == names_.end()) throw DeviceError("There is no kernel " + std::string(name) + " among those compiled.");
-  return kernels_[static_cast<std::size_t>(at - names_.begin())];
+const sycl::kernel& Kernels::operator[](std::string_view name) const {
+  for (const auto& [known, kernel] : kernels_)
+    if (known == name) return kernel;
+  throw DeviceError("There is no kernel " + std::string(name) + " among those compiled.");
 }
 
 WaitingForFpga::WaitingForFpga(const sycl::device& device) {
@@ -139,12 +121,12 @@ DeviceQueue::DeviceQueue(sycl::queue queue) : queue_(std::move(queue)), cpu_(que
   const std::size_t units = queue_.get_device().get_info<sycl::info::device::max_compute_units>();
   most_groups_ = std::max<std::size_t>(cpu_ ? units : 4 * units, 1);
   if (!queue_.is_in_order())
-    throw DeviceError("PEARL's kernels follow one another: the queue of " + name() + " must be in-order.");
+    throw DeviceError("PEARL's kernels must run in order: the queue of " + name() + " must be in-order.");
 }
 
 std::string DeviceQueue::name() const { return queue_.get_device().get_info<sycl::info::device::name>(); }
 
-std::shared_ptr<const Kernels> DeviceQueue::compile(const std::string& source, const std::vector<KernelNeeds>& kernels,
+std::shared_ptr<const Kernels> DeviceQueue::compile(const std::string& source, const std::vector<std::string>& kernels,
                                                     const std::vector<std::string>& options) {
   const std::string file = source + ".sycl.cpp";
   for (const SourceFile& candidate : device_sources())
@@ -153,7 +135,7 @@ std::shared_ptr<const Kernels> DeviceQueue::compile(const std::string& source, c
 }
 
 std::shared_ptr<const Kernels> DeviceQueue::compile_text(const std::string& source, const std::string& text,
-                                                         const std::vector<KernelNeeds>& kernels,
+                                                         const std::vector<std::string>& kernels,
                                                          const std::vector<std::string>& options) {
   Compiled& known = compiled();
   const std::lock_guard lock(known.mutex);
@@ -165,7 +147,7 @@ std::shared_ptr<const Kernels> DeviceQueue::compile_text(const std::string& sour
 }
 
 std::shared_ptr<const Kernels> DeviceQueue::compile_own(const std::string& source, const std::string& text,
-                                                        const std::vector<KernelNeeds>& kernels) {
+                                                        const std::vector<std::string>& kernels) {
   return build(queue_, name(), source, text, kernels, {});
 }
 
@@ -192,54 +174,40 @@ void DeviceQueue::wait() {
 
 void DeviceQueue::rethrow(const sycl::exception& error) const {
   throw DeviceError("The device " + name() + " failed: " + error.what() +
-                    ". If it has disappeared or was reset, start again; `pearl devices` lists what can be used.");
+                    ". If it has disappeared or was reset, start again; `pearl devices` lists the usable devices.");
 }
 
-RawMemory::RawMemory(DeviceQueue& queue, std::size_t bytes, Placement placement)
-    : queue_(std::make_shared<sycl::queue>(queue.sycl())), bytes_(bytes) {
-  const sycl::device device = queue_->get_device();
-  if (!device.has(placement_aspect(placement)))
-    throw DeviceError("The device " + queue.name() + " has no " + placement_name(placement) +
-                      " memory that kernels can use: it lacks " + aspect_name(placement_aspect(placement)) + ".");
+std::shared_ptr<void> allocate(DeviceQueue& on, std::size_t bytes, Placement placement) {
+  sycl::queue queue = on.sycl();
+  const sycl::device device = queue.get_device();
+  const PlacementKind& kind = kPlacements[static_cast<std::size_t>(placement)];
+  if (!device.has(kind.aspect))
+    throw DeviceError("The device " + on.name() + " has no " + kind.name +
+                      " memory that kernels can use: it lacks " + kind.aspect_name + ".");
   const std::size_t most = device.get_info<sycl::info::device::max_mem_alloc_size>();
-  const std::string where = std::string(" of ") + placement_name(placement) + " memory on " + queue.name();
+  const std::string wanted = gigabytes(bytes) + " of " + kind.name + " memory on " + on.name();
+  const std::string advice = " Lower the size of the replay, or place it on another device.";
   if (bytes > most)
-    throw DeviceError(gigabytes(bytes) + where + " were asked for; it takes at most " + gigabytes(most) +
-                      " in one piece. Lower the size of the replay, or place it on another device.");
+    throw DeviceError(wanted + " were requested; the device allocates at most " + gigabytes(most) + " in one piece." +
+                      advice);
+  const auto release = [queue](void* data) {
+    if (data == nullptr) return;
+    try {
+      const WaitingForFpga waiting(queue.get_device());
+      sycl::queue(queue).wait();
+      sycl::free(data, queue);
+    } catch (const sycl::exception&) {  // the memory of a device that is gone is gone too
+    }
+  };
   try {
-    const std::size_t wanted = std::max<std::size_t>(bytes, 1);
-    data_ = placement == Placement::device   ? sycl::aligned_alloc_device(64, wanted, *queue_)
-            : placement == Placement::shared ? sycl::aligned_alloc_shared(64, wanted, *queue_)
-                                             : sycl::aligned_alloc_host(64, wanted, *queue_);
-    if (data_ == nullptr)
-      throw DeviceError(gigabytes(bytes) + where + " were asked for; it does not have them free. Lower the size of the " +
-                        "replay, or place it on another device.");
+    const std::size_t taken = std::max<std::size_t>(bytes, 1);
+    std::shared_ptr<void> data(sycl::aligned_alloc(64, taken, queue, kind.kind), release);
+    if (data == nullptr) throw DeviceError(wanted + " were requested; the device has less free memory." + advice);
     const WaitingForFpga waiting(device);
-    queue_->memset(data_, 0, wanted).wait_and_throw();
+    queue.memset(data.get(), 0, taken).wait_and_throw();
+    return data;
   } catch (const sycl::exception& error) {
-    if (data_ != nullptr) sycl::free(data_, *queue_);
-    throw DeviceError(gigabytes(bytes) + where + " cannot be had: " + error.what());
-  }
-}
-
-RawMemory::RawMemory(RawMemory&& other) noexcept
-    : queue_(std::move(other.queue_)), data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-RawMemory& RawMemory::operator=(RawMemory&& other) noexcept {
-  std::swap(queue_, other.queue_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-RawMemory::~RawMemory() {
-  if (data_ == nullptr) return;
-  try {
-    const WaitingForFpga waiting(queue_->get_device());
-    queue_->wait();
-    sycl::free(data_, *queue_);
-  } catch (const sycl::exception&) {  // a device that is gone has taken its memory along
+    throw DeviceError(wanted + " cannot be allocated: " + error.what());
   }
 }
 

@@ -9,6 +9,8 @@
 #include <memory>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <sycl/sycl.hpp>
@@ -17,25 +19,18 @@
 
 namespace pearl::device {
 
-// A kernel of a source, and what a device must have to run it.
-struct KernelNeeds {
-  const char* name;
-  std::vector<sycl::aspect> aspects;
-};
-
 // The kernels of one source, compiled for one device.
 class Kernels {
  public:
-  Kernels(std::vector<std::string> names, std::vector<sycl::kernel> kernels);
-  const sycl::kernel& operator[](const char* name) const;
+  explicit Kernels(std::vector<std::pair<std::string, sycl::kernel>> kernels) : kernels_(std::move(kernels)) {}
+  const sycl::kernel& operator[](std::string_view name) const;
 
  private:
-  std::vector<std::string> names_;
-  std::vector<sycl::kernel> kernels_;
+  std::vector<std::pair<std::string, sycl::kernel>> kernels_;
 };
 
-// Held shared by whoever waits for an FPGA, and alone while stages of a pipeline start there (autorun.hpp): on the
-// emulator a thread that waits may be given a stage to run, which never ends.
+// A shared lock for waiting on an FPGA. Pipelines lock the mutex exclusively while their stages start (autorun.hpp):
+// the emulator may run a stage, which never ends, on a thread that waits.
 class WaitingForFpga {
  public:
   explicit WaitingForFpga(const sycl::device& device);
@@ -54,21 +49,21 @@ class DeviceQueue {
   std::string name() const;
   bool is_cpu() const { return cpu_; }
 
-  // Compiles kernels/sycl/<source>.sycl.cpp, which is part of this library, unless it was for this device before.
-  // Throws DeviceError with the compiler's log, or naming the kernel that the device cannot run and what it lacks.
-  std::shared_ptr<const Kernels> compile(const std::string& source, const std::vector<KernelNeeds>& kernels,
+  // Compiles kernels/sycl/<source>.sycl.cpp, which this library embeds; cached for each device. Throws DeviceError with
+  // the compiler's log, or with the name of a kernel that the device cannot run.
+  std::shared_ptr<const Kernels> compile(const std::string& source, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {});
   // The same for any text; `source` names it in errors.
   std::shared_ptr<const Kernels> compile_text(const std::string& source, const std::string& text,
-                                              const std::vector<KernelNeeds>& kernels,
+                                              const std::vector<std::string>& kernels,
                                               const std::vector<std::string>& options = {});
-  // The same, but never shared: a program whose pipes are its own.
+  // The same without the cache: each program gets its own pipes.
   std::shared_ptr<const Kernels> compile_own(const std::string& source, const std::string& text,
-                                             const std::vector<KernelNeeds>& kernels);
-  // Another queue of the same device, that shares its memory and kernels.
+                                             const std::vector<std::string>& kernels);
+  // Another queue of the same device. Both share memory and kernels.
   std::unique_ptr<DeviceQueue> sibling() const;
 
-  // `groups` work-groups of `lanes` items; a second dimension, `rows`, makes groups of rows x lanes.
+  // Launches `groups` work-groups of `lanes` items; in launch_rows, of rows x lanes items.
   template <class... Arguments>
   void launch(const sycl::kernel& kernel, std::size_t groups, std::size_t lanes, Arguments... arguments) {
     launch_rows(kernel, groups, 1, lanes, arguments...);
@@ -84,7 +79,7 @@ class DeviceQueue {
       });
     });
   }
-  // One single task. Kernels that are joined by pipes need queues of their own: on one they follow one another.
+  // Launches a single task. Kernels joined by pipes need a queue each: one queue runs its kernels in order.
   template <class... Arguments>
   sycl::event launch_task(const sycl::kernel& kernel, Arguments... arguments) {
     ++launches_;
@@ -97,13 +92,13 @@ class DeviceQueue {
     });
     return event;
   }
-  // Copies between any memories, after what was launched, and waits.
+  // Copies between any memories, after all launched kernels, and waits.
   void copy(const void* from, void* to, std::size_t bytes);
-  // How many lanes a single work-group has for `count` items.
+  // The lanes of a single work-group that handles `count` items.
   std::size_t lanes(std::size_t count) const;
-  // How many work-groups are worth launching for independent work.
+  // The most work-groups that speed up independent work.
   std::size_t most_groups() const { return most_groups_; }
-  // Until all that was launched is done. Throws DeviceError for what went wrong on the device.
+  // Waits for all launched kernels. Throws DeviceError where one failed.
   void wait();
   std::uint64_t launches() const { return launches_; }
 
@@ -125,47 +120,36 @@ class DeviceQueue {
   std::atomic<std::uint64_t> launches_ = 0;
 };
 
-// `count` items of zeroed memory that kernels of one device read and write; `shared` with the host (unified shared
-// memory that moves to whoever touches it), `pinned` on the host, or on the `device` alone.
+// Where memory lies: `device` alone; `shared` with the host (unified shared memory, which moves to the side that touches
+// it); or `pinned` on the host.
 enum class Placement { device, shared, pinned };
 
-// Bytes of `count` items; where that overflows, more than any device has.
+// Bytes of `count` items; on overflow, more than any device has.
 inline std::size_t bytes_of(std::size_t count, std::size_t item_bytes) {
   return item_bytes != 0 && count > SIZE_MAX / item_bytes ? SIZE_MAX : count * item_bytes;
 }
 
-class RawMemory {
- public:
-  RawMemory() = default;
-  // Throws DeviceError where that is more than the device has or takes in one piece.
-  RawMemory(DeviceQueue& queue, std::size_t bytes, Placement placement);
-  RawMemory(RawMemory&& other) noexcept;
-  RawMemory& operator=(RawMemory&& other) noexcept;
-  ~RawMemory();
+// Zeroed memory that kernels of one device read and write. Throws DeviceError where the device has no such memory, too
+// little of it, or does not give as much in one piece.
+std::shared_ptr<void> allocate(DeviceQueue& queue, std::size_t bytes, Placement placement);
 
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::shared_ptr<sycl::queue> queue_;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
+// `count` zeroed items in such memory.
 template <class T>
 class DeviceArray {
  public:
   DeviceArray() = default;
   DeviceArray(DeviceQueue& queue, std::size_t count, Placement placement)
-      : memory_(queue, bytes_of(count, sizeof(T)), placement), count_(count) {}
+      : memory_(allocate(queue, bytes_of(count, sizeof(T)), placement)), count_(count) {}
+  DeviceArray(DeviceArray&&) noexcept = default;
+  DeviceArray& operator=(DeviceArray&&) noexcept = default;
 
-  T* data() const { return static_cast<T*>(memory_.data()); }
+  T* data() const { return static_cast<T*>(memory_.get()); }
   std::size_t size() const { return count_; }
-  // For memory that the host may touch.
+  // Only for memory that the host can reach.
   T& operator[](std::size_t i) const { return data()[i]; }
 
  private:
-  RawMemory memory_;
+  std::shared_ptr<void> memory_;
   std::size_t count_ = 0;
 };
 

@@ -433,10 +433,7 @@ void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings
 
 std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
   return queue_.compile("learner",
-                        {{"pearl_run_tape", {}},
-                         {"pearl_gradients", {}},
-                         {"pearl_move_weights", {}},
-                         {"pearl_move_temperature", {}}},
+                        {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
                         {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 

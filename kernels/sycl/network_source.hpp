@@ -1,4 +1,4 @@
-// A network as what its learners on devices are made from.
+// A network, as the device learners take it.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@ std::vector<double> times_us(std::size_t repeats, Work work) {
     const auto start = std::chrono::steady_clock::now();
     work();
     const std::chrono::duration<double, std::micro> passed = std::chrono::steady_clock::now() - start;
-    if (i > 0) times.push_back(passed.count());  // the first one warms up
+    if (i > 0) times.push_back(passed.count());  // the first run warms up
   }
   return times;
 }
@@ -20,7 +20,7 @@ std::vector<double> times_us(std::size_t repeats, Work work) {
 }  // namespace
 
 std::vector<double> launch_times_us(DeviceQueue& queue, std::size_t launches, std::size_t repeats) {
-  const auto kernels = queue.compile("probe", {{"pearl_increment", {}}});
+  const auto kernels = queue.compile("probe", {"pearl_increment"});
   const DeviceArray<unsigned> x(queue, 64, Placement::device);
   const sycl::kernel& kernel = (*kernels)["pearl_increment"];
   return times_us(repeats, [&] {

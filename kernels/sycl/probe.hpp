@@ -1,4 +1,4 @@
-// What a device costs before it computes anything.
+// Overheads of a device: launches and copies.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a launch costs, and whether kernels can be compiled and run at all.
+// Measures a launch, and tests whether kernels compile and run at all.
 #include <sycl/sycl.hpp>
 
 namespace syclext = sycl::ext::oneapi;

@@ -1,5 +1,5 @@
-// The texts of kernels/sycl/*.sycl.cpp and of the headers that they include, as CMake put them into this library: what
-// the runtime compiles for a device.
+// The texts of kernels/sycl/*.sycl.cpp and of the headers that they include. CMake embeds them in this library; the
+// runtime compiles them for a device.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct SourceFile {
 
 const std::vector<SourceFile>& device_sources();
 const std::vector<SourceFile>& device_headers();
-// Hexadecimal digits that change with any of them.
+// A hexadecimal hash of all of them.
 const char* device_sources_hash();
 
 }  // namespace pearl::device

@@ -116,12 +116,8 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   memory_.alpha_q28 = exponent_q28(alpha_);
   publish();
   kernels_ = queue_->compile("sum_tree_replay",
-                             {{"pearl_sample", {}},
-                              {"pearl_sample_rows", {}},
-                              {"pearl_insert", {}},
-                              {"pearl_update", {}},
-                              {"pearl_retrieve", {}},
-                              {"pearl_sum_all", {}}});
+                             {"pearl_sample", "pearl_sample_rows", "pearl_insert", "pearl_update", "pearl_retrieve",
+                              "pearl_sum_all"});
 }
 
 void SumTreeReplay::require_open() const {
