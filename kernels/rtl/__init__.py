@@ -1,4 +1,4 @@
-"""Synthesizable pipelines in Amaranth, and the cycle counts that hold the FPGA model to account.
+"""Synthesizable pipelines in Amaranth, and cycle counts that check the FPGA model.
 
 Not part of the wheel: run from the repository's root, with the extra `rtl` installed (`make rtl`).
 """

@@ -1,11 +1,11 @@
-"""What a synthesised design takes of an UltraScale+ device, counted from the cells that Yosys names."""
+"""Counts the UltraScale+ resources of a synthesised design from the cells that Yosys reports."""
 
 from __future__ import annotations
 
 from pearl.backends.fpga.tree_cells import Cells
 from pearl.errors import DeviceError
 
-# The device's LUTs that one memory or shift register cell takes (AMD UG574, "CLB Resources"): a SLICEM has eight.
+# LUTs per memory or shift register cell (AMD UG574, "CLB Resources"); a SLICEM has eight LUTs.
 _LUTS_OF_CELL = {
     "SRL16E": 1, "SRLC32E": 1, "RAM32X1S": 1, "RAM64X1S": 1, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4,
     "RAM256X1D": 8, "RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8, "RAM64X8SW": 8,
@@ -14,7 +14,7 @@ _NO_RESOURCE = {"CARRY4", "CARRY8", "MUXF7", "MUXF8", "MUXF9", "INV", "VCC", "GN
 
 
 def count_cells(cells: dict[str, int]) -> Cells:
-    """Return what UltraScale+ `cells` (name to number) are in all; raises DeviceError for one it does not know."""
+    """Return the totals of UltraScale+ `cells` (name to number). Raises DeviceError for an unknown cell."""
     luts = memory_luts = flip_flops = dsps = ultra_rams = 0
     block_rams = 0.0
     for name, number in cells.items():

@@ -1,7 +1,6 @@
-"""Cycles of the learner pipeline: the papers' closed forms, `eq6` and `cf22`, and what its stages take.
+"""Cycles of the learner pipeline: the papers' closed forms (`eq6`, `cf22_pipeline`) and those of its stages.
 
-Nothing here needs Amaranth or numba. Those of the replay pipeline are methods of
-`pearl.backends.fpga.tree_shape.TreeShape`.
+Needs neither Amaranth nor numba. `pearl.backends.fpga.tree_shape.TreeShape` has the cycles of the replay pipeline.
 """
 
 from __future__ import annotations
@@ -20,16 +19,12 @@ def cf22_pipeline(sub_batch: int, layers: int, slowest_stage_cycles: int) -> int
 
 
 def learner_cycles(learner: Learner, batch: int) -> int:
-    """Return the cycles of one gradient step of `batch`, weight update included, with buffers deep enough.
+    """Return the cycles of one gradient step of `batch` with its weight update, for buffers that are deep enough.
 
-    `(ceil(B / DP) - 1) * max(II) + longest path of latencies + T_WU`. With N weight layers the longest path is that of
-    the first layer's gradients, FP 1..N, LOSS, BP N..2, GA 1: 2 N + 1 stages of 3 N, as GA of a layer and BP of the
-    one before run side by side; each counts with its own latency.
+    `(ceil(B / DP) - 1) * max(II) + longest path of latencies + T_WU`. With N weight layers the longest path leads to
+    the first layer's gradients, FP 1..N, LOSS, BP N..2, GA 1: 2 N + 1 of the 3 N stages, as GA of a layer and BP of
+    the previous one run in parallel. Each stage counts with its own latency.
     """
     sub_batch = -(-batch // learner.pipelines)
-    stages = learner.stages
-    arrival: dict[str, int] = {}
-    for stage in stages:
-        arrival[stage.name] = max((arrival[source] for source in stage.sources), default=0) + stage.latency
-    slowest = max(stage.interval for stage in stages)
-    return (sub_batch - 1) * slowest + max(arrival.values()) + learner.update_cycles
+    longest = max(finish for _, finish in learner.first_item().values())
+    return (sub_batch - 1) * learner.slowest_interval + longest + learner.update_cycles

@@ -11,7 +11,7 @@ from pearl.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Stage:
-    """Takes a new item every `interval` cycles, gives it on after `latency` cycles; `sources` are what it waits for."""
+    """Accepts an item every `interval` cycles and passes it on after `latency` cycles; it waits for its `sources`."""
 
     name: str
     sources: tuple[str, ...]
@@ -23,7 +23,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Learner:
-    """`pipelines` copies (DP) of `stages`, listed sources first, and a weight update after all are done."""
+    """`pipelines` copies (DP) of `stages`, in which sources come first, and a weight update after all copies."""
 
     stages: tuple[Stage, ...]
     pipelines: int
@@ -31,15 +31,28 @@ class Learner:
 
     @property
     def multipliers(self) -> int:
-        """Multiply-accumulate units of all copies, those of the update left out."""
+        """Multiply-accumulate units of all copies, without the update."""
         return self.pipelines * sum(stage.unroll for stage in self.stages)
+
+    @property
+    def slowest_interval(self) -> int:
+        """Cycles between two items, where every buffer is deep enough."""
+        return max(stage.interval for stage in self.stages)
+
+    def first_item(self) -> dict[str, tuple[int, int]]:
+        """Return the cycles in which each stage accepts the first item and passes it on."""
+        times: dict[str, tuple[int, int]] = {}
+        for stage in self.stages:
+            start = max((times[source][1] for source in stage.sources), default=0)
+            times[stage.name] = start, start + stage.latency
+        return times
 
 
 def operations_of(widths: Sequence[int]) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Return operations per item and sources of each stage, for layers of `widths` (input first): FP, LOSS, BP, GA.
 
-    FP, BP and GA of layer l have one multiply-accumulate per weight, LOSS one operation per output; the first layer
-    needs no BP. Buffers that reach past stages are sources too: GA takes its layer's input from the FP before it.
+    FP, BP and GA of a layer do one multiply-accumulate per weight, LOSS one operation per output; the first layer has
+    no BP. Buffers that skip stages are sources too: GA takes its layer's input from the previous FP.
     """
     if len(widths) < 2 or min(widths) < 1:
         raise ConfigurationError(
@@ -62,14 +75,14 @@ def operations_of(widths: Sequence[int]) -> dict[str, tuple[int, tuple[str, ...]
 def balanced_unrolls(widths: Sequence[int], multipliers: int) -> dict[str, int]:
     """Return the unroll factors that make the slowest stage as fast as `multipliers` units in all allow (Eq. 3).
 
-    Raises ConfigurationError where there is less than one unit a stage.
+    Raises ConfigurationError for less than one unit per stage.
     """
     operations = {name: count for name, (count, _) in operations_of(widths).items()}
     if multipliers < len(operations):
         raise ConfigurationError(
-            f"{len(operations)} stages need a multiplier each; found {multipliers}. Fewer pipelines, or fewer layers."
+            f"{len(operations)} stages need a multiplier each; found {multipliers}. Use fewer pipelines or layers."
         )
-    low, high = 1, max(operations.values())  # the interval sought: the smallest that the units allow
+    low, high = 1, max(operations.values())  # bisects for the smallest interval that the units allow
     while low < high:
         interval = (low + high) // 2
         if sum(-(-count // interval) for count in operations.values()) <= multipliers:
@@ -80,9 +93,9 @@ def balanced_unrolls(widths: Sequence[int], multipliers: int) -> dict[str, int]:
 
 
 def proportional_unrolls(widths: Sequence[int], factor: int) -> dict[str, int]:
-    """Return the unroll factors of CF'22 Sec. 3.2.3: r_i * f, r_i being the operations of stage i over the fewest.
+    """Return the unroll factors of CF'22 Sec. 3.2.3: r_i * f, where r_i is the operations of stage i over the fewest.
 
-    The loss, whose operations are no multiplications, gets f and is not the fewest.
+    LOSS, which does no multiplications, gets f and does not count for the fewest.
     """
     operations = {name: count for name, (count, _) in operations_of(widths).items()}
     fewest = min(count for name, count in operations.items() if name != "LOSS")
@@ -99,9 +112,9 @@ def learner_of(
 ) -> Learner:
     """Return the learner of a stack of linear layers of `widths`, input first.
 
-    A stage takes `ceil(operations / unroll)` cycles an item, and `arithmetic_latency` more before it gives the item on.
-    `update_unroll` weights a cycle are summed over the pipelines and updated after the batch, a copy at a time (T_WU of
-    CF'22 Sec. 3.2.3); 0 leaves that out.
+    A stage takes `ceil(operations / unroll)` cycles per item, and passes it on `arithmetic_latency` cycles later. After
+    the batch, `update_unroll` weights per cycle are summed over the pipelines and updated, one copy at a time (T_WU of
+    CF'22 Sec. 3.2.3); 0 means no update.
     """
     stages = tuple(
         Stage(
@@ -119,17 +132,12 @@ def learner_of(
 def exact_depths(learner: Learner) -> dict[tuple[str, str], int]:
     """Return the items that each buffer (source, stage) must hold so that no stage waits for room.
 
-    What reaches past stages waits for what takes the long way: the activations of the first of N layers for 2 (N - 1)
-    stages more. Eq. 2 counts a buffer as one item.
+    Items in a buffer that skips stages wait for the longer path: activations of the first of N layers wait 2 (N - 1)
+    stages longer. Eq. 2 counts a buffer as one item.
     """
-    slowest = max(stage.interval for stage in learner.stages)
-    finish: dict[str, int] = {}
-    start: dict[str, int] = {}
-    for stage in learner.stages:
-        start[stage.name] = max((finish[source] for source in stage.sources), default=0)
-        finish[stage.name] = start[stage.name] + stage.latency
+    times = learner.first_item()
     return {
-        (source, stage.name): max(-(-(start[stage.name] - finish[source]) // slowest), 1)
+        (source, stage.name): max(-(-(times[stage.name][0] - times[source][1]) // learner.slowest_interval), 1)
         for stage in learner.stages
         for source in stage.sources
     }

@@ -1,14 +1,17 @@
 """The replay pipeline of PEARL Fig. 6 as synthesizable RTL: a stream of requests through one stage per tree level.
 
-Each stage alone reads and writes its level's memory. Requests enter by one port with an operation code, keep their
-order, and leave as results after `TreeShape.latency` cycles, whatever they are: each waits in each stage as long as a
-sampling would. So requests that were a sampling's cycles apart at the head stay so everywhere, a request sees exactly
-what those before it wrote, and no stage ever stalls. Results cannot be refused: who sends requests has room for them.
+Only a level's own stage reads and writes its memory. Requests enter by one port with an operation code, keep their
+order, and leave as results after `TreeShape.latency` cycles. This latency is the same for all operations: each spends
+as long in a stage as a sampling would. So the distance between two requests never changes, a request sees exactly the
+writes of earlier ones, and no stage ever stalls. Results cannot be refused: the sender must have room for them.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from amaranth.hdl import Array, Cat, Elaboratable, Module, Mux, Shape, Signal, Value, unsigned
@@ -22,12 +25,12 @@ from pearl.backends.fpga.tree_shape import TreeShape
 
 
 def request_layout(shape: TreeShape) -> data.StructLayout:
-    """Return operation, leaf index and operand; a sampling's index is 0."""
+    """Return the fields of a request: operation, leaf index (0 for a sampling) and operand."""
     return data.StructLayout({"operation": Operation, "index": shape.index_bits, "operand": shape.bits(0)})
 
 
 def result_layout(shape: TreeShape) -> data.StructLayout:
-    """Return operation, leaf index and the leaf's value after the operation."""
+    """Return the fields of a result: operation, leaf index and the leaf's value after the operation."""
     return data.StructLayout({"operation": Operation, "index": shape.index_bits, "value": shape.leaf_bits})
 
 
@@ -40,10 +43,10 @@ class _Token:
         self.index = Signal(shape.index_bits, name=f"{name}_index", reset_less=True)
         self.operand = Signal(operand_bits, name=f"{name}_operand", reset_less=True)
 
-    def follow(self, other: _Token) -> list[Value]:
-        """Return the assignments that make this token the other, a cycle later in the domain of a register."""
+    def follow(self, other: Any, valid: Value | None = None) -> list[Value]:
+        """Return the assignments of another token, or of a request's fields, to this one."""
         return [
-            self.valid.eq(other.valid),
+            self.valid.eq(other.valid if valid is None else valid),
             self.operation.eq(other.operation),
             self.index.eq(other.index),
             self.operand.eq(other.operand),
@@ -59,7 +62,7 @@ class _Token:
 
 
 class _LeafCopy(Elaboratable):
-    """Turns ASSIGN into UPDATE: knows every leaf as it will be when the requests before have passed."""
+    """Turns ASSIGN into UPDATE, with a copy of every leaf that includes all earlier requests."""
 
     latency = 2
 
@@ -94,7 +97,7 @@ class _LeafCopy(Elaboratable):
 
 
 class _Root(Elaboratable):
-    """The total, which an update changes before it goes down."""
+    """The total: an update changes it first."""
 
     def __init__(self, shape: TreeShape, request: _Token, total: int) -> None:
         self.shape, self.request = shape, request
@@ -110,7 +113,7 @@ class _Root(Elaboratable):
 
 
 class _Level(Elaboratable):
-    """The stage of one level: descends a sampling by one digit, adds an update's difference to one node."""
+    """The stage of one level: finds one digit of a sampling's index, adds an update's difference to one node."""
 
     def __init__(self, shape: TreeShape, level: int, request: _Token, nodes: NDArray[np.uint64]) -> None:
         self.shape, self.level, self.request = shape, level, request
@@ -133,8 +136,8 @@ class _Level(Elaboratable):
         write = memory.write_port()
         read = memory.read_port(transparent_for=(write,) if pace == 1 else ())
 
-        # Every request is delayed alike: delayed[c] is what came in c cycles ago. Once a target was compared, only
-        # differences and leaves are left to be carried.
+        # All requests have the same delay: delayed[c] entered c cycles ago. After the comparison of targets, only
+        # differences and leaves must be carried.
         delayed = [self.request]
         for age in range(1, shape.level_latency):
             bits = shape.bits(self.level - 1) if age <= 1 + shape.lane_bits else shape.leaf_bits + 1
@@ -142,7 +145,7 @@ class _Level(Elaboratable):
         for age in range(1, shape.level_latency):
             m.d.sync += delayed[age].follow(delayed[age - 1])
 
-        # Cycle 0: the word that holds the node of the index; of a sampling, the first of the node's children.
+        # Cycle 0: read the word with the index's node; for a sampling, the first word of the node's children.
         below = (shape.depth - self.level) * shape.digit_bits
         node = Signal(self.level * shape.digit_bits)
         row = Signal(max(len(node) - shape.lane_bits, 1))
@@ -155,7 +158,7 @@ class _Level(Elaboratable):
             with m.Else():
                 m.d.comb += read.addr.eq(base | asked)
 
-        # Cycle 1: the word has been read; an update writes it back, one of its lanes changed.
+        # Cycle 1: the word has arrived; an update writes it back with one lane changed.
         seen = delayed[1]
         lane = (seen.index >> below)[: shape.lane_bits] if shape.lane_bits else 0
         old, new = Signal(self.bits), Signal(self.bits)
@@ -172,7 +175,7 @@ class _Level(Elaboratable):
             with m.If(seen.operation != Operation.SAMPLE):
                 m.d.sync += delayed[2].operand.eq(Mux(updates, new, old))
 
-        # Then the inclusive prefix sums of the word, one level of adders a cycle.
+        # Next: the inclusive prefix sums of the word, one level of adders per cycle.
         sums: list[Value] = [read.data[k] for k in range(lanes)]
         for step in range(shape.lane_bits):
             registers = [Signal(self.bits + step + 1, name=f"sum{step}_{k}", reset_less=True) for k in range(lanes)]
@@ -180,7 +183,7 @@ class _Level(Elaboratable):
                 m.d.sync += registers[k].eq(sums[k] + sums[(k >> step << step) - 1] if k >> step & 1 else sums[k])
             sums = list(registers)
 
-        # Compared with what is left of the target: where a sum exceeds it, the child is in this word.
+        # Compare with the rest of the target: where a sum exceeds it, the child is in this word.
         compares = delayed[1 + shape.lane_bits]
         starts = compares.is_valid(Operation.SAMPLE)
         rest, held = Signal(shape.bits(self.level - 1)), Signal(shape.bits(self.level - 1), reset_less=True)
@@ -200,7 +203,7 @@ class _Level(Elaboratable):
             m.d.sync += [found.eq(~passed[-1]), chosen.eq(passed), held.eq(Mux(passed[-1], rest - sums[-1], rest))]
             m.d.sync += [register.eq(sum_) for register, sum_ in zip(chosen_sums, sums, strict=True)]
 
-        # The choice: how many lanes were passed, and the sum of those.
+        # The choice: the number of passed lanes, and their sum.
         first_above = [~chosen[k] & (chosen[k - 1] if k else 1) for k in range(lanes)]
         before, through = Signal(self.bits + shape.lane_bits), Signal(self.bits + shape.lane_bits)
         position = Signal(max(shape.lane_bits, 1))
@@ -221,7 +224,7 @@ class _Level(Elaboratable):
         return m
 
     def _beat(self, m: Module, name: str, token: _Token) -> tuple[Value, Value]:
-        """Count the words of a family once `token` is a sampling; return which one, and whether it is due now."""
+        """Count a family's words from a sampling at `token` on; return the word's number, and whether it is due now."""
         pace, beats = self.shape.cycles_per_access, self.shape.beats
         count = Signal(range(pace * beats), name=f"{name}_count")
         with m.If(token.is_valid(Operation.SAMPLE)):
@@ -234,20 +237,18 @@ class _Level(Elaboratable):
 
 def _any(values: Iterable[Value]) -> Value | int:
     """Return the bitwise or of values of which at most one is not 0."""
-    result: Value | int = 0
-    for value in values:
-        result = result | value
-    return result
+    return functools.reduce(operator.or_, values, 0)
 
 
 class ReplayPipeline(wiring.Component):
     """All stages, for one TreeShape.
 
-    `request` takes one request in a cycle in which it is valid and ready; `result` gives one a request, in order,
-    `TreeShape.latency` cycles later, and does not wait. `total` is the root, one cycle (three with `assigns`) after an
-    update was accepted: a target may be drawn from it then, though the update is still on its way down.
+    `request` accepts one request in each cycle in which it is valid and ready. `result` returns one per request, in
+    order, `TreeShape.latency` cycles later, and does not wait. `total`, the root, includes an update one cycle (three
+    with `assigns`) after its acceptance: from then on targets may be drawn from it, though the update is still passing
+    through the levels.
 
-    `leaves` `(slots,)`, each below `2 ** leaf_bits`, fill the tree's memories when the device is configured.
+    `leaves` `(slots,)`, each below `2 ** leaf_bits`, are the tree's contents when the device is configured.
     """
 
     def __init__(self, shape: TreeShape, leaves: NDArray[np.uint64] | None = None) -> None:
@@ -262,19 +263,16 @@ class ReplayPipeline(wiring.Component):
         )
 
     def elaborate(self, platform: object) -> Module:
-        """Return head, root and levels, joined."""
+        """Return head, root and levels, connected."""
         shape = self.shape
         m = Module()
 
-        # A sampling keeps the stages' memories for its beats; what comes behind waits at the head.
+        # A sampling uses the stages' memories for several beats; later requests wait at the head.
         waits = Signal(range(max(shape.sample_cycles, 2)))
         accepted = _Token(shape, shape.bits(0), "accepted")
         m.d.comb += [
             self.request.ready.eq(waits == 0),
-            accepted.valid.eq(self.request.valid & self.request.ready),
-            accepted.operation.eq(self.request.payload.operation),
-            accepted.index.eq(self.request.payload.index),
-            accepted.operand.eq(self.request.payload.operand),
+            *accepted.follow(self.request.payload, self.request.valid & self.request.ready),
         ]
         with m.If(accepted.is_valid(Operation.SAMPLE)):
             m.d.sync += waits.eq(shape.sample_cycles - 1)

@@ -1,4 +1,4 @@
-"""Runs requests through the replay pipeline cycle by cycle, in Amaranth's simulator."""
+"""Simulates the replay pipeline cycle by cycle, in Amaranth's simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pearl.backends.fpga.tree_shape import TreeShape
 
 
 def run(shape: TreeShape, requests: Sequence[Request], leaves: NDArray[np.uint64] | None = None) -> Run:
-    """Send `requests` (at least one) through a pipeline filled with `leaves`, each as soon as it is taken."""
+    """Send `requests` (at least one) through a pipeline filled with `leaves`, each as early as its gap allows."""
     pipeline = ReplayPipeline(shape, leaves)
     simulator = Simulator(pipeline)
     simulator.add_clock(1e-9)

