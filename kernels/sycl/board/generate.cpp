@@ -1,4 +1,4 @@
-// Writes the program of a design for a board, and what its host check must know of it:
+// Writes the program of a design for a board, and the sizes that its host check needs:
 //
 //   generate design=training capacity=65536 fanout=16 network=4,64,64,2 algorithm=dqn batch=64 > program.hpp
 #include <algorithm>
@@ -27,21 +27,23 @@ const std::vector<std::string> kOptimizers = {"adam", "amsgrad", "sgd", "momentu
 
 using Words = std::map<std::string, std::string>;
 
-Words defaults() {
-  return {{"design", "replay"},    {"capacity", "65536"}, {"fanout", "16"}, {"network", "4,64,64,2"},
-          {"algorithm", "dqn"},    {"batch", "64"},       {"copies", "1"},  {"unroll", "16"},
-          {"activation", "relu"},  {"optimizer", "adam"}, {"pipe_items", "64"}};
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
 }
 
 Words read_words(int count, char** words) {
-  Words found = defaults();
+  Words found = {{"design", "replay"},    {"capacity", "65536"}, {"fanout", "16"}, {"network", "4,64,64,2"},
+                 {"algorithm", "dqn"},    {"batch", "64"},       {"copies", "1"},  {"unroll", "16"},
+                 {"activation", "relu"},  {"optimizer", "adam"}, {"pipe_items", "64"}};
   for (int i = 1; i < count; ++i) {
     const std::string word = words[i];
     const std::size_t equal = word.find('=');
     if (equal == std::string::npos || !found.contains(word.substr(0, equal))) {
-      std::string names;
-      for (const auto& [name, value] : found) names += (names.empty() ? "" : ", ") + name;
-      throw Error("Expected NAME=VALUE, of the names " + names + "; found " + word + ".");
+      std::vector<std::string> names;
+      for (const auto& [name, value] : found) names.push_back(name);
+      throw Error("Expected NAME=VALUE, of the names " + joined(names) + "; found " + word + ".");
     }
     found[word.substr(0, equal)] = word.substr(equal + 1);
   }
@@ -59,9 +61,7 @@ int number(const std::string& name, const std::string& text, int most) {
 int choice(const std::string& name, const std::string& text, const std::vector<std::string>& choices) {
   const auto found = std::find(choices.begin(), choices.end(), text);
   if (found == choices.end()) {
-    std::string names;
-    for (const std::string& each : choices) names += (names.empty() ? "" : ", ") + each;
-    throw Error(name + " must be one of " + names + "; found " + text + ".");
+    throw Error(name + " must be one of " + joined(choices) + "; found " + text + ".");
   }
   return static_cast<int>(found - choices.begin());
 }
@@ -73,14 +73,7 @@ std::vector<int> numbers(const std::string& name, const std::string& text, int m
   return found;
 }
 
-std::vector<int> widths_of(const std::string& text) {
-  const std::vector<int> widths = numbers("A width of network", text, kMostWidth);
-  if (widths.size() < 2)
-    throw Error("network must list at least two widths, inputs and outputs, as in 4,64,64,2; found " + text + ".");
-  return widths;
-}
-
-// UF of each layer, which networks of as many layers have alike.
+// UF of each layer, the same in all networks.
 std::vector<int> unroll_of(const std::string& text, std::size_t layers) {
   std::vector<int> factors = numbers("unroll", text, kMostUnroll);
   if (factors.size() == 1) factors.resize(layers, factors.front());
@@ -93,8 +86,8 @@ std::vector<int> unroll_of(const std::string& text, std::size_t layers) {
   return factors;
 }
 
-// Linear layers between `widths`, an activation behind each but the last. Weights lie from `place` on, each matrix
-// before its biases, each at a multiple of fpga::kBlock, as the Learner's parameters do (pearl/learner/flat.py).
+// Linear layers between `widths`, each followed by an activation except the last. Weights start at `place`: each matrix
+// and then its biases, at multiples of fpga::kBlock, as in the Learner's parameters (pearl/learner/flat.py).
 std::vector<LayerShape> chain(const std::vector<int>& widths, const std::vector<int>& unroll,
                               pearl::tape::Activation activation, std::ptrdiff_t& place) {
   std::vector<LayerShape> layers;
@@ -110,7 +103,10 @@ std::vector<LayerShape> chain(const std::vector<int>& widths, const std::vector<
 
 LearnerShape learner_of(const Words& words) {
   LearnerShape shape;
-  const std::vector<int> widths = widths_of(words.at("network"));
+  const std::vector<int> widths = numbers("A width of network", words.at("network"), kMostWidth);
+  if (widths.size() < 2)
+    throw Error("network must list at least two widths, inputs and outputs, as in 4,64,64,2; found " +
+                words.at("network") + ".");
   const int which = choice("algorithm", words.at("algorithm"), kAlgorithms);
   const std::string& algorithm = kAlgorithms[static_cast<std::size_t>(which)];
   const auto activation =
@@ -123,7 +119,7 @@ LearnerShape learner_of(const Words& words) {
   const std::vector<int> unroll = unroll_of(words.at("unroll"), widths.size() - 1);
   std::ptrdiff_t place = 0;
   shape.networks.push_back(chain(widths, unroll, activation, place));
-  if (shape.actor_critic) {  // critics of the same hidden widths, side by side in one vector
+  if (shape.actor_critic) {  // critics of the same hidden widths, consecutive in one vector
     std::vector<int> judging = widths;
     judging.front() += shape.actions;
     judging.back() = 1;
@@ -137,7 +133,7 @@ LearnerShape learner_of(const Words& words) {
   return shape;
 }
 
-// For host checks: the sizes that the program was generated for.
+// For host checks: the sizes of the program.
 std::string sizes_of(const Words& words, const LearnerShape* learner) {
   std::ostringstream text;
   text << "\n// What the host must know of the design.\nnamespace design {\n\n"

@@ -1,4 +1,4 @@
-// What host checks of generated programs have in common: a device, queues, memory that both sides see.
+// Shared by the host checks of generated programs: a device, queues, memory that host and device see.
 //
 // Include after the generated program, which brings the SYCL headers.
 #pragma once
@@ -13,7 +13,7 @@ inline const auto kSelector = sycl::ext::intel::fpga_selector_v;
 inline const auto kSelector = sycl::ext::intel::fpga_emulator_selector_v;
 #endif
 
-// The stages of the program, running; and a queue for each kernel that is launched again and again.
+// Runs the stages of the program, and creates queues for the kernels that are launched repeatedly.
 class Board {
  public:
   explicit Board(int stages) : device_(kSelector), context_(device_) {
@@ -23,9 +23,9 @@ class Board {
 
   sycl::queue queue() const { return {context_, device_, sycl::property::queue::in_order{}}; }
 
-  // Host memory, zeroed. Kernels reach it without copies, on boards whose support package has USM host allocations.
-  // Kernels take pointers as they come, also those in orders and contexts, so that their units for loads and stores
-  // are connected to host and device memory alike; in device memory they would work too, with copies to and fro.
+  // Zeroed host memory. Kernels use it without copies, on boards whose support package has USM host allocations.
+  // Kernels take plain pointers, also in orders and contexts, so their load and store units reach host and device
+  // memory alike: device memory would work too, with copies.
   template <class T>
   T* memory(std::size_t count) {
     T* found = sycl::malloc_host<T>(count, stages_.front());
@@ -33,7 +33,7 @@ class Board {
     return found;
   }
 
-  // Until all stages have ended, which something told them to.
+  // Waits until all stages, told to stop, have ended.
   void join() {
     for (sycl::queue& stage : stages_) stage.wait();
   }
@@ -44,14 +44,14 @@ class Board {
   std::vector<sycl::queue> stages_;
 };
 
-// Counts what is not as expected.
+// Counts unexpected results.
 class Verdict {
  public:
   void require(bool as_expected, const char* what) {
     if (as_expected) return;
     if (wrong_++ < 10) std::cout << what << " not as expected\n";
   }
-  // What main() returns.
+  // The return value of main().
   int say() const {
     std::cout << (wrong_ == 0 ? "all as expected\n" : "FAILED\n");
     return wrong_ != 0;

@@ -1,4 +1,4 @@
-// Holds the Learner's pipeline on an FPGA to plain C++: two training steps, of a whole batch and of a smaller one.
+// Compares the Learner's pipeline on an FPGA with plain C++: two training steps, of a full batch and of a smaller one.
 #include "program.hpp"  // generated
 
 #include "learner_host.hpp"

@@ -1,4 +1,4 @@
-// A generated Learner's memory on the host, filled at random, and the plain Learner that it is compared with.
+// A generated Learner's host memory, filled at random, and the plain Learner as its reference.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 class LearnerHost {
  public:
-  // Transitions in rows of the columns: a batch's, or the Data Storage's.
+  // `transitions`: the rows of the columns, of a batch or of the Data Storage.
   LearnerHost(Board& board, std::uint32_t transitions)
       : plain({std::begin(design::kWidths), std::end(design::kWidths)}, design::kActorCritic, design::kCritics,
               design::kDouble, design::kTanh),
@@ -63,7 +63,7 @@ class LearnerHost {
     context->scales = scales_;
   }
 
-  // A step of `rows` rows, of optimizers that begin anew.
+  // Prepares a step of `rows` rows with fresh optimizers.
   void prepare(std::uint32_t rows) {
     context->batch = rows;
     context->moves_policy = design::kActorCritic;
@@ -72,8 +72,7 @@ class LearnerHost {
     for (int which = 0; which < 2; ++which) {
       const int vector = which == 0 ? pearl::tape::kOnline : pearl::tape::kActor;
       const std::size_t count = which == 0 ? plain.online.size() : plain.actor.size();
-      for (float* moments : moments_[vector])
-        for (std::size_t i = 0; i < count; ++i) moments[i] = 0.0f;
+      for (float* moments : moments_[vector]) std::fill_n(moments, count, 0.0f);
       const double rise1 = 0.1, rise2 = 0.001;
       pearl::tape::Optimizer& optimizer = context->optimizers[which];
       optimizer = {};
@@ -93,7 +92,7 @@ class LearnerHost {
     }
   }
 
-  // The same step in plain C++, of these rows of the columns with these weights; what it gives is compared.
+  // Does the same step in plain C++, for these rows with these weights, and compares the results.
   void compare(const std::vector<std::uint32_t>& rows, const std::vector<double>& weights, Verdict& verdict) {
     std::vector<PlainRow> batch;
     for (std::size_t i = 0; i < rows.size(); ++i) batch.push_back(row(rows[i], weights[i]));
@@ -115,7 +114,7 @@ class LearnerHost {
         double& expected = (*vectors[which])[i];
         error += std::pow(vectors_[which][i] - expected, 2);
         moved += std::pow(expected - before[which][i], 2);
-        expected = vectors_[which][i];  // the next step begins with the same bits
+        expected = vectors_[which][i];  // the next step starts from the same bits
       }
       verdict.require(std::sqrt(error) <= kRelative * std::sqrt(moved), "how the weights moved");
     }
@@ -135,7 +134,7 @@ class LearnerHost {
   }
   float uniform() { return std::uniform_real_distribution<float>(-1.0f, 1.0f)(random_); }
 
-  // `width` values at `from`; an actor's and critics' at unit scale.
+  // `width` values at `from`, at unit scale for actor and critics.
   Values values(const float* from, std::size_t width, const float* scale) const {
     Values found(from, from + width);
     for (std::size_t k = 0; design::kActorCritic && k < width; ++k)

@@ -1,6 +1,6 @@
-// One training step in plain C++ and float64: what the Learner's pipeline must give, for DQN, DDPG and TD3.
+// One training step in plain C++ and float64, the reference of the Learner's pipeline, for DQN, DDPG and TD3.
 //
-// The first step of an optimizer has a closed form, which needs no moments: checks begin each step anew.
+// An optimizer's first step has a closed form without moments, so each checked step starts with a fresh optimizer.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 using Values = std::vector<double>;
 
-// Layers of `widths`, whose weights lie one behind the other, a matrix (out, in) before its biases, each at a multiple
-// of `kAlign`.
+// Layers of `widths`. Their weights are consecutive: each matrix (out, in) and then its biases, both padded as the
+// pipeline's.
 class PlainNetwork {
  public:
   PlainNetwork(std::vector<int> widths, bool tanh) : widths_(std::move(widths)), tanh_(tanh) {}
@@ -21,7 +21,7 @@ class PlainNetwork {
     for (std::size_t l = 0; l < layers(); ++l) count += biases(l) + padded(width(l + 1));
     return count;
   }
-  // Gives each weight the next of these numbers; what lies between stays.
+  // Sets each weight to the next number; padding stays.
   template <class Numbers>
   void fill(double* parameters, Numbers next) const {
     for (std::size_t l = 0; l < layers(); ++l) {
@@ -31,7 +31,7 @@ class PlainNetwork {
     }
   }
 
-  // The input, and what each layer makes of it.
+  // The input, and the output of each layer.
   std::vector<Values> forward(const double* parameters, const Values& input) const {
     std::vector<Values> values = {input};
     for (std::size_t l = 0; l < layers(); ++l) {
@@ -48,7 +48,7 @@ class PlainNetwork {
     return values;
   }
 
-  // Adds to `gradient`, where there is one, what `slopes` of the result say; slopes of the input.
+  // Adds the gradient for the output's `slopes` to `gradient`, unless null; returns the input's slopes.
   Values backward(const double* parameters, const std::vector<Values>& values, Values slopes, double* gradient) const {
     std::size_t place = this->parameters();
     for (std::size_t l = layers(); l-- > 0;) {
@@ -69,17 +69,18 @@ class PlainNetwork {
   }
 
  private:
-  static constexpr std::size_t kAlign = 16;
-  static std::size_t padded(std::size_t count) { return (count + kAlign - 1) / kAlign * kAlign; }
+  static std::size_t padded(std::size_t count) {
+    return static_cast<std::size_t>(pearl::fpga::padded(static_cast<int>(count)));
+  }
   std::size_t layers() const { return widths_.size() - 1; }
   std::size_t width(std::size_t l) const { return static_cast<std::size_t>(widths_[l]); }
-  std::size_t biases(std::size_t l) const { return padded(width(l) * width(l + 1)); }  // behind the layer's matrix
+  std::size_t biases(std::size_t l) const { return padded(width(l) * width(l + 1)); }  // after the layer's matrix
 
   std::vector<int> widths_;
   bool tanh_;
 };
 
-// One row of a batch, and the weight of its loss.
+// One row of a batch, with the weight of its loss.
 struct PlainRow {
   Values obs, action, next_obs;  // DQN's action: one number
   double reward, discount, weight;
@@ -91,7 +92,7 @@ struct PlainSettings {
   int rule;  // pearl::tape::Rule
 };
 
-// The networks of a Learner: DQN's, or actor, then critics, which share a vector.
+// The networks of a Learner: DQN's, or an actor and critics that share a vector.
 class PlainLearner {
  public:
   PlainLearner(std::vector<int> widths, bool actor_critic, int critics, bool double_q, bool tanh)
@@ -117,7 +118,7 @@ class PlainLearner {
     }
   }
 
-  // Moves them, by a batch of rows; gives priorities. `norms` are of the gradients, critics' or DQN's first.
+  // Trains on a batch of rows; returns priorities. `norms` are those of the gradients, critics' or DQN's first.
   Values step(const std::vector<PlainRow>& batch, const PlainSettings& settings) {
     Values gradient(online.size(), 0.0), actor_gradient(actor.size(), 0.0), priorities;
     loss = 0.0;
@@ -182,7 +183,7 @@ class PlainLearner {
     return priority;
   }
 
-  // The actor, against the first critic as it was before the step.
+  // The actor, judged by the first critic before the step.
   void act(const PlainRow& row, std::size_t rows, const PlainSettings& settings, Values& gradient) const {
     const auto said = acting_.forward(actor.data(), row.obs);
     const auto judged = judging_.forward(online.data(), with_action(row.obs, said.back()));

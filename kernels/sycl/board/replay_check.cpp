@@ -1,4 +1,4 @@
-// Holds the Replay Manager's pipeline on an FPGA to a plain search: fills it, draws, and compares every slot.
+// Compares the Replay Manager's pipeline on an FPGA with a plain search: fills it, draws, and compares every slot.
 #include "program.hpp"  // generated
 
 #include "replay_host.hpp"

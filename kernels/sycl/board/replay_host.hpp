@@ -1,10 +1,11 @@
-// Requests to a generated Replay Manager, and a plain search that says what they must give.
+// Requests to a generated Replay Manager, and a plain search that computes their expected answers.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "host.hpp"
@@ -23,7 +24,7 @@ class ReplayHost {
         held(board.memory<Held>(most)),
         weights(board.memory<float>(most)) {}
 
-  // Returns when it is answered. Emulators may run two launches of one kernel at once, which pipes do not bear.
+  // Waits for the answer: emulators may run two launches of one kernel at once, which pipes do not allow.
   const Summary& request(Operation operation, std::uint64_t count, std::uint64_t call = 0,
                          LearnerContext* context = nullptr) {
     Command* const command = command_;
@@ -33,8 +34,7 @@ class ReplayHost {
     command->seed = kSeed;
     command->call = call;
     command->stratified = true;
-    command->checked = context != nullptr;
-    command->trains = context != nullptr;
+    command->checked = command->trains = context != nullptr;
     command->scale = pearl::kDefaultScale;
     command->alpha_q28 = pearl::exponent_q28(1.0);
     command->beta_q28 = pearl::exponent_q28(kBeta);
@@ -71,19 +71,16 @@ class PlainReplay {
     leaves_[slot] = pearl::quantise(priority, pearl::exponent_q28(1.0), pearl::kDefaultScale);
   }
   std::uint64_t total() const {
-    std::uint64_t sum = 0;
-    for (const std::uint64_t leaf : leaves_) sum += leaf;
-    return sum;
+    return std::accumulate(leaves_.begin(), leaves_.end(), std::uint64_t{0});
   }
-  // What call `call` draws.
+  // The slots that call number `call` draws.
   std::vector<std::uint32_t> sample(std::uint64_t call, std::uint32_t count) const {
-    std::vector<std::uint64_t> ends;  // inclusive prefix sums
-    std::uint64_t sum = 0;
-    for (const std::uint64_t leaf : leaves_) ends.push_back(sum += leaf);
+    std::vector<std::uint64_t> ends(leaves_.size());
+    std::partial_sum(leaves_.begin(), leaves_.end(), ends.begin());
     std::vector<std::uint32_t> slots;
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint64_t random = pearl::uniform_at(kSeed, call, i, count > 1 ? pearl::stratum_width(count) : 0);
-      const auto found = std::upper_bound(ends.begin(), ends.end(), pearl::mulhi64(random, sum));
+      const auto found = std::upper_bound(ends.begin(), ends.end(), pearl::mulhi64(random, ends.back()));
       slots.push_back(static_cast<std::uint32_t>(found - ends.begin()));
     }
     return slots;
@@ -102,7 +99,7 @@ class PlainReplay {
   std::vector<std::uint64_t> leaves_;
 };
 
-// Fills the tree, with priorities none of which is 0.
+// Fills the tree with priorities above 0.
 inline void fill(ReplayHost& replay, PlainReplay& plain, std::uint32_t slots, Verdict& verdict) {
   for (std::uint32_t slot = 0; slot < slots; ++slot) {
     const float priority = static_cast<float>(slot % 100 + 1) / 64.0f;

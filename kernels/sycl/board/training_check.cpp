@@ -1,5 +1,5 @@
-// Holds Replay Manager and Learner, joined on one FPGA, to a plain search and plain C++: iterations of setting 2, and
-// that their priorities are in the tree.
+// Compares Replay Manager and Learner, joined on one FPGA, with a plain search and plain C++: iterations of setting 2,
+// and whether their priorities arrive in the tree.
 #include "program.hpp"  // generated
 
 #include "learner_host.hpp"
