@@ -328,7 +328,7 @@ def test_no_more_stages_than_run_at_once(caplog: pytest.LogCaptureFixture) -> No
     assert FpgaLearner(Plain(box, discrete)).sub_batches == 2
     assert FpgaLearner(Plain(box, discrete), sub_batches=64).sub_batches == 9
     assert "has 9 copies, not 64" in caplog.text
-    with pytest.raises(TrainerError, match=r"of these networks has 1\d\d stages, of which at most 100 run at once"):
+    with pytest.raises(TrainerError, match=r"of these networks has 1\d\d stages; at most 100 run at once"):
         FpgaLearner(Plain(box, discrete, hidden_sizes=(2,) * 20))
 
 

@@ -187,7 +187,7 @@ def test_an_update_that_is_refused_on_the_device_is_told_of_later():
 def test_rows_follow_a_draw_on_the_same_queue_alone():
     replay, storage = SyclReplayManager(10), SyclDataStorage(CARTPOLE, 10, EMULATOR_SELECTOR)
     replay.insert([0])
-    with pytest.raises(ReplayError, match="must be on one queue"):
+    with pytest.raises(ReplayError, match="must share a queue"):
         replay.kernel.launch_sample(8, 0.4, storage.kernel)
 
 

@@ -38,8 +38,8 @@ class ColumnStore {
  public:
   ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes);
 
-  // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch unless `count` is
-  // very large.
+  // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch unless there are
+  // very many.
   void insert(std::size_t start, std::size_t count, const std::vector<const void*>& columns);
   // The rows at `indices`, in pinned memory that is not reused while the caller holds it. The caller has checked
   // `indices`, which lie in host memory.

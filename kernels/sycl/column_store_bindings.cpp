@@ -54,8 +54,8 @@ std::vector<const void*> rows_of(const Store& store, const std::vector<py::array
                       (column.flags() & py::array::c_style) != 0 &&
                       py::detail::npy_api::get().PyArray_EquivTypes_(column.dtype().ptr(), form.dtype);
     if (!fits)
-      throw ReplayError("Column " + std::to_string(i) + " to insert must be contiguous, with the store's dtype and shape, " +
-                        "and have at least " + std::to_string(count) + " rows.");
+      throw ReplayError("Column " + std::to_string(i) + " to insert must be contiguous, with the store's dtype and " +
+                        "shape, and have at least " + std::to_string(count) + " rows.");
     rows.push_back(column.data());
   }
   return rows;
@@ -74,14 +74,16 @@ void bind_column_store(py::module_& module) {
                                                          "The columns of a Data Storage on a queue's device.")
       .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::size_t capacity,
                        const std::vector<std::pair<py::dtype, std::vector<py::ssize_t>>>& columns) {
-             if (capacity < 1 || columns.empty()) throw ReplayError("A Data Storage needs at least one slot and one column.");
+             if (capacity < 1 || columns.empty())
+               throw ReplayError("A Data Storage needs at least one slot and one column.");
              std::vector<std::size_t> row_bytes;
              std::vector<Form> forms;
              for (const auto& [dtype, shape] : columns) {
                if (dtype.attr("hasobject").cast<bool>()) throw ReplayError("Columns cannot hold Python objects.");
                std::size_t bytes = static_cast<std::size_t>(dtype.itemsize());
                for (const py::ssize_t size : shape) {
-                 if (size < 0) throw ReplayError("A column's dimensions must be at least 0; found " + std::to_string(size) + ".");
+                 if (size < 0)
+                   throw ReplayError("A column's dimensions must be at least 0; found " + std::to_string(size) + ".");
                  bytes = bytes_of(bytes, static_cast<std::size_t>(size));
                }
                row_bytes.push_back(bytes);

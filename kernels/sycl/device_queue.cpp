@@ -6,7 +6,6 @@
 #include <mutex>
 #include <sstream>
 #include <tuple>
-#include <utility>
 
 #include "sources.hpp"
 

@@ -120,8 +120,8 @@ class DeviceQueue {
   std::atomic<std::uint64_t> launches_ = 0;
 };
 
-// Where memory lies: `device` alone; `shared` with the host (unified shared memory, which moves to the side that touches
-// it); or `pinned` on the host.
+// Where memory lies: on the `device` alone, `shared` with the host (unified shared memory, which moves to the side that
+// touches it), or `pinned` on the host.
 enum class Placement { device, shared, pinned };
 
 // Bytes of `count` items; on overflow, more than any device has.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
-#include <string>
 #include <utility>
 
 #include "pearl/errors.hpp"
@@ -12,14 +10,14 @@
 namespace pearl::device {
 namespace {
 
-// Beside a Replay Manager of 16 levels and the bridges, the emulator runs so many stages at once.
+// The emulator runs that many stages at once, in addition to a Replay Manager of 16 levels and the bridges.
 constexpr std::size_t kMostStages = 100;
 constexpr int kMostRows = 1 << 16;
 
 // UF of each layer.
 void set_unroll(LearnerShape& shape, const std::vector<std::vector<int>>& unroll) {
   if (unroll.size() != 1 && unroll.size() != shape.networks.size())
-    throw LearnerError("Unroll factors are wanted of " + std::to_string(shape.networks.size()) +
+    throw LearnerError("Give unroll factors of " + std::to_string(shape.networks.size()) +
                        " networks, the actor first; found those of " + std::to_string(unroll.size()) + ".");
   for (std::size_t n = 0; n < shape.networks.size(); ++n) {
     const std::vector<int>& factors = unroll[unroll.size() == 1 ? 0 : n];
@@ -39,10 +37,6 @@ void set_unroll(LearnerShape& shape, const std::vector<std::vector<int>>& unroll
 LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   LearnerShape shape;
   for (const NetworkSource& network : model.networks) shape.networks.push_back(chain_of(network));
-  const std::size_t networks = model.networks.size();
-  if (model.actor_critic ? networks < 2 || networks > 3 : networks != 1)
-    throw LearnerError("A learner takes one network, or an actor and one or two critics; found " +
-                       std::to_string(networks) + ".");
   if (cut.copies < 0)
     throw LearnerError("A pipeline takes at least one copy; found " + std::to_string(cut.copies) + ".");
   set_unroll(shape, cut.unroll);
@@ -51,15 +45,15 @@ LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
   shape.observations = static_cast<int>(model.observation_size);
   shape.actions = static_cast<int>(model.action_size);
   shape.rows = 1;
-  // The most stages that it may have.
+  // For the largest number of stages.
   shape.double_q = true;
   shape.learns_temperature = shape.stochastic;
   const auto stages = [&shape] { return learner_program(shape, 1).stages.size(); };
   shape.copies = cut.copies == 0 ? 2 : std::min(cut.copies, static_cast<int>(kMostStages));
   while (shape.copies > 1 && stages() > kMostStages) --shape.copies;
   if (stages() > kMostStages)
-    throw LearnerError("A pipeline of these networks has " + std::to_string(stages()) + " stages, of which at most " +
-                       std::to_string(kMostStages) + " run at once. Take networks of fewer layers.");
+    throw LearnerError("A pipeline of these networks has " + std::to_string(stages()) + " stages; at most " +
+                       std::to_string(kMostStages) + " run at once. Use networks of fewer layers.");
   return shape;
 }
 
@@ -80,25 +74,20 @@ FpgaLearner::FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel
 FpgaLearner::~FpgaLearner() {
   try {
     close();
-  } catch (const Error&) {  // it has stalled: whoever used it was told
+  } catch (const Error&) {  // a stall, which an earlier call has reported
   }
-  if (autorun_ != nullptr) static_cast<void>(memory_.release());  // kernels that stand still have it
+  if (autorun_ != nullptr) static_cast<void>(memory_.release());  // kernels that hang still use it
 }
 
 void FpgaLearner::close() {
-  const std::shared_ptr<Autorun> mine = autorun_;
-  if (mine == nullptr || mine->stalled()) return;
+  if (autorun_ == nullptr || autorun_->stalled()) return;
   if (replay_ == nullptr) {
-    context().batch = 0;
-    mine->launch(kSubmit, static_cast<const fpga::LearnerContext*>(&context()));
-    mine->wait(0);
-    mine->join();
+    context().batch = 0;  // tells the stages to stop
+    autorun_->launch(kSubmit, static_cast<const fpga::LearnerContext*>(&context()));
+    autorun_->wait(0);
+    autorun_->join();
   }
   autorun_ = nullptr;
-}
-
-std::size_t FpgaLearner::action_bytes() const {
-  return model_.actor_critic ? model_.action_size * sizeof(float) : sizeof(std::int64_t);
 }
 
 void FpgaLearner::set_optimizer(LearnerWhich which, const OptimizerSettings& settings) {
@@ -113,8 +102,8 @@ void FpgaLearner::require_sound() const {
 }
 
 DeviceBatch FpgaLearner::own_batch(std::size_t rows) {
-  require_sound();  // kernels that stand still have what this may replace
-  return memory_->own.of(*queue_, rows, model_.observation_size, action_bytes());
+  require_sound();  // kernels that hang still use memory that this may replace
+  return memory_->own.of(*queue_, rows, model_.row_bytes());
 }
 
 void FpgaLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
@@ -142,7 +131,7 @@ std::string FpgaLearner::source(std::uint32_t rows) const {
   return learner_program(shape_for(rows), kEmulatedPipeItems).text;
 }
 
-// The context of the `step`-th step.
+// Fills the context for step number `step`.
 void FpgaLearner::prepare(std::int64_t step) {
   fpga::LearnerContext& context = this->context();
   std::copy(model_.parameters, model_.parameters + 4, context.vectors);
@@ -157,23 +146,16 @@ void FpgaLearner::prepare(std::int64_t step) {
   context.moves_policy = moves_policy_;
   context.scales = memory_->scales.data();
   context.step = static_cast<std::uint64_t>(step);
-  context.noise_seed = settings_.noise_seed;
-  context.max_grad_norm = settings_.max_grad_norm;
-  context.saturation_penalty = settings_.saturation_penalty;
-  context.target_noise = settings_.target_noise;
-  context.noise_clip = settings_.noise_clip;
+  copy_settings(settings_, context);
   context.log_alpha = model_.log_alpha;
   context.temperature = model_.log_alpha == nullptr ? 0.0f : std::exp(*model_.log_alpha);
-  context.target_entropy = settings_.target_entropy;
-  context.log_std_low = settings_.log_std_low;
-  context.log_std_high = settings_.log_std_high;
   context.norms[0] = context.norms[1] = context.loss = context.td_error = 0.0f;
   context.unfit = 0;
 }
 
 void FpgaLearner::launch(std::int64_t step) {
   if (replay_ != nullptr)
-    throw LearnerError("This Learner is joined to its Replay Manager: it takes what that samples.");
+    throw LearnerError("This Learner is joined to its Replay Manager, and trains on its samples alone.");
   const LearnerShape wanted = shape_for(std::max<std::size_t>(rows_, autorun_ ? shape_.rows : 0));
   if (autorun_ == nullptr || wanted != shape_) {
     const std::uint32_t batch = context().batch;
@@ -210,7 +192,7 @@ LearnerMetrics FpgaLearner::finish() {
       for (std::size_t row = 0; row < rows_; ++row) {
         const std::size_t from = replay_ == nullptr ? row : replay_->last_slot(row);
         std::int64_t action;
-        // Joined to a Replay Manager, the column is the Data Storage's, in memory that only the device can read.
+        // Joined to a Replay Manager, the column is in the Data Storage, whose memory only the device can read.
         queue_->copy(static_cast<const char*>(context.columns[1]) + from * sizeof action, &action, sizeof action);
         if (action < 0 || static_cast<std::size_t>(action) >= actions) throw_wrong_action(actions, row);
       }
@@ -230,9 +212,8 @@ LearnerMetrics FpgaLearner::finish() {
 
 void FpgaLearner::join(const std::shared_ptr<FpgaReplay>& replay, const std::shared_ptr<ColumnStore>& storage,
                        std::size_t rows) {
-  const std::size_t observation = observation_size() * sizeof(float);
-  const std::vector<std::size_t> wanted = {observation, action_bytes(), sizeof(float), observation, sizeof(float)};
-  if (storage->row_bytes() != wanted)
+  const RowBytes wanted = model_.row_bytes();
+  if (!std::equal(wanted.begin(), wanted.end(), storage->row_bytes().begin(), storage->row_bytes().end()))
     throw LearnerError("The columns of the Data Storage are not those of this Learner's transitions.");
   if (storage->capacity() != replay->capacity())
     throw LearnerError("Replay Manager and Data Storage differ in capacity: " + std::to_string(replay->capacity()) +
@@ -252,7 +233,7 @@ void FpgaLearner::join(const std::shared_ptr<FpgaReplay>& replay, const std::sha
 LearnerMetrics FpgaLearner::train(std::int64_t step, double beta) {
   if (replay_ == nullptr) throw LearnerError("This Learner is not joined to a Replay Manager.");
   if (shape_for(shape_.rows) != shape_)
-    throw LearnerError("An optimizer's rule, or double_q, changed after the pipeline was made. Make it anew.");
+    throw LearnerError("An optimizer's rule, or double_q, changed after the pipeline was created. Create it again.");
   prepare(step);
   for (std::size_t i = 0; i < 5; ++i) context().columns[i] = memory_->storage->column(i);  // ReplayError once closed
   replay_->train(rows_, beta, memory_->context.data());

@@ -2,7 +2,6 @@
 // Replay Manager (setting 2).
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,20 +17,22 @@
 
 namespace pearl::device {
 
-// How a pipeline is cut: DP copies (0: 2; in any case no more than run side by side), and multiply-accumulates of a
-// stage at once.
+// How a pipeline is divided: DP copies (0: 2; fewer where not all stages can run at once), and multiply-accumulates per
+// stage.
 struct PipelineCut {
   int copies = 0;
-  std::vector<std::vector<int>> unroll = {{16}};  // of each network and layer; one for all where there is one
+  std::vector<std::vector<int>> unroll = {{16}};  // of each network and layer; a single one is for all
   double timeout_s = 120.0;
 };
 
 // Trains as DeviceLearner does, with the lagged critic of CF'22 Sec. 3.2.4: an actor learns from the critic's weights
-// of before the step. Its program is generated when the size of a batch is known, and anew where that or the optimizer's
-// rule changes. One thread.
+// before the step. The program is generated for the first batch, and again when the batch size grows or an optimizer's
+// rule changes. For one thread.
 class FpgaLearner {
  public:
-  // Throws LearnerError for networks that are no chains, or of more layers than run at once.
+  using Cut = PipelineCut;
+
+  // Throws LearnerError for networks that are not chains, or have more layers than can run at once.
   FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel model, PipelineCut cut);
   // Stops the stages.
   ~FpgaLearner();
@@ -40,19 +41,18 @@ class FpgaLearner {
   void set_optimizer(LearnerWhich which, const OptimizerSettings& settings);
   void set_batch(std::size_t rows, const DeviceBatch& batch);
   DeviceBatch own_batch(std::size_t rows);
-  // One step, the `step`-th of all, from 0; finish() waits for it. Throws DeviceError where the pipeline stalls.
+  // Starts step number `step`, from 0; finish() waits for it. Throws DeviceError where the pipeline stalls.
   void launch(std::int64_t step);
   LearnerMetrics finish();
   // May be repeated; throws DeviceError where stages do not stop.
   void close();
 
-  // From now on the Learner is a part of the Replay Manager's program, which stops it; steps are those of train().
+  // Joins the Replay Manager's program, which also stops it; from then on train() does the steps.
   void join(const std::shared_ptr<FpgaReplay>& replay, const std::shared_ptr<ColumnStore>& storage, std::size_t rows);
-  // Sample, train and update once.
+  // Samples, trains and updates once.
   LearnerMetrics train(std::int64_t step, double beta);
 
-  std::size_t observation_size() const { return model_.observation_size; }
-  std::size_t action_bytes() const;
+  RowBytes row_bytes() const { return model_.row_bytes(); }
   int copies() const { return shape_.copies; }
   std::uint64_t stage_launches() const { return autorun_ ? autorun_->stage_launches() : 0; }
   std::uint64_t bridge_launches() const { return autorun_ ? autorun_->bridge_launches() : 0; }
@@ -62,7 +62,7 @@ class FpgaLearner {
  private:
   void require_sound() const;
   void prepare(std::int64_t step);
-  // What the settings and optimizers of now need.
+  // The shape that the current settings and optimizers need.
   LearnerShape shape_for(std::size_t rows) const;
 
   const std::shared_ptr<DeviceQueue> queue_;
@@ -72,7 +72,7 @@ class FpgaLearner {
   LearnerSettings settings_;
   OptimizerSettings optimizers_[3];
   bool trains_[3] = {};  // whether there is such an optimizer
-  // What stages read and write. Not freed where they stand still.
+  // The memory that stages read and write. Leaked where they hang.
   struct Memory {
     DeviceArray<fpga::LearnerContext> context;
     DeviceArray<float> scales;
@@ -84,7 +84,7 @@ class FpgaLearner {
 
   std::unique_ptr<Memory> memory_;
   std::shared_ptr<Autorun> autorun_;
-  std::string failure_;                 // why stages did not start; some may stand still for good
+  std::string failure_;                 // why stages did not start; some may hang forever
   std::shared_ptr<FpgaReplay> replay_;  // joined
   std::size_t rows_ = 0;
   bool moves_policy_ = false;

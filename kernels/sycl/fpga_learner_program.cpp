@@ -9,10 +9,17 @@
 namespace pearl::device {
 namespace {
 
-using Names = std::vector<std::string>;
+// A piece of the program: a name, or a number.
+struct Name : std::string {
+  using std::string::string;
+  Name(std::string text) : std::string(std::move(text)) {}
+  Name(int number) : std::string(std::to_string(number)) {}
+};
+using Names = std::vector<Name>;
 
-std::string list(const char* name, const Names& parts) {
-  std::string text = std::string(name) + "<";
+// "name<part, part>"
+std::string list(const std::string& name, const Names& parts) {
+  std::string text = name + "<";
   for (std::size_t i = 0; i < parts.size(); ++i) text += (i == 0 ? "" : ", ") + parts[i];
   return text + ">";
 }
@@ -23,7 +30,7 @@ const char* activation_name(tape::Activation activation) {
                                                 : "Activation::none";
 }
 
-// Writes the stages of one Learner, and remembers which pipes lie between them.
+// Writes the stages of one Learner, and the pipes between them.
 class Pipelines {
  public:
   Pipelines(const LearnerShape& shape, int pipe_items) : shape_(shape), pipe_items_(pipe_items) {
@@ -58,10 +65,10 @@ class Pipelines {
 
   std::string text() const { return declarations_.str() + "\n" + tasks_.str(); }
   const std::string& finish() const { return finish_; }
-  const Names& stages() const { return stages_; }
+  const std::vector<std::string>& stages() const { return stages_; }
 
  private:
-  // Of one network's pass: wires of slopes from above each layer's BP and GA, and of what GA and BP need of FP.
+  // The wires of one network's backward pass: slopes to each layer's BP and GA, and inputs and results from FP.
   struct Backward {
     Names to_bp, to_ga, inputs, results;
   };
@@ -82,9 +89,9 @@ class Pipelines {
     declarations_ << "using " << name << " = Pipe<LearnerPipes, " << pipes_ << ", " << item << ", " << items << ">;\n";
     return name;
   }
-  void stage(const std::string& name, const std::string& body) {
+  void stage(const std::string& name, const char* body, const Names& arguments) {
     stages_.push_back("pearl_learner_" + name);
-    tasks_ << "PEARL_TASK " << stages_.back() << "() { " << body << "(); }\n";
+    tasks_ << "PEARL_TASK " << stages_.back() << "() { " << list(body, arguments) << "(); }\n";
   }
   std::string named(const std::string& what, std::size_t layer) const {
     return what + std::to_string(layer + 1) + "_" + std::to_string(copy_);
@@ -94,7 +101,7 @@ class Pipelines {
     return readers[layer].back();
   }
 
-  // Wires that a backward pass will need. `first`: the lowest layer with BP; `trained`: with GA.
+  // Declares the wires of a backward pass. `first`: the lowest layer with BP; `trained`: with GA.
   Backward prepare(std::size_t network, std::size_t first, bool trained, const std::string& input) {
     Backward made;
     const auto& chain = layers(network);
@@ -102,8 +109,8 @@ class Pipelines {
       made.to_bp.push_back(l >= first ? wire(chain[l].outputs) : "");
       made.to_ga.push_back(trained ? wire(chain[l].outputs) : "");
       made.inputs.push_back(!trained ? "" : l == 0 ? input : wire(chain[l].inputs));
-      const bool bent = l > 0 && l >= first && chain[l - 1].activation != tape::Activation::none;
-      made.results.push_back(bent ? wire(chain[l].inputs) : "None");
+      const bool activated = l > 0 && l >= first && chain[l - 1].activation != tape::Activation::none;
+      made.results.push_back(activated ? wire(chain[l].inputs) : "None");
     }
     return made;
   }
@@ -120,42 +127,39 @@ class Pipelines {
     const auto& chain = layers(network);
     for (std::size_t l = 0; l < chain.size(); ++l) {
       const bool last = l + 1 == chain.size();
-      Names to = leads, beside = sides;
+      Names to = leads, extra = sides;
       if (!last) {
         to = {wire(chain[l].outputs)};
-        beside = backward == nullptr ? Names{} : existing({backward->inputs[l + 1], backward->results[l + 1]});
+        extra = backward == nullptr ? Names{} : existing({backward->inputs[l + 1], backward->results[l + 1]});
       }
-      stage(named("fp_" + name, l), "forward_stage<" + layer_name(network, l) + ", " + std::to_string(chain[l].unroll) +
-                                        ", " + in + ", " + weights_for(readers, l) + ", " + list("Leads", to) + ", " +
-                                        list("Sides", beside) + ">");
+      stage(named("fp_" + name, l), "forward_stage",
+            {layer_name(network, l), chain[l].unroll, in, weights_for(readers, l), list("Leads", to),
+             list("Sides", extra)});
       if (!last) in = to.front();
     }
   }
 
-  // `below`: the leads that take the slopes of the network's input, if any do.
+  // `below`: the leads for the slopes of the network's input, if any.
   void backward(const std::string& name, std::size_t network, const Backward& wires, const std::string& below) {
     const auto& chain = layers(network);
     for (std::size_t l = chain.size(); l-- > 0;) {
-      const std::string unroll = std::to_string(chain[l].unroll);
+      const int unroll = chain[l].unroll;
       if (!wires.to_ga[l].empty()) {
         gradients_[network][l].push_back(pipe("Block", pipe_items_));
-        stage(named("ga_" + name, l), "gradient_stage<" + layer_name(network, l) + ", " + unroll + ", " +
-                                          wires.to_ga[l] + ", " + wires.inputs[l] + ", " +
-                                          gradients_[network][l].back() + ">");
+        stage(named("ga_" + name, l), "gradient_stage",
+              {layer_name(network, l), unroll, wires.to_ga[l], wires.inputs[l], gradients_[network][l].back()});
       }
       if (wires.to_bp[l].empty()) continue;
       const std::string leads = l > 0 ? list("Leads", existing({wires.to_bp[l - 1], wires.to_ga[l - 1]})) : below;
-      const bool bent = wires.results[l] != "None";
-      stage(named("bp_" + name, l),
-            "backward_stage<" + layer_name(network, l) + ", " +
-                activation_name(bent ? chain[l - 1].activation : tape::Activation::none) + ", " + unroll + ", " +
-                wires.to_bp[l] + ", " + wires.results[l] + ", " + weights_for(online_[network], l) + ", " + leads +
-                ">");
+      const bool activated = wires.results[l] != "None";
+      stage(named("bp_" + name, l), "backward_stage",
+            {layer_name(network, l), activation_name(activated ? chain[l - 1].activation : tape::Activation::none),
+             unroll, wires.to_bp[l], wires.results[l], weights_for(online_[network], l), leads});
     }
   }
   static Names top(const Backward& wires) { return existing({wires.to_bp.back(), wires.to_ga.back()}); }
 
-  // What a copy takes its items through, and the pipe of its results.
+  // A copy's item type, and the pipe of its results.
   std::pair<std::string, std::string> dqn() {
     const int actions = layers(0).back().outputs;
     const std::string seen = wire(shape_.observations), seen_ga = wire(shape_.observations);
@@ -172,12 +176,11 @@ class Pipelines {
       forward("next", 0, false, nexts.back(), {}, {chooser}, nullptr);
     }
     forward("q", 0, false, seen, {values}, {}, &wires);
-    stage("loss_" + std::to_string(copy_), "dqn_loss_stage<" + std::to_string(actions) + ", " + values + ", " + target +
-                                               ", " + chooser + ", " + details + ", " + importance + ", " +
-                                               list("Leads", top(wires)) + ", " + results + ">");
+    stage("loss_" + std::to_string(copy_), "dqn_loss_stage",
+          {actions, values, target, chooser, details, importance, list("Leads", top(wires)), results});
     backward("q", 0, wires, "");
-    return {"DqnItems<" + std::to_string(shape_.observations) + ", " + list("Leads", {seen}) + ", " +
-                list("Sides", {seen_ga}) + ", " + list("Leads", nexts) + ", " + details + ", " + importance + ">",
+    return {list("DqnItems", {shape_.observations, list("Leads", {seen}), list("Sides", {seen_ga}),
+                              list("Leads", nexts), details, importance}),
             results};
   }
 
@@ -185,15 +188,11 @@ class Pipelines {
     const int observations = shape_.observations, actions = shape_.actions, inputs = observations + actions;
     const int says = layers(0).back().outputs;
     const std::size_t critics = shape_.networks.size() - 1, judges = shape_.stochastic ? critics : 1;
-    const std::string sizes = std::to_string(observations) + ", " + std::to_string(actions);
-    const std::string place = std::to_string(copy_) + ", " + std::to_string(shape_.copies) + ">";
     const std::string details = pipe("Detail", shape_.items()), importance = pipe("float", shape_.items());
     const std::string results = pipe("Result", shape_.items()), copy = std::to_string(copy_);
-    // How the policy acts in draw `draw` of the noise.
-    const auto sampled = [&](int draw) {
-      return "Sampled<" + std::to_string(actions) + ", " + std::to_string(draw) + ", " + place;
-    };
-    // The targets: what the next action is worth.
+    // How the policy acts, with noise of number `draw`.
+    const auto sampled = [&](int draw) { return list("Sampled", {actions, draw, copy_, shape_.copies}); };
+    // The targets: the value of the next action.
     const std::string next = wire(observations), next_seen = wire(observations), said_next = wire(says);
     const std::string next_density = shape_.stochastic ? pipe("float", shape_.items()) : "None";
     forward(shape_.stochastic ? "next_actor" : "target_actor", 0, !shape_.stochastic, next, {said_next}, {}, nullptr);
@@ -206,10 +205,10 @@ class Pipelines {
       seen.push_back(wire(inputs));
       seen_ga.push_back(wire(inputs));
     }
-    stage("act_next_" + copy,
-          "act_stage<" + sizes + ", " +
-              (shape_.stochastic ? sampled(0) : "Disturbed<" + std::to_string(actions) + ", " + place) + ", " +
-              said_next + ", " + next_seen + ", " + list("Leads", next_inputs) + ", " + next_density + ">");
+    stage("act_next_" + copy, "act_stage",
+          {observations, actions,
+           shape_.stochastic ? sampled(0) : list("Disturbed", {actions, copy_, shape_.copies}), said_next, next_seen,
+           list("Leads", next_inputs), next_density});
     for (std::size_t k = 0; k < critics; ++k) {
       const std::string number = std::to_string(k + 1) + "_";
       forward("target_critic" + number, k + 1, true, next_inputs[k], {}, {next_values[k]}, nullptr);
@@ -217,14 +216,14 @@ class Pipelines {
       judge("critic" + number, k, seen[k], values[k], wires.back());
       slopes.push_back(list("Leads", top(wires.back())));
     }
-    stage("loss_critic_" + copy, "critic_loss_stage<" + list("Scalars", values) + ", " + list("Scalars", next_values) +
-                                     ", " + next_density + ", " + details + ", " + importance + ", " +
-                                     list("ScalarLeads", slopes) + ", " + results + ">");
+    stage("loss_critic_" + copy, "critic_loss_stage",
+          {list("Scalars", values), list("Scalars", next_values), next_density, details, importance,
+           list("ScalarLeads", slopes), results});
     for (std::size_t k = 0; k < critics; ++k) backward("critic" + std::to_string(k + 1) + "_", k + 1, wires[k], "");
-    // The policy, against the critics' weights of before: SAC's against both.
+    // The policy, judged by the critics' weights before the step: by one critic, or by both for SAC.
     const std::string policy = wire(observations), policy_ga = wire(observations), policy_seen = wire(observations);
     const std::string said = wire(says), said_loss = wire(says);
-    const std::string choice = shape_.stochastic ? sampled(1) : "Greedy<" + std::to_string(actions) + ">";
+    const std::string choice = shape_.stochastic ? sampled(1) : list("Greedy", {actions});
     if (shape_.learns_temperature) densities_.push_back(pipe("float", shape_.items()));
     const Backward policy_wires = prepare(0, 1, true, policy_ga);
     forward("actor", 0, false, policy, {said}, {said_loss}, &policy_wires);
@@ -237,36 +236,35 @@ class Pipelines {
       lagged.push_back(prepare(k + 1, 0, false, ""));
       judged_slopes.push_back(list("Leads", top(lagged.back())));
     }
-    stage("act_" + copy, "act_stage<" + sizes + ", " + choice + ", " + said + ", " + policy_seen + ", " +
-                             list("Leads", judged) + ", " +
-                             (shape_.learns_temperature ? densities_.back() : "None") + ">");
+    stage("act_" + copy, "act_stage",
+          {observations, actions, choice, said, policy_seen, list("Leads", judged),
+           shape_.learns_temperature ? densities_.back() : "None"});
     for (std::size_t k = 0; k < judges; ++k)
       judge("lagged" + std::to_string(k + 1) + "_", k, judged[k], judged_values[k], lagged[k]);
-    stage("loss_value_" + copy,
-          "value_loss_stage<" + list("Scalars", judged_values) + ", " + list("ScalarLeads", judged_slopes) + ">");
+    stage("loss_value_" + copy, "value_loss_stage",
+          {list("Scalars", judged_values), list("ScalarLeads", judged_slopes)});
     for (std::size_t k = 0; k < judges; ++k)
       backward("lagged" + std::to_string(k + 1) + "_", k + 1, lagged[k],
                list(k == 0 ? "Leads" : "Sides", {input_slopes[k]}));
-    stage("loss_actor_" + copy, "policy_loss_stage<" + sizes + ", " + choice + ", " + list("Sum", input_slopes) + ", " +
-                                    said_loss + ", " + list("Leads", top(policy_wires)) + ">");
+    stage("loss_actor_" + copy, "policy_loss_stage",
+          {observations, actions, choice, list("Sum", input_slopes), said_loss, list("Leads", top(policy_wires))});
     backward("actor", 0, policy_wires, "");
-    return {"ActorCriticItems<" + sizes + ", " + list("Leads", seen) + ", " + list("Sides", seen_ga) + ", " +
-                list("Leads", {policy}) + ", " + list("Sides", {policy_ga, policy_seen}) + ", " +
-                list("Leads", {next}) + ", " + list("Sides", {next_seen}) + ", " + details + ", " + importance + ">",
+    return {list("ActorCriticItems",
+                 {observations, actions, list("Leads", seen), list("Sides", seen_ga), list("Leads", {policy}),
+                  list("Sides", {policy_ga, policy_seen}), list("Leads", {next}), list("Sides", {next_seen}), details,
+                  importance}),
             results};
   }
 
-  // FP of the `critic`-th critic: the first brings the orders.
+  // FP of a critic. The first one also passes on the orders.
   void judge(const std::string& name, std::size_t critic, const std::string& in, const std::string& value,
              const Backward& wires) {
-    if (critic == 0)
-      forward(name, 1, false, in, {value}, {}, &wires);
-    else
-      forward(name, critic + 1, false, in, {}, {value}, &wires);
+    const bool first = critic == 0;
+    forward(name, critic + 1, false, in, first ? Names{value} : Names{}, first ? Names{} : Names{value}, &wires);
   }
 
-  // WU of the layers of networks [begin, end), which share a vector, and with the policy's that of the temperature; the
-  // pipes that tell when they have moved.
+  // WU of the layers of networks [begin, end), which share a vector; the policy's includes the temperature. Returns the
+  // pipes that report that weights have moved.
   std::string weights(int begin, int end, int which) {
     struct Unit {
       std::size_t network, layer;
@@ -286,21 +284,19 @@ class Pipelines {
       weight_orders_.push_back(pipe("Order", 4));
       done.push_back(pipe("float", 4));
       const Names& targets = targets_[network][layer];
-      stage("wu_" + std::to_string(network) + "_" + std::to_string(layer + 1),
-            "weight_stage<" + layer_name(network, layer) + ", " + std::to_string(which) + ", " +
-                std::to_string(shape_.rules[which]) + ", " + weight_orders_.back() + ", " +
-                list("Blocks", online_[network][layer]) + ", " +
-                (targets.empty() ? "None" : list("Blocks", targets)) + ", " +
-                list("Blocks", gradients_[network][layer]) + ", " + before + ", " + after + ", " +
-                (last ? "None" : told[i]) + ", " + (last ? list("Everyone", told) : "None") + ", " + done.back() + ">");
+      stage("wu_" + std::to_string(network) + "_" + std::to_string(layer + 1), "weight_stage",
+            {layer_name(network, layer), which, shape_.rules[which], weight_orders_.back(),
+             list("Blocks", online_[network][layer]), targets.empty() ? "None" : list("Blocks", targets),
+             list("Blocks", gradients_[network][layer]), before, after, last ? "None" : told[i],
+             last ? list("Everyone", told) : "None", done.back()});
       before = after;
     }
     if (tempers) {
       weight_orders_.push_back(pipe("Order", 4));
       done.push_back(pipe("float", 4));
-      stage("wu_temperature", "temperature_stage<" + std::to_string(shape_.rules[fpga::kTemperature]) + ", " +
-                                  weight_orders_.back() + ", " + list("Results", densities_) + ", " + told.back() +
-                                  ", " + done.back() + ">");
+      stage("wu_temperature", "temperature_stage",
+            {shape_.rules[fpga::kTemperature], weight_orders_.back(), list("Results", densities_), told.back(),
+             done.back()});
     }
     return list("Layers", done);
   }
@@ -308,9 +304,10 @@ class Pipelines {
   const LearnerShape& shape_;
   const int pipe_items_;
   int wires_ = 0, pipes_ = 0, copy_ = 0;
-  std::vector<std::vector<Names>> online_, targets_, gradients_;  // of each network and layer: pipes
-  Names densities_;  // of each copy: of the policy's actions
-  Names weight_orders_, stages_;
+  std::vector<std::vector<Names>> online_, targets_, gradients_;  // pipes of each network and layer
+  Names densities_;  // of the policy's actions, for each copy
+  Names weight_orders_;
+  std::vector<std::string> stages_;
   std::ostringstream declarations_, tasks_;
   std::string finish_;
 };
@@ -336,11 +333,6 @@ std::string described(const LearnerShape& shape) {
 
 }  // namespace
 
-bool operator==(const LayerShape& a, const LayerShape& b) {
-  return a.inputs == b.inputs && a.outputs == b.outputs && a.weight == b.weight && a.bias == b.bias &&
-         a.activation == b.activation && a.unroll == b.unroll;
-}
-
 std::vector<LayerShape> chain_of(const NetworkSource& network) {
   using learner::OpKind;
   std::vector<LayerShape> chain;
@@ -358,7 +350,7 @@ std::vector<LayerShape> chain_of(const NetworkSource& network) {
       open = false;
     } else {
       throw LearnerError("Operation " + std::to_string(i) +
-                         " does not continue a chain of linear layers, each with at most one ReLU or tanh behind it.");
+                         " does not continue a chain of linear layers, each with at most one ReLU or tanh after it.");
     }
   }
   if (chain.empty()) throw LearnerError("A network of an FPGA's Learner needs at least one linear layer.");

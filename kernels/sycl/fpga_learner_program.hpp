@@ -1,4 +1,4 @@
-// Sources of autorun programs of an FPGA's Learner, alone and beside its Replay Manager; what they are made of stands in
+// Generates the autorun programs of an FPGA's Learner, alone or together with a Replay Manager. Their stages are in
 // kernels/include/pearl/fpga_learner.hpp.
 #pragma once
 
@@ -14,12 +14,14 @@
 
 namespace pearl::device {
 
-// One linear layer, its activation joined.
+// One linear layer with its activation.
 struct LayerShape {
   int inputs = 0, outputs = 0;
   std::ptrdiff_t weight = 0, bias = learner::kNone;  // places in its network's vector
   tape::Activation activation = tape::Activation::none;
-  int unroll = 16;  // UF: multiply-accumulates of its FP, BP and GA that run side by side, a power of two
+  int unroll = 16;  // UF: parallel multiply-accumulates in each of FP, BP and GA, a power of two
+
+  bool operator==(const LayerShape&) const = default;
 };
 
 // What a program is generated for.
@@ -35,17 +37,16 @@ struct LearnerShape {
   int items() const { return (static_cast<int>(rows) + copies - 1) / copies; }  // PI: of one copy, at most
   bool operator==(const LearnerShape&) const = default;
 };
-bool operator==(const LayerShape& a, const LayerShape& b);
 
-// Throws LearnerError naming the operation where a network is not a chain of linear layers with ReLU, tanh or nothing
-// behind each.
+// Throws LearnerError, which names the operation, unless the network is a chain of linear layers, each followed by
+// ReLU, tanh or nothing.
 std::vector<LayerShape> chain_of(const NetworkSource& network);
 
 // Bridges of learner_program.
 enum LearnerBridge : std::size_t { kSubmit, kResolve };
 AutorunProgram learner_program(const LearnerShape& shape, int pipe_items);
 
-// Both on one FPGA.
+// Learner and Replay Manager on one FPGA.
 AutorunProgram training_program(const TreeShape& tree, const LearnerShape& shape, int pipe_items);
 
 }  // namespace pearl::device

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <sstream>
-#include <string>
 
 #include "pearl/errors.hpp"
 #include "pearl/fpga_replay.hpp"
@@ -11,7 +10,7 @@ namespace pearl::device {
 namespace {
 
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 20;
-constexpr unsigned kMostLevels = 16;  // below the root; each is a kernel that runs beside the others
+constexpr unsigned kMostLevels = 16;  // below the root; each is a kernel of its own
 
 }  // namespace
 
@@ -56,12 +55,12 @@ std::vector<std::uint32_t> TreeShape::nodes() const {
   return nodes;
 }
 
-AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const BesideReplay& beside) {
+AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const JoinedLearner& learner) {
   const std::string prefix = "pearl_replay_";
   AutorunProgram program{"replay", prefix, {}, {}, {prefix + "feed", prefix + "collect"}};
   std::ostringstream text;
   text << kAutorunPreamble << "#include \"pearl/fpga_replay.hpp\"\n"
-       << beside.headers << "\nusing namespace pearl::fpga;\n\n"
+       << learner.headers << "\nusing namespace pearl::fpga;\n\n"
        << "// " << shape.capacity << " slots, fanout " << (1u << shape.shift) << ". Bits of a node, the root's first:";
   for (const unsigned bits : shape.bits()) text << ' ' << bits;
   text << "\nusing Shape = Tree<" << shape.capacity << ", " << shape.shift << ", " << shape.depth << ">;\n"
@@ -81,12 +80,12 @@ AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const Besi
       text << "leaf_stage<Shape, Requests<" << level << ">, Changes, Answers>";
     text << "(); }\n";
   }
-  text << '\n' << beside.text << "PEARL_TASK " << program.bridges[kFeed]
+  text << '\n' << learner.text << "PEARL_TASK " << program.bridges[kFeed]
        << "(const Command* command, const Item* items, LearnerContext* context) {\n"
-       << "  feed<Requests<0>, " << beside.learner << ">(*command, items, context);\n}\n"
+       << "  feed<Requests<0>, " << learner.type << ">(*command, items, context);\n}\n"
        << "PEARL_TASK " << program.bridges[kCollect]
        << "(const Command* command, Held* held, float* weights, Summary* summary, const LearnerContext* context) {\n"
-       << "  collect<Answers, " << beside.learner << ">(*command, held, weights, summary, context);\n}\n";
+       << "  collect<Answers, " << learner.type << ">(*command, held, weights, summary, context);\n}\n";
   program.text = text.str();
   return program;
 }

@@ -1,4 +1,4 @@
-// Sources of autorun programs, generated for one design; what they are made of stands in kernels/include/pearl/fpga_*.
+// Generates autorun programs for one design. Their stages are in kernels/include/pearl/fpga_*.
 #pragma once
 
 #include <cstddef>
@@ -16,32 +16,31 @@ struct TreeShape {
   unsigned shift;  // log2 of the fanout
   unsigned depth;  // levels below the root
 
-  // Of the least depth that has the slots. Throws ReplayError for what no FPGA program is generated for.
+  // The shallowest tree with that many slots. Throws ReplayError for a tree that no FPGA program supports.
   static TreeShape of(std::int64_t capacity, unsigned fanout);
-  // Of a node, the root's first.
+  // Bits of a node and number of nodes, by level from the root.
   std::vector<unsigned> bits() const;
   std::vector<std::uint32_t> nodes() const;
 };
 
-// Bridges of replay_program; the last where a Learner is beside the tree.
+// Bridges of replay_program; kFinish only with a Learner.
 enum ReplayBridge : std::size_t { kFeed, kCollect, kFinish };
 
-// On an emulator, whose stages take turns on the host's cores, longer pipes mean fewer turns; a board pays for them in
-// memory.
+// On the emulator, stages take turns on the host's cores: longer pipes mean fewer turns. On a board they cost memory.
 inline constexpr int kEmulatedPipeItems = 1024;
 
-// What every program begins with.
+// The beginning of every program.
 extern const char* const kAutorunPreamble;
 
-// What stands beside the tree in its program: headers, declarations and stages, and the type that feeds on its answers.
-struct BesideReplay {
-  std::string headers, text, learner = "None";
+// A Learner in the tree's program: headers, declarations and stages, and the type that takes the tree's answers.
+struct JoinedLearner {
+  std::string headers, text, type = "None";
 };
 
-AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const BesideReplay& beside = {});
+AutorunProgram replay_program(const TreeShape& shape, int pipe_items, const JoinedLearner& learner = {});
 
-// The program's text for a compiler that makes one file of host and device code (kernels/sycl/board/): kernels are
-// functions, and `launch_stages(queues)` launches the stages, each on a queue of its own.
+// The program's text for a compiler of combined host and device code (kernels/sycl/board/): kernels are functions, and
+// `launch_stages(queues)` launches each stage on its own queue.
 std::string ahead_of_time(const AutorunProgram& program);
 
 }  // namespace pearl::device

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <string>
+#include <numeric>
 #include <utility>
 
 #include "pearl/errors.hpp"
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
+#include "replay_batch.hpp"
 
 namespace pearl::device {
 
@@ -21,30 +22,7 @@ using fpga::Summary;
 
 namespace {
 
-constexpr std::size_t kMostItems = (std::size_t{1} << 31) - 1;  // of a batch
-
-void check_count(std::size_t count) {
-  if (count > kMostItems)
-    throw ReplayError("A batch on an FPGA has at most " + std::to_string(kMostItems) + " items; found " +
-                      std::to_string(count) + ".");
-}
-
-// Those of a saved batch that tell of it, as every Replay Manager computes them.
-void describe_last(const std::vector<float>& weights, const std::vector<std::uint32_t>& generations,
-                   std::uint32_t inserts, ReplayStatistics& statistics) {
-  std::uint64_t ages = 0, sum = 0, squares = 0;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const std::uint32_t age = inserts - generations[i];
-    ages += age;
-    statistics.age_max = std::max(statistics.age_max, age);
-    const auto units = static_cast<std::uint64_t>(weights[i] * 0x1p24f);
-    sum += units;
-    squares += (units * units) >> 16;
-  }
-  statistics.age_mean = static_cast<double>(ages) / static_cast<double>(weights.size());
-  statistics.effective_sample_size =
-      static_cast<double>(sum) * static_cast<double>(sum) / static_cast<double>(squares) * 0x1p-16;
-}
+constexpr const char* kDevice = "an FPGA";
 
 }  // namespace
 
@@ -63,25 +41,22 @@ FpgaReplay::FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t c
       stratified_(stratified),
       initial_(initial_priority),
       epsilon_(checked_epsilon(priority_epsilon)),
-      alpha_((check_exponent("alpha", alpha), alpha)),
-      seed_(seed),
+      progress_{.alpha = (check_exponent("alpha", alpha), alpha), .seed = seed, .scale = kDefaultScale},
       written_(shape_.capacity),
       staging_(std::make_unique<Staging>(*queue, std::min<std::size_t>(shape_.capacity, 1024))),
       autorun_(std::make_shared<Autorun>(queue, replay_program(shape_, kEmulatedPipeItems), patience)),
-      patience_(patience) {
-  progress_.scale = kDefaultScale;
-}
+      patience_(patience) {}
 
 FpgaReplay::~FpgaReplay() {
   try {
     close();
-  } catch (const Error&) {  // it has stalled: whoever used it was told
+  } catch (const Error&) {  // a stall, which an earlier call has reported
   }
 }
 
 void FpgaReplay::require_open() const {
   if (closed_) throw ReplayError("The Replay Manager is closed.");
-  autorun_->require_sound();  // also, kernels that stand still have memory that a larger batch would replace
+  autorun_->require_sound();  // kernels that hang still use memory that a larger batch would replace
 }
 
 void FpgaReplay::close() {
@@ -95,7 +70,7 @@ void FpgaReplay::close() {
     throw;
   }
   if (autorun_->stalled())
-    static_cast<void>(staging_.release());  // kernels that stand still have it
+    static_cast<void>(staging_.release());  // kernels that hang still use it
   else
     staging_.reset();
   written_ = {};
@@ -132,11 +107,11 @@ Command FpgaReplay::command(Operation operation, std::size_t count) const {
   Command command{};
   command.operation = operation;
   command.count = count;
-  command.seed = seed_;
+  command.seed = progress_.seed;
   command.call = progress_.call;
   command.stratified = stratified_;
   command.scale = static_cast<std::int32_t>(progress_.scale);
-  command.alpha_q28 = exponent_q28(alpha_);
+  command.alpha_q28 = exponent_q28(progress_.alpha);
   command.epsilon = epsilon_;
   return command;
 }
@@ -153,22 +128,31 @@ Summary FpgaReplay::request(const Command& command) const {
   return staging.summary[0];
 }
 
+// What the slots at `indices` hold, in the staging.
+const Held* FpgaReplay::held_at(const std::int64_t* indices, std::size_t count) const {
+  Staging& staging = stage(count);
+  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
+  request(command(Operation::retrieve, count));
+  return staging.held.data();
+}
+
 // What the first `count` slots hold.
 std::vector<Held> FpgaReplay::held(std::size_t count) const {
   if (count == 0) return {};
-  Staging& staging = stage(count);
-  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(i), 0, 0};
-  request(command(Operation::retrieve, count));
-  return {staging.held.data(), staging.held.data() + count};
+  std::vector<std::int64_t> all(count);
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  const Held* found = held_at(all.data(), count);
+  return {found, found + count};
 }
 
-// Every slot anew, and the sums above.
-void FpgaReplay::load_tree(const std::vector<Held>& slots) {
+// Writes every slot, and the sums above them.
+void FpgaReplay::load_tree(std::vector<Held> slots) {
+  slots.resize(shape_.capacity);
   Staging& staging = stage(shape_.capacity);
   std::vector<std::uint64_t> sums(shape_.capacity);
   large_ = 0;
   for (std::size_t i = 0; i < shape_.capacity; ++i) {
-    const Held slot = i < slots.size() ? slots[i] : Held{};
+    const Held& slot = slots[i];
     sums[i] = slot.leaf;
     large_ += large(slot.leaf);
     staging.items[i] = {slot.leaf | std::uint64_t{slot.times} << 32, static_cast<std::uint32_t>(i), slot.priority,
@@ -187,16 +171,16 @@ void FpgaReplay::load_tree(const std::vector<Held>& slots) {
   progress_.total = sums[0];
 }
 
-// Lowers the scale where `priority`, finite, does not fit.
+// Lowers the scale where `priority`, which is finite, does not fit.
 void FpgaReplay::fit_scale(float priority) {
   if (!(priority > 0.0f)) return;
-  const int excess = excess_bits(priority, exponent_q28(alpha_), static_cast<int>(progress_.scale));
+  const int excess = excess_bits(priority, exponent_q28(progress_.alpha), static_cast<int>(progress_.scale));
   if (excess == 0) return;
   set_scale(held(end_), static_cast<int>(progress_.scale) - excess);
   ++progress_.counters.rescales;
 }
 
-// As pearl::SumTreeReplay has it.
+// As in pearl::SumTreeReplay.
 void FpgaReplay::recover_scale() {
   if (progress_.scale == kDefaultScale || large_ != 0) return;
   const std::uint64_t writes = progress_.counters.inserts + progress_.counters.updates;
@@ -213,19 +197,20 @@ int FpgaReplay::highest_scale(const std::vector<Held>& slots) const {
   float largest = 0.0f;
   for (const Held& slot : slots)
     if (slot.priority < fpga::kInfinityBits) largest = std::max(largest, std::bit_cast<float>(slot.priority));
-  return pearl::highest_scale(largest, exponent_q28(alpha_));
+  return pearl::highest_scale(largest, exponent_q28(progress_.alpha));
 }
 
 void FpgaReplay::set_scale(std::vector<Held> slots, int scale) {
-  for (Held& slot : slots) slot.leaf = quantise(std::bit_cast<float>(slot.priority), exponent_q28(alpha_), scale);
-  load_tree(slots);
+  const std::int64_t alpha_q28 = exponent_q28(progress_.alpha);
+  for (Held& slot : slots) slot.leaf = quantise(std::bit_cast<float>(slot.priority), alpha_q28, scale);
+  load_tree(std::move(slots));
   progress_.scale = scale;
 }
 
 void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   check_indices(indices, count, shape_.capacity);
   PriorityScan found{};
   if (priorities != nullptr) found = check_priorities(priorities, count);
@@ -254,17 +239,18 @@ void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, st
   recover_scale();
 }
 
-// Where all written slots are of zero priority: the host draws among them, the leaves tell what they hold.
+// For the case that all written slots have zero priority: the host draws slots, and the leaves return what they hold.
 void FpgaReplay::stage_visits(std::size_t count) {
   std::vector<std::uint32_t> written;
   for (std::size_t slot = 0; slot < end_; ++slot)
     if (written_[slot]) written.push_back(static_cast<std::uint32_t>(slot));
   const std::uint64_t width = stratified_ && count > 1 ? stratum_width(count) : 0;
   for (std::size_t i = 0; i < count; ++i)
-    staging_->items[i] = {0, written[mulhi64(uniform_at(seed_, progress_.call, i, width), written.size())], 0, 0};
+    staging_->items[i] = {
+        0, written[mulhi64(uniform_at(progress_.seed, progress_.call, i, width), written.size())], 0, 0};
 }
 
-// Remembers the batch that lies in the staging.
+// Remembers the batch in the staging.
 void FpgaReplay::sampled(std::size_t count) {
   last_.slots.resize(count);
   last_.generations.resize(count);
@@ -283,7 +269,7 @@ void FpgaReplay::sample(std::size_t count, double beta, std::int64_t* indices, f
   const std::lock_guard lock(mutex_);
   check_exponent("beta", beta);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
   if (progress_.filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
   const Staging& staging = stage(count);
@@ -302,15 +288,13 @@ void FpgaReplay::sample(std::size_t count, double beta, std::int64_t* indices, f
   std::copy(last_.weights.begin(), last_.weights.end(), weights);
 }
 
-// The largest finite priority of those that an update will apply.
+// The largest finite priority that an update will apply.
 float FpgaReplay::largest_fresh(const std::int64_t* indices, const float* priorities,
                                 const std::uint32_t* generations, std::size_t count) const {
-  Staging& staging = stage(count);
-  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
-  request(command(Operation::retrieve, count));
+  const Held* held = held_at(indices, count);
   float largest = 0.0f;
   for (std::size_t i = 0; i < count; ++i) {
-    const bool fresh = staging.held[i].generation == generations[i];
+    const bool fresh = held[i].generation == generations[i];
     if (fresh && std::isfinite(priorities[i])) largest = std::max(largest, raised(priorities[i], epsilon_));
   }
   return largest;
@@ -325,18 +309,16 @@ std::size_t FpgaReplay::update(const std::int64_t* indices, const float* priorit
 
 std::size_t FpgaReplay::update_locked(const std::int64_t* indices, const float* priorities,
                                       const std::uint32_t* generations, std::size_t count) {
-  check_count(count);
+  check_count(count, kDevice);
   check_indices(indices, count, shape_.capacity);
   const PriorityScan found = check_priorities(priorities, count);
   for (std::size_t i = 0; i < count; ++i)
-    if (!written_[static_cast<std::size_t>(indices[i])])
-      throw ReplayError("Index " + std::to_string(indices[i]) + " at position " + std::to_string(i) +
-                        " was never inserted: only written slots can be updated.");
+    if (!written_[static_cast<std::size_t>(indices[i])]) throw_unwritten(indices[i], i);
   if (count == 0) return 0;
   float largest = raised(found.largest, epsilon_);
-  // A stale priority must not lower the scale; only where one could is it worth asking which are.
+  // A stale priority must not lower the scale: where one could, ask the device which ones are fresh.
   if (generations != nullptr && largest > 0.0f &&
-      excess_bits(largest, exponent_q28(alpha_), static_cast<int>(progress_.scale)) > 0)
+      excess_bits(largest, exponent_q28(progress_.alpha), static_cast<int>(progress_.scale)) > 0)
     largest = largest_fresh(indices, priorities, generations, count);
   fit_scale(largest);
   Staging& staging = stage(count);
@@ -389,7 +371,7 @@ void FpgaReplay::train(std::size_t count, double beta, LearnerContext* context) 
     return;
   }
   for (std::size_t i = 0; i < count; ++i)
-    if (!(context->priorities[i] >= 0.0f)) return;  // the Learner diverged, which its caller says
+    if (!(context->priorities[i] >= 0.0f)) return;  // the Learner diverged, and its caller reports it
   const std::vector<std::int64_t> slots(last_.slots.begin(), last_.slots.end());
   const std::vector<std::uint32_t> generations = last_.generations;
   const std::vector<float> priorities(context->priorities, context->priorities + count);
@@ -399,44 +381,35 @@ void FpgaReplay::train(std::size_t count, double beta, LearnerContext* context) 
 void FpgaReplay::retrieve(const std::int64_t* indices, float* priorities, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   check_indices(indices, count, shape_.capacity);
   if (count == 0) return;
-  Staging& staging = stage(count);
-  for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
-  request(command(Operation::retrieve, count));
-  for (std::size_t i = 0; i < count; ++i) priorities[i] = std::bit_cast<float>(staging.held[i].priority);
+  const Held* held = held_at(indices, count);
+  for (std::size_t i = 0; i < count; ++i) priorities[i] = std::bit_cast<float>(held[i].priority);
 }
 
 void FpgaReplay::set_alpha(double alpha) {
   check_exponent("alpha", alpha);
   const std::lock_guard lock(mutex_);
   require_open();
-  alpha_ = alpha;
+  progress_.alpha = alpha;
   std::vector<Held> slots = held(end_);
   const int highest = highest_scale(slots);
   set_scale(std::move(slots), highest);
   progress_.counters.rescales += highest < kDefaultScale;
 }
 
-ReplayState FpgaReplay::state_locked() const {
-  ReplayState state = progress_;
-  state.alpha = alpha_;
-  state.seed = seed_;
-  return state;
-}
-
 ReplayState FpgaReplay::state() const {
   const std::lock_guard lock(mutex_);
   require_open();
-  return state_locked();
+  return progress_;
 }
 
 ReplayStatistics FpgaReplay::statistics() const {
   const std::lock_guard lock(mutex_);
   require_open();
   ReplayStatistics statistics;
-  statistics.state = state_locked();
+  statistics.state = progress_;
   std::uint64_t times = 0;
   for (const Held& slot : held(end_)) {
     times += slot.times;
@@ -444,7 +417,8 @@ ReplayStatistics FpgaReplay::statistics() const {
   }
   statistics.samples_per_item =
       static_cast<double>(times) / static_cast<double>(std::max<std::uint64_t>(progress_.filled, 1));
-  if (!last_.weights.empty()) describe_last(last_.weights, last_.generations, last_.inserts, statistics);
+  if (!last_.weights.empty())
+    describe_batch(last_.weights.data(), last_.generations.data(), last_.weights.size(), last_.inserts, statistics);
   return statistics;
 }
 
@@ -452,15 +426,16 @@ ReplayState FpgaReplay::save(float* priorities, std::uint32_t* generations, std:
                              std::uint16_t* times, std::vector<std::int64_t>*) const {
   const std::lock_guard lock(mutex_);
   require_open();
-  const std::vector<Held> slots = held(end_);
+  std::vector<Held> slots = held(end_);
+  slots.resize(shape_.capacity);
   for (std::size_t i = 0; i < shape_.capacity; ++i) {
-    const Held slot = i < slots.size() ? slots[i] : Held{};
+    const Held& slot = slots[i];
     priorities[i] = std::bit_cast<float>(slot.priority);
     generations[i] = slot.generation;
     leaves[i] = slot.leaf;
     times[i] = static_cast<std::uint16_t>(slot.times);
   }
-  return state_locked();
+  return progress_;
 }
 
 void FpgaReplay::load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
@@ -468,22 +443,19 @@ void FpgaReplay::load(const ReplayState& state, const float* priorities, const s
   const std::lock_guard lock(mutex_);
   require_open();
   std::vector<Held> slots(shape_.capacity);
-  std::size_t filled = 0, end = 0;
+  progress_ = state;
+  progress_.filled = 0;
+  end_ = 0;
   for (std::size_t i = 0; i < shape_.capacity; ++i) {
     slots[i] = {static_cast<std::uint32_t>(i), leaves[i], std::bit_cast<std::uint32_t>(priorities[i]), generations[i],
                 times[i]};
     written_[i] = generations[i] != 0;
     if (!written_[i]) continue;
-    ++filled;
-    end = i + 1;
+    ++progress_.filled;
+    end_ = i + 1;
   }
-  progress_ = state;
-  progress_.filled = filled;
-  alpha_ = state.alpha;
-  seed_ = state.seed;
-  end_ = end;
   last_ = {};
-  load_tree(slots);
+  load_tree(std::move(slots));
 }
 
 }  // namespace pearl::device

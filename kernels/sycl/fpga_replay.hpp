@@ -1,5 +1,5 @@
 // The Replay Manager on an FPGA: an autorun pipeline with a stage for each level of the sum tree
-// (pearl/fpga_replay.hpp), identical to the CPU's (pearl/sum_tree_replay.hpp) bit for bit.
+// (pearl/fpga_replay.hpp). It equals the CPU's (pearl/sum_tree_replay.hpp) bit for bit.
 #pragma once
 
 #include <chrono>
@@ -17,11 +17,11 @@
 
 namespace pearl::device {
 
-// Priorities, generations and counts of samples live on the device alone. The host keeps one bit for each slot (whether
-// it was written) and what the answers add up to: with these it knows of each request beforehand whether it is valid.
+// Priorities, generations and counts of samples are on the device only. The host keeps one bit per slot (whether it was
+// written) and running totals of the answers. With these it checks each request before sending it.
 //
-// Every method is safe from any thread, waits for its answer, and throws DeviceError where none comes in time; from
-// then on so does every request.
+// Every method is thread-safe, waits for its answer, and throws DeviceError on a timeout. After one, every request
+// throws.
 class FpgaReplay {
  public:
   FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
@@ -29,7 +29,7 @@ class FpgaReplay {
              std::chrono::duration<double> patience);
   ~FpgaReplay();
 
-  // As pearl::SumTreeReplay has them, for draws with replacement in proportion to priorities.
+  // As in pearl::SumTreeReplay, for draws with replacement in proportion to priorities.
   void insert(const std::int64_t* indices, const float* priorities, std::size_t count);
   void sample(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
   std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
@@ -43,13 +43,13 @@ class FpgaReplay {
   void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
             const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t* order,
             std::size_t order_count);
-  // Stops the stages. DeviceError where they do not.
+  // Stops the stages. Throws DeviceError where they do not stop.
   void close();
 
-  // From now on the tree is a part of `program`, of training_program, which this launches with all that is held.
+  // Moves the tree into `program`, a training_program(), which this launches with all the current data.
   std::shared_ptr<Autorun> join(const AutorunProgram& program);
-  // Samples, has the Learner train with `context` and takes its priorities, all through pipes. The batch is that of
-  // last_slot and last_weights, its priorities those of the context.
+  // Samples, lets the Learner train with `context`, and applies its priorities, all through pipes. Afterwards last_slot
+  // and last_weights describe the batch, and the context has its priorities.
   void train(std::size_t count, double beta, fpga::LearnerContext* context);
   std::size_t last_slot(std::size_t row) const { return last_.slots[row]; }
   const std::vector<std::uint32_t>& last_slots() const { return last_.slots; }
@@ -58,15 +58,15 @@ class FpgaReplay {
   std::size_t capacity() const { return shape_.capacity; }
   bool prioritized() const { return true; }
   const TreeShape& shape() const { return shape_; }
-  // Kernels launched: stages once, and bridges for each request.
+  // Kernels launched: stages once, bridges for each request.
   std::uint64_t stage_launches() const { return autorun_->stage_launches(); }
   std::uint64_t bridge_launches() const { return autorun_->bridge_launches(); }
 
  private:
-  // What kernels read and write in host memory, for as many items.
+  // The host memory that kernels read and write, for `count` items.
   struct Staging {
     Staging(DeviceQueue& queue, std::size_t count);
-    DeviceArray<fpga::Command> command;  // two: of a batch that is trained, its samples' and its updates'
+    DeviceArray<fpga::Command> command;  // two, for train(): sample and update
     DeviceArray<fpga::Summary> summary;
     DeviceArray<fpga::Item> items;
     DeviceArray<fpga::Held> held;
@@ -76,14 +76,15 @@ class FpgaReplay {
   void require_open() const;
   Staging& stage(std::size_t count) const;
   fpga::Command command(fpga::Operation operation, std::size_t count) const;
-  // Sends the command, whose items are staged, and waits for its answers.
+  // Sends a command for the staged items, and waits for its answers.
   fpga::Summary request(const fpga::Command& command) const;
+  const fpga::Held* held_at(const std::int64_t* indices, std::size_t count) const;
   std::vector<fpga::Held> held(std::size_t count) const;
-  void load_tree(const std::vector<fpga::Held>& slots);
+  void load_tree(std::vector<fpga::Held> slots);
   void fit_scale(float priority);
   void recover_scale();
   int highest_scale(const std::vector<fpga::Held>& slots) const;
-  // Quantises the priorities of all slots for another scale.
+  // Quantises the priorities of all slots to another scale.
   void set_scale(std::vector<fpga::Held> slots, int scale);
   float largest_fresh(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                       std::size_t count) const;
@@ -93,7 +94,6 @@ class FpgaReplay {
                             std::size_t count);
   void sampled(std::size_t count);
   std::size_t updated(fpga::Summary done, std::size_t count);
-  ReplayState state_locked() const;
 
   const std::shared_ptr<DeviceQueue> queue_;
   const TreeShape shape_;
@@ -102,9 +102,7 @@ class FpgaReplay {
   const float epsilon_;
   mutable std::mutex mutex_;
   bool closed_ = false;
-  double alpha_;
-  std::uint64_t seed_;
-  ReplayState progress_;  // counters, scale, maximum, and what is held
+  ReplayState progress_;
   std::uint64_t large_ = 0;  // the sum of large() of all leaves
   std::vector<bool> written_;
   std::size_t end_ = 0;  // one past the highest written slot
@@ -113,7 +111,7 @@ class FpgaReplay {
     std::vector<float> weights;
     std::vector<std::uint32_t> generations;
     std::uint32_t inserts = 0;
-  } last_;  // batch
+  } last_;  // the last batch
   mutable std::unique_ptr<Staging> staging_;
   std::shared_ptr<Autorun> autorun_;
   const std::chrono::duration<double> patience_;

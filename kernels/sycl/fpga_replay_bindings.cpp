@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// A program whose bridges all take the same words in host memory, and how many there are.
+// A program whose bridges all take the same arguments: words in host memory, and their number.
 class WordPipeline {
  public:
   WordPipeline(const std::shared_ptr<DeviceQueue>& queue, AutorunProgram program, double timeout_s)
@@ -53,7 +52,7 @@ class WordPipeline {
 
 void bind_fpga_replay(py::module_& module) {
   using namespace bindings;
-  py::class_<WordPipeline>(module, "Autorun", "Autorun kernels that are joined by pipes; see kernels/sycl/autorun.hpp.")
+  py::class_<WordPipeline>(module, "Autorun", "Autorun kernels joined by pipes; see kernels/sycl/autorun.hpp.")
       .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, const std::string& name, const std::string& text,
                        const std::vector<std::string>& stages, const std::vector<std::string>& bridges,
                        double timeout_s) {
@@ -64,7 +63,7 @@ void bind_fpga_replay(py::module_& module) {
            py::arg("timeout_s"))
       .def("run", &WordPipeline::run, py::arg("words"), py::call_guard<Released>(),
            "Launch every bridge with the words and their count, wait, and return the words; DeviceError on a stall.")
-      .def("join", &WordPipeline::join, py::call_guard<Released>(), "Until the stages, told to stop, have ended.")
+      .def("join", &WordPipeline::join, py::call_guard<Released>(), "Wait until the stages, told to stop, have ended.")
       .def_property_readonly("stage_launches", &WordPipeline::stage_launches)
       .def_property_readonly("bridge_launches", &WordPipeline::bridge_launches);
 
@@ -80,19 +79,6 @@ void bind_fpga_replay(py::module_& module) {
           py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("alpha"), py::arg("seed"),
           py::arg("stratified"), py::arg("initial_priority"), py::arg("priority_epsilon"), py::arg("timeout_s"))
       .def(
-          "update",
-          [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
-             const std::optional<Array<std::uint32_t>>& generations) {
-            const std::size_t count = rows(indices, "indices");
-            rows(priorities, "priorities", indices.size());
-            const std::uint32_t* versions = data_or_null(generations, "generations", count);
-            const std::int64_t* slots = indices.data();
-            const float* values = priorities.data();
-            const Released released;
-            return tree.update(slots, values, versions, count);
-          },
-          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
-      .def(
           "last_batch",
           [](const Tree& tree) {
             const std::vector<std::uint32_t>& slots = tree.last_slots();
@@ -101,11 +87,12 @@ void bind_fpga_replay(py::module_& module) {
             const std::vector<float>& weights = tree.last_weights();
             return std::make_pair(indices, Array<float>(static_cast<py::ssize_t>(weights.size()), weights.data()));
           },
-          "Slots and weights of the batch that was sampled last.")
+          "Slots and weights of the last sampled batch.")
       .def_property_readonly("stage_launches", &Tree::stage_launches, "Autorun kernels launched so far.")
       .def_property_readonly("bridge_launches", &Tree::bridge_launches, "Producers and consumers launched so far.")
       .def_property_readonly("level_bits", [](const Tree& tree) { return tree.shape().bits(); })
       .def_property_readonly("level_nodes", [](const Tree& tree) { return tree.shape().nodes(); });
+  bind_update(cls);
   bind_replay_methods(cls);
   module.def(
       "fpga_replay_source",
@@ -113,7 +100,7 @@ void bind_fpga_replay(py::module_& module) {
         return replay_program(TreeShape::of(capacity, fanout), pipe_items).text;
       },
       py::arg("capacity"), py::arg("fanout"), py::arg("pipe_items") = kEmulatedPipeItems,
-      "The program that is generated for a tree.");
+      "The program generated for a tree.");
 }
 
 }  // namespace pearl::device

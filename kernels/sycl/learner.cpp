@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
-#include <string>
 #include <utility>
 
 namespace pearl::device {
@@ -19,70 +17,88 @@ using tape::kNone;
 using tape::Operation;
 using tape::Tile;
 
-constexpr std::size_t kVectorTile = 64;  // entries of a vector that a work-group moves
+constexpr int kVectorTile = 64;  // entries of a vector that a work-group moves
 constexpr int kWholeRows = 1 << 20;
 
 int padded(int width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
-// A network's operations with activations joined to the linear ones that they alone follow.
-struct Step {
-  Op op;
-  int in[2] = {kNone, kNone}, out = 0;  // values that are kept; 0 is the input
-  Activation activation = Activation::none;
+struct TapeOperations {
+  Operation forward, backward;
 };
 
+TapeOperations operations_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::linear: return {Operation::linear, Operation::slope_linear};
+    case OpKind::relu: return {Operation::relu, Operation::slope_relu};
+    case OpKind::tanh: return {Operation::tanh, Operation::slope_tanh};
+    case OpKind::layer_norm: return {Operation::layer_norm, Operation::slope_layer_norm};
+    case OpKind::mean: return {Operation::mean, Operation::slope_mean};
+    default: return {Operation::combine, Operation::slope_combine};  // add, subtract
+  }
+}
+
+// One operation of a network, with the activation joined to it, if any.
+struct Step {
+  Op op;
+  int in[2] = {kNone, kNone}, out = 0;  // values; 0 is the input
+  Activation activation = Activation::none;
+
+  int width() const { return static_cast<int>(op.width); }
+};
+
+struct Value {
+  int width;
+  int uses;   // operations that read it
+  int maker;  // the step that computes it; kNone for the input
+};
+
+// A network's steps: an activation is joined to a linear operation whose result nothing else reads.
 struct Plan {
-  std::vector<int> widths;  // of the values that are kept
+  std::vector<Value> values;
   std::vector<Step> steps;
-  std::vector<int> uses;
-  std::vector<int> makers;  // of each value: the step; kNone of the input
 
   explicit Plan(const NetworkSource& source) {
     const std::size_t parameters = static_cast<std::size_t>(-1) / 2;
-    const learner::Network checked(source.inputs, source.ops, parameters);  // LearnerError for what does not fit
-    std::vector<int> users(source.ops.size() + 1, 0), kept(source.ops.size() + 1, 0);
+    const learner::Network checked(source.inputs, source.ops, parameters);  // throws LearnerError
+    std::vector<int> users(source.ops.size() + 1, 0);
+    std::vector<std::size_t> kept(source.ops.size() + 1, 0);  // the place in `values` of each of the source's values
     for (const Op& op : source.ops)
       for (const auto value : op.inputs)
         if (value != learner::kNone) ++users[static_cast<std::size_t>(value)];
-    widths = {static_cast<int>(source.inputs)};
-    uses = {users[0]};
-    makers = {kNone};
+    values = {{static_cast<int>(source.inputs), users[0], kNone}};
     std::set<std::ptrdiff_t> seen;
     for (std::size_t i = 0; i < source.ops.size(); ++i) {
       const Op& op = source.ops[i];
       for (const std::ptrdiff_t offset : {op.weight, op.bias})
         if (offset != learner::kNone && !seen.insert(offset).second)
           throw LearnerError("Operation " + std::to_string(i) + " shares its parameters with another.");
-      const int from = kept[static_cast<std::size_t>(op.inputs[0])];
+      const std::size_t from = kept[static_cast<std::size_t>(op.inputs[0])];
       const bool activates = op.kind == OpKind::relu || op.kind == OpKind::tanh;
-      if (activates && uses[static_cast<std::size_t>(from)] == 1 && makers[static_cast<std::size_t>(from)] != kNone) {
-        Step& before = steps[static_cast<std::size_t>(makers[static_cast<std::size_t>(from)])];
+      if (activates && values[from].uses == 1 && values[from].maker != kNone) {
+        Step& before = steps[static_cast<std::size_t>(values[from].maker)];
         if (before.op.kind == OpKind::linear && before.activation == Activation::none) {
           before.activation = op.kind == OpKind::relu ? Activation::relu : Activation::tanh;
           kept[i + 1] = from;
-          uses[static_cast<std::size_t>(from)] = users[i + 1];
+          values[from].uses = users[i + 1];
           continue;
         }
       }
-      Step step;
-      step.op = op;
-      step.in[0] = from;
-      if (op.kind == OpKind::add || op.kind == OpKind::subtract) step.in[1] = kept[static_cast<std::size_t>(op.inputs[1])];
-      step.out = static_cast<int>(widths.size());
-      kept[i + 1] = step.out;
-      widths.push_back(static_cast<int>(op.width));
-      uses.push_back(users[i + 1]);
-      makers.push_back(static_cast<int>(steps.size()));
+      Step step{op, {static_cast<int>(from), kNone}, static_cast<int>(values.size())};
+      if (op.kind == OpKind::add || op.kind == OpKind::subtract)
+        step.in[1] = static_cast<int>(kept[static_cast<std::size_t>(op.inputs[1])]);
+      kept[i + 1] = values.size();
+      values.push_back({step.width(), users[i + 1], static_cast<int>(steps.size())});
       steps.push_back(step);
     }
   }
 
-  int width(int value) const { return widths[static_cast<std::size_t>(value)]; }
-  int output() const { return static_cast<int>(widths.size()) - 1; }
-  int output_width() const { return widths.back(); }
+  const Value& value(int v) const { return values[static_cast<std::size_t>(v)]; }
+  int width(int v) const { return value(v).width; }
+  int output() const { return static_cast<int>(values.size()) - 1; }
+  int output_width() const { return values.back().width; }
 };
 
-// Where a value's rows are kept for the gradients of weights.
+// Where a value is stored row by row, for the gradients of weights.
 struct Rows {
   std::int64_t offset = kNone;
   int stride = 0;
@@ -103,8 +119,16 @@ struct Pass {
 
 }  // namespace
 
-// Writes tapes, and hands out places of the arena and of the rows.
+struct DeviceLearner::Program {
+  std::vector<Instruction> tape;
+  std::vector<Tile> tiles;
+};
+
+// Writes tapes, and allocates places in the arena and in the rows.
 struct DeviceLearner::Builder {
+  const LearnerModel& model;
+  const LearnerSettings& settings;
+  std::vector<Plan> plans;
   std::size_t padded_rows;
   int columns_per_tile;
   int features = 0;
@@ -113,15 +137,11 @@ struct DeviceLearner::Builder {
   int place(int count) { return std::exchange(features, features + count); }
   Rows keep(int width) {
     const int stride = padded(width);
-    return {std::exchange(row_floats, row_floats + static_cast<std::int64_t>(stride) * static_cast<std::int64_t>(padded_rows)),
-            stride};
-  }
-  static void keep_in(Instruction& instruction, const Rows& rows) {
-    instruction.rows = rows.offset;
-    instruction.rows_stride = rows.stride;
+    const auto floats = static_cast<std::int64_t>(stride) * static_cast<std::int64_t>(padded_rows);
+    return {std::exchange(row_floats, row_floats + floats), stride};
   }
 
-  // `trained`: slopes are wanted. The input's values are at `input`, its slopes anywhere.
+  // The values and slopes of a pass whose input is at `input`; slopes only where it is `trained`.
   Pass pass(const Plan& plan, int parameters, int input, bool trained) {
     Pass made{&plan, parameters, {input}, {}, {}, {}, {}};
     for (int v = 1; v <= plan.output(); ++v) made.values.push_back(place(plan.width(v)));
@@ -129,127 +149,95 @@ struct DeviceLearner::Builder {
     for (const Step& step : plan.steps) {
       const bool norm = step.op.kind == OpKind::layer_norm;
       made.statistics.push_back(norm ? place(2) : kNone);
-      made.products.push_back(norm && trained ? place(static_cast<int>(step.op.width)) : kNone);
+      made.products.push_back(norm && trained ? place(step.width()) : kNone);
     }
-    made.rows.resize(plan.widths.size());
+    made.rows.resize(plan.values.size());
     return made;
   }
 
-  // `weights`: the rows that the gradients of weights need are kept.
+  // `weights`: also stores the rows that the gradients of weights need.
   void forward(Pass& pass, bool weights, std::vector<Instruction>& tape) {
     const Plan& plan = *pass.plan;
-    std::vector<bool> wanted(plan.widths.size(), false);
+    std::vector<bool> wanted(plan.values.size(), false);
     for (const Step& step : plan.steps)
       if (step.op.kind == OpKind::linear) wanted[static_cast<std::size_t>(step.in[0])] = weights;
     for (std::size_t s = 0; s < plan.steps.size(); ++s) {
       const Step& step = plan.steps[s];
-      Instruction i{};
-      i.parameters = pass.parameters;
-      i.in = pass.value(step.in[0]);
-      i.in_width = plan.width(step.in[0]);
-      i.out = pass.value(step.out);
-      i.out_width = static_cast<int>(step.op.width);
-      i.weight = step.op.weight;
-      i.bias = step.op.bias;
-      switch (step.op.kind) {
-        case OpKind::linear:
-          i.operation = Operation::linear;
-          i.activation = step.activation;
-          break;
-        case OpKind::relu:
-          i.operation = Operation::relu;
-          break;
-        case OpKind::tanh:
-          i.operation = Operation::tanh;
-          break;
-        case OpKind::layer_norm:
-          i.operation = Operation::layer_norm;
-          i.other = pass.statistics[s];
-          i.scalar = step.op.eps;
-          break;
-        case OpKind::add:
-        case OpKind::subtract:
-          i.operation = Operation::combine;
-          i.other = pass.value(step.in[1]);
-          i.other_width = plan.width(step.in[1]);
-          i.scalar = step.op.kind == OpKind::add ? 1.0f : -1.0f;
-          break;
-        case OpKind::mean:
-          i.operation = Operation::mean;
-          i.scalar = 1.0f / static_cast<float>(i.in_width);
-          break;
+      const OpKind kind = step.op.kind;
+      Instruction i{.operation = operations_of(kind).forward,
+                    .in = pass.value(step.in[0]),
+                    .out = pass.value(step.out),
+                    .in_width = plan.width(step.in[0]),
+                    .out_width = step.width(),
+                    .parameters = pass.parameters,
+                    .activation = step.activation,
+                    .weight = step.op.weight,
+                    .bias = step.op.bias};
+      if (kind == OpKind::layer_norm) {
+        i.other = pass.statistics[s];
+        i.scalar = step.op.eps;
+      } else if (kind == OpKind::mean) {
+        i.scalar = 1.0f / static_cast<float>(i.in_width);
+      } else if (step.in[1] != kNone) {
+        i.other = pass.value(step.in[1]);
+        i.other_width = plan.width(step.in[1]);
+        i.scalar = kind == OpKind::add ? 1.0f : -1.0f;
       }
       if (wanted[static_cast<std::size_t>(step.out)]) {
-        Rows& rows = pass.rows[static_cast<std::size_t>(step.out)];
-        rows = keep(i.out_width);
-        keep_in(i, rows);
+        const Rows rows = keep(i.out_width);
+        pass.rows[static_cast<std::size_t>(step.out)] = rows;
+        i.rows = rows.offset;
+        i.rows_stride = rows.stride;
       }
       tape.push_back(i);
     }
   }
 
-  // From the slopes at the output; `tiles`, if any, gets the weights that they move.
+  // From the slopes at the output. `tiles`, unless null, gets the weights to move.
   void backward(const Pass& pass, bool of_input, std::vector<Instruction>& tape, std::vector<Tile>* tiles) {
     const Plan& plan = *pass.plan;
-    std::vector<bool> written(plan.widths.size(), false), derived(plan.steps.size(), false);
+    std::vector<bool> written(plan.values.size(), false), derived(plan.steps.size(), false);
     for (std::size_t s = plan.steps.size(); s-- > 0;) {
       const Step& step = plan.steps[s];
-      const int width = static_cast<int>(step.op.width);
-      if (step.activation != Activation::none && !derived[s]) {
-        Instruction i{};
-        i.operation = Operation::slope_activation;
-        i.activation = step.activation;
-        i.in = pass.value(step.out);
-        i.out = pass.slope(step.out);
-        i.in_width = i.out_width = width;
-        tape.push_back(i);
-      }
+      const OpKind kind = step.op.kind;
+      if (step.activation != Activation::none && !derived[s])
+        tape.push_back({.operation = Operation::slope_activation,
+                        .in = pass.value(step.out),
+                        .out = pass.slope(step.out),
+                        .in_width = step.width(),
+                        .out_width = step.width(),
+                        .activation = step.activation});
       if (tiles != nullptr) add_tiles(pass, s, *tiles);
       for (int k = 0; k < 2 && step.in[k] != kNone; ++k) {
-        const int value = step.in[k];
-        const bool stops = value == 0 && !of_input;
-        if (stops && step.op.kind != OpKind::layer_norm) continue;
-        Instruction i{};
-        i.parameters = pass.parameters;
-        i.in = pass.slope(step.out);
-        i.in_width = width;
-        i.out = stops ? kNone : pass.slope(value);
-        i.out_width = plan.width(value);
-        i.weight = step.op.weight;
-        i.bias = step.op.bias;
-        i.flags = written[static_cast<std::size_t>(value)] ? tape::kAccumulate : 0;
-        written[static_cast<std::size_t>(value)] = true;
-        switch (step.op.kind) {
-          case OpKind::linear: {
-            i.operation = Operation::slope_linear;
-            const int maker = plan.makers[static_cast<std::size_t>(value)];
-            if (maker != kNone && plan.uses[static_cast<std::size_t>(value)] == 1) {
-              i.activation = plan.steps[static_cast<std::size_t>(maker)].activation;
-              i.other = pass.value(value);
-              derived[static_cast<std::size_t>(maker)] = true;
-            }
-            break;
-          }
-          case OpKind::relu:
-          case OpKind::tanh:
-            i.operation = step.op.kind == OpKind::relu ? Operation::slope_relu : Operation::slope_tanh;
-            i.other = pass.value(step.out);
-            break;
-          case OpKind::layer_norm:
-            i.operation = Operation::slope_layer_norm;
-            i.other = pass.statistics[s];
-            i.extra = pass.value(value);
-            i.extra2 = tiles != nullptr && step.op.weight != learner::kNone ? pass.products[s] : kNone;
-            break;
-          case OpKind::add:
-          case OpKind::subtract:
-            i.operation = Operation::slope_combine;
-            i.scalar = step.op.kind == OpKind::subtract && k == 1 ? -1.0f : 1.0f;
-            break;
-          case OpKind::mean:
-            i.operation = Operation::slope_mean;
-            i.scalar = 1.0f / static_cast<float>(plan.width(value));
-            break;
+        const int v = step.in[k];
+        const Value& value = plan.value(v);
+        const bool stops = v == 0 && !of_input;
+        if (stops && kind != OpKind::layer_norm) continue;
+        Instruction i{.operation = operations_of(kind).backward,
+                      .flags = written[static_cast<std::size_t>(v)] ? tape::kAccumulate : 0,
+                      .in = pass.slope(step.out),
+                      .out = stops ? kNone : pass.slope(v),
+                      .in_width = step.width(),
+                      .out_width = value.width,
+                      .parameters = pass.parameters,
+                      .weight = step.op.weight,
+                      .bias = step.op.bias};
+        written[static_cast<std::size_t>(v)] = true;
+        if (kind == OpKind::linear && value.maker != kNone && value.uses == 1) {
+          const auto maker = static_cast<std::size_t>(value.maker);
+          i.activation = plan.steps[maker].activation;
+          i.other = pass.value(v);
+          derived[maker] = true;
+        } else if (kind == OpKind::relu || kind == OpKind::tanh) {
+          i.other = pass.value(step.out);
+        } else if (kind == OpKind::layer_norm) {
+          i.other = pass.statistics[s];
+          i.extra = pass.value(v);
+          i.extra2 = tiles != nullptr && step.op.weight != learner::kNone ? pass.products[s] : kNone;
+        } else if (kind == OpKind::mean) {
+          i.scalar = 1.0f / static_cast<float>(value.width);
+        } else if (kind == OpKind::add || kind == OpKind::subtract) {
+          i.scalar = kind == OpKind::subtract && k == 1 ? -1.0f : 1.0f;
         }
         tape.push_back(i);
       }
@@ -258,7 +246,7 @@ struct DeviceLearner::Builder {
 
   void add_tiles(const Pass& pass, std::size_t s, std::vector<Tile>& tiles) {
     const Step& step = pass.plan->steps[s];
-    const int width = static_cast<int>(step.op.width);
+    const int width = step.width();
     if (step.op.kind == OpKind::layer_norm) {
       if (step.op.weight != learner::kNone) add_vector(pass.products[s], width, step.op.weight, tiles);
       if (step.op.bias != learner::kNone) add_vector(pass.slope(step.out), width, step.op.bias, tiles);
@@ -267,27 +255,24 @@ struct DeviceLearner::Builder {
     const int in = pass.plan->width(step.in[0]);
     const Rows& rows = pass.rows[static_cast<std::size_t>(step.in[0])];
     for (int first = 0; first < width; first += tape::kTileRows)
-      for (int begin = 0; begin < in; begin += columns_per_tile) {
-        Tile tile{};
-        tile.first = first;
-        tile.count = std::min(tape::kTileRows, width - first);
-        tile.in = in;
-        tile.begin = begin;
-        tile.end = std::min(in, begin + columns_per_tile);
-        tile.slopes = pass.slope(step.out) + first;
-        tile.rows_stride = rows.stride;
-        tile.rows = rows.offset;
-        tile.weight = step.op.weight;
-        tile.bias = step.op.bias;
-        tiles.push_back(tile);
-      }
+      for (int begin = 0; begin < in; begin += columns_per_tile)
+        tiles.push_back({.first = first,
+                         .count = std::min(tape::kTileRows, width - first),
+                         .in = in,
+                         .begin = begin,
+                         .end = std::min(in, begin + columns_per_tile),
+                         .slopes = pass.slope(step.out) + first,
+                         .rows_stride = rows.stride,
+                         .rows = rows.offset,
+                         .weight = step.op.weight,
+                         .bias = step.op.bias});
   }
 
   static void add_vector(int slopes, int width, std::ptrdiff_t weight, std::vector<Tile>& tiles) {
-    for (int first = 0; first < width; first += static_cast<int>(kVectorTile)) {
+    for (int first = 0; first < width; first += kVectorTile) {
       Tile tile{};
       tile.first = first;
-      tile.count = std::min(static_cast<int>(kVectorTile), width - first);
+      tile.count = std::min(kVectorTile, width - first);
       tile.slopes = slopes + first;
       tile.weight = weight;
       tile.bias = kNone;
@@ -295,14 +280,110 @@ struct DeviceLearner::Builder {
     }
   }
 
-  static Instruction load(int column, int out, int width, int scale) {
-    Instruction i{};
-    i.operation = Operation::load;
-    i.column = column;
-    i.in = scale;
-    i.out = out;
-    i.out_width = width;
-    return i;
+  // Loads a column of `width` features to `out`, scaled by `scale` unless it is kNone; also stored in `rows`, if any.
+  static Instruction load(int column, int out, int width, int scale, const Rows& rows = {}) {
+    return {.operation = Operation::load,
+            .in = scale,
+            .out = out,
+            .out_width = width,
+            .column = column,
+            .rows_stride = rows.stride,
+            .rows = rows.offset};
+  }
+
+  // Turns what an actor says into unit actions at `out`, with the noise of a draw.
+  static Instruction act(const Pass& actor, int out, int draw, int log_density) {
+    return {.operation = Operation::act, .in = actor.output(), .extra = log_density, .out = out, .column = draw};
+  }
+
+  Program dqn() {
+    Program program;
+    std::vector<Instruction>& tape = program.tape;
+    const Plan& plan = plans[0];
+    const int observations = static_cast<int>(model.observation_size);
+    const int next_input = place(observations), input = place(observations);
+    tape.push_back(load(3, next_input, observations, kNone));
+    Pass next = pass(plan, tape::kTarget, next_input, false);
+    forward(next, false, tape);
+    Pass chooser = next;
+    if (settings.double_q) {
+      chooser = pass(plan, tape::kOnline, next_input, false);
+      forward(chooser, false, tape);
+    }
+    Pass trained = pass(plan, tape::kOnline, input, true);
+    trained.rows[0] = keep(observations);
+    tape.push_back(load(0, input, observations, kNone, trained.rows[0]));
+    forward(trained, true, tape);
+    tape.push_back({.operation = Operation::dqn_loss,
+                    .in = trained.output(),
+                    .other = next.output(),
+                    .extra = chooser.output(),
+                    .out = trained.output_slope(),
+                    .in_width = plan.output_width()});
+    backward(trained, false, tape, &program.tiles);
+    return program;
+  }
+
+  // The critics' program, and the actor's.
+  std::vector<Program> actor_critic() {
+    std::vector<Program> programs(2);
+    std::vector<Instruction>& tape = programs[0].tape;
+    const int observations = static_cast<int>(model.observation_size), actions = static_cast<int>(model.action_size);
+    const int action_scale = 2 * observations, inputs = observations + actions;
+    const bool two = plans.size() == 3;
+    const int next_input = place(inputs), input = place(inputs), log_density = place(1);
+    tape.push_back(load(3, next_input, observations, 0));
+    const int chooser = model.parameters[tape::kTargetActor] != nullptr ? tape::kTargetActor : tape::kActor;
+    Pass next_actor = pass(plans[0], chooser, next_input, false);
+    forward(next_actor, false, tape);
+    tape.push_back(act(next_actor, next_input + observations, 0, log_density));
+    const Rows input_rows = keep(inputs);
+    tape.push_back(load(0, input, observations, 0, input_rows));
+    tape.push_back(load(1, input + observations, actions, action_scale,
+                        {input_rows.offset + observations, input_rows.stride}));
+    std::vector<Pass> targets, trained;
+    for (std::size_t critic = 1; critic < plans.size(); ++critic) {
+      targets.push_back(pass(plans[critic], tape::kTarget, next_input, false));
+      forward(targets.back(), false, tape);
+      trained.push_back(pass(plans[critic], tape::kOnline, input, true));
+      trained.back().rows[0] = input_rows;
+      forward(trained.back(), true, tape);
+    }
+    tape.push_back({.operation = Operation::critic_loss,
+                    .in = trained[0].output(),
+                    .other = targets[0].output(),
+                    .extra = two ? trained[1].output() : kNone,
+                    .extra2 = two ? targets[1].output() : kNone,
+                    .extra3 = log_density,
+                    .out = trained[0].output_slope(),
+                    .out2 = two ? trained[1].output_slope() : kNone});
+    for (const Pass& pass : trained) backward(pass, false, tape, &programs[0].tiles);
+
+    // The critics' new weights judge the actor's actions: those of the first critic alone, or of both with entropy.
+    std::vector<Instruction>& actor_tape = programs[1].tape;
+    const bool both = settings.stochastic && two;
+    Pass actor = pass(plans[0], tape::kActor, input, true);
+    actor.rows[0] = keep(observations);
+    actor_tape.push_back(load(0, input, observations, 0, actor.rows[0]));
+    forward(actor, true, actor_tape);
+    actor_tape.push_back(act(actor, input + observations, 1, log_density));
+    if (!both) trained.resize(1);
+    for (Pass& pass : trained) forward(pass, false, actor_tape);
+    actor_tape.push_back({.operation = Operation::policy_loss,
+                          .in = trained[0].output(),
+                          .other = log_density,
+                          .extra = both ? trained[1].output() : kNone,
+                          .out = trained[0].output_slope(),
+                          .out2 = both ? trained[1].output_slope() : kNone});
+    for (const Pass& pass : trained) backward(pass, true, actor_tape, nullptr);
+    actor_tape.push_back({.operation = Operation::slope_act,
+                          .in = trained[0].slope(0) + observations,
+                          .other = actor.output(),
+                          .extra = both ? trained[1].slope(0) + observations : kNone,
+                          .extra2 = input + observations,
+                          .out = actor.output_slope()});
+    backward(actor, false, actor_tape, &programs[1].tiles);
+    return programs;
   }
 };
 
@@ -356,8 +437,8 @@ Moves moves_of(const LearnerSettings& settings, std::int64_t step) {
 void throw_diverged(const std::string& device) {
   throw LearnerError("The training step diverged on " + device +
                      ": the loss or the gradients are not finite. Look at the batch for NaN or huge observations and "
-                     "rewards; a smaller learning rate or max_grad_norm may help. Its weights are not to be used: "
-                     "--resume goes on from the last checkpoint.");
+                     "rewards; a smaller learning rate or max_grad_norm may help. Do not use its weights: --resume "
+                     "continues from the last checkpoint.");
 }
 
 void throw_wrong_action(std::size_t actions, std::size_t position) {
@@ -365,10 +446,7 @@ void throw_wrong_action(std::size_t actions, std::size_t position) {
                      "); found one that does not at position " + std::to_string(position) + " of the batch.");
 }
 
-DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, std::size_t observation_size,
-                         std::size_t action_bytes) {
-  const std::size_t bytes[5] = {observation_size * sizeof(float), action_bytes, sizeof(float),
-                                observation_size * sizeof(float), sizeof(float)};
+DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, const RowBytes& bytes) {
   if (rows != rows_) {
     for (int c = 0; c < 5; ++c) columns_[c] = {queue, rows * bytes[c], Placement::pinned};
     weights_ = {queue, rows, Placement::pinned};
@@ -382,30 +460,22 @@ DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, std::size_t obser
   return batch;
 }
 
-DeviceLearner::DeviceLearner(DeviceQueue& queue, LearnerModel model, LearnerCut cut)
-    : queue_(queue), model_(std::move(model)), cut_(cut) {
-  const std::size_t networks = model_.networks.size();
-  if (model_.actor_critic ? networks < 2 || networks > 3 : networks != 1)
-    throw LearnerError("A learner takes one network, or an actor and one or two critics; found " +
-                       std::to_string(networks) + ".");
+DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut)
+    : queue_(std::move(queue)), model_(std::move(model)), cut_(cut) {
   for (const NetworkSource& network : model_.networks) Plan{network};
-  // A CPU runs a work-group's lanes as one vector; a GPU wants more of them at once, and more groups.
-  if (cut_.slices == 0) cut_.slices = queue_.is_cpu() ? 1 : 8;
-  if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_.is_cpu() ? kWholeRows : 64;
+  // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
+  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : 8;
+  if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
   if (cut_.slices < 1 || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
     throw LearnerError("A step takes at least 1 slice and tiles of a multiple of " + std::to_string(kLanes) +
                        " columns; found " + std::to_string(cut_.slices) + " and " +
                        std::to_string(cut_.columns_per_tile) + ".");
   kernels_ = compile(tape::kAdam);
-  context_ = {queue_, 1, Placement::shared};
-  device_optimizers_ = {queue_, 3, Placement::shared};
-  totals_ = {queue_, 4, Placement::shared};
-  scales_ = {queue_, std::max<std::size_t>(model_.scales.size(), 1), Placement::shared};
+  context_ = {*queue_, 1, Placement::shared};
+  device_optimizers_ = {*queue_, 3, Placement::shared};
+  totals_ = {*queue_, 4, Placement::shared};
+  scales_ = {*queue_, std::max<std::size_t>(model_.scales.size(), 1), Placement::shared};
   std::copy(model_.scales.begin(), model_.scales.end(), scales_.data());
-}
-
-std::size_t DeviceLearner::action_bytes() const {
-  return model_.actor_critic ? model_.action_size * sizeof(float) : sizeof(std::int64_t);
 }
 
 void DeviceLearner::set(const LearnerSettings& settings) {
@@ -413,16 +483,8 @@ void DeviceLearner::set(const LearnerSettings& settings) {
                        (settings.max_grad_norm > 0) != (settings_.max_grad_norm > 0);
   settings_ = settings;
   if (rebuild) rows_ = 0;
-  tape::Context& context = context_[0];
-  context.stochastic = settings.stochastic;
-  context.saturation_penalty = settings.saturation_penalty;
-  context.target_noise = settings.target_noise;
-  context.noise_clip = settings.noise_clip;
-  context.log_std_low = settings.log_std_low;
-  context.log_std_high = settings.log_std_high;
-  context.target_entropy = settings.target_entropy;
-  context.max_grad_norm = settings.max_grad_norm;
-  context.noise_seed = settings.noise_seed;
+  context_[0].stochastic = settings.stochastic;
+  copy_settings(settings, context_[0]);
 }
 
 void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings) {
@@ -432,13 +494,13 @@ void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings
 }
 
 std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
-  return queue_.compile("learner",
+  return queue_->compile("learner",
                         {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
                         {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 
 DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
-  return own_.of(queue_, rows, model_.observation_size, action_bytes());
+  return own_.of(*queue_, rows, model_.row_bytes());
 }
 
 void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
@@ -449,140 +511,35 @@ void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
   context.priorities = batch.priorities;
 }
 
-DeviceLearner::Phase DeviceLearner::upload(const std::vector<Instruction>& tape, const std::vector<Tile>& tiles) {
-  Phase phase{{queue_, tape.size(), Placement::shared}, {queue_, tiles.size(), Placement::shared}};
-  std::copy(tape.begin(), tape.end(), phase.tape.data());
-  std::copy(tiles.begin(), tiles.end(), phase.tiles.data());
+DeviceLearner::Phase DeviceLearner::upload(const Program& program) {
+  Phase phase{{*queue_, program.tape.size(), Placement::shared}, {*queue_, program.tiles.size(), Placement::shared}};
+  std::copy(program.tape.begin(), program.tape.end(), phase.tape.data());
+  std::copy(program.tiles.begin(), program.tiles.end(), phase.tiles.data());
   return phase;
 }
 
 void DeviceLearner::build(std::size_t rows) {
   if (rows < 1) throw LearnerError("A batch needs at least one transition.");
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
-  Builder builder{groups * kLanes, cut_.columns_per_tile};
-  std::vector<Instruction> first, second;
-  std::vector<Tile> tiles, actor_tiles;
-  const int observations = static_cast<int>(model_.observation_size), actions = static_cast<int>(model_.action_size);
-  std::vector<Plan> plans;
-  for (const NetworkSource& network : model_.networks) plans.emplace_back(network);
+  std::vector<Plan> plans(model_.networks.begin(), model_.networks.end());
+  Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile};
+  std::vector<Program> programs;
+  if (model_.actor_critic)
+    programs = builder.actor_critic();
+  else
+    programs.push_back(builder.dqn());
 
-  if (!model_.actor_critic) {
-    const Plan& plan = plans[0];
-    const int next_input = builder.place(observations), input = builder.place(observations);
-    first.push_back(Builder::load(3, next_input, observations, kNone));
-    Pass next = builder.pass(plan, tape::kTarget, next_input, false);
-    builder.forward(next, false, first);
-    Pass chooser = next;
-    if (settings_.double_q) {
-      chooser = builder.pass(plan, tape::kOnline, next_input, false);
-      builder.forward(chooser, false, first);
-    }
-    Pass trained = builder.pass(plan, tape::kOnline, input, true);
-    Instruction loading = Builder::load(0, input, observations, kNone);
-    trained.rows[0] = builder.keep(observations);
-    Builder::keep_in(loading, trained.rows[0]);
-    first.push_back(loading);
-    builder.forward(trained, true, first);
-    Instruction loss{};
-    loss.operation = Operation::dqn_loss;
-    loss.in = trained.output();
-    loss.in_width = plan.output_width();
-    loss.other = next.output();
-    loss.extra = chooser.output();
-    loss.out = trained.output_slope();
-    first.push_back(loss);
-    builder.backward(trained, false, first, &tiles);
-  } else {
-    const int critics = static_cast<int>(plans.size()) - 1;
-    const int action_scale = 2 * observations, inputs = observations + actions;
-    const auto acts = [&](const Pass& actor, int out, int draw, int log_density) {
-      Instruction i{};
-      i.operation = Operation::act;
-      i.in = actor.output();
-      i.out = out;
-      i.column = draw;
-      i.extra = log_density;
-      return i;
-    };
-    // The critics: what the next action is worth, and what the one taken is.
-    const int next_input = builder.place(inputs), input = builder.place(inputs), log_density = builder.place(1);
-    first.push_back(Builder::load(3, next_input, observations, 0));
-    const int chooser = model_.parameters[tape::kTargetActor] != nullptr ? tape::kTargetActor : tape::kActor;
-    Pass next_actor = builder.pass(plans[0], chooser, next_input, false);
-    builder.forward(next_actor, false, first);
-    first.push_back(acts(next_actor, next_input + observations, 0, log_density));
-    Instruction observation = Builder::load(0, input, observations, 0);
-    Instruction action = Builder::load(1, input + observations, actions, action_scale);
-    const Rows input_rows = builder.keep(inputs);
-    Builder::keep_in(observation, input_rows);
-    Builder::keep_in(action, {input_rows.offset + observations, input_rows.stride});
-    first.push_back(observation);
-    first.push_back(action);
-    std::vector<Pass> judged, trained;
-    for (int k = 0; k < critics; ++k) {
-      judged.push_back(builder.pass(plans[static_cast<std::size_t>(k) + 1], tape::kTarget, next_input, false));
-      builder.forward(judged.back(), false, first);
-      trained.push_back(builder.pass(plans[static_cast<std::size_t>(k) + 1], tape::kOnline, input, true));
-      trained.back().rows[0] = input_rows;
-      builder.forward(trained.back(), true, first);
-    }
-    Instruction loss{};
-    loss.operation = Operation::critic_loss;
-    loss.in = trained[0].output();
-    loss.other = judged[0].output();
-    loss.out = trained[0].output_slope();
-    loss.extra3 = log_density;
-    if (critics == 2) {
-      loss.extra = trained[1].output();
-      loss.extra2 = judged[1].output();
-      loss.out2 = trained[1].output_slope();
-    }
-    first.push_back(loss);
-    for (const Pass& pass : trained) builder.backward(pass, false, first, &tiles);
-
-    // The actor: what it says is judged by the critics as they are now; without entropy by the first alone.
-    const int judges = settings_.stochastic ? critics : 1;
-    Instruction seen = Builder::load(0, input, observations, 0);
-    Pass actor = builder.pass(plans[0], tape::kActor, input, true);
-    actor.rows[0] = builder.keep(observations);
-    Builder::keep_in(seen, actor.rows[0]);
-    second.push_back(seen);
-    builder.forward(actor, true, second);
-    second.push_back(acts(actor, input + observations, 1, log_density));
-    for (int k = 0; k < judges; ++k) builder.forward(trained[static_cast<std::size_t>(k)], false, second);
-    Instruction objective{};
-    objective.operation = Operation::policy_loss;
-    objective.in = trained[0].output();
-    objective.other = log_density;
-    objective.out = trained[0].output_slope();
-    Instruction slopes{};
-    slopes.operation = Operation::slope_act;
-    slopes.in = trained[0].slope(0) + observations;
-    slopes.other = actor.output();
-    slopes.extra2 = input + observations;
-    slopes.out = actor.output_slope();
-    if (judges == 2) {
-      objective.extra = trained[1].output();
-      objective.out2 = trained[1].output_slope();
-      slopes.extra = trained[1].slope(0) + observations;
-    }
-    second.push_back(objective);
-    for (int k = 0; k < judges; ++k) builder.backward(trained[static_cast<std::size_t>(k)], true, second, nullptr);
-    second.push_back(slopes);
-    builder.backward(actor, false, second, &actor_tiles);
-  }
-
-  arena_ = {queue_, (static_cast<std::size_t>(builder.features) * groups + tape::kTileRows) * kLanes, Placement::device};
-  kept_rows_ = {queue_, static_cast<std::size_t>(builder.row_floats), Placement::device};
-  sums_ = {queue_, groups, Placement::device};
-  squares_ = {queue_, std::max(tiles.size(), actor_tiles.size()), Placement::device};
+  const std::size_t arena_rows = static_cast<std::size_t>(builder.features) * groups + tape::kTileRows;
+  arena_ = {*queue_, arena_rows * kLanes, Placement::device};
+  kept_rows_ = {*queue_, static_cast<std::size_t>(builder.row_floats), Placement::device};
+  sums_ = {*queue_, groups, Placement::device};
+  squares_ = {*queue_, std::max(programs.front().tiles.size(), programs.back().tiles.size()), Placement::device};
   if (settings_.max_grad_norm > 0) {
-    gradients_[0] = {queue_, model_.counts[tape::kOnline], Placement::device};
-    if (model_.actor_critic) gradients_[1] = {queue_, model_.counts[tape::kActor], Placement::device};
+    gradients_[0] = {*queue_, model_.counts[tape::kOnline], Placement::device};
+    if (model_.actor_critic) gradients_[1] = {*queue_, model_.counts[tape::kActor], Placement::device};
   }
   phases_.clear();
-  phases_.push_back(upload(first, tiles));
-  if (model_.actor_critic) phases_.push_back(upload(second, actor_tiles));
+  for (const Program& program : programs) phases_.push_back(upload(program));
   tape::Context& context = context_[0];
   std::copy(model_.parameters, model_.parameters + 4, context.parameters);
   context.arena = arena_.data();
@@ -597,28 +554,25 @@ void DeviceLearner::build(std::size_t rows) {
   context.arena_features = builder.features;
   context.batch = static_cast<std::int32_t>(rows);
   context.groups = static_cast<std::int32_t>(groups);
-  context.observation_size = observations;
-  context.action_size = actions;
-  context.critics = static_cast<std::int32_t>(plans.size()) - 1;
+  context.observation_size = static_cast<std::int32_t>(model_.observation_size);
+  context.action_size = static_cast<std::int32_t>(model_.action_size);
+  context.critics = static_cast<std::int32_t>(model_.networks.size()) - 1;
   rows_ = rows;
   groups_ = groups;
-}
-
-tape::StepArguments DeviceLearner::advance(Which which) {
-  return next_step(optimizers_[which], launched_[which]++);
 }
 
 void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64_t step, float target) {
   const auto slices = static_cast<std::size_t>(cut_.slices);
   tape::Context* context = context_.data();
-  queue_.launch_rows((*kernels_)["pearl_run_tape"], groups_, slices, kLanes, context,
+  queue_->launch_rows((*kernels_)["pearl_run_tape"], groups_, slices, kLanes, context,
                      static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),
                      static_cast<std::uint64_t>(step));
   const Tile* tiles = phase.tiles.data();
   if (settings_.max_grad_norm > 0)
-    queue_.launch((*kernels_)["pearl_gradients"], phase.tiles.size(), kLanes, context, tiles, static_cast<int>(policy));
+    queue_->launch((*kernels_)["pearl_gradients"], phase.tiles.size(), kLanes, context, tiles,
+                   static_cast<int>(policy));
   const tape::StepArguments arguments = advance(which);
-  queue_.launch((*movers_[which])["pearl_move_weights"], phase.tiles.size(), kLanes, context, tiles,
+  queue_->launch((*movers_[which])["pearl_move_weights"], phase.tiles.size(), kLanes, context, tiles,
                 static_cast<int>(phase.tiles.size()), static_cast<const tape::Optimizer*>(&device_optimizers_[which]),
                 arguments.step_size, arguments.denominator, arguments.fresh, target, static_cast<int>(policy));
 }
@@ -630,13 +584,13 @@ void DeviceLearner::launch(std::int64_t step) {
   run(phases_[1], true, kActor, step, target);
   if (model_.log_alpha == nullptr || movers_[kTemperature] == nullptr) return;
   const tape::StepArguments arguments = advance(kTemperature);
-  queue_.launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, context_.data(),
+  queue_->launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, context_.data(),
                 static_cast<const tape::Optimizer*>(&device_optimizers_[kTemperature]), arguments.step_size,
                 arguments.denominator, arguments.fresh);
 }
 
 LearnerMetrics DeviceLearner::finish() {
-  queue_.wait();
+  queue_->wait();
   tape::Context& context = context_[0];
   const std::int64_t done = context.steps, launched = launched_[kMain];
   LearnerMetrics metrics;
@@ -653,7 +607,7 @@ LearnerMetrics DeviceLearner::finish() {
   for (int which = 0; which < 3; ++which) {
     OptimizerSettings& optimizer = optimizers_[which];
     std::int64_t moved = launched_[which];
-    // Of a run of steps that ended early, the others' share.
+    // A failed run of steps ended early: the same share of the other optimizers' steps counts.
     if (failed && launched > 0) moved = moved * done / launched;
     if (optimizer.adam && optimizer.steps != nullptr) *optimizer.steps += static_cast<float>(moved);
     if (launched_[which] > 0) optimizer.fresh = false;
@@ -663,7 +617,7 @@ LearnerMetrics DeviceLearner::finish() {
   const int failure = std::exchange(context.failure, 0), at = context.failed_at;
   if (failure == tape::kWrongAction)
     throw_wrong_action(static_cast<std::size_t>(Plan(model_.networks[0]).output_width()), static_cast<std::size_t>(at));
-  throw_diverged(queue_.name());
+  throw_diverged(queue_->name());
 }
 
 }  // namespace pearl::device

@@ -1,10 +1,10 @@
 // The Learner on a SYCL device: networks of linear layers, trained by DQN, DDPG, TD3 and SAC in a few launches per step.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,29 +15,38 @@
 
 namespace pearl::device {
 
-// What is trained. Parameters are the caller's, in memory that host and device see (Placement::shared), and outlive it.
+// Of each column of a transition: obs, action, reward, next_obs, discount.
+using RowBytes = std::array<std::size_t, 5>;
+
+// The model to train. The caller owns the parameters, which lie in Placement::shared memory and outlive the learner.
 struct LearnerModel {
   bool actor_critic = false;
   std::vector<NetworkSource> networks;  // DQN: one; else the actor, then one or two critics that share one vector
-  float* parameters[4] = {};            // tape::Vector; a target may be null where there is none
+  float* parameters[4] = {};            // tape::Vector; null where there is no such target
   std::size_t counts[4] = {};
   std::vector<float> scales;  // centers and half ranges: of observations, then of actions
   std::size_t observation_size = 0, action_size = 0;
   float* log_alpha = nullptr;  // SAC
+
+  RowBytes row_bytes() const {
+    const std::size_t observation = observation_size * sizeof(float);
+    return {observation, actor_critic ? action_size * sizeof(float) : sizeof(std::int64_t), sizeof(float), observation,
+            sizeof(float)};
+  }
 };
 
 struct LearnerSettings {
   bool double_q = false, stochastic = false;
   float saturation_penalty = 0, target_noise = 0, noise_clip = 0, log_std_low = -20, log_std_high = 2;
   float target_entropy = 0, max_grad_norm = 0;
-  double tau = 1.0;                    // below 1: the targets move so far in each step that moves them
-  std::int64_t target_interval = 1;    // else they are copied in every such step
-  std::int64_t policy_delay = 1;       // TD3: policy and targets move in every such step
+  double tau = 1.0;                  // below 1: how far the targets move in each step that moves them
+  std::int64_t target_interval = 1;  // for tau = 1: targets are copied every so many steps
+  std::int64_t policy_delay = 1;     // TD3: policy and targets move every so many steps
   std::uint64_t noise_seed = 0;
 };
 
-// How a step is cut up: PEARL_SLICES of the kernels, and how many columns of a matrix a work-group moves, a multiple of
-// tape::kLanes. 0: what suits the device.
+// How a step is divided: PEARL_SLICES of the kernels, and the columns of a matrix that a work-group moves, a multiple
+// of tape::kLanes. 0: chosen for the device.
 struct LearnerCut {
   int slices = 0, columns_per_tile = 0;
 };
@@ -49,17 +58,30 @@ struct OptimizerSettings {
   float* steps = nullptr;                                            // host memory; Adam
 };
 
-// What kernels are told of an optimizer, and of its next step, where `before` steps are under way already.
+// The kernels' view of an optimizer, and of its next step after `before` steps that are already enqueued.
 tape::Rule rule_of(const OptimizerSettings& settings);
 tape::Optimizer on_device(const OptimizerSettings& settings);
 tape::StepArguments next_step(const OptimizerSettings& settings, std::int64_t before);
 
-// Which weights the `step`-th step moves, from 0, beside the critics' or DQN's: the policy's, and how far the targets.
+// What step number `step`, from 0, moves in addition to the weights of the critics or of DQN.
 struct Moves {
   bool policy;
-  float target;
+  float target;  // how far the targets move
 };
 Moves moves_of(const LearnerSettings& settings, std::int64_t step);
+
+// Copies the settings that kernels read to their context.
+template <class Context>
+void copy_settings(const LearnerSettings& settings, Context& context) {
+  context.saturation_penalty = settings.saturation_penalty;
+  context.target_noise = settings.target_noise;
+  context.noise_clip = settings.noise_clip;
+  context.log_std_low = settings.log_std_low;
+  context.log_std_high = settings.log_std_high;
+  context.target_entropy = settings.target_entropy;
+  context.max_grad_norm = settings.max_grad_norm;
+  context.noise_seed = settings.noise_seed;
+}
 
 [[noreturn]] void throw_diverged(const std::string& device);
 [[noreturn]] void throw_wrong_action(std::size_t actions, std::size_t position);
@@ -76,10 +98,10 @@ struct DeviceBatch {
   float* priorities = nullptr;
 };
 
-// Memory for a batch of the host's; its addresses stay until the count of rows changes.
+// Memory for a batch from the host. Its addresses change only with the number of rows.
 class OwnBatch {
  public:
-  DeviceBatch of(DeviceQueue& queue, std::size_t rows, std::size_t observation_size, std::size_t action_bytes);
+  DeviceBatch of(DeviceQueue& queue, std::size_t rows, const RowBytes& bytes);
 
  private:
   std::size_t rows_ = 0;
@@ -93,41 +115,42 @@ enum LearnerWhich { kMain = 0, kActor = 1, kTemperature = 2 };
 class DeviceLearner {
  public:
   using Which = LearnerWhich;
+  using Cut = LearnerCut;
 
-  // Throws LearnerError naming what does not fit.
-  DeviceLearner(DeviceQueue& queue, LearnerModel model, LearnerCut cut = {});
+  // Throws LearnerError for a network that the kernels cannot run, or a cut that does not fit them.
+  DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut);
 
-  // While nothing is under way.
+  // While no step is enqueued.
   void set(const LearnerSettings& settings);
   void set_optimizer(Which which, const OptimizerSettings& settings);
-  // Steps from now on are of `rows` transitions, which lie in `batch`.
+  // The next steps train on the `rows` transitions in `batch`.
   void set_batch(std::size_t rows, const DeviceBatch& batch);
   DeviceBatch own_batch(std::size_t rows);
 
-  // Enqueues one step, the `step`-th of all, from 0. Returns at once.
+  // Enqueues step number `step`, from 0. Returns at once.
   void launch(std::int64_t step);
-  // Waits for all steps launched since the last time. Throws LearnerError where one failed: none after it has moved any
-  // weight.
+  // Waits for all steps launched since the last call. Throws LearnerError where one failed; the steps after it have
+  // moved no weight.
   LearnerMetrics finish();
 
-  std::size_t observation_size() const { return model_.observation_size; }
-  std::size_t action_bytes() const;
-  DeviceQueue& queue() { return queue_; }
+  RowBytes row_bytes() const { return model_.row_bytes(); }
+  DeviceQueue& queue() { return *queue_; }
 
  private:
   struct Phase {
     DeviceArray<tape::Instruction> tape;
     DeviceArray<tape::Tile> tiles;
   };
+  struct Program;
   struct Builder;
 
   std::shared_ptr<const Kernels> compile(int rule);
   void build(std::size_t rows);
-  Phase upload(const std::vector<tape::Instruction>& tape, const std::vector<tape::Tile>& tiles);
+  Phase upload(const Program& program);
   void run(const Phase& phase, bool policy, Which which, std::int64_t step, float target);
-  tape::StepArguments advance(Which which);
+  tape::StepArguments advance(Which which) { return next_step(optimizers_[which], launched_[which]++); }
 
-  DeviceQueue& queue_;
+  const std::shared_ptr<DeviceQueue> queue_;
   LearnerModel model_;
   LearnerSettings settings_;
   OptimizerSettings optimizers_[3];

@@ -1,5 +1,5 @@
-// The Learner: one kernel runs a tape (pearl/tape.hpp) on 16 transitions per work-group, forward, loss and backward; one
-// moves the weights, a tile per work-group. PEARL_SLICES groups of 16 lanes share the neurons of each layer.
+// The Learner: one kernel runs a tape (pearl/tape.hpp) of forward, loss and backward, on 16 transitions per work-group;
+// another moves the weights, a tile per work-group. PEARL_SLICES groups of 16 lanes share the neurons of each layer.
 #include <sycl/sycl.hpp>
 
 #include "pearl/device_learner.hpp"
@@ -19,7 +19,7 @@ using namespace pearl::tape;
 
 namespace {
 
-// What one lane sees: its transition in the arena.
+// One lane's view: its transition in the arena.
 struct Lane {
   const Context& context;
   float* arena;  // of the work-group, at this lane
@@ -100,7 +100,7 @@ inline void load(const Lane& lane, const Instruction& i) {
   }
 }
 
-// What the gradients of weights need row by row.
+// Stores a result row by row, for the gradients of weights.
 inline void keep_rows(const Lane& lane, const Instruction& i) {
   float* rows = lane.context.rows + i.rows + lane.row * i.rows_stride;
   const float* y = lane.at(i.out);
@@ -202,10 +202,6 @@ inline void reduce(const Lane& lane, const Instruction& i) {
   *y = (i.flags & kAccumulate) != 0 ? *y + i.scalar * sum : i.scalar * sum;
 }
 
-struct Scored {
-  float loss = 0.0f, td_error = 0.0f, policy_loss = 0.0f, entropy_gap = 0.0f;
-};
-
 inline void fail(const Lane& lane, int failure) {
   Context& context = const_cast<Context&>(lane.context);
   context.failed_at = static_cast<int>(lane.row);
@@ -224,7 +220,7 @@ inline int best_action(const float* values, int actions) {
   return best;
 }
 
-inline void dqn_loss(const Lane& lane, const Instruction& i, Scored& scored) {
+inline void dqn_loss(const Lane& lane, const Instruction& i, Sums& scored) {
   if (lane.slice != 0) return;
   const Context& c = lane.context;
   float* slopes = lane.at(i.out);
@@ -281,7 +277,7 @@ inline void act(const Lane& lane, const Instruction& i, std::uint64_t step) {
   if (i.extra != kNone) lane.at(i.extra)[0] = log_density;
 }
 
-inline void critic_loss(const Lane& lane, const Instruction& i, Scored& scored) {
+inline void critic_loss(const Lane& lane, const Instruction& i, Sums& scored) {
   if (lane.slice != 0) return;
   const Context& c = lane.context;
   const bool two = c.critics == 2;
@@ -311,14 +307,14 @@ inline void critic_loss(const Lane& lane, const Instruction& i, Scored& scored) 
   scored.td_error += largest;
 }
 
-inline void policy_loss(const Lane& lane, const Instruction& i, Scored& scored) {
+inline void policy_loss(const Lane& lane, const Instruction& i, Sums& scored) {
   if (lane.slice != 0) return;
   const Context& c = lane.context;
   const bool two = i.extra != kNone, real = lane.row < c.batch;
   const float share = real ? 1.0f / static_cast<float>(c.batch) : 0.0f;
   float value = lane.at(i.in)[0], first_share = 1.0f;
   if (two) {
-    // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
+    // The smaller critic gets the gradient; equal ones share it, as in torch.minimum.
     const float second = lane.at(i.extra)[0];
     first_share = value < second ? 1.0f : value == second ? 0.5f : 0.0f;
     lane.at(i.out2)[0] = -share * (1.0f - first_share);
@@ -350,7 +346,7 @@ inline void slope_act(const Lane& lane, const Instruction& i, std::uint64_t step
       const float excess = sycl::fabs(said) - kLinearRange;
       if (excess > 0.0f) slope += sycl::copysign(2.0f * c.saturation_penalty * excess * share, said);
     } else {
-      // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
+      // The log density contains -log(1 - tanh^2), whose slope is 2 tanh, and -log_std.
       slope += 2.0f * temperature * share * unit;
       const float raw = lane.at(i.other + actions + a)[0];
       const std::uint64_t index = static_cast<std::uint64_t>(lane.row) * actions + a;
@@ -369,7 +365,7 @@ inline float sum_of_lanes(const sycl::nd_item<2>& item, float value) {
 template <bool has_targets>
 using Mover = WeightMover<PEARL_RULE, has_targets>;
 
-// Calls visit(place in the vector, gradient) for what this lane has of a tile.
+// Calls visit(place in the vector, gradient) for this lane's part of a tile.
 template <class Visit>
 inline void for_gradients(const Context& c, const Tile& tile, int lane, Visit visit) {
   const std::int64_t group_floats = c.arena_features * kLanes;
@@ -395,7 +391,7 @@ inline void for_gradients(const Context& c, const Tile& tile, int lane, Visit vi
 #pragma unroll
         for (int j = 0; j < kTileRows; ++j) sums[j] += slopes[j * kLanes + r] * value;
       }
-    // All 8, so that the sums stay in registers; whole vectors apart, so that these need no masks.
+    // Loops over all 8 keep the sums in registers. Full vectors have their own branch: they need no masks.
     std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first) * tile.in + k;
     if (begin + kLanes <= tile.in) {
 #pragma unroll
@@ -409,7 +405,7 @@ inline void for_gradients(const Context& c, const Tile& tile, int lane, Visit vi
   }
 }
 
-// The same for gradients that were kept.
+// The same for stored gradients.
 template <class Visit>
 inline void for_kept_gradients(const Tile& tile, int lane, const float* gradients, Visit visit) {
   if (tile.in == 0 || tile.begin == 0) {
@@ -432,7 +428,7 @@ inline void move_tile(const Context& c, const Tile& tile, int lane, int policy, 
     for_gradients(c, tile, lane, move);
 }
 
-// The sums over all work-groups of the tape; false, and the failure noted, where a loss is not finite.
+// Adds up the sums of all work-groups. Records a failure and returns false where the loss is not finite.
 inline bool healthy(Context& c, bool policy, Sums& total) {
   total = {};
   for (int g = 0; g < c.groups; ++g) {
@@ -458,7 +454,7 @@ PEARL_KERNEL pearl_run_tape(Context* context, const Instruction* tape, int count
   const int lane_index = static_cast<int>(item.get_local_id(1));
   const Lane lane{c, c.arena + c.arena_features * kLanes * group + lane_index, lane_index,
                   static_cast<int>(item.get_local_id(0)), static_cast<std::int64_t>(group) * kLanes + lane_index};
-  Scored scored;
+  Sums scored{};
   for (int index = 0; index < count; ++index) {
     const Instruction& i = tape[index];
     switch (i.operation) {
@@ -496,7 +492,7 @@ PEARL_KERNEL pearl_run_tape(Context* context, const Instruction* tape, int count
   if (lane_index == 0 && lane.slice == 0) c.sums[group] = {loss, td_error, policy, gap};
 }
 
-// Gradients of all tiles, and their squares: where they are clipped.
+// With clipping: stores the gradients of all tiles, and the sums of their squares.
 PEARL_KERNEL pearl_gradients(Context* context, const Tile* tiles, int policy) {
   const auto item = syclext::this_work_item::get_nd_item<2>();
   const Context& c = *context;
@@ -512,7 +508,7 @@ PEARL_KERNEL pearl_gradients(Context* context, const Tile* tiles, int policy) {
   if (lane == 0) c.squares[group] = squares;
 }
 
-// Moves the weights of all tiles: from their slopes, or where they are clipped from the gradients that are there.
+// Moves the weights of all tiles: by their slopes or, with clipping, by the stored gradients.
 PEARL_KERNEL pearl_move_weights(Context* context, const Tile* tiles, int count, const Optimizer* optimizer,
                                 float step_size, float denominator, float fresh, float target, int policy) {
   const auto item = syclext::this_work_item::get_nd_item<2>();

@@ -13,7 +13,7 @@ namespace {
 
 using HeldDeviceLearner = HeldLearner<DeviceLearner>;
 
-// A loop on the caller's queues and policy.
+// A training loop, and the caller's arrays that it works on.
 struct HeldLoop {
   HeldLoop(HeldDeviceLearner& learner, std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<ColumnStore> storage,
            std::size_t batch_size, bindings::OnBuffer<SlotQueue>& grants, bindings::OnBuffer<SlotQueue>& done,
@@ -42,10 +42,11 @@ py::tuple last_batch(const HeldLoop& held) {
     held.loop.last_column(i, bytes.mutable_data());
     columns.append(bytes);
   }
-  const std::vector<std::int64_t> indices = held.loop.last_indices();
-  const std::vector<float> weights = held.loop.last_weights();
-  return py::make_tuple(Array<std::int64_t>(static_cast<py::ssize_t>(indices.size()), indices.data()),
-                        Floats(static_cast<py::ssize_t>(weights.size()), weights.data()), columns);
+  const auto rows = static_cast<py::ssize_t>(held.loop.drawn());
+  Array<std::int64_t> indices(rows);
+  Floats weights(rows);
+  held.loop.last_draw(indices.mutable_data(), weights.mutable_data());
+  return py::make_tuple(std::move(indices), std::move(weights), columns);
 }
 
 }  // namespace
@@ -53,22 +54,9 @@ py::tuple last_batch(const HeldLoop& held) {
 void bind_learner(py::module_& module) {
   py::class_<HeldDeviceLearner> learner(module, "Learner",
                                         "Networks of linear layers and their update rule on a device.");
-  learner.def(py::init([](std::shared_ptr<DeviceQueue> queue, bool actor_critic, const Networks& networks,
-                          const std::array<OptionalFloats, 4>& parameters, const Floats& scales,
-                          std::size_t observation_size, std::size_t action_size, const OptionalFloats& log_alpha,
-                          int slices, int columns_per_tile) {
-                const auto make = [&](const std::shared_ptr<DeviceQueue>& on, LearnerModel model) {
-                  return std::make_unique<DeviceLearner>(*on, std::move(model), LearnerCut{slices, columns_per_tile});
-                };
-                return std::make_unique<HeldDeviceLearner>(std::move(queue), actor_critic, networks, parameters, scales,
-                                                           observation_size, action_size, log_alpha, make);
-              }),
-              py::arg("queue"), py::arg("actor_critic"), py::arg("networks"), py::arg("parameters"), py::arg("scales"),
-              py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert(), py::kw_only(),
-              py::arg("slices") = 0, py::arg("columns_per_tile") = 0);
-  bind_learner_methods(learner);
+  bind_learner_methods<DeviceLearner, int, int>(learner, py::arg("slices") = 0, py::arg("columns_per_tile") = 0);
 
-  py::class_<HeldLoop> loop(module, "TrainingLoop", "Setting 2 on a device; as pearl._native.TrainingLoop.");
+  py::class_<HeldLoop> loop(module, "TrainingLoop", "Setting 2 on a device, as pearl._native.TrainingLoop.");
   bindings::bind_loop_methods(loop)
       .def(py::init<HeldDeviceLearner&, std::shared_ptr<SumTreeReplay>, std::shared_ptr<ColumnStore>, std::size_t,
                     bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<Snapshot>&,

@@ -1,4 +1,4 @@
-// What the Learners' Python bindings have in common.
+// The part that the Learners' Python bindings share.
 #pragma once
 
 #include <array>
@@ -39,30 +39,29 @@ inline void check_size(const Floats& array, const char* name, std::size_t size) 
                        std::to_string(array.size()) + ".");
 }
 
-// Memory of `size` numbers that kernels see too, and write to.
+// The memory of an array of `size` numbers that kernels read and write; null for None.
 inline float* shared_memory(DeviceQueue& queue, const OptionalFloats& array, const char* name, std::size_t size) {
   if (!array) return nullptr;
   check_size(*array, name, size);
-  float* data = Floats(*array).mutable_data();  // ValueError for memory that is not to be written to
+  float* data = Floats(*array).mutable_data();  // ValueError for read-only memory
   if (sycl::get_pointer_type(data, queue.sycl().get_context()) == sycl::usm::alloc::unknown)
     throw LearnerError(std::string(name) +
-                       " must lie in memory that the device shares: make it by Queue.shared_floats.");
+                       " must lie in memory that the device shares: use Queue.shared_floats.");
   return data;
 }
 
 using Networks = std::vector<std::pair<std::size_t, std::vector<OpTuple>>>;
 
-// A learner, DeviceLearner or FpgaLearner, and the arrays that it works on. `make` builds it of its model.
+// A learner (DeviceLearner or FpgaLearner) and the arrays that it works on.
 template <class Kernel>
 struct HeldLearner {
-  template <class Make>
   HeldLearner(std::shared_ptr<DeviceQueue> on, bool actor_critic, const Networks& networks,
               const std::array<OptionalFloats, 4>& parameters, const Floats& scales, std::size_t observation_size,
-              std::size_t action_size, const OptionalFloats& log_alpha, Make make)
-      : queue(std::move(on)),
-        arrays(parameters),
-        alpha(log_alpha),
-        learner(make(queue, model_of(actor_critic, networks, scales, observation_size, action_size))) {}
+              std::size_t action_size, const OptionalFloats& log_alpha, const typename Kernel::Cut& cut)
+      : queue(std::move(on)), arrays(parameters), alpha(log_alpha) {
+    LearnerModel model = model_of(actor_critic, networks, scales, observation_size, action_size);
+    learner = std::make_unique<Kernel>(queue, std::move(model), cut);
+  }
 
   LearnerModel model_of(bool actor_critic, const Networks& networks, const Floats& scales,
                         std::size_t observation_size, std::size_t action_size) {
@@ -83,7 +82,7 @@ struct HeldLearner {
     return model;
   }
 
-  // Kernels check nothing: what networks reach for must be there.
+  // Throws LearnerError for networks that do not fit the parameters and transitions: kernels check nothing.
   static void check_model(const LearnerModel& model, std::size_t observations, std::size_t actions,
                           std::size_t scales) {
     const auto check = [&](std::size_t network, std::size_t vector, std::size_t inputs, bool wanted) {
@@ -94,14 +93,17 @@ struct HeldLearner {
         throw LearnerError("Network " + std::to_string(network) + " takes " + std::to_string(source.inputs) +
                            " inputs; its transitions have " + std::to_string(inputs) + ".");
     };
-    if (model.networks.empty()) throw LearnerError("A learner needs at least one network; found none.");
+    const std::size_t networks = model.networks.size();
+    if (model.actor_critic ? networks < 2 || networks > 3 : networks != 1)
+      throw LearnerError("A learner takes one network, or an actor and one or two critics; found " +
+                         std::to_string(networks) + ".");
     if (!model.actor_critic) {
       for (const std::size_t vector : {tape::kOnline, tape::kTarget}) check(0, vector, observations, true);
       return;
     }
     check(0, tape::kActor, observations, true);
     check(0, tape::kTargetActor, observations, false);
-    for (std::size_t critic = 1; critic < model.networks.size(); ++critic)
+    for (std::size_t critic = 1; critic < networks; ++critic)
       for (const std::size_t vector : {tape::kOnline, tape::kTarget})
         check(critic, vector, observations + actions, true);
     const std::size_t outputs = model.networks[0].ops.back().width;
@@ -150,7 +152,7 @@ struct HeldLearner {
                          std::to_string(target_interval) + " and " + std::to_string(policy_delay) + ".");
     if (stochastic && !twofold) throw LearnerError("A stochastic actor needs two outputs for each action: a mean and a deviation.");
   }
-  // How many parameters an optimizer has.
+  // The number of an optimizer's parameters.
   std::size_t size_of(int which) const {
     if (which < 0 || which > 2) throw LearnerError("Optimizers are 0, 1 and 2; found " + std::to_string(which) + ".");
     if (counts[static_cast<std::size_t>(which)] == 0)
@@ -180,15 +182,23 @@ inline py::dict as_dict(const LearnerMetrics& metrics) {
   return out;
 }
 
-// One step on columns of the host.
+// Binds a method of a learner, called without the GIL.
+template <class Kernel, class Result, class... Arguments>
+auto on_learner(Result (Kernel::*method)(Arguments...)) {
+  return [method](HeldLearner<Kernel>& self, Arguments... arguments) {
+    const Released released;
+    return (self.learner.get()->*method)(arguments...);
+  };
+}
+
+// One step on columns in host memory.
 template <class Kernel>
 std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py::array>& columns,
                                  const Floats& weights, std::int64_t number) {
   const auto rows = static_cast<std::size_t>(weights.size());
   if (rows < 1) throw LearnerError("A batch needs at least one transition; found none.");
   const DeviceBatch batch = self.learner->own_batch(rows);
-  const std::size_t observation = self.learner->observation_size() * sizeof(float);
-  const std::size_t bytes[5] = {observation, self.learner->action_bytes(), sizeof(float), observation, sizeof(float)};
+  const RowBytes bytes = self.learner->row_bytes();
   static constexpr const char* names[5] = {"obs", "action", "reward", "next_obs", "discount"};
   if (columns.size() != 5)
     throw LearnerError("A batch has five columns; found " + std::to_string(columns.size()) + ".");
@@ -197,7 +207,7 @@ std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py
     if (!contiguous || static_cast<std::size_t>(columns[c].nbytes()) != rows * bytes[c])
       throw LearnerError(std::string("Column \"") + names[c] + "\" must hold " + std::to_string(rows) + " rows of " +
                          std::to_string(bytes[c]) + " bytes; found " + std::to_string(columns[c].nbytes()) +
-                         " in all.");
+                         " bytes in total.");
     std::memcpy(const_cast<void*>(batch.columns[c]), columns[c].data(), rows * bytes[c]);
   }
   std::memcpy(const_cast<float*>(batch.weights), weights.data(), rows * sizeof(float));
@@ -214,11 +224,23 @@ std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py
   return {priorities, as_dict(metrics)};
 }
 
-// Its settings, optimizers and steps.
-template <class Kernel>
-void bind_learner_methods(py::class_<HeldLearner<Kernel>>& cls) {
+// Binds the constructor, which takes the `Fields` of the learner's cut as keywords named by `options`; settings,
+// optimizers and steps.
+template <class Kernel, class... Fields, class... Options>
+void bind_learner_methods(py::class_<HeldLearner<Kernel>>& cls, const Options&... options) {
   using Held = HeldLearner<Kernel>;
-  cls.def(
+  cls.def(py::init([](std::shared_ptr<DeviceQueue> queue, bool actor_critic, const Networks& networks,
+                      const std::array<OptionalFloats, 4>& parameters, const Floats& scales,
+                      std::size_t observation_size, std::size_t action_size, const OptionalFloats& log_alpha,
+                      Fields... fields) {
+            return std::make_unique<Held>(std::move(queue), actor_critic, networks, parameters, scales,
+                                          observation_size, action_size, log_alpha,
+                                          typename Kernel::Cut{std::move(fields)...});
+          }),
+          py::arg("queue"), py::arg("actor_critic"), py::arg("networks"), py::arg("parameters"), py::arg("scales"),
+          py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert(), py::kw_only(),
+          options...)
+      .def(
           "set",
           [](Held& self, bool double_q, bool stochastic, float saturation_penalty, float target_noise,
              float noise_clip, float log_std_low, float log_std_high, float target_entropy, float max_grad_norm,

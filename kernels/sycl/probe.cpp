@@ -17,6 +17,14 @@ std::vector<double> times_us(std::size_t repeats, Work work) {
   return times;
 }
 
+std::vector<double> copied_us(DeviceQueue& queue, void* to, const void* from, std::size_t bytes, std::size_t repeats) {
+  sycl::queue on = queue.sycl();
+  return times_us(repeats, [&] {
+    on.memcpy(to, from, bytes);
+    queue.wait();
+  });
+}
+
 }  // namespace
 
 std::vector<double> launch_times_us(DeviceQueue& queue, std::size_t launches, std::size_t repeats) {
@@ -31,22 +39,15 @@ std::vector<double> launch_times_us(DeviceQueue& queue, std::size_t launches, st
 
 std::vector<double> memory_times_us(DeviceQueue& queue, std::size_t bytes, std::size_t repeats) {
   const DeviceArray<char> source(queue, bytes, Placement::device), target(queue, bytes, Placement::device);
-  sycl::queue on = queue.sycl();
-  return times_us(repeats, [&] {
-    on.memcpy(target.data(), source.data(), bytes);
-    queue.wait();
-  });
+  return copied_us(queue, target.data(), source.data(), bytes, repeats);
 }
 
 std::vector<double> copy_times_us(DeviceQueue& queue, std::size_t bytes, bool to_device, std::size_t repeats) {
   const DeviceArray<char> there(queue, bytes, Placement::device);
-  const std::vector<char> here(bytes);
-  sycl::queue target = queue.sycl();
-  return times_us(repeats, [&] {
-    char* const source = const_cast<char*>(here.data());
-    target.memcpy(to_device ? there.data() : source, to_device ? source : there.data(), bytes);
-    queue.wait();
-  });
+  std::vector<char> here(bytes);
+  void* const to = to_device ? there.data() : here.data();
+  const void* const from = to_device ? here.data() : there.data();
+  return copied_us(queue, to, from, bytes, repeats);
 }
 
 }  // namespace pearl::device

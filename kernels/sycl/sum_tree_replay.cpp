@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <numeric>
 #include <string>
 
 #include "pearl/errors.hpp"
 #include "pearl/quantise.hpp"
 #include "pearl/replay_kernels.hpp"
+#include "replay_batch.hpp"
 
 namespace pearl::device {
 namespace {
 
 constexpr std::size_t kPadding = 16;
-constexpr std::size_t kMostItems = (std::size_t{1} << 31) - 1;  // of a batch: positions have 31 bits
+constexpr const char* kDevice = "a SYCL device";
 constexpr UpdateRefusal kNoRefusal{kNowhere, kNowhere, kNowhere};
 
 std::size_t round_up(std::size_t count, std::size_t multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -29,13 +29,7 @@ unsigned checked_fanout(unsigned fanout, bool needed) {
   throw ReplayError("Fanout must be a power of two from 2 to 256; found " + std::to_string(fanout) + ".");
 }
 
-void check_count(std::size_t count) {
-  if (count > kMostItems)
-    throw ReplayError("A batch on a SYCL device has at most " + std::to_string(kMostItems) + " items; found " +
-                      std::to_string(count) + ".");
-}
-
-// Whether the slots follow one another around a ring, so that none comes twice.
+// Whether the slots are consecutive around a ring, so that none occurs twice.
 bool in_turn(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
   if (count > capacity) return false;
   const auto end = static_cast<std::int64_t>(capacity);
@@ -44,7 +38,7 @@ bool in_turn(const std::int64_t* indices, std::size_t count, std::size_t capacit
   return true;
 }
 
-// The positions of those of a batch that last: of duplicates the last.
+// The positions in a batch that take effect: of duplicate slots, the last one.
 std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
   std::vector<std::size_t> positions(count);
   std::iota(positions.begin(), positions.end(), std::size_t{0});
@@ -55,11 +49,6 @@ std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count,
   const auto same = [&](std::size_t a, std::size_t b) { return indices[a] == indices[b]; };
   positions.erase(std::unique(positions.begin(), positions.end(), same), positions.end());
   return positions;
-}
-
-[[noreturn]] void throw_unwritten(std::int64_t index, std::uint32_t position) {
-  throw ReplayError("Index " + std::to_string(index) + " at position " + std::to_string(position) +
-                    " was never inserted: only written slots can be updated.");
 }
 
 }  // namespace
@@ -81,7 +70,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
       capacity_(checked_capacity(capacity)),
       fanout_(checked_fanout(fanout, options.selection == Selection::kPrioritized)),
       prioritized_(options.selection == Selection::kPrioritized),
-      alpha_(alpha) {
+      known_{.alpha = alpha, .seed = seed} {
   check_exponent("alpha", alpha);
   memory_.capacity = capacity_;
   memory_.seed = seed;
@@ -113,7 +102,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   memory_.sums = sums_.data();
   memory_.slots = slots_.data();
   memory_.progress = progress_.data();
-  memory_.alpha_q28 = exponent_q28(alpha_);
+  memory_.alpha_q28 = exponent_q28(known_.alpha);
   publish();
   kernels_ = queue_->compile("sum_tree_replay",
                              {"pearl_sample", "pearl_sample_rows", "pearl_insert", "pearl_update", "pearl_retrieve",
@@ -138,15 +127,13 @@ void SumTreeReplay::close() {
   staging_ = {};
 }
 
-// Hands what kernels need to know of the replay to the device.
+// Copies the kernels' view of the replay to the device.
 void SumTreeReplay::publish() { queue_->copy(&memory_, device_memory_.data(), sizeof memory_); }
 
-std::size_t SumTreeReplay::lanes(std::size_t count) const { return queue_->lanes(count); }
-
 template <class T>
-std::vector<T> SumTreeReplay::copied(const DeviceArray<T>& array, std::size_t count) const {
+std::vector<T> SumTreeReplay::copied(const T* array, std::size_t count) const {
   std::vector<T> copy(count);
-  queue_->copy(array.data(), copy.data(), count * sizeof(T));
+  queue_->copy(array, copy.data(), count * sizeof(T));
   return copy;
 }
 
@@ -160,7 +147,7 @@ void SumTreeReplay::stage(std::size_t count) {
 void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   check_indices(indices, count, capacity_);
   PriorityScan found{};
   if (priorities != nullptr) found = check_priorities(priorities, count);
@@ -172,26 +159,26 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
     const std::size_t at = positions[i];
     staging_.indices[i] = indices[at];
     if (priorities != nullptr) staging_.priorities[i] = raised(priorities[at], memory_.epsilon);
-    staging_.generations[i] = std::max(static_cast<std::uint32_t>(inserts_ + at + 1), 1u);
+    staging_.generations[i] = std::max(static_cast<std::uint32_t>(known_.counters.inserts + at + 1), 1u);
     end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
   }
-  inserts_ += count;
+  known_.counters.inserts += count;
   queue_->launch((*kernels_)["pearl_insert"], 1, lanes(positions.size()), device_memory_.data(),
                  staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
                  staging_.generations.data(), std::uint64_t{positions.size()},
-                 std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, inserts_);
+                 std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, known_.counters.inserts);
   const std::uint64_t before = progress_[0].filled;
   queue_->wait();
   written_current_ = written_current_ && progress_[0].filled == before;
 }
 
-// Where slots between written ones are not, tells the device which are.
+// Sends the device a list of the written slots, where there are gaps between them.
 void SumTreeReplay::list_written() {
   const bool gaps = end_ != progress_[0].filled;
   if (written_current_ || (!gaps && memory_.written == nullptr)) return;
   memory_.written = nullptr;
   if (gaps) {
-    const std::vector<ReplaySlot> held = copied(slots_, end_);
+    const std::vector<ReplaySlot> held = copied(slots_.data(), end_);
     std::vector<std::int64_t> slots;
     for (std::size_t slot = 0; slot < end_; ++slot)
       if (held[slot].generation != 0) slots.push_back(static_cast<std::int64_t>(slot));
@@ -206,21 +193,21 @@ void SumTreeReplay::list_written() {
 void SumTreeReplay::begin_sample(std::size_t count, double beta) {
   check_exponent("beta", beta);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
   if (progress_[0].filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
   list_written();
 }
 
 void SumTreeReplay::count_draw(const BatchMemory& batch, std::size_t count) {
-  ++call_;
-  samples_ += count;
-  last_ = {&batch, count, static_cast<std::uint32_t>(inserts_)};
+  ++known_.call;
+  known_.counters.samples += count;
+  last_ = {&batch, count, static_cast<std::uint32_t>(known_.counters.inserts)};
 }
 
 void SumTreeReplay::launch_draw(const BatchMemory& batch, std::size_t count, double beta) {
   queue_->launch((*kernels_)["pearl_sample"], 1, lanes(count), device_memory_.data(), batch.arrays(),
-                 std::uint64_t{count}, call_, exponent_q28(beta));
+                 std::uint64_t{count}, known_.call, exponent_q28(beta));
   count_draw(batch, count);
 }
 
@@ -240,12 +227,12 @@ const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta, 
   const std::lock_guard lock(mutex_);
   begin_sample(count, beta);
   if (store != nullptr && store->queue() != queue_)
-    throw ReplayError("The Replay Manager and the Data Storage must be on one queue for rows to follow what was drawn.");
+    throw ReplayError("The Replay Manager and the Data Storage must share a queue, so that draws come before rows.");
   if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
   if (store != nullptr && store->fit_one_group(count)) {
     const RowBatch& rows = store->device_batch(count);
     queue_->launch((*kernels_)["pearl_sample_rows"], 1, lanes(count), device_memory_.data(), device_batch_.arrays(),
-                   std::uint64_t{count}, call_, exponent_q28(beta), rows.copies(),
+                   std::uint64_t{count}, known_.call, exponent_q28(beta), rows.copies(),
                    static_cast<std::uint32_t>(store->row_bytes().size()));
     count_draw(device_batch_, count);
   } else {
@@ -264,7 +251,7 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
                                   const std::uint32_t* generations, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   if (!prioritized_) {
     progress_[0].updates += count;
     return count;
@@ -292,7 +279,7 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
                                   const std::uint32_t* generations, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   if (!prioritized_) {
     progress_[0].updates += count;
     return;
@@ -321,7 +308,7 @@ void SumTreeReplay::check() {
 void SumTreeReplay::retrieve(const std::int64_t* indices, float* priorities, std::size_t count) {
   const std::lock_guard lock(mutex_);
   require_open();
-  check_count(count);
+  check_count(count, kDevice);
   check_indices(indices, count, capacity_);
   if (count == 0) return;
   stage(count);
@@ -342,11 +329,11 @@ void SumTreeReplay::set_alpha(double alpha) {
   const std::lock_guard lock(mutex_);
   require_open();
   queue_->wait();
-  alpha_ = alpha;
+  known_.alpha = alpha;
   memory_.alpha_q28 = exponent_q28(alpha);
   publish();
   if (!prioritized_) return;
-  const std::vector<ReplaySlot> slots = copied(slots_, end_);
+  const std::vector<ReplaySlot> slots = copied(slots_.data(), end_);
   std::vector<float> priorities(end_);
   std::transform(slots.begin(), slots.end(), priorities.begin(),
                  [](const ReplaySlot& slot) { return std::bit_cast<float>(slot.priority); });
@@ -362,15 +349,10 @@ void SumTreeReplay::set_alpha(double alpha) {
 ReplayState SumTreeReplay::state_locked() const {
   queue_->wait();
   const ReplayProgress& progress = progress_[0];
-  ReplayState state;
-  state.alpha = alpha_;
-  state.seed = memory_.seed;
-  state.call = call_;
+  ReplayState state = known_;
   state.scale = progress.scale;
   state.max_priority = std::bit_cast<float>(progress.max_priority);
-  state.counters.inserts = inserts_;
   state.counters.updates = progress.updates;
-  state.counters.samples = samples_;
   state.counters.stale = progress.stale;
   state.counters.saturated = progress.saturated;
   state.counters.rescales = progress.rescales;
@@ -395,32 +377,19 @@ ReplayStatistics SumTreeReplay::statistics() const {
   const std::size_t filled = statistics.state.filled;
   if (prioritized_) {
     std::size_t positive = 0;
-    for (const std::uint32_t leaf : copied(leaves_, end_)) {
+    for (const std::uint32_t leaf : copied(leaves_.data(), end_)) {
       ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaf))];
       positive += leaf != 0;
     }
-    statistics.histogram[0] = filled - positive;  // there unwritten slots were counted too
+    statistics.histogram[0] = filled - positive;  // the loop counted unwritten slots there too
   }
   std::uint64_t times = 0;
-  for (const ReplaySlot& slot : copied(slots_, end_)) times += std::min(slot.times, kTimesMax);
+  for (const ReplaySlot& slot : copied(slots_.data(), end_)) times += std::min(slot.times, kTimesMax);
   statistics.samples_per_item = static_cast<double>(times) / static_cast<double>(std::max<std::size_t>(filled, 1));
   if (last_.count == 0) return statistics;
-  std::vector<float> weights(last_.count);
-  std::vector<std::uint32_t> generations(last_.count);
-  queue_->copy(last_.batch->weights(), weights.data(), last_.count * sizeof weights[0]);
-  queue_->copy(last_.batch->generations(), generations.data(), last_.count * sizeof generations[0]);
-  std::uint64_t ages = 0, sum = 0, squares = 0;
-  for (std::size_t i = 0; i < last_.count; ++i) {
-    const std::uint32_t age = last_.inserts - generations[i];
-    ages += age;
-    statistics.age_max = std::max(statistics.age_max, age);
-    const auto units = static_cast<std::uint64_t>(weights[i] * 0x1p24f);
-    sum += units;
-    squares += (units * units) >> 16;
-  }
-  statistics.age_mean = static_cast<double>(ages) / static_cast<double>(last_.count);
-  statistics.effective_sample_size =
-      static_cast<double>(sum) * static_cast<double>(sum) / static_cast<double>(squares) * 0x1p-16;
+  const std::vector<float> weights = copied(last_.batch->weights(), last_.count);
+  const std::vector<std::uint32_t> generations = copied(last_.batch->generations(), last_.count);
+  describe_batch(weights.data(), generations.data(), last_.count, last_.inserts, statistics);
   return statistics;
 }
 
@@ -429,7 +398,7 @@ ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, s
   const std::lock_guard lock(mutex_);
   require_open();
   const ReplayState state = state_locked();
-  const std::vector<ReplaySlot> slots = copied(slots_, capacity_);
+  const std::vector<ReplaySlot> slots = copied(slots_.data(), capacity_);
   for (std::size_t i = 0; i < capacity_; ++i) {
     generations[i] = slots[i].generation;
     if (priorities != nullptr) priorities[i] = std::bit_cast<float>(slots[i].priority);
@@ -444,10 +413,8 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   const std::lock_guard lock(mutex_);
   require_open();
   queue_->wait();
-  alpha_ = state.alpha;
-  call_ = state.call;
-  inserts_ = state.counters.inserts;
-  samples_ = state.counters.samples;
+  known_ = state;
+  known_.counters.exhausted = 0;
   ReplayProgress progress{};
   progress.updates = state.counters.updates;
   progress.stale = state.counters.stale;
@@ -455,7 +422,7 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   progress.rescales = state.counters.rescales;
   progress.recoveries = state.counters.recoveries;
   progress.looked_at = state.looked_at;
-  progress.inserts = inserts_;
+  progress.inserts = known_.counters.inserts;
   if (prioritized_) progress.large = sum_of_large(leaves, capacity_);
   progress.scale = static_cast<std::int32_t>(state.scale);
   progress.max_priority = std::bit_cast<std::uint32_t>(state.max_priority);
@@ -470,7 +437,7 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   }
   progress_[0] = progress;
   memory_.seed = state.seed;
-  memory_.alpha_q28 = exponent_q28(alpha_);
+  memory_.alpha_q28 = exponent_q28(known_.alpha);
   publish();
   queue_->copy(slots.data(), slots_.data(), capacity_ * sizeof slots[0]);
   last_ = {};

@@ -1,4 +1,4 @@
-// The Replay Manager on a SYCL device: identical to the CPU's (pearl/sum_tree_replay.hpp) bit for bit, for draws with
+// The Replay Manager on a SYCL device. It equals the CPU's (pearl/sum_tree_replay.hpp) bit for bit, for draws with
 // replacement. Each of sample, insert, update and retrieve is one launch.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace pearl::device {
 
-// A batch that stays where it was drawn. The arrays have room for a multiple of 16 items; those past the batch are 0.
+// A batch in the memory where it was drawn. Arrays have room for a multiple of 16 items; items past the batch are 0.
 class BatchMemory {
  public:
   BatchMemory() = default;
@@ -24,7 +24,7 @@ class BatchMemory {
   std::int64_t* indices() const { return indices_.data(); }
   float* weights() const { return weights_.data(); }
   std::uint32_t* generations() const { return generations_.data(); }
-  // What kernels are given.
+  // The kernels' argument.
   const SampledBatch* arrays() const { return arrays_.data(); }
   std::size_t room() const { return indices_.size(); }
   std::size_t count() const { return count_; }
@@ -38,16 +38,16 @@ class BatchMemory {
   DeviceArray<SampledBatch> arrays_;
 };
 
-// Every method is safe from any thread. Methods that take host arrays wait until they are done, and so do the kernels
-// launched before them on the queue; launch_* return at once.
+// Every method is thread-safe. Methods with host arrays wait for their own kernels and for all launched before on the
+// queue; launch_* return at once.
 class SumTreeReplay final : public ReplayOperations {
  public:
-  // Selections kPrioritized and kUniform with replacement, without a limit to how often an item is sampled, with any
-  // initial priority but the mean.
+  // Supports kPrioritized and kUniform with replacement, without a limit of samples per item, and every initial
+  // priority except the mean.
   SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t capacity, unsigned fanout, double alpha,
                 std::uint64_t seed, const ReplayOptions& options);
 
-  // As pearl::SumTreeReplay has them.
+  // As in pearl::SumTreeReplay.
   void insert(const std::int64_t* indices, const float* priorities, std::size_t count) override;
   void sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
               std::uint32_t* generations) override;
@@ -64,17 +64,15 @@ class SumTreeReplay final : public ReplayOperations {
             std::size_t order_count);
   void close();
 
-  // For loops that stay on the device. The batch lies in this replay's device memory until the next launch_sample; the
-  // rows that were drawn, if a store on the same queue is given, in store->device_batch(count). One launch, or two
-  // where rows are large.
+  // For loops on the device. The batch lies in this replay's device memory until the next launch_sample. With a store
+  // on the same queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large.
   const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
-  // Arrays in memory of the device, `generations` may be null. What is wrong with them changes nothing, and check()
-  // tells of it.
+  // Takes arrays in device memory; `generations` may be null. An invalid batch changes nothing; check() reports it.
   void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                      std::size_t count);
-  // What launch_sample gave last; null before.
+  // The batch of the last launch_sample; null before.
   const BatchMemory* device_batch() const;
-  // Waits; throws what update() would have, had an update been launched that had to be refused since the last check.
+  // Waits. Throws the error of an update launched since the last check, if it was refused.
   void check();
 
   std::size_t capacity() const override { return capacity_; }
@@ -84,7 +82,7 @@ class SumTreeReplay final : public ReplayOperations {
 
  private:
   void require_open() const;
-  std::size_t lanes(std::size_t count) const;
+  std::size_t lanes(std::size_t count) const { return queue_->lanes(count); }
   void begin_sample(std::size_t count, double beta);
   void count_draw(const BatchMemory& batch, std::size_t count);
   void launch_draw(const BatchMemory& batch, std::size_t count, double beta);
@@ -94,7 +92,7 @@ class SumTreeReplay final : public ReplayOperations {
   void publish();
   ReplayState state_locked() const;
   template <class T>
-  std::vector<T> copied(const DeviceArray<T>& array, std::size_t count) const;
+  std::vector<T> copied(const T* array, std::size_t count) const;
 
   const std::shared_ptr<DeviceQueue> queue_;
   const std::size_t capacity_;
@@ -103,18 +101,15 @@ class SumTreeReplay final : public ReplayOperations {
   mutable std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<const Kernels> kernels_;
-  double alpha_;
-  std::uint64_t call_ = 0;
-  std::uint64_t inserts_ = 0;
-  std::uint64_t samples_ = 0;
+  ReplayState known_;  // the part of the state that the host keeps: alpha, seed, call, inserts and samples
   std::size_t end_ = 0;  // one past the highest written slot
   bool written_current_ = false;
   DeviceArray<std::uint32_t> leaves_;
   DeviceArray<std::uint64_t> sums_;
   DeviceArray<ReplaySlot> slots_;
   DeviceArray<std::int64_t> written_;
-  DeviceArray<ReplayProgress> progress_;  // pinned, as what the host hands over
-  DeviceArray<UpdateRefusal> refusals_;   // of update(), of launch_update()
+  DeviceArray<ReplayProgress> progress_;  // pinned
+  DeviceArray<UpdateRefusal> refusals_;   // pinned: of update(), of launch_update()
   ReplayMemory memory_{};
   DeviceArray<ReplayMemory> device_memory_;
   BatchMemory host_batch_;
@@ -124,7 +119,7 @@ class SumTreeReplay final : public ReplayOperations {
     DeviceArray<float> priorities;
     DeviceArray<std::uint32_t> generations;
   } staging_;
-  // The last batch, from which statistics are computed when asked for.
+  // The last batch, for statistics().
   struct {
     const BatchMemory* batch = nullptr;
     std::size_t count = 0;

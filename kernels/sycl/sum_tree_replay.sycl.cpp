@@ -21,7 +21,7 @@ PEARL_KERNEL pearl_sample(const ReplayMemory* replay, const SampledBatch* batch,
   sample(*replay, lanes_here(), *batch, count, call, beta_q28);
 }
 
-// The rows of what was drawn as well, where they are few enough for one work-group.
+// Also gathers the drawn rows, where they are few enough for one work-group.
 PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
                                std::uint64_t call, std::int64_t beta_q28, const RowCopy* columns,
                                std::uint32_t column_count) {

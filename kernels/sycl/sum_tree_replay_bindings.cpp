@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "device_queue.hpp"
@@ -41,25 +40,12 @@ void bind_sum_tree_replay(py::module_& module) {
           py::arg("seed"), py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax,
           py::arg("priority_epsilon") = 0.0f)
       .def(
-          "update",
-          [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
-             const std::optional<Array<std::uint32_t>>& generations) {
-            const std::size_t count = rows(indices, "indices");
-            rows(priorities, "priorities", indices.size());
-            const std::uint32_t* versions = data_or_null(generations, "generations", count);
-            const std::int64_t* slots = indices.data();
-            const float* values = priorities.data();
-            const Released released;
-            return tree.update(slots, values, versions, count);
-          },
-          py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert())
-      .def(
           "launch_sample",
           [](Tree& tree, std::size_t count, double beta, const std::shared_ptr<ColumnStore>& columns) {
             tree.launch_sample(count, beta, columns.get());
           },
           py::arg("batch_size"), py::arg("beta"), py::arg("columns") = nullptr, py::call_guard<Released>(),
-          "Launch a draw, and with it the gathering of rows, into device memory, without waiting.")
+          "Launch a draw and the gathering of its rows into device memory, without waiting.")
       .def(
           "launch_update",
           [](Tree& tree, const Array<float>& priorities) {
@@ -67,12 +53,12 @@ void bind_sum_tree_replay(py::module_& module) {
             rows(priorities, "priorities", static_cast<py::ssize_t>(batch.count()));
             const float* values = priorities.data();
             if (sycl::get_pointer_type(values, tree.queue()->sycl().get_context()) == sycl::usm::alloc::unknown)
-              throw ReplayError("priorities must lie in memory that the device shares: make it by Queue.shared_floats.");
+              throw ReplayError("priorities must lie in memory that the device shares: use Queue.shared_floats.");
             const Released released;
             tree.launch_update(batch.indices(), values, batch.generations(), batch.count());
           },
           py::arg("priorities").noconvert(),
-          "Launch the update of what launch_sample drew, without waiting; `priorities` (n,) of Queue.shared_floats.")
+          "Launch an update of the batch of launch_sample, without waiting; `priorities` (n,) of Queue.shared_floats.")
       .def(
           "read_batch",
           [](Tree& tree) {
@@ -86,7 +72,7 @@ void bind_sum_tree_replay(py::module_& module) {
             tree.queue()->copy(batch.generations(), generations.mutable_data(), batch.count() * sizeof(std::uint32_t));
             return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
           },
-          "Copies of what launch_sample drew: indices, weights, generations.")
+          "Copies of the batch of launch_sample: indices, weights, generations.")
       .def(
           "start_autorun",
           [](Tree& tree, std::size_t max_batch, std::size_t depth) {
@@ -95,7 +81,8 @@ void bind_sum_tree_replay(py::module_& module) {
           py::arg("max_batch"), py::arg("depth"), py::keep_alive<0, 1>(),
           "Start a native thread that serves requests on this replay until stopped: a pearl._native.ReplayAutorun.")
       .def("check", &Tree::check, py::call_guard<Released>(),
-           "Wait; ReplayError or PriorityError if an update launched on the device was refused.");
+           "Wait; ReplayError or PriorityError if the device refused an update.");
+  bind_update(cls);
   bind_replay_methods(cls);
 }
 

@@ -7,7 +7,7 @@
 namespace pearl::device {
 namespace {
 
-constexpr std::int64_t kAhead = 64;  // iterations that may be under way at once
+constexpr std::int64_t kAhead = 64;  // the most iterations enqueued at once
 
 }  // namespace
 
@@ -20,9 +20,8 @@ DeviceLoop::DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<Co
       learner_(learner),
       batch_size_(batch_size),
       steps_(steps) {
-  const std::size_t observation = learner.observation_size() * sizeof(float);
-  check_rows({observation, learner.action_bytes(), sizeof(float), observation, sizeof(float)}, storage_->row_bytes(),
-             replay_->capacity(), storage_->capacity());
+  const RowBytes bytes = learner.row_bytes();
+  check_rows({bytes.begin(), bytes.end()}, storage_->row_bytes(), replay_->capacity(), storage_->capacity());
   if (replay_->queue().get() != &learner.queue() || storage_->queue().get() != &learner.queue())
     throw LearnerError("Replay Manager, Data Storage and Learner must work on the same queue of one device.");
   const std::size_t rows = (batch_size + tape::kLanes - 1) / tape::kLanes * tape::kLanes;
@@ -65,7 +64,7 @@ LearnerMetrics DeviceLoop::finish() {
     metrics = learner_.finish();
   } catch (const LearnerError&) {
     try {
-      replay_->check();  // what it was given had diverged, too
+      replay_->check();  // clears the refusal of the diverged priorities
     } catch (const ReplayError&) {
     }
     throw;
@@ -77,47 +76,38 @@ LearnerMetrics DeviceLoop::finish() {
 
 GrantedLoop::Progress DeviceLoop::run_iterations(std::int64_t iterations, double beta) {
   Progress done;
-  std::int64_t under_way = 0;
+  std::int64_t enqueued = 0;
   watch_ = {};
   const auto settle = [&] {
     const LearnerMetrics metrics = finish();
     done.td_error += metrics.td_error * static_cast<double>(metrics.steps);
-    under_way = 0;
+    enqueued = 0;
     lap(seconds_.train);
   };
   while (wants_more(done.iterations, iterations)) {
-    launch_iteration(beta, *steps_ + under_way);
+    launch_iteration(beta, *steps_ + enqueued);
     ++done.iterations;
-    ++under_way;
+    ++enqueued;
     const bool publishes = counts_to_publish();
-    if (publishes || under_way == kAhead) settle();
+    if (publishes || enqueued == kAhead) settle();
     if (publishes) {
       publish();
       lap(seconds_.publish);
     }
   }
-  if (under_way > 0) settle();
+  if (enqueued > 0) settle();
   return done;
 }
 
-std::vector<std::int64_t> DeviceLoop::last_indices() const {
-  std::vector<std::int64_t> indices(sample_ == nullptr ? 0 : batch_size_);
-  sycl::queue queue = learner_.queue().sycl();
-  if (sample_ != nullptr) queue.memcpy(indices.data(), sample_->indices(), indices.size() * sizeof(std::int64_t)).wait();
-  return indices;
-}
-
-std::vector<float> DeviceLoop::last_weights() const {
-  std::vector<float> weights(sample_ == nullptr ? 0 : batch_size_);
-  sycl::queue queue = learner_.queue().sycl();
-  if (sample_ != nullptr) queue.memcpy(weights.data(), sample_->weights(), weights.size() * sizeof(float)).wait();
-  return weights;
+void DeviceLoop::last_draw(std::int64_t* indices, float* weights) const {
+  if (sample_ == nullptr) return;
+  learner_.queue().copy(sample_->indices(), indices, batch_size_ * sizeof *indices);
+  learner_.queue().copy(sample_->weights(), weights, batch_size_ * sizeof *weights);
 }
 
 void DeviceLoop::last_column(std::size_t column, void* rows) const {
-  sycl::queue queue = learner_.queue().sycl();
   const void* from = storage_->device_batch(batch_size_).column(column);
-  queue.memcpy(rows, from, batch_size_ * storage_->row_bytes()[column]).wait();
+  learner_.queue().copy(from, rows, batch_size_ * storage_->row_bytes()[column]);
 }
 
 }  // namespace pearl::device

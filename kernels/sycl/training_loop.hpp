@@ -1,5 +1,5 @@
-// Setting 2 on a SYCL device: sample -> gather -> train -> update, enqueued by one host thread that waits only to give
-// the Actors new weights and to answer the host; nothing of a batch leaves the device.
+// Setting 2 on a SYCL device: sample -> gather -> train -> update. One host thread enqueues them, and waits only to
+// publish new weights for the Actors and to answer the host. Batches never leave the device.
 #pragma once
 
 #include <cstddef>
@@ -16,17 +16,17 @@ namespace pearl::device {
 
 class DeviceLoop final : public GrantedLoop {
  public:
-  // `steps` counts the steps of training.
+  // `steps` counts the training steps.
   DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<ColumnStore> storage, DeviceLearner& learner,
              std::size_t batch_size, const Queues& queues, std::vector<Weights> policy,
              std::size_t interval, std::int64_t* steps);
 
-  // Waits after each part of an iteration, so that `seconds` tells them apart; else all of it counts as training.
+  // Waits after each part of an iteration, to time the parts separately; otherwise all time counts as training.
   void time_parts(bool wanted) { times_parts_ = wanted; }
 
-  // Copies of the batch of the last iteration. While no grant runs.
-  std::vector<std::int64_t> last_indices() const;
-  std::vector<float> last_weights() const;
+  // Copies of the last iteration's batch, to arrays of `drawn()` items and `batch_size()` rows. While no grant runs.
+  std::size_t drawn() const { return sample_ == nullptr ? 0 : batch_size_; }
+  void last_draw(std::int64_t* indices, float* weights) const;
   void last_column(std::size_t column, void* rows) const;
   std::size_t batch_size() const { return batch_size_; }
   const ColumnStore& storage() const { return *storage_; }
