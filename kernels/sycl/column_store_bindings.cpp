@@ -39,7 +39,7 @@ py::array array_of(const Form& form, std::size_t rows, void* data = nullptr, con
   return py::array(py::reinterpret_borrow<py::dtype>(form.dtype), std::move(shape), data, owner);
 }
 
-// Pointers to `count` rows of every column. Throws ReplayError unless the arrays have such rows.
+// Pointers to `count` rows of every column. Throws ReplayError for arrays that do not fit.
 std::vector<const void*> rows_of(const Store& store, const std::vector<py::array>& columns, std::size_t count) {
   if (columns.size() != store.forms.size())
     throw ReplayError("An insertion has " + std::to_string(store.forms.size()) + " columns; found " +

@@ -14,7 +14,7 @@ namespace {
 
 namespace experimental = sycl::ext::oneapi::experimental;
 
-// The kernels need no device libraries, and the compiler in the runtime's wheel finds none.
+// The kernels need no device libraries, and the compiler in the runtime's wheel would not find them.
 constexpr const char* kNoDeviceLibraries = "-fno-sycl-device-lib=all";
 // The compiler puts the given headers into its working folder: headers that include others must search there.
 constexpr const char* kHeadersHere = "-I.";
@@ -85,7 +85,7 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
   return std::make_shared<const Kernels>(std::move(found));
 }
 
-// What this process has compiled. A failure is not cached: the next call tries again.
+// The kernels that this process has compiled. A failure is not cached: the next call tries again.
 struct Compiled {
   std::mutex mutex;
   std::map<std::tuple<std::size_t, std::size_t, std::string, std::vector<std::string>>, std::shared_ptr<const Kernels>>

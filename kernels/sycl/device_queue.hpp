@@ -129,11 +129,11 @@ inline std::size_t bytes_of(std::size_t count, std::size_t item_bytes) {
   return item_bytes != 0 && count > SIZE_MAX / item_bytes ? SIZE_MAX : count * item_bytes;
 }
 
-// Zeroed memory that kernels of one device read and write. Throws DeviceError where the device has no such memory, too
-// little of it, or does not give as much in one piece.
+// Zeroed memory that kernels of one device read and write. Throws DeviceError where the device lacks this kind
+// of memory, has too little of it, or cannot allocate that much in one piece.
 std::shared_ptr<void> allocate(DeviceQueue& queue, std::size_t bytes, Placement placement);
 
-// `count` zeroed items in such memory.
+// `count` zeroed items in memory of allocate().
 template <class T>
 class DeviceArray {
  public:

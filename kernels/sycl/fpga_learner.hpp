@@ -71,7 +71,7 @@ class FpgaLearner {
   LearnerShape shape_;
   LearnerSettings settings_;
   OptimizerSettings optimizers_[3];
-  bool trains_[3] = {};  // whether there is such an optimizer
+  bool trains_[3] = {};  // which optimizers are set
   // The memory that stages read and write. Leaked where they hang.
   struct Memory {
     DeviceArray<fpga::LearnerContext> context;

@@ -24,7 +24,7 @@ struct LayerShape {
   bool operator==(const LayerShape&) const = default;
 };
 
-// What a program is generated for.
+// The design of a program.
 struct LearnerShape {
   std::vector<std::vector<LayerShape>> networks;  // DQN: one; else the actor, then one or two critics
   bool actor_critic = false, double_q = false;

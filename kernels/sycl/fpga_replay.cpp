@@ -128,7 +128,7 @@ Summary FpgaReplay::request(const Command& command) const {
   return staging.summary[0];
 }
 
-// What the slots at `indices` hold, in the staging.
+// The contents of the slots at `indices`, in the staging.
 const Held* FpgaReplay::held_at(const std::int64_t* indices, std::size_t count) const {
   Staging& staging = stage(count);
   for (std::size_t i = 0; i < count; ++i) staging.items[i] = {0, static_cast<std::uint32_t>(indices[i]), 0, 0};
@@ -136,7 +136,7 @@ const Held* FpgaReplay::held_at(const std::int64_t* indices, std::size_t count) 
   return staging.held.data();
 }
 
-// What the first `count` slots hold.
+// The contents of the first `count` slots.
 std::vector<Held> FpgaReplay::held(std::size_t count) const {
   if (count == 0) return {};
   std::vector<std::int64_t> all(count);
@@ -239,7 +239,7 @@ void FpgaReplay::insert(const std::int64_t* indices, const float* priorities, st
   recover_scale();
 }
 
-// For the case that all written slots have zero priority: the host draws slots, and the leaves return what they hold.
+// For the case that all written slots have zero priority: the host draws slots, and the device returns their contents.
 void FpgaReplay::stage_visits(std::size_t count) {
   std::vector<std::uint32_t> written;
   for (std::size_t slot = 0; slot < end_; ++slot)

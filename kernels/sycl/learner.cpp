@@ -291,7 +291,7 @@ struct DeviceLearner::Builder {
             .rows = rows.offset};
   }
 
-  // Turns what an actor says into unit actions at `out`, with the noise of a draw.
+  // Turns an actor's output into unit actions at `out`, with noise number `draw`.
   static Instruction act(const Pass& actor, int out, int draw, int log_density) {
     return {.operation = Operation::act, .in = actor.output(), .extra = log_density, .out = out, .column = draw};
   }
@@ -495,8 +495,8 @@ void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings
 
 std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
   return queue_->compile("learner",
-                        {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
-                        {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
+                         {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
+                         {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 
 DeviceBatch DeviceLearner::own_batch(std::size_t rows) {

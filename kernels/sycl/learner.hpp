@@ -22,7 +22,7 @@ using RowBytes = std::array<std::size_t, 5>;
 struct LearnerModel {
   bool actor_critic = false;
   std::vector<NetworkSource> networks;  // DQN: one; else the actor, then one or two critics that share one vector
-  float* parameters[4] = {};            // tape::Vector; null where there is no such target
+  float* parameters[4] = {};            // tape::Vector; null for a target that does not exist
   std::size_t counts[4] = {};
   std::vector<float> scales;  // centers and half ranges: of observations, then of actions
   std::size_t observation_size = 0, action_size = 0;
@@ -40,8 +40,8 @@ struct LearnerSettings {
   float saturation_penalty = 0, target_noise = 0, noise_clip = 0, log_std_low = -20, log_std_high = 2;
   float target_entropy = 0, max_grad_norm = 0;
   double tau = 1.0;                  // below 1: how far the targets move in each step that moves them
-  std::int64_t target_interval = 1;  // for tau = 1: targets are copied every so many steps
-  std::int64_t policy_delay = 1;     // TD3: policy and targets move every so many steps
+  std::int64_t target_interval = 1;  // for tau = 1: steps between copies to the targets
+  std::int64_t policy_delay = 1;     // TD3: steps between moves of policy and targets
   std::uint64_t noise_seed = 0;
 };
 
@@ -63,7 +63,7 @@ tape::Rule rule_of(const OptimizerSettings& settings);
 tape::Optimizer on_device(const OptimizerSettings& settings);
 tape::StepArguments next_step(const OptimizerSettings& settings, std::int64_t before);
 
-// What step number `step`, from 0, moves in addition to the weights of the critics or of DQN.
+// Further moves of step number `step`, from 0, which always moves the weights of DQN or of the critics.
 struct Moves {
   bool policy;
   float target;  // how far the targets move

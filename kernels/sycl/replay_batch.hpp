@@ -1,4 +1,4 @@
-// What the Replay Managers on devices share: checks and statistics of a batch.
+// Checks and statistics of a batch, shared by the Replay Managers on devices.
 #pragma once
 
 #include <algorithm>
