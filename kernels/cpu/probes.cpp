@@ -46,10 +46,8 @@ double random_access_ns(std::size_t nbytes, std::size_t steps) {
   const std::size_t lines = std::max<std::size_t>(nbytes / kCacheLine, 2);
   std::vector<std::uint64_t> order(lines);
   std::iota(order.begin(), order.end(), std::uint64_t{0});
-  for (std::size_t i = lines - 1; i > 0; --i) {
-    const PhiloxWords words = philox_lane_pair(0, 0, i);
-    std::swap(order[i], order[mulhi64(words[0] | std::uint64_t{words[1]} << 32, i)]);
-  }
+  for (std::size_t i = lines - 1; i > 0; --i)
+    std::swap(order[i], order[mulhi64(even_lane(philox_lane_pair(0, 0, i)), i)]);
   AlignedArray<std::uint64_t> memory(lines * kWords);
   for (std::size_t i = 0; i < lines; ++i) memory[i * kWords] = order[i] * kWords;
   std::uint64_t at = 0;
@@ -57,25 +55,6 @@ double random_access_ns(std::size_t nbytes, std::size_t steps) {
   for (std::size_t i = 0; i < steps; ++i) at = memory[at];
   keep(at);
   return seconds_of(start) * 1e9 / static_cast<double>(std::max<std::size_t>(steps, 1));
-}
-
-std::vector<std::string> cpu_features() {
-  std::vector<std::string> features;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("sse4.2")) features.emplace_back("sse4.2");
-  if (__builtin_cpu_supports("avx")) features.emplace_back("avx");
-  if (__builtin_cpu_supports("avx2")) features.emplace_back("avx2");
-  if (__builtin_cpu_supports("fma")) features.emplace_back("fma");
-  if (__builtin_cpu_supports("avx512f")) features.emplace_back("avx512f");
-  if (__builtin_cpu_supports("avx512bw")) features.emplace_back("avx512bw");
-  if (__builtin_cpu_supports("avx512dq")) features.emplace_back("avx512dq");
-  if (__builtin_cpu_supports("avx512vl")) features.emplace_back("avx512vl");
-  if (__builtin_cpu_supports("avx512vnni")) features.emplace_back("avx512vnni");
-#elif defined(__aarch64__)
-  features.emplace_back("neon");
-#endif
-  return features;
 }
 
 }  // namespace pearl

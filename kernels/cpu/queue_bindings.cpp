@@ -1,9 +1,8 @@
-// Python bindings of what threads and processes share (doorbells, queues, snapshots), and of the machine's probes.
+// Python bindings of shared structures (doorbells, queues, snapshots) and of the machine's probes.
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "bindings.hpp"
 #include "pearl/doorbell.hpp"
@@ -18,6 +17,15 @@ using namespace bindings;
 template <class T, class... Args>
 std::unique_ptr<OnBuffer<T>> on_buffer(const py::buffer& buffer, Args... args) {
   return std::make_unique<OnBuffer<T>>(whole_buffer(buffer, "The buffer", true), args...);
+}
+
+// A buffer of a Snapshot's payload.
+py::buffer_info payload_of(const pearl::Snapshot& snapshot, const py::buffer& buffer, bool writable) {
+  py::buffer_info info = whole_buffer(buffer, "A Snapshot's payload", writable);
+  if (static_cast<std::size_t>(info.size * info.itemsize) != snapshot.payload_bytes())
+    throw pearl::QueueError("A Snapshot's payload must have " + std::to_string(snapshot.payload_bytes()) +
+                            " bytes; found " + std::to_string(info.size * info.itemsize) + ".");
+  return info;
 }
 
 void bind_shared(py::module_& m) {
@@ -76,10 +84,7 @@ void bind_shared(py::module_& m) {
       .def(
           "write",
           [](Shot& snapshot, const py::buffer& payload) {
-            const py::buffer_info info = whole_buffer(payload, "A Snapshot's payload", false);
-            if (static_cast<std::size_t>(info.size * info.itemsize) != snapshot.payload_bytes())
-              throw pearl::QueueError("A Snapshot's payload must have " + std::to_string(snapshot.payload_bytes()) +
-                                      " bytes; found " + std::to_string(info.size * info.itemsize) + ".");
+            const py::buffer_info info = payload_of(snapshot, payload, false);
             const Released released;
             return snapshot.write(info.ptr);
           },
@@ -87,10 +92,7 @@ void bind_shared(py::module_& m) {
       .def(
           "read",
           [](const Shot& snapshot, const py::buffer& out, std::uint64_t seen_version) {
-            const py::buffer_info info = whole_buffer(out, "A Snapshot's payload", true);
-            if (static_cast<std::size_t>(info.size * info.itemsize) != snapshot.payload_bytes())
-              throw pearl::QueueError("A Snapshot's payload must have " + std::to_string(snapshot.payload_bytes()) +
-                                      " bytes; found " + std::to_string(info.size * info.itemsize) + ".");
+            const py::buffer_info info = payload_of(snapshot, out, true);
             const Released released;
             return snapshot.read(info.ptr, seen_version);
           },
@@ -107,7 +109,6 @@ void bind_probes(py::module_& m) {
       py::arg("nbytes"), py::arg("repeats"), py::call_guard<Released>());
   m.def("random_access_ns", &pearl::random_access_ns, py::arg("nbytes"), py::arg("steps"),
         py::call_guard<Released>());
-  m.def("cpu_features", &pearl::cpu_features);
 }
 
 }  // namespace

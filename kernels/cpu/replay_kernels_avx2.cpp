@@ -5,9 +5,6 @@
 
 #include <immintrin.h>
 
-#include <bit>
-#include <cstring>
-
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
 #include "pearl/tree_descent.hpp"
@@ -54,7 +51,7 @@ PEARL_OP Wide shift_left_by(Wide a, Wide bits) { return _mm256_sllv_epi64(a, bit
 PEARL_OP Wide shift_right_by(Wide a, Wide bits) { return _mm256_srlv_epi64(a, bits); }
 // The products of the lower halves.
 PEARL_OP Wide multiply_halves(Wide a, Wide b) { return _mm256_mul_epu32(a, b); }
-// a * b modulo 2^64, b within the signed 32 bits.
+// a * b modulo 2^64, b a signed 32-bit number.
 PEARL_OP Wide multiply_narrow(Wide a, Wide b) {
   return add(shift_left<32>(multiply_halves(shift_right<32>(a), b)), multiply_halves(a, b));
 }
@@ -95,7 +92,7 @@ PEARL_OP Floats as_floats(Half bits) { return _mm_castsi128_ps(bits); }
 PEARL_OP Half as_half(Floats a) { return _mm_castps_si128(a); }
 PEARL_OP Half converted_to_float(Half a) { return as_half(_mm_cvtepi32_ps(a)); }
 PEARL_OP Wide bits_as_double(Half a) { return _mm256_castpd_si256(_mm256_cvtepi32_pd(a)); }
-// Of numbers below 2^52: to double exactly, then rounded once to float.
+// Numbers below 2^52: exact as doubles, then rounded once to float.
 PEARL_OP Floats rounded_to_float(Wide a) {
   const Wide two52 = constant(0x4330000000000000);
   return _mm256_cvtpd_ps(_mm256_sub_pd(_mm256_castsi256_pd(bit_or(a, two52)), _mm256_castsi256_pd(two52)));
@@ -121,7 +118,7 @@ PEARL_SIMD std::uint32_t smallest(const std::uint32_t* leaves, std::size_t count
   return smallest;
 }
 
-// Among four, whose sums these are.
+// Picks among four siblings with these sums.
 PEARL_SIMD inline unsigned pick_of_four(Wide sums, std::uint64_t& target) {
   alignas(32) std::uint64_t before[8];
   const Wide zero = _mm256_setzero_si256();
@@ -212,12 +209,6 @@ const ReplayKernels* avx2_replay_kernels() {
   return present ? &kernels : nullptr;
 }
 
-}  // namespace pearl
-
-#else
-
-namespace pearl {
-const ReplayKernels* avx2_replay_kernels() { return nullptr; }
 }  // namespace pearl
 
 #endif

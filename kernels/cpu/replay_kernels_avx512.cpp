@@ -5,9 +5,6 @@
 
 #include <immintrin.h>
 
-#include <bit>
-#include <cstring>
-
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
 #include "pearl/tree_descent.hpp"
@@ -19,7 +16,7 @@ namespace pearl {
 namespace {
 
 constexpr std::size_t kLanes = 8;
-// One vector alone is a chain of dependent instructions longer than processors look ahead.
+// With one vector, the chain of dependent instructions is longer than a processor's window.
 constexpr int kVectors = 4;
 constexpr bool kPartial = true;
 constexpr unsigned kSkipping = 128;
@@ -114,7 +111,7 @@ PEARL_SIMD inline Wide prefix_sums(Wide sums) {
   return add(sums, _mm512_alignr_epi64(sums, zero, 4));
 }
 
-// Counts the lanes passed and lowers the target by the sum of those. Writes sums[-1], too.
+// Counts the lanes passed and lowers the target by their sum. Also writes sums[-1].
 PEARL_OP unsigned take(unsigned passed, std::uint64_t* sums, std::uint64_t& target) {
   sums[-1] = 0;
   const auto pick = static_cast<unsigned>(_mm_popcnt_u32(passed));
@@ -147,7 +144,7 @@ PEARL_SIMD inline unsigned pick_of_few(const std::uint64_t* siblings, std::uint6
   }
 }
 
-// Not by _mm512_reduce_add, whose last addition is one of signed scalars.
+// Not _mm512_reduce_add: its last addition is of signed scalars, which must not overflow.
 PEARL_SIMD inline std::uint64_t sum_of_sixteen(const std::uint64_t* siblings) {
   const Wide eight = add(load(siblings), load(siblings + 8));
   const Half four = _mm256_add_epi64(_mm512_castsi512_si256(eight), _mm512_extracti64x4_epi64(eight, 1));
@@ -197,12 +194,6 @@ const ReplayKernels* avx512_replay_kernels() {
   return present ? &kernels : nullptr;
 }
 
-}  // namespace pearl
-
-#else
-
-namespace pearl {
-const ReplayKernels* avx512_replay_kernels() { return nullptr; }
 }  // namespace pearl
 
 #endif

@@ -1,18 +1,18 @@
-// The Replay Manager's hot loops, written once over vector types: integer arithmetic alone but for exact conversions.
-// Each replay_kernels_<isa>.cpp includes this file inside a namespace of its own, after defining
+// The Replay Manager's hot loops, written once over vector types: integer arithmetic and exact conversions only. Each
+// replay_kernels_<isa>.cpp includes this file inside its own namespace, after defining
 //
 //   PEARL_SIMD       the function attribute that turns the instruction set on (given function by function, so that no
 //                    shared inline function is compiled with it)
 //   Wide, Half       kLanes lanes of 64 and of 32 bits; Floats are kLanes floats
-//   Small            Half or Wide: where the instruction set limits small signed numbers best
+//   Small            Half or Wide: whichever clips small signed numbers faster
 //   Mask             one truth value per lane of Half
-//   kVectors         vectors that are worked on at once
-//   kPartial         whether load_half(), store_half() and store_pairs() can leave lanes out; else only whole vectors
-//                    come here, and the plain kernels do the rest
-//   kSkipping        the fanout from which a node's children are read only as far as needed
+//   kVectors         vectors processed together
+//   kPartial         whether load_half(), store_half() and store_pairs() can mask lanes; if not, only whole vectors are
+//                    processed here and the plain kernels do the rest
+//   kSkipping        from this fanout on, a node's children are read only as far as needed
 //   pick_of_few<K>(), leaves_passed<K>(), sum_of_sixteen(), smallest(), and the operations used below
 //
-// No include guard, and no includes: those are the including file's.
+// No include guard and no includes: the including file has them.
 
 template <int N>
 PEARL_SIMD inline void log2_of(const Wide (&fraction)[N], const Wide (&exponent)[N], Wide (&log2)[N]) {
@@ -62,7 +62,7 @@ PEARL_SIMD inline void quantise_some(const float* priorities, std::size_t count,
   for (int n = 0; n < N; ++n) y[n] = power_of(y[n], alpha);
   exp2_of(y, value);
   for (int n = 0; n < N; ++n) {
-    // Beyond these bounds the clipping below decides, as round_scaled() and quantise() do.
+    // Outside these bounds the final clip decides, as in round_scaled() and quantise().
     const Wide shift = to_wide(clip(subtract(unscaled, upper_halves(y[n])), 3, 34));
     const Wide half = shift_left_by(constant(1), subtract(shift, constant(1)));
     const Small clipped = clip(to_small(shift_right_by(add(value[n], half), shift)), 1, static_cast<int>(kLeafMax));
@@ -125,7 +125,7 @@ PEARL_SIMD void weights_of(const std::uint32_t* leaves, std::size_t count, std::
   }
 }
 
-// mulhi64() lane by lane; the halves of b come apart.
+// mulhi64() per lane; b is given as two halves.
 PEARL_SIMD inline Wide mulhi(Wide a, Wide b_low, Wide b_high) {
   const Wide mask = constant(0xFFFFFFFF);
   const Wide a_high = shift_right<32>(a);
@@ -153,7 +153,7 @@ PEARL_SIMD void targets_of(std::uint64_t seed, std::uint64_t call, std::uint64_t
   for (std::size_t at = 0; at < here; at += kBlock) {
     const std::uint64_t lane = first + at;
     const Wide pair = add(constant(static_cast<std::int64_t>(lane / 2)), pairs);
-    // Words are the low halves of 64-bit lanes; what stands above them is never read.
+    // Words are the low halves of 64-bit lanes; the high halves are never read.
     Wide word0 = pair, word1 = shift_right<32>(pair), word2 = call_low, word3 = call_high;
     std::uint32_t key0 = static_cast<std::uint32_t>(seed);
     std::uint32_t key1 = static_cast<std::uint32_t>(seed >> 32);
@@ -186,7 +186,7 @@ PEARL_SIMD inline unsigned pick_node(const std::uint64_t* siblings, std::uint64_
   } else if constexpr (K <= 16) {
     return pick_of_few<K>(siblings, target);
   } else if constexpr (K >= kSkipping) {
-    // Half of so many need not be read, which is worth a mispredicted branch.
+    // On average half the children need not be read: worth a mispredicted branch.
     unsigned first = 0;
     for (; first + 16 < K; first += 16) {
       const std::uint64_t sum = sum_of_sixteen(siblings + first);
@@ -195,7 +195,7 @@ PEARL_SIMD inline unsigned pick_node(const std::uint64_t* siblings, std::uint64_
     }
     return first + pick_of_few<16>(siblings + first, target);
   } else {
-    // First the sixteen, then the child.
+    // First the group of sixteen, then the child.
     std::uint64_t sixteens[K / 16];
     for (unsigned i = 0; i < K / 16; ++i) sixteens[i] = sum_of_sixteen(siblings + 16 * i);
     const unsigned first = 16 * pick_among<K / 16>(sixteens, target);

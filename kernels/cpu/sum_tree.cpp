@@ -34,7 +34,7 @@ class KarySumTree final : public SumTree {
             std::uint32_t* values) const override {
     if (count == 0) return;
     std::size_t level = top();
-    // Walking along a level costs about twice as much a node as descending by one costs a target.
+    // A step along a level costs about twice as much as one target's descent by one level.
     while (level > 0 && 2 * nodes_[level - 1] <= ascending) --level;
     if (level == top())
       std::fill_n(indices, count, 0);
@@ -135,7 +135,7 @@ class KarySumTree final : public SumTree {
 
   std::size_t top() const { return levels_.size() - 1; }
 
-  // How many of the lower levels take a batch's differences one by one; summing children anew is cheaper above.
+  // The lower levels, where adding a batch's differences is cheaper than summing all children again.
   std::size_t levels_one_by_one(std::size_t batch) const {
     std::size_t level = 1;
     while (level < levels_.size() && nodes_[level - 1] > 4 * batch) ++level;
@@ -148,7 +148,7 @@ class KarySumTree final : public SumTree {
     if (levels_.size() > 1) __builtin_prefetch(levels_[1] + (leaf >> 2 * kShift), 1, 3);
   }
 
-  // For each of ascending targets the node of a level that holds it; the target is lowered by the sum of those before.
+  // For each ascending target, the node of a level that holds it; lowers the target by the sum of the nodes before.
   void walk(std::size_t level, std::uint64_t* targets, std::size_t count, std::int64_t* nodes) const {
     std::size_t node = 0;
     std::uint64_t before = 0;
@@ -169,7 +169,7 @@ class KarySumTree final : public SumTree {
     }
   }
 
-  // Sums anew the nodes first..end-1 of a level; families are whole, what lies beyond the last child is zero.
+  // Recomputes nodes first..end-1 of a level. Families are whole: places after the last child are zero.
   void sum_range(std::size_t level, std::size_t first, std::size_t end) {
     if (level == 0)
       sum_families(leaves_.data(), first, end, levels_[0]);
@@ -188,9 +188,9 @@ class KarySumTree final : public SumTree {
   }
 
   AlignedArray<std::uint32_t> leaves_;
-  std::vector<std::size_t> nodes_;                    // of each level of sums, those that have leaves
+  std::vector<std::size_t> nodes_;                    // nodes with leaves below them, per level of sums
   std::vector<AlignedArray<std::uint64_t>> sums_;     // sums_[0] are the parents of leaves; the last has one node
-  std::vector<std::uint64_t*> levels_;                // where they lie
+  std::vector<std::uint64_t*> levels_;                // their data
 };
 
 }  // namespace

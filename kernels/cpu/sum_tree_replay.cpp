@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -40,8 +39,8 @@ PriorityScan check_priorities(const float* priorities, std::size_t count) {
                       ". Nothing was changed.");
 }
 
-void check_exponent(const char* name, double exponent) {
-  if (exponent >= 0.0 && exponent <= kExponentMax) return;
+double check_exponent(const char* name, double exponent) {
+  if (exponent >= 0.0 && exponent <= kExponentMax) return exponent;
   std::ostringstream message;
   message << name << " must lie in [0, 4]; found " << exponent << ".";
   throw ReplayError(message.str());
@@ -55,22 +54,12 @@ float checked_epsilon(float epsilon) {
 namespace {
 
 std::size_t checked_capacity(std::int64_t capacity) {
-  // 2^36 leaves of 28 bits are the most whose sum fits 64 bits.
+  // The sum of 2^36 leaves of 28 bits just fits 64 bits.
   if (capacity >= 1 && capacity <= std::int64_t{1} << 36) return static_cast<std::size_t>(capacity);
   throw ReplayError("Replay capacity must lie in [1, 2**36]; found " + std::to_string(capacity) + ".");
 }
 
-double checked_alpha(double alpha) {
-  check_exponent("alpha", alpha);
-  return alpha;
-}
-
 }  // namespace
-
-SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, bool prioritized, double alpha,
-                             std::uint64_t seed)
-    : SumTreeReplay(capacity, fanout, alpha, seed,
-                    ReplayOptions{.selection = prioritized ? Selection::kPrioritized : Selection::kUniform}) {}
 
 SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alpha, std::uint64_t seed,
                              const ReplayOptions& options)
@@ -86,7 +75,7 @@ SumTreeReplay::SumTreeReplay(std::int64_t capacity, unsigned fanout, double alph
                (!replacement_ || limit_ != 0)),
       initial_(options.initial_priority),
       epsilon_(checked_epsilon(options.priority_epsilon)),
-      alpha_(checked_alpha(alpha)),
+      alpha_(check_exponent("alpha", alpha)),
       alpha_q28_(exponent_q28(alpha)),
       seed_(seed),
       scale_(kDefaultScale),
@@ -150,7 +139,7 @@ void SumTreeReplay::bump(std::size_t slot) {
   times_[slot] = 0;
 }
 
-// A slot's place among the largest: by its exact priority, whose bits sort as it does.
+// Ranks a slot among the largest by its exact priority: bits of non-negative floats sort as the floats do.
 void SumTreeReplay::rank(std::size_t slot) {
   const Slot& item = slots_[slot];
   const auto bits = std::bit_cast<std::int32_t>(item.priority);
@@ -170,7 +159,7 @@ void SumTreeReplay::retire(std::size_t slot) {
   if (maxima_) rank(slot);
 }
 
-// Whole units of 2^-40, so that the mean does not depend on the order of what came and went.
+// Sums whole units of 2^-40, so that the mean does not depend on the order of updates.
 void SumTreeReplay::account(float priority, bool added) {
   const auto bits = std::bit_cast<std::int32_t>(priority);
   if (bits <= 0 || bits >= 0x7F800000) return;
@@ -210,7 +199,7 @@ const float* SumTreeReplay::raise(const float* priorities, std::size_t count, Pr
   if (epsilon_ == 0.0f) return priorities;
   raised_.resize(count);
   for (std::size_t i = 0; i < count; ++i) raised_[i] = raised(priorities[i], epsilon_);
-  found.largest += epsilon_;  // at most 1 where none is finite, which fits any scale and is below any maximum
+  found.largest += epsilon_;  // with no finite priority, at most 1: fits any scale, raises no maximum
   return raised_.data();
 }
 
@@ -222,8 +211,8 @@ void SumTreeReplay::fit_scale(float largest) {
   ++counters_.rescales;
 }
 
-// Raises a scale that a priority lowered which is no longer held. The look at all slots comes after as many writes as
-// there are slots, so that it costs a constant time a write, whatever is written.
+// Raises the scale again once the large priority that lowered it is gone. It scans all slots only after as many writes
+// as there are slots: amortised, a constant time per write.
 void SumTreeReplay::recover_scale() {
   if (scale_ == kDefaultScale || tree_->large() != 0) return;
   const std::uint64_t writes = counters_.inserts + counters_.updates;
@@ -235,7 +224,7 @@ void SumTreeReplay::recover_scale() {
   ++counters_.recoveries;
 }
 
-// The highest scale that fits all that may be sampled.
+// The highest scale that fits every item that may be sampled.
 int SumTreeReplay::highest_scale() const {
   float largest = 0.0f;
   for (std::size_t i = 0; i < end_; ++i)
@@ -266,17 +255,17 @@ void SumTreeReplay::admit(const PriorityScan& found) {
   fit_scale(found.largest);
 }
 
-// A ring inserts into slots that follow one another: then slots and sums are written without a look at each. Returns
-// false where the batch is none such.
+// The fast path of a ring, which inserts into consecutive slots: writes slots and sums without checking each. Returns
+// false if the batch does not qualify.
 bool SumTreeReplay::insert_range(const std::int64_t* indices, const float* priorities, std::size_t count) {
-  const bool may = plain() || (!prioritized_ && !tree_ && !by_time_);
-  if (!may || count < 2 || end_ != filled_) return false;
+  const bool simple = plain() || (!prioritized_ && !tree_ && !by_time_);
+  if (!simple || count < 2 || end_ != filled_) return false;
   const auto first = static_cast<std::size_t>(indices[0]);
   const auto before = static_cast<std::uint32_t>(counters_.inserts);
-  if (first > end_ || count >= ~before) return false;  // a gap, or generations that start over
-  std::uint64_t apart = 0;
-  for (std::size_t i = 0; i < count; ++i) apart |= static_cast<std::uint64_t>(indices[i]) ^ (first + i);
-  if (apart != 0) return false;
+  if (first > end_ || count >= ~before) return false;  // a gap, or generations wrap
+  std::uint64_t mismatch = 0;
+  for (std::size_t i = 0; i < count; ++i) mismatch |= static_cast<std::uint64_t>(indices[i]) ^ (first + i);
+  if (mismatch != 0) return false;
   if (prioritized_) tree_->assign_range(first, values_.data(), count);
   Slot* slots = slots_.data() + first;
   for (std::size_t i = 0; i < count; ++i)
@@ -323,7 +312,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
 }
 
 std::int64_t SumTreeReplay::written(std::size_t rank) {
-  if (end_ == filled_) return static_cast<std::int64_t>(rank);  // no gaps: what a ring gives
+  if (end_ == filled_) return static_cast<std::int64_t>(rank);  // no gaps, as in a ring
   if (!written_current_) {
     written_.clear();
     for (std::size_t slot = 0; slot < end_; ++slot)
@@ -333,20 +322,11 @@ std::int64_t SumTreeReplay::written(std::size_t rank) {
   return written_[rank];
 }
 
-// Fills targets_ with numbers uniform in [0, 2^64): any, or the k-th in the k-th of `count` equal slices.
-void SumTreeReplay::random(std::size_t count) {
-  if (!stratified_) return independent(count);
+// Fills targets_ with numbers uniform in [0, 2^64); if stratified, the k-th lies in the k-th of `count` equal slices.
+void SumTreeReplay::random(std::size_t count, bool stratified) {
   targets_.resize(count);
-  for_each_stratified(seed_, call_, count, [&](std::uint64_t lane, std::uint64_t x) { targets_[lane] = x; });
-}
-
-void SumTreeReplay::independent(std::size_t count) {
-  targets_.resize(count);
-  for (std::size_t lane = 0; lane < count; lane += 2) {
-    const PhiloxWords words = philox_lane_pair(seed_, call_, lane / 2);
-    targets_[lane] = words[0] | std::uint64_t{words[1]} << 32;
-    if (lane + 1 < count) targets_[lane + 1] = words[2] | std::uint64_t{words[3]} << 32;
-  }
+  for_lanes(seed_, call_, stratified ? stratum_width(count) : 0, 0, count,
+            [&](std::uint64_t lane, std::uint64_t x) { targets_[lane] = x; });
 }
 
 void SumTreeReplay::take_in_order(std::size_t count, std::int64_t* indices) {
@@ -367,9 +347,9 @@ void SumTreeReplay::take_in_order(std::size_t count, std::int64_t* indices) {
   for (std::size_t i = 0; i < count; ++i) rank(static_cast<std::size_t>(indices[i]));
 }
 
-// Each is drawn from what the ones before have left; afterwards the tree is as it was. values_ gets the leaves.
+// Draws one item after another, without those already used up; then restores the tree. values_ gets the leaves.
 void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices) {
-  independent(count);
+  random(count, false);
   const std::uint32_t none = 0;
   std::size_t drawn = 0;
   for (; drawn < count && tree.total() > 0; ++drawn) {
@@ -388,21 +368,21 @@ void SumTreeReplay::draw_in_turn(SumTree& tree, std::size_t count, std::int64_t*
 
 void SumTreeReplay::throw_used_up(std::size_t count, std::size_t draws) const {
   throw ReplayError("A batch of " + std::to_string(count) + " cannot be sampled: " + std::to_string(draws) +
-                    " draws are left before each item that can be drawn was sampled " + std::to_string(limit_) +
+                    " draws are left until every item that can be drawn was sampled " + std::to_string(limit_) +
                     " times.");
 }
 
-// Draws from a tree by the options, where an item that is drawn may not be drawn again. values_ gets what the batch
-// counts for weights.
+// Draws from a tree where an item may be used up within the batch (see limited_). values_ gets what importance weights
+// are computed from.
 void SumTreeReplay::draw_limited(SumTree& tree, std::size_t count, std::int64_t* indices) {
   values_.resize(count);
   if (!stratified_ || (replacement_ && limit_ != 1)) return draw_in_turn(tree, count, indices);
   if (count > tree.positive()) throw_used_up(count, tree.positive());
-  independent(2 * count);
+  random(2 * count, false);
   sample_systematically(tree, count, targets_, indices, values_.data());
 }
 
-// Everything but the draw by priority in one go, which sample() does.
+// Every selection except the plain draw by priority: draw() does that.
 void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
   const bool any_positive = prioritized_ && tree_->total() > 0;
   const std::size_t available = any_positive ? tree_->positive() : sampleable();
@@ -412,7 +392,7 @@ void SumTreeReplay::select(std::size_t count, std::int64_t* indices) {
                       std::to_string(available) + " items can be sampled.");
   if (!drawn) return take_in_order(count, indices);
   if (!limited_) {
-    random(count);
+    random(count, stratified_);
     for (std::size_t i = 0; i < count; ++i) indices[i] = written(mulhi64(filled_, targets_[i]));
     return;
   }
@@ -428,10 +408,11 @@ inline void SumTreeReplay::prefetch_tally(std::int64_t slot) const {
   __builtin_prefetch(&times_[static_cast<std::size_t>(slot)], 1, 3);
 }
 
-// Counts a selected batch and reads its generations. Threads may tally at once, each its own slots.
-SumTreeReplay::Tally SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count) {
+// Adds a selected batch to `batch` and reads its generations. Threads may tally at once, each its own slots.
+void SumTreeReplay::tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count,
+                          LastBatch& batch) {
   const auto now = static_cast<std::uint32_t>(counters_.inserts);
-  Tally found;
+  LastBatch found;
   const bool limited = limit_ != 0;  // then one thread tallies
   for (std::size_t i = 0; i < count; ++i) {
     if (i + kTalliedAhead < count) prefetch_tally(indices[i + kTalliedAhead]);
@@ -446,7 +427,8 @@ SumTreeReplay::Tally SumTreeReplay::tally(const std::int64_t* indices, std::uint
     found.counted += counts;
     if (limited && times_[slot] == limit_) retire(slot);
   }
-  return found;
+  found.count = count;
+  batch.add(found);
 }
 
 void SumTreeReplay::add_weights(const float* weights, std::size_t count, LastBatch& batch) {
@@ -468,12 +450,12 @@ void SumTreeReplay::draw(std::size_t count, double beta, std::int64_t* indices, 
   values_.resize(count);
   targets_.resize(count);
   if (!stratified_) {
-    random(count);
+    random(count, false);
     for (std::size_t i = 0; i < count; ++i) targets_[i] = mulhi64(total, targets_[i]);
   }
-  const bool may = may_share(count);
+  const bool shareable = may_share(count);
   const std::size_t parts =
-      may && draws_.begin() ? std::min<std::size_t>(count / kChunk, 4 * std::size_t{workers_.workers()}) : 1;
+      shareable && draws_.begin() ? std::min<std::size_t>(count / kChunk, 4 * std::size_t{workers_.workers()}) : 1;
   const auto edge = [&](std::size_t part) { return part == parts ? count : count / parts * part & ~std::size_t{1}; };
   drawn_.assign(parts, {});
   workers_.run(parts, [&](std::size_t part) {
@@ -484,7 +466,7 @@ void SumTreeReplay::draw(std::size_t count, double beta, std::int64_t* indices, 
     tree_->find(targets, size, stratified_ ? count : 0, indices + first, values_.data() + first);
     if (weights != nullptr) drawn_[part].smallest = kernels.smallest(values_.data() + first, size);
   });
-  // Only neighbours can be equal where targets ascend: a chunk begins where the slot changes.
+  // Targets ascend, so equal slots are neighbours: a chunk begins where the slot changes.
   const auto begins = [&](std::size_t part) {
     std::size_t at = edge(part);
     while (at > 0 && at < count && indices[at] == indices[at - 1]) ++at;
@@ -504,19 +486,13 @@ void SumTreeReplay::draw(std::size_t count, double beta, std::int64_t* indices, 
     }
     if (generations == nullptr || (parts > 1 && !stratified_)) return;
     const std::size_t from = begins(part);
-    drawn_[part].tally = tally(indices + from, generations + from, begins(part + 1) - from);
+    tally(indices + from, generations + from, begins(part + 1) - from, drawn_[part].batch);
   });
-  if (generations != nullptr && parts > 1 && !stratified_) drawn_[0].tally = tally(indices, generations, count);
+  if (generations != nullptr && parts > 1 && !stratified_) tally(indices, generations, count, drawn_[0].batch);
   last_ = {};
-  for (const Drawn& part : drawn_) {
-    times_sum_ += part.tally.counted;
-    last_.ages += part.tally.ages;
-    last_.age_max = std::max(last_.age_max, part.tally.age_max);
-    last_.weights += part.batch.weights;
-    last_.squares += part.batch.squares;
-  }
-  if (generations != nullptr) last_.count = count;
-  if (may) draws_.end(count);
+  for (const Drawn& part : drawn_) last_.add(part.batch);
+  times_sum_ += last_.counted;
+  if (shareable) draws_.end(count);
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
@@ -534,40 +510,34 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   } else {
     const bool by_priority = selection_ == Selection::kPrioritized && tree_->total() > 0;
     select(count, indices);
-    LastBatch batch;
-    batch.weights = std::uint64_t{count} << 24;
-    batch.squares = std::uint64_t{count} << 32;
-    if (weights != nullptr) std::fill(weights, weights + count, 1.0f);
+    last_ = {};
     if (by_priority && weights != nullptr) {
       const ReplayKernels& kernels = replay_kernels();
       kernels.weights(values_.data(), count, kernels.smallest(values_.data(), count), exponent_q28(beta), weights);
-      batch = {};
-      add_weights(weights, count, batch);
+      add_weights(weights, count, last_);
+    } else {
+      last_.weights = std::uint64_t{count} << 24;
+      last_.squares = std::uint64_t{count} << 32;
+      if (weights != nullptr) std::fill(weights, weights + count, 1.0f);
     }
-    if (generations != nullptr || limit_ != 0) {
-      const Tally found = tally(indices, generations, count);
-      times_sum_ += found.counted;
-      batch.count = count;
-      batch.ages = found.ages;
-      batch.age_max = found.age_max;
-    }
-    last_ = batch;
+    if (generations != nullptr || limit_ != 0) tally(indices, generations, count, last_);
+    times_sum_ += last_.counted;
   }
   ++call_;
   counters_.samples += count;
 }
 
 bool SumTreeReplay::all_written(const std::int64_t* indices, std::size_t count) const {
-  return end_ == filled_ && replay_kernels().all_below(indices, count, end_);  // no gaps: what a ring gives
+  return end_ == filled_ && replay_kernels().all_below(indices, count, end_);
 }
 
-// Updates one part of a batch: slots that are written, with priorities that fit the scale. Memory of the part ahead is
-// fetched meanwhile.
+// Updates one part of a batch, whose slots are written and whose priorities fit the scale, and prefetches the next part.
 void SumTreeReplay::update_part(const Part& part, const Part& ahead, std::size_t batch, Applied& done) {
   std::int64_t kept[SumTree::kPart];
   float values[SumTree::kPart];
   std::uint32_t leaves[SumTree::kPart];
-  prefetch(ahead);
+  for (std::size_t i = 0; i < ahead.count; ++i)
+    __builtin_prefetch(&slots_[static_cast<std::size_t>(ahead.slots[i])], 1, 3);
   const std::int64_t* slots = part.slots;
   const float* priorities = part.priorities;
   std::size_t count = part.count;
@@ -588,8 +558,6 @@ void SumTreeReplay::update_part(const Part& part, const Part& ahead, std::size_t
       priorities = values;
       count = current;
     }
-  }
-  if (part.generations != nullptr) {  // else all are kept, and of all it is known
     const PriorityScan found = replay_kernels().scan(priorities, count);
     done.largest = std::max(done.largest, found.largest);
     done.infinite += found.infinite;
@@ -597,11 +565,6 @@ void SumTreeReplay::update_part(const Part& part, const Part& ahead, std::size_t
   done.count += count;
   replay_kernels().quantise(priorities, count, alpha_q28_, scale_, leaves);
   done.grown.add(tree_->assign_part(slots, leaves, count, batch, ahead.slots, ahead.count));
-}
-
-void SumTreeReplay::prefetch(const Part& part) const {
-  for (std::size_t i = 0; i < part.count; ++i)
-    __builtin_prefetch(&slots_[static_cast<std::size_t>(part.slots[i])], 1, 3);
 }
 
 SumTreeReplay::Applied SumTreeReplay::update_all(const Part& batch) {
@@ -618,7 +581,7 @@ SumTreeReplay::Applied SumTreeReplay::update_all(const Part& batch) {
   return done;
 }
 
-// Updates those of a batch whose slots lie in [first, end).
+// Updates the items of a batch whose slots lie in [first, end).
 SumTreeReplay::Applied SumTreeReplay::update_range(const Part& batch, std::size_t first, std::size_t end) {
   struct Buffer {
     std::int64_t slots[SumTree::kPart];
@@ -648,13 +611,13 @@ SumTreeReplay::Applied SumTreeReplay::update_range(const Part& batch, std::size_
   return done;
 }
 
-// The case that training lives on: every slot is written, every priority fits the scale, nothing can fail.
+// The usual case in training: every slot is written, every priority fits the scale, nothing can fail.
 std::size_t SumTreeReplay::update_written(const Part& batch, const PriorityScan& found) {
-  // Each worker has runs of slots of its own, so that neither leaves nor the sums above them are shared.
+  // Each worker gets whole runs of slots, so that workers share neither leaves nor the sums above them.
   const std::size_t granule = tree_->granule(batch.count);
   const std::size_t granules = (capacity_ + granule - 1) / granule;
-  const bool may = may_share(batch.count);
-  const std::size_t parts = may && updates_.begin() ? std::min<std::size_t>(workers_.workers(), granules) : 1;
+  const bool shareable = may_share(batch.count);
+  const std::size_t parts = shareable && updates_.begin() ? std::min<std::size_t>(workers_.workers(), granules) : 1;
   Applied all;
   if (parts == 1) {
     all = update_all(batch);
@@ -671,7 +634,7 @@ std::size_t SumTreeReplay::update_written(const Part& batch, const PriorityScan&
     }
   }
   tree_->finish(batch.count, all.grown);
-  if (may) updates_.end(batch.count);
+  if (shareable) updates_.end(batch.count);
   if (batch.generations == nullptr) {
     all.largest = found.largest;
     all.infinite = found.infinite;
@@ -792,7 +755,7 @@ ReplayStatistics SumTreeReplay::statistics() const {
   if (prioritized_) {
     const std::uint32_t* leaves = tree_->leaves();
     for (std::size_t i = 0; i < end_; ++i) ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaves[i]))];
-    statistics.histogram[0] = filled_ - tree_->positive();  // there unwritten slots were counted too
+    statistics.histogram[0] = filled_ - tree_->positive();  // the loop counted unwritten slots there too
   }
   statistics.samples_per_item = static_cast<double>(times_sum_) / static_cast<double>(std::max<std::size_t>(filled_, 1));
   statistics.age_mean = static_cast<double>(last_.ages) / static_cast<double>(std::max<std::size_t>(last_.count, 1));

@@ -196,7 +196,7 @@ void FpgaReplay::recover_scale() {
 int FpgaReplay::highest_scale(const std::vector<Held>& slots) const {
   float largest = 0.0f;
   for (const Held& slot : slots)
-    if (slot.priority < fpga::kInfinityBits) largest = std::max(largest, std::bit_cast<float>(slot.priority));
+    if (slot.priority < kInfinityBits) largest = std::max(largest, std::bit_cast<float>(slot.priority));
   return pearl::highest_scale(largest, exponent_q28(progress_.alpha));
 }
 

@@ -1,10 +1,10 @@
-// Nanoseconds per item of each stage of the Replay Manager, for every variant of the kernels that the machine has,
-// beside the floor: the cache lines that a sampled or updated item needs, touched as early as can be with nothing else
-// done, and one after the other, which tells how many of them were under way at once.
+// Nanoseconds per item of each stage of the Replay Manager, for every variant of the kernels that the machine has.
+// Compares them with a floor: the time to touch just the cache lines that a sampled or updated item needs, with
+// prefetching and one after the other; the ratio tells how many lines were in flight.
 //
 //   replay_bench [--fanout=K] [slots ...]        (default: 4 to 128; 100000 1000000 10000000)
 //
-// Each figure is the median of rounds that take the variants in turn, so that other work on the machine meets all.
+// Each figure is the median of rounds that alternate between the variants, so that other load affects all alike.
 
 #include <algorithm>
 #include <chrono>
@@ -44,8 +44,8 @@ double median(std::vector<double> samples) {
 
 // The lines that one item needs: a leaf, its parent (updates), its slot of 8 bytes and its count of 2 (samples).
 struct Floor {
-  double together;      // ns per item, many lines under way
-  double one_by_one;    // each line known only when the one before has come
+  double together;    // ns per item, many lines in flight
+  double one_by_one;  // each address depends on the line before
 };
 
 Floor floor_of(std::size_t slots, bool update) {
@@ -65,10 +65,10 @@ Floor floor_of(std::size_t slots, bool update) {
   for (int round = 0; round < 2 * kRounds; ++round) {
     for (auto& slot : order) slot = random() % slots;
     for (std::size_t at = 0; at < kItems; at += kBatch)
-      if (!update) std::sort(order.begin() + at, order.begin() + at + kBatch);  // as sampling gives them
+      if (!update) std::sort(order.begin() + at, order.begin() + at + kBatch);  // as sampling returns them
     const bool dependent = round % 2 == 1;
     (dependent ? one_by_one : together).push_back(ns_per_item(kItems, [&] {
-      std::size_t zero = 0;  // known to be so only when the lines have come
+      std::size_t zero = 0;  // always 0, but depends on the lines loaded
       for (std::size_t i = 0; i < kItems; ++i) {
         if (!dependent && i + kAhead < kItems) {
           const std::size_t ahead = order[i + kAhead];
@@ -110,7 +110,7 @@ void measure(std::size_t slots, unsigned fanout) {
   for (auto& priority : priorities) priority = static_cast<float>(random() % 100000 + 1) * 1e-4f;
   std::vector<std::int64_t> all(slots);
   std::iota(all.begin(), all.end(), 0);
-  SumTreeReplay replay(static_cast<std::int64_t>(slots), fanout, true, 0.6, 3);
+  SumTreeReplay replay(static_cast<std::int64_t>(slots), fanout, 0.6, 3);
   replay.insert(all.data(), priorities.data(), slots);
   const auto tree = make_sum_tree(slots, fanout);
   std::vector<std::uint32_t> leaves(slots);
@@ -152,7 +152,7 @@ void measure(std::size_t slots, unsigned fanout) {
       std::vector<std::int64_t> slots_of_round(kItems);
       for (auto& slot : slots_of_round) slot = static_cast<std::int64_t>(random() % slots);
       for (std::size_t at = 0; at < kItems; at += kBatch)
-        std::sort(slots_of_round.begin() + at, slots_of_round.begin() + at + kBatch);  // as sampling gives them
+        std::sort(slots_of_round.begin() + at, slots_of_round.begin() + at + kBatch);  // as sampling returns them
       const std::int64_t* next = slots_of_round.data();
       out.assign.push_back(repeated([&] {
         tree->assign(next, values.data(), kBatch);

@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #include <array>
-#include <cmath>
 #include <utility>
 
 #define PEARL_SIMD __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
@@ -31,14 +30,10 @@ PEARL_OP void store(float* x, F value) { _mm512_storeu_ps(x, value); }
 PEARL_OP void store_first(float* x, F value, std::size_t count) {
   _mm512_mask_storeu_ps(x, first_lanes(count), value);
 }
-PEARL_OP F add(F a, F b) { return _mm512_add_ps(a, b); }
-PEARL_OP F subtract(F a, F b) { return _mm512_sub_ps(a, b); }
-PEARL_OP F multiply(F a, F b) { return _mm512_mul_ps(a, b); }
-PEARL_OP F divide(F a, F b) { return _mm512_div_ps(a, b); }
 PEARL_OP F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 PEARL_OP F square_root(F a) { return _mm512_sqrt_ps(a); }
 PEARL_OP F min(F a, F b) { return _mm512_min_ps(a, b); }
-// Of a NaN and b: NaN, if it stands first.
+// NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return _mm512_max_ps(b, a); }
 PEARL_OP F absolute(F a) { return _mm512_abs_ps(a); }
 PEARL_OP F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -100,12 +95,6 @@ const LearnerKernels* avx512_learner_kernels() {
   return present ? &kernels : nullptr;
 }
 
-}  // namespace pearl::learner
-
-#else
-
-namespace pearl::learner {
-const LearnerKernels* avx512_learner_kernels() { return nullptr; }
 }  // namespace pearl::learner
 
 #endif

@@ -1,19 +1,19 @@
-// The learner's loops, written once over a vector type. Each kernels_<isa>.cpp includes this file inside a namespace of
-// its own, after defining
+// The learner's loops, written once over a vector type. Each kernels_<isa>.cpp includes this file inside its own
+// namespace, after defining
 //
 //   PEARL_SIMD    the function attribute that turns the instruction set on (given function by function, so that no
 //                 shared inline function is compiled with it)
-//   F             a vector of kLanes floats, with the operations used below
+//   F             a vector of kLanes floats, with the functions used below
 //   kRows         rows of the register tile of two vectors
 //   transpose_block(source, source_row, destination, destination_row): kLanes x kLanes
 //
-// No include guard, and no includes: those are the including file's.
+// No include guard and no includes: the including file has them.
 
 #define PEARL_INLINE PEARL_SIMD inline __attribute__((always_inline))
 
 constexpr std::size_t kPanel = 2 * kLanes;
 
-// One register tile: Rows x (Vectors * kLanes) of c. Contiguous says how a lies: rows side by side, or steps.
+// One register tile: Rows x (Vectors * kLanes) of c. ContiguousRows: whether rows or steps of a are contiguous.
 template <int Rows, int Vectors, bool ContiguousRows, bool Partial>
 PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, const float* bias, const float* gate,
                      std::size_t last) {
@@ -26,7 +26,7 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
   const std::ptrdiff_t row = g.a_row;
   for (std::size_t done = 0; done < g.depth; done += g.segment, a += g.a_segment, b += g.b_segment) {
     const std::size_t steps = g.depth - done < g.segment ? g.depth - done : g.segment;
-    // Every third row has a pointer: the two between are reached by scaled addressing.
+    // Every third row has a pointer; scaled addressing reaches the two between.
     const float* rows[(Rows + 2) / 3];
     for (int i = 0; i < (Rows + 2) / 3; ++i) rows[i] = a + 3 * i * row;
     const float* from = b;
@@ -53,8 +53,8 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
       const bool partial = Partial && j == Vectors - 1;
       const std::ptrdiff_t at = i * g.c_row + j * static_cast<std::ptrdiff_t>(kLanes);
       F value = sum[i][j];
-      if (bias != nullptr) value = add(value, spread(bias + i));
-      if (g.accumulate) value = add(value, partial ? load_first(c + at, last) : load(c + at));
+      if (bias != nullptr) value += spread(bias + i);
+      if (g.accumulate) value = value + (partial ? load_first(c + at, last) : load(c + at));
       if (g.relu) value = max(value, zero());
       if (gate != nullptr) value = where_positive(partial ? load_first(gate + at, last) : load(gate + at), value);
       if (partial)
@@ -85,7 +85,7 @@ void gemm_of(const Gemm& g) {
     const bool two = columns > kLanes;
     const Tile* tiles = last == 0 ? (two ? kTiles<2, ContiguousRows, false> : kTiles<1, ContiguousRows, false>).data()
                                   : (two ? kTiles<2, ContiguousRows, true> : kTiles<1, ContiguousRows, true>).data();
-    // Rows are shared out evenly: a short last tile would wait for its few chains of additions.
+    // Tiles get even shares of the rows: a short last tile has too few independent chains of additions.
     for (std::size_t block = 0; block < blocks; ++block) {
       const std::size_t i = g.m * block / blocks;
       const std::size_t rows = g.m * (block + 1) / blocks - i;
@@ -115,7 +115,7 @@ void transpose(const float* source, std::size_t rows, std::size_t columns, std::
       destination[j * destination_row + i] = source[i * source_row + j];
 }
 
-// Element by element
+// Elementwise
 
 PEARL_SIMD void relu(const float* x, float* y, std::size_t count) {
   for (std::size_t i = 0; i < count; i += kLanes) store(y + i, max(load(x + i), zero()));
@@ -130,7 +130,7 @@ constexpr float kTanh[] = {-3.333333076e-01f, 1.333320415e-01f,  -5.394651855e-0
 // 2^x for x in [-126, 127], to about one unit in the last place: 2^n by the exponent's bits, the rest by a polynomial.
 PEARL_INLINE F exp2_of(F x) {
   const F whole = round(x);
-  const F f = subtract(x, whole);
+  const F f = x - whole;
   F p = spread(kExp2[6]);
   for (int i = 5; i >= 0; --i) p = multiply_add(p, f, spread(kExp2[i]));
   return times_power_of_two(p, whole);
@@ -139,13 +139,13 @@ PEARL_INLINE F exp2_of(F x) {
 // Near 0 an odd polynomial, where 1 - 2 / (exp(2x) + 1) would cancel; beyond 9, 1 to float precision.
 PEARL_INLINE F tanh_of(F x) {
   const F size = absolute(x);
-  const F square = multiply(x, x);
+  const F square = x * x;
   F p = spread(kTanh[5]);
   for (int i = 4; i >= 0; --i) p = multiply_add(p, square, spread(kTanh[i]));
-  const F near = multiply_add(multiply(p, square), x, x);
-  const F e = exp2_of(multiply(min(size, spread(9.011f)), spread(2.885390081777927f)));
-  const F far = with_sign_of(subtract(spread(1.0f), divide(spread(2.0f), add(e, spread(1.0f)))), x);
-  // A NaN compares with nothing: it takes the polynomial, which keeps it.
+  const F near = multiply_add(p * square, x, x);
+  const F e = exp2_of(min(size, spread(9.011f)) * spread(2.885390081777927f));
+  const F far = with_sign_of(spread(1.0f) - spread(2.0f) / (e + spread(1.0f)), x);
+  // Every comparison with a NaN is false: it takes the polynomial, which keeps it.
   return where_above(size, spread(0.625f), far, near);
 }
 
@@ -156,23 +156,23 @@ PEARL_SIMD void tanh(const float* x, float* y, std::size_t count) {
 PEARL_SIMD void relu_backward(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate) {
   for (std::size_t i = 0; i < count; i += kLanes) {
     const F value = where_positive(load(y + i), load(dy + i));
-    store(dx + i, accumulate ? add(load(dx + i), value) : value);
+    store(dx + i, accumulate ? load(dx + i) + value : value);
   }
 }
 
 PEARL_SIMD void tanh_backward(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate) {
   for (std::size_t i = 0; i < count; i += kLanes) {
     const F out = load(y + i);
-    const F slope = subtract(spread(1.0f), multiply(out, out));
-    const F value = multiply(load(dy + i), slope);
-    store(dx + i, accumulate ? add(load(dx + i), value) : value);
+    const F slope = spread(1.0f) - out * out;
+    const F value = load(dy + i) * slope;
+    store(dx + i, accumulate ? load(dx + i) + value : value);
   }
 }
 
 PEARL_SIMD void scale(const float* x, float factor, float* y, std::size_t count, bool accumulate) {
   const F by = spread(factor);
   for (std::size_t i = 0; i < count; i += kLanes)
-    store(y + i, accumulate ? multiply_add(by, load(x + i), load(y + i)) : multiply(by, load(x + i)));
+    store(y + i, accumulate ? multiply_add(by, load(x + i), load(y + i)) : by * load(x + i));
 }
 
 // Over the features of a panel
@@ -180,7 +180,7 @@ PEARL_SIMD void scale(const float* x, float factor, float* y, std::size_t count,
 PEARL_SIMD void sum_features(const float* x, std::size_t width, float* sums) {
   for (std::size_t j = 0; j < kPanel; j += kLanes) {
     F sum = zero();
-    for (std::size_t f = 0; f < width; ++f) sum = add(sum, load(x + f * kPanel + j));
+    for (std::size_t f = 0; f < width; ++f) sum += load(x + f * kPanel + j);
     store(sums + j, sum);
   }
 }
@@ -188,20 +188,20 @@ PEARL_SIMD void sum_features(const float* x, std::size_t width, float* sums) {
 PEARL_SIMD void add_row(const float* x0, const float* x1, float factor, float* y, std::size_t width) {
   const F by = spread(factor);
   for (std::size_t j = 0; j < kPanel; j += kLanes) {
-    const F row = multiply(by, load(x1 + j));
-    for (std::size_t f = 0; f < width; ++f) store(y + f * kPanel + j, add(load(x0 + f * kPanel + j), row));
+    const F row = by * load(x1 + j);
+    for (std::size_t f = 0; f < width; ++f) store(y + f * kPanel + j, load(x0 + f * kPanel + j) + row);
   }
 }
 
 PEARL_SIMD void to_unit(const float* x, const float* center, const float* half_range, float* y, std::size_t width) {
   for (std::size_t f = 0; f < width; ++f)
     for (std::size_t j = 0; j < kPanel; j += kLanes)
-      store(y + f * kPanel + j, divide(subtract(load(x + f * kPanel + j), spread(center[f])), spread(half_range[f])));
+      store(y + f * kPanel + j, (load(x + f * kPanel + j) - spread(center[f])) / spread(half_range[f]));
 }
 
 PEARL_SIMD void sum_transitions(const float* x, std::size_t width, float* sums, bool accumulate) {
   for (std::size_t f = 0; f < width; ++f) {
-    const float sum = total(add(load(x + f * kPanel), load(x + f * kPanel + kLanes)));
+    const float sum = total(load(x + f * kPanel) + load(x + f * kPanel + kLanes));
     sums[f] = accumulate ? sums[f] + sum : sum;
   }
 }
@@ -211,19 +211,19 @@ PEARL_SIMD void layer_norm(const float* x, const float* gain, const float* shift
   const F share = spread(1.0f / static_cast<float>(width));
   for (std::size_t j = 0; j < kPanel; j += kLanes) {
     F sum = zero(), squares = zero();
-    for (std::size_t f = 0; f < width; ++f) sum = add(sum, load(x + f * kPanel + j));
-    const F mean = multiply(sum, share);
+    for (std::size_t f = 0; f < width; ++f) sum += load(x + f * kPanel + j);
+    const F mean = sum * share;
     for (std::size_t f = 0; f < width; ++f) {
-      const F centered = subtract(load(x + f * kPanel + j), mean);
+      const F centered = load(x + f * kPanel + j) - mean;
       squares = multiply_add(centered, centered, squares);
     }
-    const F inverse = divide(spread(1.0f), square_root(multiply_add(squares, share, spread(eps))));
+    const F inverse = spread(1.0f) / square_root(multiply_add(squares, share, spread(eps)));
     store(statistics + j, mean);
     store(statistics + kPanel + j, inverse);
     for (std::size_t f = 0; f < width; ++f) {
-      F value = multiply(subtract(load(x + f * kPanel + j), mean), inverse);
-      if (gain != nullptr) value = multiply(value, spread(gain[f]));
-      if (shift != nullptr) value = add(value, spread(shift[f]));
+      F value = (load(x + f * kPanel + j) - mean) * inverse;
+      if (gain != nullptr) value *= spread(gain[f]);
+      if (shift != nullptr) value += spread(shift[f]);
       store(y + f * kPanel + j, value);
     }
   }
@@ -237,9 +237,9 @@ PEARL_SIMD void layer_norm_backward(const float* dy, const float* x, const float
     F gains = zero(), shifts = zero();
     for (std::size_t j = 0; j < kPanel; j += kLanes) {
       const F slope = load(dy + f * kPanel + j);
-      const F unit = multiply(subtract(load(x + f * kPanel + j), load(statistics + j)), load(statistics + kPanel + j));
+      const F unit = (load(x + f * kPanel + j) - load(statistics + j)) * load(statistics + kPanel + j);
       gains = multiply_add(slope, unit, gains);
-      shifts = add(shifts, slope);
+      shifts += slope;
     }
     if (gradients.gain != nullptr) gradients.gain[f] = (gradients.accumulate ? gradients.gain[f] : 0.0f) + total(gains);
     if (gradients.shift != nullptr)
@@ -251,19 +251,19 @@ PEARL_SIMD void layer_norm_backward(const float* dy, const float* x, const float
     F slopes = zero(), products = zero();
     for (std::size_t f = 0; f < width; ++f) {
       F slope = load(dy + f * kPanel + j);
-      if (gain != nullptr) slope = multiply(slope, spread(gain[f]));
-      slopes = add(slopes, slope);
-      products = multiply_add(slope, multiply(subtract(load(x + f * kPanel + j), mean), inverse), products);
+      if (gain != nullptr) slope *= spread(gain[f]);
+      slopes += slope;
+      products = multiply_add(slope, (load(x + f * kPanel + j) - mean) * inverse, products);
     }
-    slopes = multiply(slopes, share);
-    products = multiply(products, share);
+    slopes *= share;
+    products *= share;
     for (std::size_t f = 0; f < width; ++f) {
       F slope = load(dy + f * kPanel + j);
-      if (gain != nullptr) slope = multiply(slope, spread(gain[f]));
-      const F unit = multiply(subtract(load(x + f * kPanel + j), mean), inverse);
-      const F value = multiply(inverse, subtract(subtract(slope, slopes), multiply(unit, products)));
+      if (gain != nullptr) slope *= spread(gain[f]);
+      const F unit = (load(x + f * kPanel + j) - mean) * inverse;
+      const F value = inverse * (slope - slopes - unit * products);
       float* to = dx + f * kPanel + j;
-      store(to, accumulate ? add(load(to), value) : value);
+      store(to, accumulate ? load(to) + value : value);
     }
   }
 }
@@ -271,7 +271,7 @@ PEARL_SIMD void layer_norm_backward(const float* dy, const float* x, const float
 // Over parameters
 
 PEARL_SIMD double sum_of_squares(const float* x, std::size_t count) {
-  // Blocks in float, their sums in double: a sum of a million squares loses no digits.
+  // Blocks are summed in float, their sums in double, so that a million squares lose no digits.
   constexpr std::size_t kBlock = 1024;
   double sum = 0.0;
   for (std::size_t start = 0; start < count; start += kBlock) {
@@ -285,14 +285,14 @@ PEARL_SIMD double sum_of_squares(const float* x, std::size_t count) {
     }
     float rest = 0.0f;
     for (; i < end; ++i) rest += x[i] * x[i];
-    sum += static_cast<double>(total(add(even, odd))) + static_cast<double>(rest);
+    sum += static_cast<double>(total(even + odd)) + static_cast<double>(rest);
   }
   return sum;
 }
 
 PEARL_SIMD void add(const float* x, float* y, std::size_t count) {
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(y + i, add(load(y + i), load(x + i)));
+  for (; i + kLanes <= count; i += kLanes) store(y + i, load(y + i) + load(x + i));
   for (; i < count; ++i) y[i] += x[i];
 }
 
@@ -300,23 +300,23 @@ template <bool Partial, bool Amsgrad>
 PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradients, float* weights, float* first,
                           float* second, float* max_second, std::size_t i, std::size_t last) {
   const F beta2 = spread(step.beta2);
-  F gradient = multiply(spread(factor), Partial ? load_first(gradients + i, last) : load(gradients + i));
+  F gradient = spread(factor) * (Partial ? load_first(gradients + i, last) : load(gradients + i));
   F weight = Partial ? load_first(weights + i, last) : load(weights + i);
   if (step.decoupled)
-    weight = multiply(spread(step.decay), weight);
+    weight = spread(step.decay) * weight;
   else
     gradient = multiply_add(spread(step.decay), weight, gradient);
   F m = Partial ? load_first(first + i, last) : load(first + i);
   F v = Partial ? load_first(second + i, last) : load(second + i);
-  m = multiply_add(spread(step.rise1), subtract(gradient, m), m);
-  v = multiply_add(multiply(spread(step.rise2), gradient), gradient, multiply(beta2, v));
+  m = multiply_add(spread(step.rise1), gradient - m, m);
+  v = multiply_add(spread(step.rise2) * gradient, gradient, beta2 * v);
   F top = v;
   if constexpr (Amsgrad) {
     top = max(v, Partial ? load_first(max_second + i, last) : load(max_second + i));
     Partial ? store_first(max_second + i, top, last) : store(max_second + i, top);
   }
-  const F below = add(divide(square_root(top), spread(step.denominator)), spread(step.eps));
-  weight = subtract(weight, divide(multiply(spread(step.step_size), m), below));
+  const F below = square_root(top) / spread(step.denominator) + spread(step.eps);
+  weight -= spread(step.step_size) * m / below;
   Partial ? store_first(first + i, m, last) : store(first + i, m);
   Partial ? store_first(second + i, v, last) : store(second + i, v);
   Partial ? store_first(weights + i, weight, last) : store(weights + i, weight);
@@ -342,19 +342,19 @@ void adam(const AdamStep& step, float factor, const float* gradients, float* wei
 template <bool Partial>
 PEARL_INLINE void sgd_at(const SgdStep& step, float factor, const float* gradients, float* weights, float* momentum,
                          std::size_t i, std::size_t last) {
-  F gradient = multiply(spread(factor), Partial ? load_first(gradients + i, last) : load(gradients + i));
+  F gradient = spread(factor) * (Partial ? load_first(gradients + i, last) : load(gradients + i));
   const F weight = Partial ? load_first(weights + i, last) : load(weights + i);
   gradient = multiply_add(spread(step.decay), weight, gradient);
   if (momentum != nullptr) {
     F buffer = gradient;
     if (!step.first) {
       buffer = Partial ? load_first(momentum + i, last) : load(momentum + i);
-      buffer = multiply_add(spread(step.rise), gradient, multiply(spread(step.momentum), buffer));
+      buffer = multiply_add(spread(step.rise), gradient, spread(step.momentum) * buffer);
     }
     Partial ? store_first(momentum + i, buffer, last) : store(momentum + i, buffer);
     gradient = step.nesterov ? multiply_add(spread(step.momentum), buffer, gradient) : buffer;
   }
-  const F moved = subtract(weight, multiply(spread(step.lr), gradient));
+  const F moved = weight - spread(step.lr) * gradient;
   Partial ? store_first(weights + i, moved, last) : store(weights + i, moved);
 }
 
@@ -373,8 +373,8 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
     const std::size_t left = count - i;
     const F from = left < kLanes ? load_first(target + i, left) : load(target + i);
     const F to = left < kLanes ? load_first(online + i, left) : load(online + i);
-    const F distance = multiply(by, subtract(to, from));
-    const F moved = tau < 0.5f ? add(from, distance) : subtract(to, distance);
+    const F distance = by * (to - from);
+    const F moved = tau < 0.5f ? from + distance : to - distance;
     left < kLanes ? store_first(target + i, moved, left) : store(target + i, moved);
   }
 }

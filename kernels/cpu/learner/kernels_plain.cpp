@@ -35,20 +35,16 @@ PEARL_OP F load_first(const float* x, std::size_t count) {
 }
 PEARL_OP void store(float* x, F value) { std::memcpy(x, &value, sizeof(value)); }
 PEARL_OP void store_first(float* x, F value, std::size_t count) { std::memcpy(x, &value, count * sizeof(float)); }
-PEARL_OP F add(F a, F b) { return a + b; }
-PEARL_OP F subtract(F a, F b) { return a - b; }
-PEARL_OP F multiply(F a, F b) { return a * b; }
-PEARL_OP F divide(F a, F b) { return a / b; }
 PEARL_OP F multiply_add(F a, F b, F c) { return a * b + c; }
 PEARL_OP F square_root(F a) { return F{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])}; }
 PEARL_OP F select(I mask, F then, F otherwise) {
   return std::bit_cast<F>((mask & std::bit_cast<I>(then)) | (~mask & std::bit_cast<I>(otherwise)));
 }
 PEARL_OP F min(F a, F b) { return select(a < b, a, b); }
-// Of a NaN and b: NaN, if it stands first.
+// NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return select(b > a, b, a); }
 PEARL_OP F absolute(F a) { return std::bit_cast<F>(std::bit_cast<I>(a) & 0x7FFFFFFF); }
-// For sizes below 2^22: the sum's last digit is a one.
+// For magnitudes below 2^22: the sum's last bit has the value 1.
 PEARL_OP F round(F a) { return (a + spread(0x1.8p23f)) - spread(0x1.8p23f); }
 PEARL_OP F times_power_of_two(F a, F whole) {
   return a * std::bit_cast<F>((__builtin_convertvector(whole, I) + 127) << 23);

@@ -27,8 +27,8 @@ struct Batch {
 };
 
 void the_thread_gives_what_direct_calls_give() {
-  SumTreeReplay direct(kCapacity, 16, true, 0.6, 3);
-  SumTreeReplay served(kCapacity, 16, true, 0.6, 3);
+  SumTreeReplay direct(kCapacity, 16, 0.6, 3);
+  SumTreeReplay served(kCapacity, 16, 0.6, 3);
   ReplayAutorun autorun(served, kBatch, 4);
   alignas(64) char memory[64] = {};
   Doorbell bell(memory, sizeof memory);
@@ -62,7 +62,7 @@ void the_thread_gives_what_direct_calls_give() {
 }
 
 void errors_come_back_and_bounds_hold() {
-  SumTreeReplay replay(kCapacity, 16, true, 0.6, 3);
+  SumTreeReplay replay(kCapacity, 16, 0.6, 3);
   ReplayAutorun autorun(replay, kBatch, 2);
   CHECK(autorun.write_sample(kBatch, 0.4, 1.0));  // empty
   CHECK(autorun.drain(10.0));

@@ -29,7 +29,7 @@ std::vector<float> edge_priorities() {
                                    256.0f, 1e30f, Limits::max(), Limits::infinity()};
   std::mt19937 random(4);
   while (priorities.size() < 5000) {
-    const std::uint32_t bits = random() % 0x7F800001u;  // any priority there is
+    const std::uint32_t bits = random() % 0x7F800001u;  // any valid priority
     float priority;
     std::memcpy(&priority, &bits, sizeof priority);
     priorities.push_back(priority);
@@ -80,7 +80,7 @@ void targets_are_those_of_philox(const ReplayKernels& kernels) {
       const std::uint64_t call = random();
       std::vector<std::uint64_t> targets(lanes + 1, 77);
       kernels.targets(seed, call, lanes, 0, lanes, total, targets.data());
-      for_each_stratified(seed, call, lanes, [&](std::uint64_t lane, std::uint64_t x) {
+      for_lanes(seed, call, stratum_width(lanes), 0, lanes, [&](std::uint64_t lane, std::uint64_t x) {
         CHECK(targets[lane] == mulhi64(total, x));
       });
       CHECK(targets[lanes] == 77);
@@ -96,7 +96,7 @@ void trees_of_every_fanout_find_the_same_leaves() {
   for (const std::size_t capacity : {1, 2, 15, 16, 17, 255, 256, 257, 1000, 4097, 70000}) {
     std::vector<std::uint32_t> leaves(capacity);
     for (const bool full : {false, true}) {
-      // Full: each leaf the largest there is, so that sixteen come closest to 2^32.
+      // Full: all leaves have the largest value, so that sixteen come closest to 2^32.
       for (auto& leaf : leaves)
         leaf = full ? kLeafMax : random() % 3 == 0 ? 0 : static_cast<std::uint32_t>(random() % kLeafMax) + 1;
       leaves[random() % capacity] = kLeafMax;
@@ -108,7 +108,7 @@ void trees_of_every_fanout_find_the_same_leaves() {
       std::vector<std::uint64_t> targets = {0, ends.back() - 1};
       for (int i = 0; i < 150; ++i) {
         targets.push_back(random() % ends.back());
-        end = ends[random() % capacity];  // where one leaf gives way to the next
+        end = ends[random() % capacity];  // a border between two leaves
         if (end > 0) targets.push_back(end - 1);
         if (end < ends.back()) targets.push_back(end);
       }

@@ -81,7 +81,7 @@ void trees_of_every_fanout_find_the_same_leaves() {
 
 void threads_leave_an_exact_total() {
   constexpr std::size_t kCapacity = 777;
-  SumTreeReplay replay(kCapacity, 16, true, 0.6, 5);
+  SumTreeReplay replay(kCapacity, 16, 0.6, 5);
   std::vector<std::int64_t> all(kCapacity);
   std::iota(all.begin(), all.end(), 0);
   replay.insert(all.data(), nullptr, kCapacity);
@@ -112,7 +112,7 @@ void threads_leave_an_exact_total() {
 }
 
 void wrong_arguments_change_nothing() {
-  SumTreeReplay replay(10, 4, true, 0.6, 0);
+  SumTreeReplay replay(10, 4, 0.6, 0);
   const std::int64_t indices[] = {0, 1, 2};
   const float bad[] = {1.0f, std::nanf(""), -1.0f};
   const std::int64_t outside[] = {0, 10, -1};
@@ -127,7 +127,7 @@ void wrong_arguments_change_nothing() {
 
 void items_come_in_order() {
   constexpr std::int64_t kCapacity = 40;
-  const std::int64_t slots[] = {7, 2, 33, 2, 18};  // 2 is written anew: oldest first 7, 33, 2, 18
+  const std::int64_t slots[] = {7, 2, 33, 2, 18};  // 2 is written again: oldest first 7, 33, 2, 18
   const float priorities[] = {3.0f, 9.0f, 3.0f, 5.0f, 0.0f};
   const auto take = [&](Selection selection, std::size_t count) {
     ReplayOptions options;
@@ -179,7 +179,7 @@ void draws_in_turn_leave_the_tree_as_it_was() {
         CHECK(replay.state().total == total);
         CHECK(throws<ReplayError>([&] { sample(available + 1); }));
       }
-      sample(available);  // for the fourth time: the last
+      sample(available);  // the fourth and last time
       CHECK(replay.state().counters.exhausted == available);
       CHECK(selection == Selection::kUniform || replay.state().total == 0);
       CHECK(replay.statistics().samples_per_item == 4.0 * static_cast<double>(available) / kCapacity);
@@ -244,7 +244,7 @@ void pools_do_each_chunk_once() {
     pool.run(times.size(), [&](std::size_t chunk) { ++times[chunk]; });
     CHECK(std::all_of(times.begin(), times.end(), [](int count) { return count == 1; }));
   }
-  std::vector<std::thread> callers;  // one at a time is helped, none waits
+  std::vector<std::thread> callers;  // workers help one caller at a time; no caller waits
   std::atomic<int> total = 0;
   for (int caller = 0; caller < 3; ++caller)
     callers.emplace_back([&] {
@@ -262,7 +262,7 @@ void offered_chunks_are_done_by_the_end() {
       std::vector<int> times(job % 4);
       const auto work = [&](std::size_t chunk) { ++times[chunk]; };
       pool.offer(times.size(), work);
-      if (job % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(job));  // others may do all of it
+      if (job % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(job));  // other workers may do all the work
       pool.finish();
       CHECK(std::all_of(times.begin(), times.end(), [](int count) { return count == 1; }));
     }

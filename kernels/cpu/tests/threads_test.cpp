@@ -1,4 +1,4 @@
-// Where the system has no thread left: an error, and a process that goes on.
+// If the system has no thread left, an Error is thrown and the process continues.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ using namespace pearl;
 
 constexpr unsigned kWanted = 64;
 
-// Calls `check` in a child that may have 12 threads, which holds for root only once it is nobody.
+// Calls `check` in a child limited to 12 threads; root must become nobody first, since the limit ignores root.
 template <class Check>
 void with_few_threads(Check check) {
   const pid_t child = ::fork();
@@ -52,7 +52,7 @@ void refuses(Call call) {
 
 void teams_are_refused() {
   refuses([] { const learner::Team team(kWanted); });
-  learner::Team small(2);  // what was started for the large one has ended
+  learner::Team small(2);  // the threads started for the large team have ended
   int called[2] = {};
   auto work = [&](std::size_t worker) { called[worker] = 1; };
   small.run(work);
@@ -66,7 +66,7 @@ void pools_are_refused() {
 }
 
 void autoruns_are_refused() {
-  SumTreeReplay replay(64, 16, true, 0.6, 0);
+  SumTreeReplay replay(64, 16, 0.6, 0);
   std::vector<std::unique_ptr<ReplayAutorun>> autoruns;
   refuses([&] {
     for (unsigned i = 0; i < kWanted; ++i) autoruns.push_back(std::make_unique<ReplayAutorun>(replay, 8, 2));

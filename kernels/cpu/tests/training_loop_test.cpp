@@ -217,7 +217,7 @@ void what_does_not_fit_is_refused() {
     TrainingLoop loop(replay, f.storage, f.algorithm, batch, f.queues(), weights, interval);
   };
   make(f.replay, kBatch, kPolicy, 1);
-  SumTreeReplay other(kCapacity + 1, 16, true, 0.6, 3);
+  SumTreeReplay other(kCapacity + 1, 16, 0.6, 3);
   CHECK(throws<LearnerError>([&] { make(other, kBatch, kPolicy, 1); }));
   CHECK(throws<LearnerError>([&] { make(f.replay, 0, kPolicy, 1); }));
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy - 1, 1); }));

@@ -1,9 +1,9 @@
-// The Replay Manager on parallel devices: its memory, and what one work-group does to it. Written for SYCL kernels
-// (kernels/sycl/sum_tree_replay.sycl.cpp); host code sees the memory alone.
+// The Replay Manager on parallel devices: its memory, and one work-group's operations on it, for SYCL kernels
+// (kernels/sycl/sum_tree_replay.sycl.cpp). Host code only sees the memory.
 //
-// One work-group works on a batch, whatever its size: what follows from all of a batch (its least leaf, whether it is
-// valid, the next level of sums) then takes a barrier, not another launch. Only 32-bit atomics are used, which every
-// device has. Priorities are handled as the bits of their floats, so that none is flushed to zero.
+// One work-group handles a batch of any size: results that depend on the whole batch (its least leaf, whether it is
+// valid, the next level of sums) need a barrier, not another launch. Only 32-bit atomics are used: every device has them.
+// Priorities are handled as bits of floats, so that none is flushed to zero.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,8 @@
 namespace pearl::device {
 
 inline constexpr std::uint32_t kNowhere = ~0u;
-inline constexpr std::uint32_t kInfinityBits = 0x7F800000u;
 
-// What kernels change and the host reads between them.
+// Written by kernels, read by the host between them.
 struct ReplayProgress {
   std::uint64_t total;  // of the leaves
   std::uint64_t filled;
@@ -26,29 +25,29 @@ struct ReplayProgress {
   std::uint64_t saturated;
   std::uint64_t rescales;
   std::uint64_t recoveries;
-  std::uint64_t looked_at;  // inserts and updates when a higher scale was last looked for
-  std::uint64_t large;      // the sum of large() of all leaves; kept where the scale is below the default
-  std::uint64_t applied;  // by the last update
+  std::uint64_t looked_at;  // inserts and updates at the last search for a higher scale
+  std::uint64_t large;      // the sum of large() of all leaves; valid while the scale is below the default
+  std::uint64_t applied;    // by the last update
   std::int32_t scale;
   std::uint32_t max_priority;
 };
 
-// Positions of the first items for which an update was refused, kNowhere for none.
+// Positions of the first items that made an update fail, kNowhere for none.
 struct UpdateRefusal {
   std::uint32_t index;     // out of range
   std::uint32_t priority;  // NaN or negative
   std::uint32_t slot;      // never written
 };
 
-// What is known of a slot. What a batch touches together lies together.
+// The data of a slot, together since a batch touches all of it.
 struct ReplaySlot {
   std::uint32_t priority;
   std::uint32_t generation;  // 0: never written
-  std::uint32_t times;       // sampled since written; counts up to kTimesMax and a batch
+  std::uint32_t times;       // sampled since written; counting stops at kTimesCounted, up to a batch later
 };
 
-// A sum tree as in sum_tree.hpp, and what is known of each slot. `sums` has one level after another, that of the
-// leaves' parents first; level i begins at `offsets[i]` and has `nodes[i]` nodes.
+// A sum tree as in sum_tree.hpp, and the data of each slot. `sums` holds one level after another, the leaves' parents
+// first; level i begins at `offsets[i]` and has `nodes[i]` nodes.
 struct ReplayMemory {
   static constexpr unsigned kMostLevels = 36;
 
@@ -57,14 +56,14 @@ struct ReplayMemory {
   std::int64_t alpha_q28;
   std::uint32_t shift;   // log2 of the fanout
   std::uint32_t levels;  // of sums
-  std::uint32_t prioritized;  // else there are neither leaves nor sums nor priorities
+  std::uint32_t prioritized;  // if not, there are no leaves, sums or priorities
   std::uint32_t stratified;
-  std::uint32_t initial;  // bits of what new items get that come without a priority; 0: the running maximum
+  std::uint32_t initial;  // bits of the priority of items inserted without one; 0: the running maximum
   float epsilon;          // added to every priority of an update; 0: none
   std::uint32_t* leaves;
   std::uint64_t* sums;
   ReplaySlot* slots;
-  const std::int64_t* written;  // slots in order; null where there are no gaps
+  const std::int64_t* written;  // slots in order; null if there are no gaps
   ReplayProgress* progress;
   std::uint64_t offsets[kMostLevels];
   std::uint64_t nodes[kMostLevels];
@@ -83,7 +82,7 @@ struct SampledBatch {
 inline constexpr std::uint32_t kTimesCounted = (1u << 16) - 1;
 inline constexpr std::uint32_t kClaim = 1u << 31;  // above every leaf
 
-// The items of one work-group: this one, and how many there are.
+// This work-item's index in its work-group, and the number of work-items.
 struct Lanes {
   sycl::group<2> group;
   std::uint64_t first;
@@ -108,21 +107,6 @@ T least(const Lanes& lanes, T value) {
 
 inline std::uint64_t sum(const Lanes& lanes, std::uint64_t value) {
   return sycl::reduce_over_group(lanes.group, value, sycl::plus<std::uint64_t>());
-}
-
-// As pick_among() of tree_descent.hpp.
-template <class T>
-unsigned pick(const T* siblings, unsigned fanout, std::uint64_t& target) {
-  std::uint64_t sum = 0, before = 0;
-  unsigned passed = 0;
-  for (unsigned k = 0; k + 1 < fanout; ++k) {
-    sum += siblings[k];
-    const bool beyond = sum <= target;
-    before = beyond ? sum : before;
-    passed += beyond;
-  }
-  target -= before;
-  return passed;
 }
 
 template <class T>
@@ -172,8 +156,8 @@ inline void sample(const ReplayMemory& replay, const Lanes& lanes, const Sampled
     batch.weights[i] = importance_weight(log2_smallest, log2_q32(batch.leaves[i]), beta_q28);
 }
 
-// Sums anew: level by level the parents of `count` leaves at `indices`, or all where those are fewer. Lanes that share
-// a parent write the same.
+// Recomputes sums level by level: the ancestors of `count` leaves at `indices`, or the whole level if it has fewer nodes.
+// Lanes that share a parent write the same value.
 inline void sum_parents(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                         std::uint64_t count) {
   const unsigned shift = replay.shift, fanout = 1u << shift;
@@ -205,7 +189,7 @@ inline std::uint32_t raised(const ReplayMemory& replay, std::uint32_t priority) 
   return std::bit_cast<std::uint32_t>(pearl::raised(std::bit_cast<float>(priority), replay.epsilon));
 }
 
-// Quantises every priority for another scale, once all lanes have read what they need of the progress.
+// Quantises every priority for another scale. Waits first until all lanes have read `progress`.
 inline void set_scale(const ReplayMemory& replay, const Lanes& lanes, std::int32_t scale) {
   barrier(lanes);
   std::uint64_t found = 0;
@@ -223,7 +207,7 @@ inline void set_scale(const ReplayMemory& replay, const Lanes& lanes, std::int32
   barrier(lanes);
 }
 
-// Lowers the scale where `priority`, finite, does not fit. Returns the scale.
+// Lowers the scale if `priority`, finite, does not fit. Returns the scale.
 inline std::int32_t fit_scale(const ReplayMemory& replay, const Lanes& lanes, std::uint32_t priority) {
   const std::int32_t scale = replay.progress->scale;
   if (priority == 0) return scale;
@@ -234,8 +218,8 @@ inline std::int32_t fit_scale(const ReplayMemory& replay, const Lanes& lanes, st
   return scale - excess;
 }
 
-// Raises a scale that a priority lowered which is no longer held: as pearl::SumTreeReplay does, once a batch is written
-// and counted. `grown` is what this lane has changed of the sum of large().
+// Raises the scale again once the large priority that lowered it is gone, like pearl::SumTreeReplay; called after a batch
+// is written and counted. `grown`: this lane's change of the sum of large().
 inline void recover_scale(const ReplayMemory& replay, const Lanes& lanes, std::int32_t scale, std::uint64_t grown) {
   if (scale == kDefaultScale) return;
   ReplayProgress& progress = *replay.progress;
@@ -259,8 +243,8 @@ inline void recover_scale(const ReplayMemory& replay, const Lanes& lanes, std::i
   if (best > scale) set_scale(replay, lanes, best);
 }
 
-// New items at `indices`, each but once; `priorities` may be null. `highest` is the largest finite one of them,
-// `inserts` the count of all insertions, these included.
+// New items at distinct `indices`; `priorities` may be null. `highest` is the largest finite priority, `inserts` the
+// count of all insertions including these.
 inline void insert(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                    const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
                    std::uint32_t highest, std::uint64_t infinite, std::uint64_t inserts) {
@@ -296,7 +280,7 @@ inline void insert(const ReplayMemory& replay, const Lanes& lanes, const std::in
   recover_scale(replay, lanes, scale, grown);
 }
 
-// Where an update is refused: says so, and for which positions first.
+// Reports the first positions that made an update fail.
 inline void refuse(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                    const std::uint32_t* priorities, std::uint64_t count, UpdateRefusal& refusal) {
   std::uint32_t index = kNowhere, priority = kNowhere, slot = kNowhere;
@@ -319,7 +303,7 @@ inline void refuse(const ReplayMemory& replay, const Lanes& lanes, const std::in
   replay.progress->applied = 0;
 }
 
-// Of duplicates the last wins; `generations` may be null: none is stale. Changes nothing where it is refused.
+// The last of duplicates wins. `generations` may be null: none is stale. An update that is refused changes nothing.
 inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::int64_t* indices,
                    const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
                    UpdateRefusal& refusal) {
@@ -327,7 +311,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
     return generations == nullptr || generations[i] == replay.slots[slot].generation;
   };
   std::uint32_t highest = 0;   // finite; all ones: refused
-  std::uint64_t applied = 0;   // upper half: how many, lower half: how many of them infinite
+  std::uint64_t applied = 0;   // upper half: count applied; lower half: how many of these are infinite
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
     const bool wrong = priorities[i] > kInfinityBits && priorities[i] != kClaim;  // minus zero is zero
@@ -344,7 +328,7 @@ inline void update(const ReplayMemory& replay, const Lanes& lanes, const std::in
   applied = sum(lanes, applied);
   const std::int32_t scale = fit_scale(replay, lanes, highest);
   std::uint64_t grown = 0;
-  // Leaves themselves take the claims, which are above all of them.
+  // Leaves hold the claims, which are larger than any leaf.
   for (std::uint64_t i = lanes.first; i < count; i += lanes.count) {
     const auto slot = static_cast<std::uint64_t>(indices[i]);
     if (!fresh(i, slot)) continue;

@@ -1,16 +1,15 @@
 // The Replay Manager as a pipeline on an FPGA (PEARL Sec. V-A, Fig. 6; CF'22 Sec. 3.1): one stage for each level of the
-// sum tree, which alone holds that level's nodes, in on-chip memory. A request passes all levels from the root to the
-// leaves and each does its part, so that as many requests are under way as there are levels.
+// sum tree, with that level's nodes in its on-chip memory. A request passes all levels from the root to the leaves, so
+// as many requests are in flight as there are levels.
 //
 //   feed -> level 0 (root) -> level 1 -> ... -> level depth (leaves) -> collect
 //              ^------------------ changes --------------'
 //
-// An update is two passes, as in the paper: the first leaves the new priority in its leaf and gives what that changes,
-// which comes back to the root; the second adds it on the way down. Items of a batch follow one another through both,
-// so that of duplicates the last wins. What comes after an update waits at the root until its second pass is on its
-// way.
+// An update takes two passes, as in the paper: the first writes the leaf and sends the difference back to the root; the
+// second adds the difference to all levels on the way down. Items of a batch go through both in order: the last of
+// duplicates wins. A request after an update waits at the root until the update's second pass has started.
 //
-// A node has 28 bits at the leaves and log2(fanout) more at each level above, which no sum exceeds: integers, exact.
+// A leaf has 28 bits, each level above log2(fanout) more: sums never overflow and are exact.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +22,7 @@
 namespace pearl::fpga {
 
 inline constexpr unsigned kLeafBits = 28;
-inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // samples of one item, where counting stops
-inline constexpr std::uint32_t kInfinityBits = 0x7F800000u;
+inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // where counting samples of one item stops
 
 enum class Operation : std::uint8_t {
   sample,    // value: the random number; then, below the root, the target
@@ -33,11 +31,11 @@ enum class Operation : std::uint8_t {
   insert,    // the same, of a new item
   add,       // second pass: value is added to the sums above the slot
   retrieve,  // what the slot holds
-  load,      // value: that of node `slot` at `level`; at the leaves, times sampled stand above it
+  load,      // value: of node `slot` at `level`; at the leaves, times sampled in the upper half
   stop,
 };
 
-// What passes through the levels. Slots and nodes have 32 bits.
+// What passes through the levels. Slot and node numbers have 32 bits.
 struct Request {
   std::uint64_t value;
   std::uint32_t slot;
@@ -46,7 +44,7 @@ struct Request {
   Operation operation;
   std::uint8_t level;  // of what is loaded
   bool last;           // of its batch
-  bool checked;        // nothing is updated where the generation is another
+  bool checked;        // do not update if the generation differs
 };
 
 enum class Outcome : std::uint32_t {
@@ -55,7 +53,7 @@ enum class Outcome : std::uint32_t {
   dropped,  // stale, or never written
 };
 
-// What the leaves answer, one for each request but `add` and `load`.
+// The leaves' answer to each request except `add` and `load`.
 struct Answer {
   std::uint64_t change;  // of the leaf, modulo 2^64
   std::uint32_t slot;
@@ -66,26 +64,26 @@ struct Answer {
   Outcome outcome;
 };
 
-// What a leaf tells the root.
+// What a leaf sends back to the root.
 struct Change {
   std::uint64_t value;
   std::uint32_t slot;
 };
 
-// What the host asks for.
+// A request of the host.
 struct Command {
   Operation operation;
   std::uint8_t level;
   bool checked;
   bool stratified;
-  bool trains;  // setting 2: what is sampled goes to the Learner, updates come from there
+  bool trains;  // setting 2: samples go to the Learner, updates come from it
   std::int32_t scale;
   std::uint64_t count;
   std::uint64_t seed;
   std::uint64_t call;
   std::int64_t alpha_q28;
   std::int64_t beta_q28;
-  float epsilon;  // added to priorities that come from the Learner; the host's have it already
+  float epsilon;  // added to the Learner's priorities; the host's already include it
 };
 
 // One item of a command, in host memory.
@@ -96,7 +94,7 @@ struct Item {
   std::uint32_t generation;
 };
 
-// What `collect` leaves in host memory; `held` and `weights` have as many items as the command.
+// What `collect` writes to host memory, next to `weights`: one per item of the command.
 struct Held {
   std::uint32_t slot;
   std::uint32_t leaf;
@@ -107,14 +105,14 @@ struct Held {
 
 struct Summary {
   std::uint64_t change;    // of the total
-  std::uint64_t large;     // by what the sum of large() of all leaves changes, modulo 2^64
+  std::uint64_t large;     // change of the sum of large() of all leaves, modulo 2^64
   std::uint64_t applied;   // updates and inserts
   std::uint64_t added;     // slots that had never been written
   std::uint64_t infinite;  // of those applied
   std::uint32_t highest;   // finite priority of those applied
 };
 
-// Nodes of a level each of which has 2^bits slots below it.
+// Nodes of a level whose nodes have 2^bits slots below each.
 constexpr std::uint32_t tree_nodes(std::uint32_t capacity, unsigned bits) {
   return static_cast<std::uint32_t>((capacity + (std::uint64_t{1} << bits) - 1) >> bits);
 }
@@ -134,29 +132,14 @@ struct Tree {
 
 #if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
 
-// The first of `fanout` siblings whose inclusive prefix sum exceeds the target, from which those before it are taken.
-template <class Node>
-std::uint32_t pick(const Node* siblings, std::uint32_t fanout, std::uint64_t& target) {
-  std::uint64_t sum = 0, before = 0;
-  std::uint32_t passed = 0;
-  for (std::uint32_t k = 0; k + 1 < fanout; ++k) {
-    sum += static_cast<std::uint64_t>(siblings[k]);
-    const bool beyond = sum <= target;
-    before = beyond ? sum : before;
-    passed += beyond;
-  }
-  target -= before;
-  return passed;
-}
-
-// Level 0: a register. It has at most as many updates under way as `Changes` takes, so that the leaves never wait.
+// Level 0: a register. At most `most` updates are in flight, as many as `Changes` holds, so that the leaves never wait.
 template <class Shape, int most, class In, class Changes, class Down>
 void root_stage() {
   Word<Shape::bits(0)> total = 0;
-  int under_way = 0;
+  int in_flight = 0;
   const auto second_pass = [&] {
     const Change change = Changes::read();
-    --under_way;
+    --in_flight;
     total += static_cast<Word<Shape::bits(0)>>(change.value);
     Request add{};
     add.operation = Operation::add;
@@ -167,11 +150,11 @@ void root_stage() {
   while (true) {
     Request request = In::read();
     if (request.operation == Operation::update || request.operation == Operation::insert) {
-      if (under_way == most) second_pass();
+      if (in_flight == most) second_pass();
       Down::write(request);
-      ++under_way;
+      ++in_flight;
       if (!request.last) continue;
-      while (under_way > 0) second_pass();
+      while (in_flight > 0) second_pass();
       continue;
     }
     if (request.operation == Operation::load && request.level == 0) {
@@ -206,14 +189,14 @@ void inner_stage() {
       request.slot = child + pick(nodes + child, Shape::kFanout, request.value);
     } else if (request.operation == Operation::add) {
       nodes[request.slot >> kBelow] += static_cast<Node>(request.value);
-      if (level + 1 == Shape::kDepth) continue;  // the leaf has it
+      if (level + 1 == Shape::kDepth) continue;  // the first pass wrote the leaf
     }
     Down::write(request);
     if (request.operation == Operation::stop) return;
   }
 }
 
-// The leaves, and what else is known of a slot.
+// The leaves, and the other data of each slot.
 template <class Shape, class In, class Changes, class Out>
 void leaf_stage() {
   constexpr std::uint32_t kSlots = Shape::nodes(Shape::kDepth);
@@ -229,7 +212,7 @@ void leaf_stage() {
   }
   while (true) {
     Request request = In::read();
-    if (request.operation == Operation::add) continue;  // where no level lies between
+    if (request.operation == Operation::add) continue;  // comes here only if there is no inner level
     if (request.operation == Operation::sample) {
       const std::uint32_t child = request.slot << Shape::kShift;
       request.slot = child + pick(leaves + child, Shape::kFanout, request.value);
@@ -282,7 +265,7 @@ void leaf_stage() {
   }
 }
 
-// Turns a command in host memory into requests. `Learner` has the updates of setting 2 (pearl/fpga_training.hpp).
+// Turns a command in host memory into requests. In setting 2, `Learner` sends the updates (pearl/fpga_training.hpp).
 template <class Out, class Learner>
 void feed(const Command& command, const Item* items, LearnerContext* context) {
   if constexpr (!std::is_same_v<Learner, None>)
@@ -311,8 +294,8 @@ void feed(const Command& command, const Item* items, LearnerContext* context) {
   }
 }
 
-// Puts the answers to a command into host memory, with the weights of what was sampled, and in setting 2 gives what was
-// sampled to the `Learner`: items at once, their weights, which depend on all of them, at the end.
+// Writes the answers to a command, and the weights of samples, to host memory. In setting 2 also sends samples to the
+// `Learner`: items at once, weights at the end, since they depend on the whole batch.
 template <class In, class Learner>
 void collect(const Command& command, Held* held, float* weights, Summary* summary, const LearnerContext* context) {
   constexpr bool kTrains = !std::is_same_v<Learner, None>;

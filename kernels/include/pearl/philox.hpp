@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): a counter-based generator, so
-// that lane k of call c is the same number on every device, in whatever order lanes are computed.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11). It is counter-based: lane k of
+// call c is the same number on every device, in whatever order lanes are computed.
 #pragma once
 
 #include <array>
@@ -23,12 +23,15 @@ inline PhiloxWords philox4x32(PhiloxWords counter, std::uint64_t seed) {
   return counter;
 }
 
-// The four words shared by lanes 2 * pair and 2 * pair + 1 of one call.
+// The four words that lanes 2 * pair and 2 * pair + 1 of one call share: two words each.
 inline PhiloxWords philox_lane_pair(std::uint64_t seed, std::uint64_t call, std::uint64_t pair) {
   return philox4x32({static_cast<std::uint32_t>(pair), static_cast<std::uint32_t>(pair >> 32),
                      static_cast<std::uint32_t>(call), static_cast<std::uint32_t>(call >> 32)},
                     seed);
 }
+
+inline std::uint64_t even_lane(const PhiloxWords& words) { return words[0] | std::uint64_t{words[1]} << 32; }
+inline std::uint64_t odd_lane(const PhiloxWords& words) { return words[2] | std::uint64_t{words[3]} << 32; }
 
 // High half of the 128-bit product.
 inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
@@ -42,42 +45,30 @@ inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
 #endif
 }
 
-// floor(2^64 / parts), for parts >= 2.
+// floor(2^64 / parts); 0 for one part.
 inline std::uint64_t stratum_width(std::uint64_t parts) { return (0 - parts) / parts + 1; }
 
-// Lane `at` of one call: uniform in [0, 2^64), or, where width is stratum_width(lanes), in the at-th of equal slices.
-inline std::uint64_t uniform_at(std::uint64_t seed, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
-  const PhiloxWords words = philox_lane_pair(seed, call, at >> 1);
-  const std::uint64_t random =
-      at & 1 ? words[2] | std::uint64_t{words[3]} << 32 : words[0] | std::uint64_t{words[1]} << 32;
+// A number uniform in [0, 2^64) as it is (width 0), or moved into slice `at` of equal slices of this width.
+inline std::uint64_t in_slice(std::uint64_t at, std::uint64_t random, std::uint64_t width) {
   return width == 0 ? random : at * width + mulhi64(random, width);
 }
 
-// Calls visit(lane, x) for lanes first..first+count-1 (`first` even), x uniform in the lane-th of `lanes` equal slices
-// of [0, 2^64).
+// The number of lane `at` of one call. `width`: 0, or stratum_width(lanes) for stratified lanes.
+inline std::uint64_t uniform_at(std::uint64_t seed, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
+  const PhiloxWords words = philox_lane_pair(seed, call, at >> 1);
+  return in_slice(at, at & 1 ? odd_lane(words) : even_lane(words), width);
+}
+
+// Calls visit(lane, uniform_at(seed, call, lane, width)) for `count` lanes from `first` on, which is even.
 template <class Visit>
-void for_stratified_range(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first,
-                          std::uint64_t count, Visit visit) {
-  if (count == 0) return;
-  if (lanes == 1) {
-    const PhiloxWords words = philox_lane_pair(seed, call, 0);
-    visit(std::uint64_t{0}, words[0] | std::uint64_t{words[1]} << 32);
-    return;
-  }
-  const std::uint64_t width = stratum_width(lanes);
+void for_lanes(std::uint64_t seed, std::uint64_t call, std::uint64_t width, std::uint64_t first, std::uint64_t count,
+               Visit visit) {
   const std::uint64_t end = first + count;
   for (std::uint64_t lane = first; lane < end; lane += 2) {
     const PhiloxWords words = philox_lane_pair(seed, call, lane / 2);
-    visit(lane, lane * width + mulhi64(words[0] | std::uint64_t{words[1]} << 32, width));
-    if (lane + 1 < end)
-      visit(lane + 1, (lane + 1) * width + mulhi64(words[2] | std::uint64_t{words[3]} << 32, width));
+    visit(lane, in_slice(lane, even_lane(words), width));
+    if (lane + 1 < end) visit(lane + 1, in_slice(lane + 1, odd_lane(words), width));
   }
-}
-
-// The same for all lanes.
-template <class Visit>
-void for_each_stratified(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, Visit visit) {
-  for_stratified_range(seed, call, lanes, 0, lanes, visit);
 }
 
 }  // namespace pearl

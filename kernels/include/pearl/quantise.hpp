@@ -1,9 +1,9 @@
-// Priorities to integers: q = clip(round(p^alpha * 2^scale), 1, 2^28 - 1), computed with integer add, multiply and
-// shift alone, so that every device (and NumPy: pearl/replay/reference.py) gives the same bits.
+// Priorities to integers: q = clip(round(p^alpha * 2^scale), 1, 2^28 - 1). Only integer add, multiply and shift, so that
+// every device (and NumPy: pearl/replay/reference.py) gives the same bits.
 //
 // Accuracy: log2 is within 5e-9 (absolute) and cut to 2^-24, 2^x is within 7e-9 (relative), alpha and beta are rounded
-// to 2^-28; so p^alpha is within 4e-7 (relative) for every positive float32 and alpha <= 4, and within 2e-7 for
-// 2^-18 < p < 2^18, before it is rounded to a whole number of units.
+// to 2^-28. So before rounding to an integer, p^alpha is within 4e-7 (relative) for every positive float32 and
+// alpha <= 4, and within 2e-7 for 2^-18 < p < 2^18.
 #pragma once
 
 #include <bit>
@@ -14,9 +14,10 @@
 namespace pearl {
 
 inline constexpr std::uint32_t kLeafMax = (1u << 28) - 1;  // 28 significant bits
+inline constexpr std::uint32_t kInfinityBits = 0x7F800000;  // of a float's bits
 inline constexpr int kDefaultScale = 20;                   // range 256, resolution 1e-6
 inline constexpr double kExponentMax = 4.0;                // of alpha and beta
-inline constexpr int kHysteresisBits = 2;                  // by which all leaves can grow where none is large()
+inline constexpr int kHysteresisBits = 2;                  // bits that all leaves can still grow by if none is large()
 
 // log2(1 + f) / f on [0, 1) at Chebyshev nodes, lowest power first, Q35.
 inline constexpr std::int64_t kLog2Coefficients[10] = {49570623885, -24785258860, 16521745522, -12368671917,
@@ -68,7 +69,7 @@ inline std::int64_t power_q32(std::int64_t log2, std::int64_t exponent_q28) {
   return ((log2 >> 8) * exponent_q28) >> 20;
 }
 
-// round(2^y * 2^scale), half up, y Q32; anything beyond 28 bits is returned as 2^28.
+// round(2^y * 2^scale), half up, y Q32; returns 2^28 for anything beyond 28 bits.
 inline std::uint32_t round_scaled(std::int64_t y, int scale) {
   const std::int64_t shift = 31 - (y >> 32) - scale;
   if (shift <= 2) return kLeafMax + 1;
@@ -80,7 +81,7 @@ inline std::uint32_t round_scaled(std::int64_t y, int scale) {
 
 // The leaf for a priority that is neither NaN nor negative.
 inline std::uint32_t quantise(float priority, std::int64_t alpha_q28, int scale) {
-  // Compared as bits, so that a thread that flushes subnormals to zero quantises like any other.
+  // Compared as bits: the same result in a thread that flushes subnormals to zero.
   const auto bits = std::bit_cast<std::int32_t>(priority);
   if (bits <= 0) return 0;
   if (bits >= 0x7F800000) return kLeafMax;
@@ -97,8 +98,8 @@ inline int excess_bits(float priority, std::int64_t alpha_q28, int scale) {
   return excess;
 }
 
-// Zero for a leaf that fits a scale that is kHysteresisBits higher, and for kLeafMax, which infinite priorities have at
-// any scale. Sums of it are zero only where all are.
+// Zero for a leaf that would fit a scale kHysteresisBits higher, and for kLeafMax (infinite priorities, at any scale).
+// A sum of these is zero only if all are.
 inline std::uint32_t large(std::uint32_t leaf) {
   return (leaf + 1) >> (28 - kHysteresisBits) & ((1u << kHysteresisBits) - 1);
 }
@@ -109,12 +110,27 @@ inline std::uint64_t sum_of_large(const std::uint32_t* leaves, std::size_t count
   return sum;
 }
 
-// A priority with epsilon added. Without one it keeps its bits, which some processors' additions flush to zero.
+// A priority with epsilon added. With epsilon 0 it keeps its bits, where an addition may flush subnormals to zero.
 inline float raised(float priority, float epsilon) { return epsilon == 0.0f ? priority : priority + epsilon; }
 
 // The highest scale, up to the default, that fits a finite priority (0: none).
 inline int highest_scale(float priority, std::int64_t alpha_q28) {
   return kDefaultScale - (priority > 0.0f ? excess_bits(priority, alpha_q28, kDefaultScale) : 0);
+}
+
+// The first of `fanout` siblings whose inclusive prefix sum exceeds the target; lowers the target by the sum before it.
+template <class Node>
+std::uint32_t pick(const Node* siblings, std::uint32_t fanout, std::uint64_t& target) {
+  std::uint64_t sum = 0, before = 0;
+  std::uint32_t passed = 0;
+  for (std::uint32_t k = 0; k + 1 < fanout; ++k) {
+    sum += static_cast<std::uint64_t>(siblings[k]);
+    const bool beyond = sum <= target;
+    before = beyond ? sum : before;
+    passed += beyond;
+  }
+  target -= before;
+  return passed;
 }
 
 // (leaf_min / leaf)^beta from the two logarithms; in (0, 1].

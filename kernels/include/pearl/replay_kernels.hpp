@@ -16,7 +16,7 @@ struct TreeLevels {
   std::size_t count;                 // levels of sums; the last has one node
 };
 
-// What a batch of priorities holds.
+// Properties of a batch of priorities.
 struct PriorityScan {
   bool valid;            // none is NaN or negative
   float largest;         // of the finite ones, at least 0; of valid batches alone
@@ -24,8 +24,8 @@ struct PriorityScan {
 };
 
 struct ReplayKernels {
-  // Descends from `places`, nodes of sums[level] that hold the targets, to leaves and their values. `rest` is what is
-  // left of each target below its node, and is used up.
+  // Descends from `places`, nodes of sums[level] that hold the targets, to leaves and their values. `rest` is each
+  // target minus the sum before its node; it is overwritten.
   using Find = void (*)(const TreeLevels& tree, std::size_t level, std::uint64_t* rest, std::size_t count,
                         std::int64_t* places, std::uint32_t* values);
 
@@ -49,16 +49,16 @@ struct ReplayKernels {
 };
 
 // The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
-// Throws ConfigurationError where PEARL_ISA names one that it lacks.
+// Throws ConfigurationError if this machine lacks the one that PEARL_ISA names.
 const ReplayKernels& replay_kernels();
 // Names of the variants that this machine has, plainest first.
 std::vector<std::string> replay_kernel_variants();
-// Switches every replay of this process; safe at any time, since all variants agree. Throws ReplayError for a name
-// that is not among the variants.
+// Switches every replay of this process; safe at any time, since all variants give the same bits. Throws
+// ConfigurationError for a name that is not among the variants.
 void select_replay_kernels(const std::string& name);
 
 const ReplayKernels& plain_replay_kernels();
-// Null where this machine or this build lacks them.
+// x86-64 only; null if this machine lacks the instruction set.
 const ReplayKernels* avx2_replay_kernels();
 const ReplayKernels* avx512_replay_kernels();
 

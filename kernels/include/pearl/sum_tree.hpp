@@ -15,18 +15,18 @@ class SumTree {
  public:
   virtual ~SumTree() = default;
 
-  // For each target (below total()), the first leaf whose inclusive prefix sum exceeds it, and that leaf's value. The
-  // targets are used up. `ascending` is 0, or promises that they are so many in order (of which these may be a part):
-  // that saves the upper levels' searches. Threads may search at once.
+  // For each target (below total()), the first leaf whose inclusive prefix sum exceeds it, and that leaf's value.
+  // Overwrites the targets. `ascending`: 0, or the size of the sorted batch that these targets are (part of), which saves
+  // the search of the upper levels. Threads may search at the same time.
   virtual void find(std::uint64_t* targets, std::size_t count, std::size_t ascending, std::int64_t* indices,
                     std::uint32_t* values) const = 0;
   // The sum of the leaves before `leaf`.
   virtual std::uint64_t sum_before(std::size_t leaf) const = 0;
-  // Sets leaves in order, so that of duplicates the last wins.
+  // Sets leaves in order: the last of duplicates wins.
   void assign(const std::int64_t* indices, const std::uint32_t* values, std::size_t count);
-  // The same in parts of one batch of `batch` leaves, then finish(), before which the sums are not to be used. Returns
-  // what finish() takes the sum of. Memory of the leaves `ahead` is fetched meanwhile. Threads may assign at once, each
-  // its own whole runs of granule(batch) leaves.
+  // assign() for a part of a batch of `batch` leaves; prefetches the leaves `ahead`. Sums are valid only after finish()
+  // with the sum of all parts' Growth. Threads may assign at the same time, each its own whole runs of granule(batch)
+  // leaves.
   struct Growth {
     std::ptrdiff_t positive = 0;
     std::uint64_t large = 0;  // modulo 2^64
@@ -36,7 +36,7 @@ class SumTree {
     }
   };
   virtual Growth assign_part(const std::int64_t* indices, const std::uint32_t* values, std::size_t count,
-                                     std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) = 0;
+                             std::size_t batch, const std::int64_t* ahead, std::size_t ahead_count) = 0;
   virtual void finish(std::size_t batch, const Growth& grown) = 0;
   virtual std::size_t granule(std::size_t batch) const = 0;
   // Sets leaves first..first+count-1, in fewer steps.
@@ -46,10 +46,10 @@ class SumTree {
   virtual std::uint64_t total() const = 0;
   virtual std::uint32_t* leaves() = 0;
 
-  static constexpr std::size_t kPart = 64;  // leaves of a part, of which two lie in the nearest cache with their paths
+  static constexpr std::size_t kPart = 64;  // leaves of a part: two parts with their paths fit the L1 cache
   // Leaves above zero.
   std::size_t positive() const { return positive_; }
-  // Whether large() is kept, from the next rebuild() on: it makes each assignment a little slower.
+  // Whether to maintain large(), from the next rebuild() on; slows each assignment a little.
   void watch_large(bool wanted) { watches_large_ = wanted; }
   // The sum of large() of all leaves (pearl/quantise.hpp).
   std::uint64_t large() const { return large_; }

@@ -21,17 +21,17 @@ enum class Selection { kPrioritized, kUniform, kFifo, kLifo, kTopK };
 
 inline constexpr float kInitialMax = 0.0f;    // the running maximum
 inline constexpr float kInitialMean = -1.0f;  // the mean of the positive finite priorities held
-inline constexpr float kEpsilonMin = 1e-30f;  // far above subnormal floats, which some devices take for zero
-inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // samples of one item, where counting stops
+inline constexpr float kEpsilonMin = 1e-30f;  // far above subnormal floats, which some devices flush to zero
+inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // where counting samples of one item stops
 
 struct ReplayOptions {
   Selection selection = Selection::kPrioritized;
   bool stratified = true;
   bool replacement = true;
   std::uint32_t max_times_sampled = 0;   // 0: no limit; at most kTimesMax
-  float initial_priority = kInitialMax;  // of items that come without: one of the above, or a number above 0
-  float priority_epsilon = 0.0f;         // added to every priority given: 0, or in [kEpsilonMin, 1]
-  unsigned workers = 1;                  // threads that share large batches, the caller's own included
+  float initial_priority = kInitialMax;  // of items inserted without one: a constant above, or a number above 0
+  float priority_epsilon = 0.0f;         // added to every given priority: 0, or in [kEpsilonMin, 1]
+  unsigned workers = 1;                  // threads that share large batches, including the caller's
 };
 
 struct ReplayCounters {
@@ -52,14 +52,14 @@ struct ReplayState {
   std::int64_t scale = 0;
   float max_priority = 1.0f;
   ReplayCounters counters;
-  std::uint64_t looked_at = 0;  // inserts and updates when a higher scale was last looked for
+  std::uint64_t looked_at = 0;  // inserts and updates at the last search for a higher scale
   std::uint64_t filled = 0;
   std::uint64_t total = 0;
 };
 
 struct ReplayStatistics {
   ReplayState state;
-  std::array<std::uint64_t, 29> histogram{};  // items held, by bits of their leaf; counted when asked for
+  std::array<std::uint64_t, 29> histogram{};  // items held, by bits of their leaf; counted on demand
   double samples_per_item = 0.0;              // over the items held
   double age_mean = 0.0;                      // of the last batch, in items inserted since
   std::uint32_t age_max = 0;
@@ -68,23 +68,22 @@ struct ReplayStatistics {
 
 // Throws ReplayError naming the first index outside [0, capacity).
 void check_indices(const std::int64_t* indices, std::size_t count, std::size_t capacity);
-// What a batch of priorities holds; throws PriorityError naming the first positions that are NaN or negative.
+// Scans a batch of priorities; throws PriorityError naming the first positions that are NaN or negative.
 PriorityScan check_priorities(const float* priorities, std::size_t count);
-// Throws ReplayError unless 0 <= exponent <= 4.
-void check_exponent(const char* name, double exponent);
-// What is added to priorities; throws ReplayError unless it is 0 or lies in [kEpsilonMin, 1].
+// Returns the exponent; throws ReplayError unless it lies in [0, 4].
+double check_exponent(const char* name, double exponent);
+// Returns epsilon; throws ReplayError unless it is 0 or lies in [kEpsilonMin, 1].
 float checked_epsilon(float epsilon);
 
 class SumTreeReplay final : public ReplayOperations {
  public:
-  SumTreeReplay(std::int64_t capacity, unsigned fanout, bool prioritized, double alpha, std::uint64_t seed);
   SumTreeReplay(std::int64_t capacity, unsigned fanout, double alpha, std::uint64_t seed,
-                const ReplayOptions& options);
+                const ReplayOptions& options = {});
 
   void insert(const std::int64_t* indices, const float* priorities, std::size_t count) override;
-  // Selects by the options, with importance weights (N P(i))^-beta over the batch's maximum where drawn by priority.
+  // Draws by priority get importance weights (N P(i))^-beta, divided by the batch's maximum; other selections get 1.
   // Weights and generations may be null: not computed. Without generations, ages and samples per item are counted only
-  // where `max_times_sampled` needs them.
+  // if `max_times_sampled` needs them.
   void sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
               std::uint32_t* generations) override;
   std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
@@ -92,16 +91,16 @@ class SumTreeReplay final : public ReplayOperations {
   // Raw priorities, 0 where nothing was written.
   void retrieve(const std::int64_t* indices, float* priorities, std::size_t count) const;
   void set_alpha(double alpha);
-  // The slots at targets below the total: the search alone, for whoever brings random numbers.
+  // The slots at targets below the total: the search alone, for a caller with its own random numbers.
   void find(const std::uint64_t* targets, std::int64_t* indices, std::size_t count);
 
   ReplayState state() const;
   ReplayStatistics statistics() const;
-  // Arrays of `capacity` items; `priorities` and `leaves` may be null (some modes have none), and so may the rest.
-  // `order` gets what may be sampled, oldest first, in modes of time.
+  // Arrays of `capacity` items; all but `generations` may be null. In FIFO and LIFO mode, `order` gets the slots that may
+  // be sampled, oldest first.
   ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
                    std::uint16_t* times = nullptr, std::vector<std::int64_t>* order = nullptr) const;
-  // Takes over what save() gave; the caller vouches for it (pearl/replay/arguments.py checks).
+  // Restores what save() gave. Unchecked: pearl/replay/arguments.py checks it.
   void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
             const std::uint32_t* leaves, const std::uint16_t* times = nullptr, const std::int64_t* order = nullptr,
             std::size_t order_count = 0);
@@ -113,18 +112,27 @@ class SumTreeReplay final : public ReplayOperations {
   bool prioritized() const override { return prioritized_; }
 
  private:
-  // What sample and update touch together lies together.
+  // Fields that sample and update touch together.
   struct Slot {
     float priority;
-    std::uint32_t generation;  // the count of inserts, this one included, modulo 2^32 and never 0; 0: never written
+    std::uint32_t generation;  // the count of inserts including this one, modulo 2^32, never 0; 0: never written
   };
-  static constexpr std::size_t kChunk = 2048;  // items; waking a thread for fewer takes as long
+  static constexpr std::size_t kChunk = 2048;  // items; a smaller chunk takes less time than waking a thread
   struct LastBatch {
-    std::size_t count = 0;
+    std::size_t count = 0;      // of items whose ages are known
+    std::uint64_t counted = 0;  // samples added to times_
     std::uint64_t ages = 0;
     std::uint32_t age_max = 0;
-    std::uint64_t weights = 0;  // their sum, in 2^-24
-    std::uint64_t squares = 0;  // that of their squares, in 2^-32
+    std::uint64_t weights = 0;  // sum of weights, in 2^-24
+    std::uint64_t squares = 0;  // sum of squared weights, in 2^-32
+    void add(const LastBatch& other) {
+      count += other.count;
+      counted += other.counted;
+      ages += other.ages;
+      age_max = other.age_max > age_max ? other.age_max : age_max;
+      weights += other.weights;
+      squares += other.squares;
+    }
   };
 
   void require_open() const;
@@ -132,12 +140,12 @@ class SumTreeReplay final : public ReplayOperations {
   bool exhausted(std::size_t slot) const { return limit_ != 0 && times_[slot] >= limit_; }
   std::size_t sampleable() const { return filled_ - exhausted_now_; }
   void bump(std::size_t slot);
-  // Takes an item that was sampled often enough out of whatever it could be selected from.
+  // Removes an item that was sampled max_times_sampled times from everything it could be selected from.
   void retire(std::size_t slot);
   void rank(std::size_t slot);
   // Whether all indices are of written slots.
   bool all_written(const std::int64_t* indices, std::size_t count) const;
-  // Whether a batch may be put into slots without a look at what else they hold.
+  // Whether a batch may be written to slots without reading what they held.
   bool plain() const { return tree_ && prioritized_ && !maxima_ && limit_ == 0 && initial_ != kInitialMean; }
   struct Applied {
     std::size_t count = 0;
@@ -151,50 +159,42 @@ class SumTreeReplay final : public ReplayOperations {
     const std::uint32_t* generations = nullptr;  // null: none is stale
     std::size_t count = 0;
   };
-  void prefetch(const Part& part) const;
   void update_part(const Part& part, const Part& ahead, std::size_t batch, Applied& done);
   Applied update_all(const Part& batch);
   Applied update_range(const Part& batch, std::size_t first, std::size_t end);
   std::size_t update_written(const Part& batch, const PriorityScan& found);
   bool insert_range(const std::int64_t* indices, const float* priorities, std::size_t count);
-  // Puts the batch's priorities, and values_ as their leaves, into slots and trees.
+  // Writes the batch's priorities, and values_ as their leaves, to slots and trees.
   void store(const std::int64_t* indices, const float* priorities, std::size_t count);
   void account(float priority, bool added);
   float initial_priority() const;
-  void random(std::size_t count);
-  void independent(std::size_t count);
+  void random(std::size_t count, bool stratified);
   void select(std::size_t count, std::int64_t* indices);
   void take_in_order(std::size_t count, std::int64_t* indices);
   void draw_in_turn(SumTree& tree, std::size_t count, std::int64_t* indices);
   void draw_limited(SumTree& tree, std::size_t count, std::int64_t* indices);
   [[noreturn]] void throw_used_up(std::size_t count, std::size_t draws) const;
-  struct Tally {
-    std::uint64_t ages = 0;
-    std::uint64_t counted = 0;
-    std::uint32_t age_max = 0;
-  };
   struct Drawn {
     std::uint32_t smallest = ~0u;
     LastBatch batch;
-    Tally tally;
   };
-  static constexpr std::size_t kTalliedAhead = 32;  // cache misses under way
+  static constexpr std::size_t kTalliedAhead = 32;  // prefetch distance
   void prefetch_tally(std::int64_t slot) const;
-  Tally tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count);
-  // A draw by priority in one go: the batch's slots, weights and generations, with what statistics want of them.
+  void tally(const std::int64_t* indices, std::uint32_t* generations, std::size_t count, LastBatch& batch);
+  // Draws by priority: slots, weights, generations and statistics of a batch.
   void draw(std::size_t count, double beta, std::int64_t* indices, float* weights, std::uint32_t* generations);
   static void add_weights(const float* weights, std::size_t count, LastBatch& batch);
   bool may_share(std::size_t count) const;
   void link_newest(std::size_t slot);
   void unlink(std::size_t slot);
-  // Adds epsilon to a batch's priorities, where there is one; `found` becomes what the result holds.
+  // Adds epsilon, if set, to a batch's priorities and updates `found` accordingly.
   const float* raise(const float* priorities, std::size_t count, PriorityScan& found);
   void fit_scale(float largest);
   void recover_scale();
   int highest_scale() const;
   // Changes the scale and quantises every priority for it.
   void set_scale(int scale);
-  // Takes in the batch's priorities: saturation, running maximum, scale.
+  // Updates saturation, running maximum and scale for the batch's priorities.
   void admit(const PriorityScan& found);
   std::int64_t written(std::size_t rank);
 
@@ -206,7 +206,7 @@ class SumTreeReplay final : public ReplayOperations {
   const bool stratified_;
   const bool replacement_;
   const std::uint32_t limit_;
-  const bool limited_;  // an item that is drawn may not be drawn again in the same batch
+  const bool limited_;  // a batch may use an item up: without replacement, or with max_times_sampled
   const float initial_;
   const float epsilon_;
   mutable std::mutex mutex_;
@@ -225,7 +225,7 @@ class SumTreeReplay final : public ReplayOperations {
   bool written_current_ = false;
   std::size_t exhausted_now_ = 0;
   std::uint64_t times_sum_ = 0;
-  unsigned __int128 mean_sum_ = 0;  // of priorities, in 2^-40; kept for kInitialMean alone, as is their count
+  unsigned __int128 mean_sum_ = 0;  // of priorities, in 2^-40; this and the count only for kInitialMean
   std::size_t mean_count_ = 0;
   LastBatch last_;
   WorkerPool workers_;
@@ -233,14 +233,14 @@ class SumTreeReplay final : public ReplayOperations {
   SharingTrial updates_;
   AlignedArray<Slot> slots_;
   AlignedArray<std::uint16_t> times_;  // sampled since written
-  std::unique_ptr<SumTree> tree_;     // of leaves; in uniform mode of ones, where drawn in turn; else null
+  std::unique_ptr<SumTree> tree_;     // of leaves; in uniform mode of ones if limited_; else null
   std::unique_ptr<MaxTree> maxima_;   // mode kTopK
-  AlignedArray<std::int64_t> newer_;  // modes of time: a ring of slots, oldest first, closed by place `capacity_`
+  AlignedArray<std::int64_t> newer_;  // FIFO and LIFO: a ring of slots, oldest first, whose end is place `capacity_`
   AlignedArray<std::int64_t> older_;
   std::vector<std::uint64_t> targets_;
   std::vector<std::uint32_t> values_;
-  std::vector<Drawn> drawn_;  // by chunk, and so
-  std::vector<Applied> applied_;
+  std::vector<Drawn> drawn_;      // by chunk
+  std::vector<Applied> applied_;  // by chunk
   std::vector<std::int64_t> kept_indices_;
   std::vector<float> kept_priorities_;
   std::vector<float> raised_;

@@ -1,21 +1,20 @@
-// The descent of a K-ary sum tree, common to all variants of the kernels. Included by kernels/cpu/replay_kernels*.cpp
-// alone: everything is local to the file that includes it, so that code for one instruction set never serves another.
+// The descent of a K-ary sum tree, common to all variants of the kernels. Only kernels/cpu/replay_kernels*.cpp include
+// it. Everything is local to the including file: code for one instruction set must not be linked into another.
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "pearl/replay_kernels.hpp"
 
 namespace pearl {
 namespace {
 
-constexpr std::size_t kScanned = std::size_t{1} << 30;
+constexpr std::size_t kScanned = std::size_t{1} << 30;     // priorities that a 32-bit count holds
 constexpr std::size_t kDescentGroup = 64;  // queries descending together: as many cache misses in flight
 
-// Touches the start of a family of K siblings; the hardware prefetcher follows on long ones.
+// Prefetches the start of a family of K siblings; the hardware prefetcher gets the rest.
 template <unsigned K, class T>
 [[gnu::always_inline]] inline void prefetch_family(const T* family) {
   constexpr std::size_t kLine = 64;
@@ -24,8 +23,8 @@ template <unsigned K, class T>
   for (std::size_t at = 0; at < nbytes && at < 4 * kLine; at += kLine) __builtin_prefetch(bytes + at, 0, 3);
 }
 
-// Picks, without branches, the first of Width siblings whose inclusive prefix sum exceeds target, which it lowers by
-// the sum of those before. The last needs no look: the caller vouches that target is below the sum of all.
+// Picks, without branches, the first of Width siblings whose inclusive prefix sum exceeds target, and lowers target by
+// the sum of the siblings before it. Does not read the last sibling: the caller ensures target < sum of all.
 template <unsigned Width, class T>
 [[gnu::always_inline]] inline unsigned pick_among(const T* siblings, std::uint64_t& target) {
   std::uint64_t sum = 0;
@@ -41,13 +40,13 @@ template <unsigned Width, class T>
   return pick;
 }
 
-// ReplayKernels::scan, in whole numbers and without branches: compilers take many priorities at once.
+// ReplayKernels::scan, with integers and without branches, so that compilers vectorise it.
 [[gnu::always_inline]] inline PriorityScan scan_of(const float* priorities, std::size_t count) {
   constexpr std::uint32_t kInfinity = 0x7F800000, kMinusZero = 0x80000000;
   std::int32_t largest = 0;
   std::uint32_t wrong = 0;
   PriorityScan found{true, 0.0f, 0};
-  for (std::size_t start = 0; start < count; start += kScanned) {  // few enough for 32 bits to count
+  for (std::size_t start = 0; start < count; start += kScanned) {
     const std::size_t end = count - start < kScanned ? count : start + kScanned;
     std::uint32_t infinite = 0;
     for (std::size_t i = start; i < end; ++i) {
@@ -65,7 +64,7 @@ template <unsigned Width, class T>
   return found;
 }
 
-// ReplayKernels::all_below: a number outside makes one of both negative.
+// ReplayKernels::all_below: an index out of range makes itself or the difference negative.
 [[gnu::always_inline]] inline bool all_below_of(const std::int64_t* indices, std::size_t count, std::size_t end) {
   const std::uint64_t last = std::uint64_t{end} - 1;
   std::uint64_t outside = end == 0 ? ~std::uint64_t{0} : 0;
@@ -78,7 +77,7 @@ template <unsigned Width, class T>
 
 }  // namespace
 
-// The body of a Find, a macro because a function cannot inherit its caller's instruction set. PICK_NODE<K> and
+// The body of a Find. A macro, because a function cannot inherit its caller's instruction set. PICK_NODE<K> and
 // PICK_LEAF<K> pick among K siblings and lower the target.
 #define PEARL_DESCEND(K, PICK_NODE, PICK_LEAF)                                                    \
   constexpr int kShift = std::countr_zero(K);                                                     \

@@ -1,8 +1,8 @@
 // The learner's hot loops for several instruction sets, chosen once at run time.
 //
-// Activations are kept feature by feature: a "panel" holds `panel` transitions, and the value of feature f of
-// transition c stands at f * panel + c. So vectors run over transitions, weights are read where torch keeps them, and
-// layers of any width, the last ones of one or two outputs too, fill the vectors.
+// Activations are stored feature by feature: a "panel" holds `panel` transitions, and feature f of transition c is at
+// f * panel + c. So vectors run over transitions: weights are read where torch keeps them, and layers of any width fill
+// the vectors, even output layers of width one or two.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace pearl::learner {
 
 // c(i, j) = [c(i, j)] + [bias(i)] + sum over k of a(i, k) * b(k, j), for i < m, j < n, k < depth; k runs through
-// segments (panels), each of `segment` steps but perhaps the last.
+// segments (panels) of `segment` steps each; the last may be shorter.
 struct Gemm {
   const float* a;
   std::ptrdiff_t a_row, a_step, a_segment;  // floats from row to row, from k to k, from segment to segment
@@ -24,7 +24,7 @@ struct Gemm {
   const float* bias = nullptr;
   bool accumulate = false;
   bool relu = false;
-  const float* gate = nullptr;  // laid out as c: where it is not above 0, c becomes 0 (ReLU's derivative)
+  const float* gate = nullptr;  // same layout as c; c becomes 0 where gate <= 0 (ReLU's derivative)
 };
 
 struct AdamStep {
@@ -32,8 +32,7 @@ struct AdamStep {
   float rise1, rise2;  // 1 - beta1, 1 - beta2, rounded once
   float step_size;     // lr / (1 - beta1^t)
   float denominator;   // sqrt(1 - beta2^t)
-  float decay;         // what the gradient gains of the weights (Adam), or, if `decoupled`,
-                       // what the weights are multiplied by: 1 - lr * decay (AdamW)
+  float decay;         // Adam: gradient += decay * weight; if `decoupled` (AdamW), weight *= decay, = 1 - lr * decay
   bool decoupled;
 };
 
@@ -52,16 +51,16 @@ struct LearnerKernels {
   const char* name;
   std::size_t panel;
 
-  // n need not be a multiple of anything; rows of c and b are not touched beyond n.
+  // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
   // destination(j, i) = source(i, j), i < rows, j < columns.
   void (*transpose)(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row,
                     float* destination, std::size_t destination_row);
 
-  // Element by element over `count` floats, a multiple of `panel`; destinations may be sources.
+  // Elementwise over `count` floats, a multiple of `panel`; may work in place.
   void (*relu)(const float* x, float* y, std::size_t count);
   void (*tanh)(const float* x, float* y, std::size_t count);
-  // dx = [dx] + dy * derivative, given what the function returned.
+  // dx = [dx] + dy * derivative, given the function's result y.
   void (*relu_backward)(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate);
   void (*tanh_backward)(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate);
   // y = [y] + scale * x.
@@ -84,7 +83,7 @@ struct LearnerKernels {
   // Over parameters, any count.
   double (*sum_of_squares)(const float* x, std::size_t count);
   void (*add)(const float* x, float* y, std::size_t count);  // y += x
-  // Gradients are multiplied by `factor` first (gradient clipping). max_second is null but for AMSGrad.
+  // Gradients are multiplied by `factor` first (gradient clipping). max_second: AMSGrad only, else null.
   void (*adam)(const AdamStep& step, float factor, const float* gradients, float* weights, float* first, float* second,
                float* max_second, std::size_t count);
   void (*sgd)(const SgdStep& step, float factor, const float* gradients, float* weights, float* momentum,
@@ -94,15 +93,15 @@ struct LearnerKernels {
 };
 
 // The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
-// Throws ConfigurationError where PEARL_ISA names one that it lacks.
+// Throws ConfigurationError if this machine lacks the one that PEARL_ISA names.
 const LearnerKernels& learner_kernels();
 // Names of the variants that this machine has, plainest first.
 std::vector<std::string> learner_kernel_variants();
-// What learners made from now on use. Throws LearnerError for a name that is not among the variants.
+// Sets the variant of learners made from now on. Throws ConfigurationError for a name that is not among the variants.
 void select_learner_kernels(const std::string& name);
 
 const LearnerKernels& plain_learner_kernels();
-// Null where this machine or this build lacks them.
+// x86-64 only; null if this machine lacks the instruction set.
 const LearnerKernels* avx2_learner_kernels();
 const LearnerKernels* avx512_learner_kernels();
 

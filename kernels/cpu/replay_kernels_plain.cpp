@@ -1,10 +1,8 @@
+// The Replay Manager's hot loops in C++ for any machine.
 #include "pearl/replay_kernels.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 
-#include "pearl/errors.hpp"
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
 #include "pearl/tree_descent.hpp"
@@ -31,8 +29,8 @@ void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t sm
 
 void targets_of(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,
                 std::uint64_t total, std::uint64_t* targets) {
-  for_stratified_range(seed, call, lanes, first, count,
-                       [&](std::uint64_t lane, std::uint64_t x) { targets[lane - first] = mulhi64(total, x); });
+  for_lanes(seed, call, stratum_width(lanes), first, count,
+            [&](std::uint64_t lane, std::uint64_t x) { targets[lane - first] = mulhi64(total, x); });
 }
 
 template <unsigned Width, class T>
@@ -75,31 +73,6 @@ void find(const TreeLevels& tree, std::size_t level, std::uint64_t* rest, std::s
   PEARL_DESCEND(K, pick_child, pick_child)
 }
 
-std::vector<const ReplayKernels*> variants() {
-  std::vector<const ReplayKernels*> found = {&plain_replay_kernels()};
-  for (const ReplayKernels* kernels : {avx2_replay_kernels(), avx512_replay_kernels()})
-    if (kernels != nullptr) found.push_back(kernels);
-  return found;
-}
-
-const ReplayKernels* variant_named(const std::string& name, const char* origin) {
-  std::string known;
-  for (const ReplayKernels* kernels : variants()) {
-    if (name == kernels->name) return kernels;
-    known += std::string(known.empty() ? "" : ", ") + kernels->name;
-  }
-  throw ConfigurationError(std::string(origin) + " must name kernels that this machine has (" + known + "); found \"" + name +
-                    "\".");
-}
-
-std::atomic<const ReplayKernels*>& selected() {
-  static std::atomic<const ReplayKernels*> kernels = [] {
-    const char* forced = std::getenv("PEARL_ISA");
-    return forced != nullptr && *forced != '\0' ? variant_named(forced, "PEARL_ISA") : variants().back();
-  }();
-  return kernels;
-}
-
 }  // namespace
 
 const ReplayKernels& plain_replay_kernels() {
@@ -114,15 +87,5 @@ const ReplayKernels& plain_replay_kernels() {
       {nullptr, find<2>, find<4>, find<8>, find<16>, find<32>, find<64>, find<128>, find<256>}};
   return kernels;
 }
-
-const ReplayKernels& replay_kernels() { return *selected().load(std::memory_order_relaxed); }
-
-std::vector<std::string> replay_kernel_variants() {
-  std::vector<std::string> names;
-  for (const ReplayKernels* kernels : variants()) names.emplace_back(kernels->name);
-  return names;
-}
-
-void select_replay_kernels(const std::string& name) { selected() = variant_named(name, "kernels"); }
 
 }  // namespace pearl

@@ -1,0 +1,92 @@
+// The instruction set that the kernels use, chosen at run time.
+#include <atomic>
+#include <cstdlib>
+
+#include "pearl/errors.hpp"
+#include "pearl/learner/kernels.hpp"
+#include "pearl/replay_kernels.hpp"
+
+namespace pearl {
+namespace {
+
+template <class Table>
+using Variants = std::vector<const Table*>;
+
+// Of all variants, those that this machine has; the others are null.
+template <class Table>
+Variants<Table> present(const Variants<Table>& all) {
+  Variants<Table> found;
+  for (const Table* kernels : all)
+    if (kernels != nullptr) found.push_back(kernels);
+  return found;
+}
+
+Variants<ReplayKernels> replay_variants() {
+#if defined(__x86_64__)
+  return present<ReplayKernels>({&plain_replay_kernels(), avx2_replay_kernels(), avx512_replay_kernels()});
+#else
+  return {&plain_replay_kernels()};
+#endif
+}
+
+Variants<learner::LearnerKernels> learner_variants() {
+  using namespace learner;
+#if defined(__x86_64__)
+  return present<LearnerKernels>({&plain_learner_kernels(), avx2_learner_kernels(), avx512_learner_kernels()});
+#else
+  return {&plain_learner_kernels()};
+#endif
+}
+
+template <class Table>
+std::vector<std::string> names_of(const Variants<Table>& variants) {
+  std::vector<std::string> names;
+  for (const Table* kernels : variants) names.emplace_back(kernels->name);
+  return names;
+}
+
+template <class Table>
+const Table* variant_named(const Variants<Table>& variants, const std::string& name, const char* origin) {
+  std::string known;
+  for (const Table* kernels : variants) {
+    if (name == kernels->name) return kernels;
+    known += std::string(known.empty() ? "" : ", ") + kernels->name;
+  }
+  throw ConfigurationError(std::string(origin) + " must name kernels that this machine has (" + known +
+                           "); found \"" + name + "\".");
+}
+
+template <class Table>
+const Table* default_variant(const Variants<Table>& variants) {
+  const char* forced = std::getenv("PEARL_ISA");
+  return forced != nullptr && *forced != '\0' ? variant_named(variants, forced, "PEARL_ISA") : variants.back();
+}
+
+std::atomic<const ReplayKernels*>& selected_replay() {
+  static std::atomic<const ReplayKernels*> kernels = default_variant(replay_variants());
+  return kernels;
+}
+
+std::atomic<const learner::LearnerKernels*>& selected_learner() {
+  static std::atomic<const learner::LearnerKernels*> kernels = default_variant(learner_variants());
+  return kernels;
+}
+
+}  // namespace
+
+const ReplayKernels& replay_kernels() { return *selected_replay().load(std::memory_order_relaxed); }
+std::vector<std::string> replay_kernel_variants() { return names_of(replay_variants()); }
+void select_replay_kernels(const std::string& name) {
+  selected_replay() = variant_named(replay_variants(), name, "kernels");
+}
+
+namespace learner {
+
+const LearnerKernels& learner_kernels() { return *selected_learner().load(std::memory_order_relaxed); }
+std::vector<std::string> learner_kernel_variants() { return names_of(learner_variants()); }
+void select_learner_kernels(const std::string& name) {
+  selected_learner() = variant_named(learner_variants(), name, "kernels");
+}
+
+}  // namespace learner
+}  // namespace pearl
