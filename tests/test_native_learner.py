@@ -346,7 +346,7 @@ def test_columns_of_another_shape_are_named_with_it() -> None:
     batch, weights = batch_of(0)
     for column, shape, message in (
         ("obs", (50, 7), r"obs must hold 50 rows of 6 numbers; found shape \(50, 7\)"),
-        ("discount", (3,), r"discount must hold 50 rows of 1 numbers; found shape \(3\)"),
+        ("discount", (3,), r"discount must hold 50 rows of 1 numbers; found shape \(3,\)"),
     ):
         with pytest.raises(TrainerError, match=message):
             NativeLearner(Small(OBS, ACTIONS)).step({**batch, column: np.zeros(shape, np.float32)}, weights)

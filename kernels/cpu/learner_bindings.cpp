@@ -23,13 +23,9 @@ using OptionalFloats = std::optional<Floats>;
 // kind, first input, second input, outputs, weight, bias, eps: learner::Op.
 using OpTuple = std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
 
-std::string shape_of(const py::array& array) {
-  std::string text = "(";
-  for (py::ssize_t i = 0; i < array.ndim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(array.shape(i));
-  return text + ")";
-}
+std::string shape_of(const py::array& array) { return py::str(array.attr("shape")); }
 
-// An array of `rows` rows of `width` items each, whatever their shape.
+// Checks for `rows` rows of `width` items each, of any shape.
 void check_rows(const py::array& array, const char* name, std::size_t rows, std::size_t width) {
   if (array.ndim() < 1 || static_cast<std::size_t>(array.shape(0)) != rows ||
       static_cast<std::size_t>(array.size()) != rows * width)
@@ -72,7 +68,7 @@ Floats forward(const learner::Network& network, const Floats& parameters, const 
   return out;
 }
 
-// Gradients of sum(slopes * network(inputs)) by the parameters and by the inputs.
+// Gradients of sum(slopes * network(inputs)) with respect to the parameters and to the inputs.
 py::tuple gradients(const learner::Network& network, const Floats& parameters, const Floats& inputs,
                     const Floats& slopes) {
   const std::size_t rows = rows_of(inputs), panel = network.kernels().panel, width = network.output_width();
@@ -99,7 +95,7 @@ py::tuple gradients(const learner::Network& network, const Floats& parameters, c
   return py::make_tuple(std::move(of_parameters), std::move(of_inputs));
 }
 
-// c (m, n) by the learner's kernels, where a (m, k) lies by rows or by columns, b (k, n) and c by rows.
+// c (m, n) by the learner's kernels; a (m, k) in row or column order, b (k, n) and c in row order.
 void gemm(const py::array_t<float>& a, const Floats& b, Floats& c, const OptionalFloats& bias,
           const OptionalFloats& gate, bool relu, bool accumulate) {
   constexpr auto kFloat = static_cast<py::ssize_t>(sizeof(float));
@@ -129,7 +125,7 @@ void gemm(const py::array_t<float>& a, const Floats& b, Floats& c, const Optiona
   learner::learner_kernels().gemm(g);
 }
 
-// An optimizer that keeps the arrays it works on alive.
+// An optimizer that keeps its arrays alive.
 struct HeldOptimizer : learner::Optimizer {
   std::array<OptionalFloats, 4> held;
   std::size_t parameters = 0;
@@ -141,21 +137,25 @@ struct HeldOptimizer : learner::Optimizer {
   }
 };
 
-// A learner on the caller's arrays.
-struct HeldDqn : learner::DqnLearner {
-  HeldDqn(const learner::Network& network, Floats online_held, Floats target_held, std::size_t threads)
-      : DqnLearner(network, online_held.mutable_data(), target_held.mutable_data(), threads),
-        online(std::move(online_held)),
-        target(std::move(target_held)) {}
-  Floats online, target;
+// A learner or an algorithm that keeps the arrays and networks it works on alive.
+template <class Base>
+struct Held : Base {
+  template <class... Parts>
+  explicit Held(std::vector<py::object> objects, Parts&&... parts)
+      : Base(std::forward<Parts>(parts)...), held(std::move(objects)) {}
+  std::vector<py::object> held;
 };
+
+using HeldDqn = Held<learner::DqnLearner>;
+using HeldActorCritic = Held<learner::ActorCriticLearner>;
 
 std::unique_ptr<HeldDqn> make_dqn(const learner::Network& network, Floats online, Floats target,
                                   std::size_t threads) {
   check_size(online, "online", network.parameters());
   check_size(target, "target", network.parameters());
   if (threads < 1) throw pearl::LearnerError("threads must be at least 1; found 0.");
-  return std::make_unique<HeldDqn>(network, std::move(online), std::move(target), threads);
+  return std::make_unique<HeldDqn>(std::vector<py::object>{online, target}, network, online.mutable_data(),
+                                   target.mutable_data(), threads);
 }
 
 void set_dqn(HeldDqn& dqn, bool double_q, const std::string& loss, double max_grad_norm, double tau,
@@ -173,38 +173,36 @@ void check_parameters(const HeldOptimizer& optimizer, const char* name, std::siz
                               " parameters; found " + std::to_string(optimizer.parameters) + ".");
 }
 
-py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& actions, const Floats& rewards,
-                   const Floats& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
-                   HeldOptimizer& optimizer) {
-  const std::size_t rows = rows_of(rewards), inputs = dqn.network().input_width();
+// Checks the columns of a batch whose actions have `action_size` numbers each.
+learner::Batch batch_of(const Floats& obs, std::size_t obs_size, const py::array& actions, std::size_t action_size,
+                        const Floats& rewards, const Floats& next_obs, const Floats& discounts, const Floats& weights) {
+  const std::size_t rows = rows_of(rewards);
   if (rows < 1) throw pearl::LearnerError("A batch needs at least one transition; found none.");
-  check_rows(obs, "obs", rows, inputs);
-  check_rows(next_obs, "next_obs", rows, inputs);
-  check_rows(actions, "action", rows, 1);
+  check_rows(obs, "obs", rows, obs_size);
+  check_rows(next_obs, "next_obs", rows, obs_size);
+  check_rows(actions, "action", rows, action_size);
   check_rows(rewards, "reward", rows, 1);
   check_rows(discounts, "discount", rows, 1);
   check_rows(weights, "weights", rows, 1);
+  return {rows, obs.data(), actions.data(), rewards.data(), next_obs.data(), discounts.data(), weights.data()};
+}
+
+py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& actions, const Floats& rewards,
+                   const Floats& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
+                   HeldOptimizer& optimizer) {
+  const std::size_t inputs = dqn.network().input_width();
+  const learner::Batch batch = batch_of(obs, inputs, actions, 1, rewards, next_obs, discounts, weights);
   check_parameters(optimizer, "network", dqn.network().parameters());
-  const learner::Batch batch = {rows,           obs.data(),       actions.data(), rewards.data(),
-                                   next_obs.data(), discounts.data(), weights.data()};
-  Floats priorities(static_cast<py::ssize_t>(rows));
-  float* to = priorities.mutable_data();
+  Floats priorities(static_cast<py::ssize_t>(batch.rows));
   learner::StepMetrics metrics{};
   {
     const Released released;
-    metrics = dqn.step(batch, number, optimizer, to);
+    metrics = dqn.step(batch, number, optimizer, priorities.mutable_data());
   }
   return py::make_tuple(std::move(priorities), metrics.loss, metrics.td_error, metrics.gradient_norm);
 }
 
 std::vector<float> copied(const Floats& values) { return {values.data(), values.data() + values.size()}; }
-
-// A learner on the caller's arrays and networks.
-struct HeldActorCritic : learner::ActorCriticLearner {
-  HeldActorCritic(const learner::ActorCriticModel& model, std::size_t threads, std::vector<py::object> parts)
-      : ActorCriticLearner(model, threads), held(std::move(parts)) {}
-  std::vector<py::object> held;
-};
 
 std::unique_ptr<HeldActorCritic> make_actor_critic(
     const learner::Network& actor, const std::vector<py::object>& critic_objects, Floats actor_weights,
@@ -233,11 +231,11 @@ std::unique_ptr<HeldActorCritic> make_actor_critic(
   model.target_critic_weights = target_critic_weights.mutable_data();
   model.observations = {copied(obs_center), copied(obs_half_range)};
   model.actions = {copied(action_center), copied(action_half_range)};
-  // The critics themselves: the caller may change the list.
+  // The critics, not the list: the caller may change it.
   std::vector<py::object> held = critic_objects;
   for (const Floats& array : {actor_weights, critic_weights, target_critic_weights}) held.push_back(array);
   if (target_actor_weights) held.push_back(*target_actor_weights);
-  return std::make_unique<HeldActorCritic>(model, threads, std::move(held));
+  return std::make_unique<HeldActorCritic>(std::move(held), model, threads);
 }
 
 py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floats& actions, const Floats& rewards,
@@ -245,38 +243,25 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
                             const OptionalFloats& next_noise, const OptionalFloats& noise, bool moves_policy,
                             bool moves_targets, HeldOptimizer& critic, HeldOptimizer& actor,
                             HeldOptimizer* temperature, std::optional<Floats> log_alpha) {
-  const std::size_t rows = rows_of(rewards);
-  if (rows < 1) throw pearl::LearnerError("A batch needs at least one transition; found none.");
-  check_rows(obs, "obs", rows, self.observation_size());
-  check_rows(next_obs, "next_obs", rows, self.observation_size());
-  check_rows(actions, "action", rows, self.action_size());
-  check_rows(rewards, "reward", rows, 1);
-  check_rows(discounts, "discount", rows, 1);
-  check_rows(weights, "weights", rows, 1);
-  if (next_noise) check_rows(*next_noise, "next_noise", rows, self.action_size());
-  if (noise) check_rows(*noise, "noise", rows, self.action_size());
+  const learner::Batch columns = batch_of(obs, self.observation_size(), actions, self.action_size(), rewards, next_obs,
+                                          discounts, weights);
+  if (next_noise) check_rows(*next_noise, "next_noise", columns.rows, self.action_size());
+  if (noise) check_rows(*noise, "noise", columns.rows, self.action_size());
   if (self.stochastic() && (!next_noise || (moves_policy && !noise) || !log_alpha))
     throw pearl::LearnerError("A stochastic policy needs next_noise, noise and log_alpha.");
   if (log_alpha) check_size(*log_alpha, "log_alpha", 1);
   check_parameters(critic, "critic", self.model().critics[0]->parameters());
   if (moves_policy) check_parameters(actor, "actor", self.model().actor->parameters());
   if (temperature != nullptr) check_parameters(*temperature, "temperature", 1);
-  const learner::ActorCriticBatch batch = {rows,
-                                           obs.data(),
-                                           actions.data(),
-                                           rewards.data(),
-                                           next_obs.data(),
-                                           discounts.data(),
-                                           weights.data(),
-                                           next_noise ? next_noise->data() : nullptr,
+  const learner::ActorCriticBatch batch = {columns, next_noise ? next_noise->data() : nullptr,
                                            noise ? noise->data() : nullptr};
-  Floats priorities(static_cast<py::ssize_t>(rows));
-  float* to = priorities.mutable_data();
+  Floats priorities(static_cast<py::ssize_t>(batch.rows));
   float* alpha = log_alpha ? log_alpha->mutable_data() : nullptr;
   learner::ActorCriticMetrics metrics{};
   {
     const Released released;
-    metrics = self.step(batch, moves_policy, moves_targets, critic, actor, temperature, alpha, to);
+    metrics = self.step(batch, moves_policy, moves_targets, critic, actor, temperature, alpha,
+                        priorities.mutable_data());
   }
   return py::make_tuple(std::move(priorities), metrics.loss, metrics.td_error, metrics.gradient_norm,
                         metrics.actor_gradient_norm);
@@ -284,19 +269,10 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
 
 using Steps = Array<std::int64_t>;
 
-// An algorithm that keeps the arrays it works on alive.
-template <class Algorithm>
-struct Held : Algorithm {
-  template <class... Parts>
-  explicit Held(std::vector<py::array> arrays, Parts&&... parts)
-      : Algorithm(std::forward<Parts>(parts)...), held(std::move(arrays)) {}
-  std::vector<py::array> held;
-};
-
 std::unique_ptr<learner::Algorithm> dqn_algorithm(HeldDqn& dqn, HeldOptimizer& optimizer, Steps steps) {
   check_parameters(optimizer, "network", dqn.network().parameters());
   check_size(steps, "steps", 1);
-  return std::make_unique<Held<learner::DqnAlgorithm>>(std::vector<py::array>{steps}, dqn, optimizer,
+  return std::make_unique<Held<learner::DqnAlgorithm>>(std::vector<py::object>{steps}, dqn, optimizer,
                                                        steps.mutable_data());
 }
 
@@ -313,7 +289,7 @@ std::unique_ptr<learner::Algorithm> actor_critic_algorithm(HeldActorCritic& self
   check_parameters(actor, "actor", self.model().actor->parameters());
   if (temperature != nullptr) check_parameters(*temperature, "temperature", 1);
   check_size(steps, "steps", 1);
-  std::vector<py::array> held = {steps};
+  std::vector<py::object> held = {steps};
   learner::ActorCriticParts parts = {self,    critic,  actor,        temperature,
                                      nullptr, nullptr, policy_delay, steps.mutable_data()};
   if (log_alpha) {

@@ -7,7 +7,7 @@
 namespace pearl {
 namespace {
 
-// Between two batches drawn ahead: to wake a thread takes longer than drawing a small batch.
+// How long the thread stays awake between two batches: waking it takes longer than drawing a small batch.
 constexpr auto kLinger = std::chrono::microseconds(500);
 
 }  // namespace
@@ -23,11 +23,10 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
       priorities_(batch_size),
       prefetch_(prefetch),
       pool_(prefetch ? 2 : 1, kLinger) {
-  std::size_t taken[learner::kColumns];
-  algorithm.item_bytes(taken);
+  const auto taken = algorithm.item_bytes();
   std::vector<std::size_t> stored;
   for (const ColumnStore::Column& column : storage.columns()) stored.push_back(column.item_bytes);
-  check_rows({taken, taken + learner::kColumns}, stored, replay.capacity(), storage.capacity());
+  check_rows({taken.begin(), taken.end()}, stored, replay.capacity(), storage.capacity());
   for (Drawn& drawn : drawn_) {
     for (const std::size_t bytes : stored) {
       drawn.columns.emplace_back(batch_size * bytes);
@@ -40,7 +39,7 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
     const void* actions = drawn.columns[1].data();
     drawn.batch = {batch_size, floats(0), actions, floats(2), floats(3), floats(4), drawn.weights.data()};
   }
-  pool_.start();  // here, where it may throw: the Learner's threads, which offer batches, must not
+  pool_.start();  // may throw here, but not later: the Learner's threads, which offer batches, must not throw
   restart();
 }
 
@@ -77,7 +76,7 @@ GrantedLoop::Progress TrainingLoop::run_iterations(std::int64_t iterations, doub
   const learner::PrioritiesKnown prefetching = [&] { pool_.offer(1, draw_next); }, alone;
   Progress done;
   Stopwatch watch;
-  // What was drawn ahead is trained, even where the grants have been closed since: it counts among the samplings.
+  // A batch drawn ahead is trained even if the grants have been closed since: it was counted as sampled.
   for (bool drawn = false; drawn || wants_more(done.iterations, iterations); ++done.iterations) {
     if (!drawn) draw(drawn_[current_], beta, watch, seconds_);
     drawn = prefetch_ && wants_more(done.iterations + 1, iterations);
@@ -100,7 +99,7 @@ GrantedLoop::Progress TrainingLoop::run_iterations(std::int64_t iterations, doub
       publish();
       watch.lap(seconds_.publish);
     }
-    if (failure) std::rethrow_exception(failure);  // where the loop alone would have drawn
+    if (failure) std::rethrow_exception(failure);  // where the loop itself would have drawn
   }
   return done;
 }

@@ -16,15 +16,9 @@ constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
 
 float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
 
-[[noreturn]] void diverged(const char* who, double loss, double norm, const char* state) {
-  throw LearnerError(std::string("The training step diverged: the ") + who + " loss is " + std::to_string(loss) +
-                     ", the gradients' norm " + std::to_string(norm) + ". " + state + " Look at the batch for NaN or " +
-                     "huge observations and rewards; a smaller learning rate or max_grad_norm may help.");
-}
-
 }  // namespace
 
-ActorCriticLearner::Worker::Worker(const ActorCriticModel& model, std::size_t panels)
+ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t panels)
     : actor(*model.actor, panels, true),
       next_actor(*model.actor, 1, false),
       log_prob(model.actor->kernels().panel) {
@@ -35,9 +29,8 @@ ActorCriticLearner::Worker::Worker(const ActorCriticModel& model, std::size_t pa
 }
 
 ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_t threads)
-    : model_(model),
-      kernels_(model.actor->kernels()),
-      team_(threads),
+    : TeamLearner(model.actor->kernels(), threads),
+      model_(model),
       critic_gradients_(threads, model.critics.at(0)->parameters()),
       actor_gradients_(threads, model.actor->parameters()) {
   for (const Network* critic : model_.critics)
@@ -50,95 +43,68 @@ ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_
     throw LearnerError("An actor must give one or two numbers for each of the " + std::to_string(action_size()) +
                        " actions; found " + std::to_string(outputs) + ".");
   for (std::size_t worker = 0; worker < threads; ++worker)
-    workers_.push_back(std::make_unique<Worker>(model_, kGroup / panel()));
+    workers_.push_back(std::make_unique<ActorCriticWorker>(model_, kGroup / panel()));
 }
 
 ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool moves_policy, bool moves_targets,
                                             Optimizer& critic, Optimizer& actor, Optimizer* temperature,
                                             float* log_alpha, float* priorities, const PrioritiesKnown& known) {
-  if (batch.rows != rows_) {
+  if (resizes(batch.rows)) {
     for (const auto& worker : workers_) {
       worker->actor.clear();
       worker->next_actor.clear();
       for (Workspace& workspace : worker->critics) workspace.clear();
       for (Workspace& workspace : worker->next_critics) workspace.clear();
     }
-    rows_ = batch.rows;
   }
   const Shares shares(batch.rows, team_.size(), panel() / 2);
   const float alpha = settings_.stochastic ? std::exp(*log_alpha) : 0.0f;
-  double loss = 0.0, norm = 0.0, actor_loss = 0.0, actor_norm = 0.0;
+  const double max_norm = settings_.max_grad_norm;
+  Outcome outcome, actor_outcome;
   writing_.store(team_.size(), std::memory_order_relaxed);
-  bool critic_moved = false, actor_moved = false;
   auto work = [&](std::size_t index) {
-    Worker& worker = *workers_[index];
+    ActorCriticWorker& worker = *workers_[index];
     worker.loss = worker.td_error = worker.actor_loss = worker.entropy_gap = 0.0;
     for_groups(shares.begin(index), shares.end(index), [&](const Group& group) {
       critic_gradients(worker, batch, group, alpha, critic_gradients_.of(index), priorities, known);
     });
     if (index >= shares.used) priorities_written(known);
-    team_.barrier();
-    critic_gradients_.reduce(kernels_, index, shares.used);
-    team_.barrier();
-    double total = 0.0;
-    for (const auto& each : workers_) total += each->loss;
-    const double length = critic_gradients_.norm();
-    if (index == 0) {
-      loss = total;
-      norm = length;
-    }
-    if (!std::isfinite(total) || !std::isfinite(length)) return;
-    const std::size_t begin = critic_gradients_.begin(index), end = critic_gradients_.end(index);
-    critic.apply(kernels_, clip_factor(length, settings_.max_grad_norm), critic_gradients_.of(0),
-                 model_.critic_weights, begin, end);
-    if (index == 0) critic_moved = true;
-    const std::size_t actor_begin = actor_gradients_.begin(index), actor_end = actor_gradients_.end(index);
+    if (!apply(index, critic_gradients_, shares.used, &ActorCriticWorker::loss, critic, max_norm,
+               model_.critic_weights, outcome))
+      return;
     if (moves_policy) {
       team_.barrier();
       for_groups(shares.begin(index), shares.end(index), [&](const Group& group) {
         actor_gradients(worker, batch, group, alpha, actor_gradients_.of(index));
       });
-      team_.barrier();
-      actor_gradients_.reduce(kernels_, index, shares.used);
-      team_.barrier();
-      double objective = 0.0;
-      for (const auto& each : workers_) objective += each->actor_loss;
-      const double size = actor_gradients_.norm();
-      if (index == 0) {
-        actor_loss = objective;
-        actor_norm = size;
-      }
-      if (!std::isfinite(objective) || !std::isfinite(size)) return;
-      actor.apply(kernels_, clip_factor(size, settings_.max_grad_norm), actor_gradients_.of(0), model_.actor_weights,
-                  actor_begin, actor_end);
-      if (index == 0) actor_moved = true;
+      if (!apply(index, actor_gradients_, shares.used, &ActorCriticWorker::actor_loss, actor, max_norm,
+                 model_.actor_weights, actor_outcome))
+        return;
     }
     if (!moves_targets) return;
-    const auto tau = static_cast<float>(settings_.tau);
-    kernels_.move_toward(model_.critic_weights + begin, tau, model_.target_critic_weights + begin, end - begin);
+    const auto follow = [&](const TeamGradients& gradients, const float* weights, float* target) {
+      const std::size_t begin = gradients.begin(index), count = gradients.end(index) - begin;
+      kernels_.move_toward(weights + begin, static_cast<float>(settings_.tau), target + begin, count);
+    };
+    follow(critic_gradients_, model_.critic_weights, model_.target_critic_weights);
     if (model_.target_actor_weights != nullptr)
-      kernels_.move_toward(model_.actor_weights + actor_begin, tau, model_.target_actor_weights + actor_begin,
-                           actor_end - actor_begin);
+      follow(actor_gradients_, model_.actor_weights, model_.target_actor_weights);
   };
   team_.run(work);
 
-  if (!critic_moved) diverged("critics'", loss, norm, "The weights were left as they were.");
+  if (!outcome.finite()) diverged("critics' ", outcome, "The weights were left as they were.");
   critic.commit();
-  if (moves_policy && !actor_moved) diverged("actor's", actor_loss, actor_norm, "Only the critics had moved.");
+  if (!actor_outcome.finite()) diverged("actor's ", actor_outcome, "Only the critics had moved.");
   if (moves_policy) {
     actor.commit();
     if (temperature != nullptr) {
-      double gap = 0.0;
-      for (const auto& worker : workers_) gap += worker->entropy_gap;
+      const double gap = sum(&ActorCriticWorker::entropy_gap);
       const auto gradient = static_cast<float>(-gap / static_cast<double>(batch.rows));
       temperature->apply(kernels_, 1.0f, &gradient, log_alpha, 0, 1);
       temperature->commit();
     }
   }
-  double td_error = 0.0;
-  for (const auto& worker : workers_) td_error += worker->td_error;
-  const auto rows = static_cast<double>(batch.rows);
-  return {loss / rows, td_error / rows, norm, actor_norm};
+  return {metrics(outcome, batch.rows), actor_outcome.norm};
 }
 
 template <class Visit>
@@ -184,17 +150,8 @@ void ActorCriticLearner::act(const float* outputs, const float* noise, std::size
   kernels_.tanh(unit, unit, actions * size);
 }
 
-// Not inlined: the loops beside it ran 2% slower then, without prefetching too.
-[[gnu::noinline, gnu::cold]]
-void ActorCriticLearner::priorities_written(const PrioritiesKnown& known) {
-  if (!known || writing_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  double loss = 0.0;
-  for (const auto& worker : workers_) loss += worker->loss;
-  if (std::isfinite(loss)) known();
-}
-
-void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group,
-                                          float temperature, float* gradients, float* priorities,
+void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch,
+                                          const Group& group, float temperature, float* gradients, float* priorities,
                                           const PrioritiesKnown& known) {
   const std::size_t size = panel(), obs = observation_size(), actions = action_size(), critics = model_.critics.size();
   const auto rows = static_cast<float>(batch.rows);
@@ -212,7 +169,8 @@ void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch
 
     float* inputs = worker.critics[0].value(0, p);
     load_observations(batch.obs + first * obs, count, inputs);
-    load_panel(kernels_, batch.actions + first * actions, actions, count, inputs + obs * size);
+    load_panel(kernels_, static_cast<const float*>(batch.actions) + first * actions, actions, count,
+               inputs + obs * size);
     kernels_.to_unit(inputs + obs * size, model_.actions.center.data(), model_.actions.half_range.data(),
                      inputs + obs * size, actions);
     const float *judged[2] = {}, *values[2] = {};
@@ -233,7 +191,7 @@ void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch
     for (std::size_t c = 0; c < count; ++c) {
       const std::size_t i = first + c;
       float next_value = judged[0][c];
-      // A NaN of either is kept.
+      // Keeps a NaN of either.
       if (critics == 2 && (judged[1][c] < next_value || std::isnan(judged[1][c]))) next_value = judged[1][c];
       if (settings_.stochastic) next_value -= temperature * worker.log_prob[c];
       const float target = batch.rewards[i] + batch.discounts[i] * next_value;
@@ -254,10 +212,10 @@ void ActorCriticLearner::critic_gradients(Worker& worker, const ActorCriticBatch
                                 group.last - group.first, group.columns, group.accumulate, false);
 }
 
-void ActorCriticLearner::actor_gradients(Worker& worker, const ActorCriticBatch& batch, const Group& group,
+void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch, const Group& group,
                                          float temperature, float* gradients) {
   const std::size_t size = panel(), obs = observation_size(), actions = action_size();
-  // Without entropy the first critic alone judges the policy.
+  // Without entropy, only the first critic judges the policy.
   const std::size_t critics = settings_.stochastic ? model_.critics.size() : 1;
   const float share = 1.0f / static_cast<float>(batch.rows);
   const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
@@ -328,11 +286,10 @@ void ActorCriticLearner::actor_gradients(Worker& worker, const ActorCriticBatch&
                          group.columns, group.accumulate, false);
 }
 
-void ActorCriticAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
+std::array<std::size_t, kColumns> ActorCriticAlgorithm::item_bytes() const {
   const ActorCriticLearner& learner = parts_.learner;
   const std::size_t obs = learner.observation_size() * sizeof(float), action = learner.action_size() * sizeof(float);
-  const std::size_t wanted[kColumns] = {obs, action, sizeof(float), obs, sizeof(float)};
-  std::copy(wanted, wanted + kColumns, bytes);
+  return {obs, action, sizeof(float), obs, sizeof(float)};
 }
 
 const float* ActorCriticAlgorithm::draw(std::uint32_t number, std::size_t rows, std::vector<float>& noise) const {
@@ -345,19 +302,12 @@ const float* ActorCriticAlgorithm::draw(std::uint32_t number, std::size_t rows, 
 StepMetrics ActorCriticAlgorithm::step(const Batch& batch, float* priorities, const PrioritiesKnown& known) {
   const bool moves = (*parts_.steps + 1) % parts_.policy_delay == 0;
   const bool noisy = parts_.noise_seed != nullptr, judged_by_noise = noisy && parts_.learner.stochastic();
-  const ActorCriticBatch rows = {batch.rows,
-                                 batch.obs,
-                                 static_cast<const float*>(batch.actions),
-                                 batch.rewards,
-                                 batch.next_obs,
-                                 batch.discounts,
-                                 batch.weights,
-                                 noisy ? draw(0, batch.rows, next_noise_) : nullptr,
-                                 judged_by_noise ? draw(1, batch.rows, noise_) : nullptr};
-  const ActorCriticMetrics found = parts_.learner.step(rows, moves, moves, parts_.critic, parts_.actor,
+  const ActorCriticBatch noised = {batch, noisy ? draw(0, batch.rows, next_noise_) : nullptr,
+                                   judged_by_noise ? draw(1, batch.rows, noise_) : nullptr};
+  const ActorCriticMetrics found = parts_.learner.step(noised, moves, moves, parts_.critic, parts_.actor,
                                                        parts_.temperature, parts_.log_alpha, priorities, known);
   ++*parts_.steps;
-  return {found.loss, found.td_error, found.gradient_norm};
+  return found;
 }
 
 }  // namespace pearl::learner

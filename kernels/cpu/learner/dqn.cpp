@@ -11,7 +11,7 @@ namespace {
 
 const std::int64_t* actions_of(const Batch& batch) { return static_cast<const std::int64_t*>(batch.actions); }
 
-// Of one panel's column: the action of the largest value, the first of equals; NaN counts as largest, as in torch.
+// The action with the largest value in a panel's column: the first of equals; NaN counts as largest, as in torch.
 std::size_t best_action(const float* values, std::size_t actions, std::size_t panel) {
   std::size_t best = 0;
   for (std::size_t a = 1; a < actions; ++a) {
@@ -23,15 +23,19 @@ std::size_t best_action(const float* values, std::size_t actions, std::size_t pa
 
 }  // namespace
 
-DqnLearner::Worker::Worker(const Network& network, std::size_t panels)
+DqnWorker::DqnWorker(const Network& network, std::size_t panels)
     : training(network, panels, true),
       next(network, panels, false),
       next_values(panels * network.output_width() * network.kernels().panel) {}
 
 DqnLearner::DqnLearner(const Network& network, float* online, float* target, std::size_t threads)
-    : network_(network), online_(online), target_(target), team_(threads), gradients_(threads, network.parameters()) {
+    : TeamLearner(network.kernels(), threads),
+      network_(network),
+      online_(online),
+      target_(target),
+      gradients_(threads, network.parameters()) {
   for (std::size_t worker = 0; worker < threads; ++worker)
-    workers_.push_back(std::make_unique<Worker>(network, kGroup / network.kernels().panel));
+    workers_.push_back(std::make_unique<DqnWorker>(network, kGroup / kernels_.panel));
 }
 
 StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
@@ -41,71 +45,46 @@ StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& 
     if (actions_of(batch)[i] < 0 || actions_of(batch)[i] >= static_cast<std::int64_t>(actions))
       throw LearnerError("Actions must lie in [0, " + std::to_string(actions) + "); found " +
                          std::to_string(actions_of(batch)[i]) + " at position " + std::to_string(i) + " of the batch.");
-  if (batch.rows != rows_) {
+  if (resizes(batch.rows)) {
     for (const auto& worker : workers_) {
       worker->training.clear();
       worker->next.clear();
     }
-    rows_ = batch.rows;
   }
 
-  const Shares shares(batch.rows, team_.size(), network_.kernels().panel / 2);
-  double loss = 0.0, norm = 0.0;
+  const Shares shares(batch.rows, team_.size(), kernels_.panel / 2);
+  Outcome outcome;
   writing_.store(team_.size(), std::memory_order_relaxed);
   auto work = [&](std::size_t index) {
-    Worker& worker = *workers_[index];
+    DqnWorker& worker = *workers_[index];
     worker.loss = worker.td_error = 0.0;
     if (index < shares.used)
       train(worker, batch, shares.begin(index), shares.end(index), gradients_.of(index), priorities, known);
     else
       priorities_written(known);
-    team_.barrier();
-    gradients_.reduce(network_.kernels(), index, shares.used);
-    team_.barrier();
-    double total = 0.0;
-    for (const auto& each : workers_) total += each->loss;
-    const double length = gradients_.norm();
-    if (index == 0) {
-      loss = total;
-      norm = length;
-    }
-    if (!std::isfinite(total) || !std::isfinite(length)) return;
+    if (!apply(index, gradients_, shares.used, &DqnWorker::loss, optimizer, settings_.max_grad_norm, online_, outcome))
+      return;
     const std::size_t begin = gradients_.begin(index), end = gradients_.end(index);
-    const float factor = clip_factor(length, settings_.max_grad_norm);
-    optimizer.apply(network_.kernels(), factor, gradients_.of(0), online_, begin, end);
     if (settings_.tau < 1.0)
-      network_.kernels().move_toward(online_ + begin, static_cast<float>(settings_.tau), target_ + begin, end - begin);
+      kernels_.move_toward(online_ + begin, static_cast<float>(settings_.tau), target_ + begin, end - begin);
     else if (step % settings_.target_update_interval == 0)
       std::copy(online_ + begin, online_ + end, target_ + begin);
   };
   team_.run(work);
 
-  if (!std::isfinite(loss) || !std::isfinite(norm))
-    throw LearnerError("The training step diverged: the loss is " + std::to_string(loss) + ", the gradients' norm " +
-                       std::to_string(norm) + ". The weights were left as they were. Look at the batch for NaN or " +
-                       "huge observations and rewards; a smaller learning rate or max_grad_norm may help.");
+  if (!outcome.finite()) diverged("", outcome, "The weights were left as they were.");
   optimizer.commit();
-  double td_error = 0.0;
-  for (const auto& worker : workers_) td_error += worker->td_error;
-  const auto rows = static_cast<double>(batch.rows);
-  return {loss / rows, td_error / rows, norm};
+  return metrics(outcome, batch.rows);
 }
 
-void DqnLearner::priorities_written(const PrioritiesKnown& known) {
-  if (!known || writing_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  double loss = 0.0;
-  for (const auto& worker : workers_) loss += worker->loss;
-  if (std::isfinite(loss)) known();
-}
-
-void DqnLearner::train(Worker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
+void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
                        float* priorities, const PrioritiesKnown& known) {
-  const std::size_t panel = network_.kernels().panel, inputs = network_.input_width();
+  const std::size_t panel = kernels_.panel, inputs = network_.input_width();
   const std::size_t columns = network_.columns(end - begin);
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    // One network after the other, so that its weights stay near.
+    // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
       evaluate_next(worker, batch.next_obs + (first + p * panel) * inputs, p, count_in(p), columns);
     for (std::size_t p = 0; p < panels; ++p) {
@@ -119,18 +98,18 @@ void DqnLearner::train(Worker& worker, const Batch& batch, std::size_t begin, st
   }
 }
 
-void DqnLearner::evaluate_next(Worker& worker, const float* rows, std::size_t panel, std::size_t count,
+void DqnLearner::evaluate_next(DqnWorker& worker, const float* rows, std::size_t panel, std::size_t count,
                                std::size_t columns) {
-  const std::size_t floats = network_.output_width() * network_.kernels().panel;
+  const std::size_t floats = network_.output_width() * kernels_.panel;
   network_.load(rows, count, worker.next, panel);
   network_.forward(target_, worker.next, panel, columns);
   const float* values = worker.next.value(network_.output(), panel);
   std::copy(values, values + floats, worker.next_values.data() + panel * floats);
 }
 
-void DqnLearner::differentiate(Worker& worker, const Batch& batch, std::size_t begin, std::size_t panel,
+void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t panel,
                                std::size_t count, float* priorities) {
-  const std::size_t size = network_.kernels().panel, actions = network_.output_width();
+  const std::size_t size = kernels_.panel, actions = network_.output_width();
   const float* values = worker.training.value(network_.output(), panel);
   const float* judged = worker.next_values.data() + panel * actions * size;
   const float* choosing = settings_.double_q ? worker.next.value(network_.output(), panel) : judged;
@@ -153,7 +132,7 @@ void DqnLearner::differentiate(Worker& worker, const Batch& batch, std::size_t b
       slopes[at] = error * share;
     } else {
       loss = distance - 0.5f;
-      // A NaN stays one.
+      // A NaN stays a NaN.
       slopes[at] = error > 0.0f ? share : error < 0.0f ? -share : error;
     }
     worker.loss += static_cast<double>(batch.weights[i] * loss);
@@ -162,10 +141,9 @@ void DqnLearner::differentiate(Worker& worker, const Batch& batch, std::size_t b
   }
 }
 
-void DqnAlgorithm::item_bytes(std::size_t (&bytes)[kColumns]) const {
+std::array<std::size_t, kColumns> DqnAlgorithm::item_bytes() const {
   const std::size_t obs = learner_.network().input_width() * sizeof(float);
-  const std::size_t wanted[kColumns] = {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
-  std::copy(wanted, wanted + kColumns, bytes);
+  return {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
 }
 
 StepMetrics DqnAlgorithm::step(const Batch& batch, float* priorities, const PrioritiesKnown& known) {

@@ -20,7 +20,7 @@ constexpr std::array<std::pair<const char*, OpKind>, 7> kKinds = {{{"linear", Op
 
 constexpr std::size_t kWidest = std::size_t{1} << 31;  // a product of two widths does not overflow
 
-// Rows of a transposed panel start at odd multiples of a cache line: a power of two would crowd a few cache sets.
+// Rows of a transposed panel are an odd number of cache lines long: with a power of two they would share few cache sets.
 std::size_t padded(std::size_t width) {
   const std::size_t lines = round_up(width, 16) / 16;
   return 16 * (lines | 1);
@@ -85,7 +85,7 @@ void Network::check(const Op& op, std::size_t index, const std::vector<std::size
   const std::size_t in = widths[static_cast<std::size_t>(op.inputs[0])];
   const auto fits = [&](std::ptrdiff_t offset, std::size_t count) {
     if (offset != kNone && (offset < 0 || count > parameters_ || static_cast<std::size_t>(offset) > parameters_ - count))
-      fail("has parameters beyond the " + std::to_string(parameters_) + " there are");
+      fail("needs parameters beyond the vector's " + std::to_string(parameters_));
   };
   if (op.width < 1) fail("must have at least one output");
   if (op.width > kWidest) fail("has at most " + std::to_string(kWidest) + " outputs; found " + std::to_string(op.width));
@@ -117,12 +117,12 @@ void Network::plan(const std::vector<Op>& ops) {
     for (int k = 0; k < inputs_of(ops[i]); ++k) users[static_cast<std::size_t>(ops[i].inputs[k])].push_back(i);
   for (std::size_t value = 1; value < ops.size(); ++value)
     if (users[value].empty())
-      throw LearnerError("Operation " + std::to_string(value - 1) + " computes what nothing uses.");
+      throw LearnerError("Operation " + std::to_string(value - 1) + " has a result that nothing uses.");
 
-  // Steps: a linear operation takes the activation that alone uses it along.
-  std::vector<std::size_t> kept(ops.size() + 1, 0);  // values to those kept
+  // Steps: a linear operation absorbs the activation that is its only user.
+  std::vector<std::size_t> kept(ops.size() + 1, 0);  // of each value: the stored value
   std::vector<std::size_t> uses = {users[0].size()};
-  std::vector<std::size_t> maker = {ops.size()};  // step that makes a kept value
+  std::vector<std::size_t> maker = {ops.size()};  // of each stored value: the step that makes it
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
     const std::size_t from = kept[static_cast<std::size_t>(op.inputs[0])];
@@ -150,7 +150,7 @@ void Network::plan(const std::vector<Op>& ops) {
     steps_.push_back(step);
   }
 
-  // Backward runs from the last step: who writes a gradient first, and who adds.
+  // Backward runs from the last step: decides which step writes a gradient first and which ones add.
   std::vector<bool> written(widths_.size(), false);
   std::vector<const Op*> seen;
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {

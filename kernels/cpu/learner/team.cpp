@@ -10,15 +10,7 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
-
-// Spins for as long as the others are likely to take, then sleeps.
+// Spins for as long as the others usually take, then sleeps.
 template <class Ready>
 void await(Signal& signal, Ready ready) {
   const auto end = std::chrono::steady_clock::now() + kSpin;
@@ -39,7 +31,7 @@ Team::Team(std::size_t size) {
   try {
     start_threads(threads_, size - 1, [this](std::size_t thread) { serve(thread + 1); });
   } catch (...) {
-    stop();  // a joinable thread that is destroyed ends the process
+    stop();  // destroying a joinable thread would end the process
     throw;
   }
 }

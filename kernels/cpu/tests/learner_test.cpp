@@ -373,7 +373,7 @@ void test_actor_critics() {
     }
 }
 
-// Whoever waits for the priorities is told once, when all are as they stay, and before the weights move.
+// The callback runs once per step, when all priorities are final and before the weights move.
 template <class Step>
 void check_known(Floats& priorities, const Floats& weights, Floats& rewards, Step step) {
   Floats seen;
@@ -406,7 +406,7 @@ void test_known_priorities() {
     }
 }
 
-// The algorithm of a loop takes the steps that its learner takes with the same noise and the same delay.
+// The loop's Algorithm makes the same steps as its learner with the same noise and delay.
 void test_actor_critic_algorithm() {
   constexpr std::int64_t kSeed = 77, kDelay = 3;
   for (const bool stochastic : {false, true})
@@ -416,8 +416,7 @@ void test_actor_critic_algorithm() {
       ActorCriticAlgorithm algorithm({*looped.learner, looped.optimizers[0], looped.optimizers[1],
                                       stochastic ? &looped.optimizers[2] : nullptr, &looped.log_alpha, &kSeed, kDelay,
                                       &steps});
-      std::size_t bytes[kColumns];
-      algorithm.item_bytes(bytes);
+      const auto bytes = algorithm.item_bytes();
       CHECK(bytes[0] == 4 * ActorCriticTraining::kObs && bytes[1] == 4 * ActorCriticTraining::kActions);
       const Batch batch = {looped.rows,          looped.obs.data(),      looped.actions.data(),
                            looped.rewards.data(), looped.next_obs.data(), looped.discounts.data(),

@@ -22,7 +22,7 @@ constexpr std::size_t kInputs = 3;
 constexpr std::size_t kPolicy = 10;
 const std::size_t kSnapshotBytes = Snapshot::nbytes(4 * kPolicy);
 
-// Every number of a row tells which item it is of: a row that is half old and half new shows.
+// Every number of a row encodes its item, so that a row that is half old and half new is detected.
 struct Rows {
   explicit Rows(std::size_t count)
       : obs(count * kInputs), next(count * kInputs), reward(count), discount(count), action(count) {}
@@ -40,9 +40,8 @@ struct Rows {
 
 class Recorder : public learner::Algorithm {
  public:
-  void item_bytes(std::size_t (&bytes)[learner::kColumns]) const override {
-    const std::size_t wanted[learner::kColumns] = {4 * kInputs, 8, 4, 4 * kInputs, 4};
-    std::copy(wanted, wanted + learner::kColumns, bytes);
+  std::array<std::size_t, learner::kColumns> item_bytes() const override {
+    return {4 * kInputs, 8, 4, 4 * kInputs, 4};
   }
   learner::StepMetrics step(const learner::Batch& batch, float* priorities,
                             const learner::PrioritiesKnown& known) override {
@@ -57,7 +56,7 @@ class Recorder : public learner::Algorithm {
     if (known) {
       ++told;
       if (steps % 5 == 0)
-        std::thread(known).join();  // any thread of the Learner may be the one that knows
+        std::thread(known).join();  // any thread of the Learner may call it
       else
         known();
       if (steps % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -286,7 +285,7 @@ void batches_drawn_ahead_are_the_same() {
   CHECK(counters.updates == same.updates && counters.stale == same.stale);
 }
 
-// Priorities that are refused, and a replay with nothing left to sample, after as many steps as without prefetching.
+// Refused priorities, and a replay with nothing left to sample, fail after as many steps as without prefetching.
 void errors_come_at_the_same_step(bool prefetch) {
   for (const bool runs_out : {false, true}) {
     ReplayOptions options;
@@ -307,7 +306,7 @@ void errors_come_at_the_same_step(bool prefetch) {
   }
 }
 
-// However the host holds sampling off, a failure gets through, and the loop can be ended at once.
+// While the host blocks sampling, a failure still gets through and the loop can be ended at once.
 void failures_get_past_a_busy_host(bool prefetch) {
   Fixture f;
   std::atomic<TrainingLoop*> shown = nullptr;

@@ -1,4 +1,4 @@
-// Sleeping until a 32-bit word of (possibly shared) memory changes.
+// Sleeps until a 32-bit word of (possibly shared) memory changes.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ using SharedWord = std::atomic<std::uint32_t>;
 static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == 4);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// Returns when the word differs from `seen`, was woken, or `seconds` passed; may also return early.
+// Returns when the word differs from `seen`, someone woke it, or `seconds` passed; may also return early.
 inline void sleep_while_equal(SharedWord& word, std::uint32_t seen, double seconds) {
 #if defined(__linux__)
   timespec timeout{};
@@ -43,7 +43,7 @@ inline void wake_all(SharedWord& word) {
 #endif
 }
 
-// Tells the processor that the caller spins.
+// Tells the processor that the caller is spinning.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -52,7 +52,7 @@ inline void relax() {
 #endif
 }
 
-// A point in time `seconds` ahead; infinity is far away, not an overflow.
+// A point in time `seconds` ahead; infinity does not overflow.
 class Deadline {
  public:
   explicit Deadline(double seconds) : end_(now() + (seconds > 0.0 ? (seconds < 1e9 ? seconds : 1e9) : 0.0)) {}
@@ -70,7 +70,7 @@ struct Signal {
   SharedWord value;
   SharedWord sleepers;
 
-  // Called after the change that sleepers look for was made visible.
+  // Call after the change that sleepers wait for is visible.
   void ring() {
     value.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(value);
@@ -82,7 +82,7 @@ struct Signal {
     if (ready()) return true;
     if (timeout_s <= 0.0) return false;
     const Deadline deadline(timeout_s);
-    // A sleeper killed in its sleep leaves the count too high, which costs a system call per ring and nothing else.
+    // A sleeper killed while asleep leaves the count too high, which only costs a system call per ring.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     bool done = false;
     for (;;) {
@@ -97,7 +97,7 @@ struct Signal {
   }
 
  private:
-  static constexpr double kSlice = 0.25;  // bounds the harm of a waker killed between its change and its ring
+  static constexpr double kSlice = 0.25;  // bounds the delay if a waker is killed between its change and its ring
 };
 
 }  // namespace pearl

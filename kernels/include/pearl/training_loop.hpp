@@ -1,9 +1,9 @@
-// Setting 2 on the CPU: Replay Manager and Learner in one thread that loops sample -> gather -> train -> update without
-// the host, which grants iterations, inserts between samplings, and reads what was done.
+// Setting 2 on the CPU: one thread runs Replay Manager and Learner in a loop: sample -> gather -> train -> update. The
+// host grants iterations, inserts between samplings, and reads the results.
 //
-// With `prefetch` another thread draws the next batch of a grant (update, sample, gather, in the same strict order) as
-// soon as the priorities of this one are known: while the Learner goes backward. Samples and weights keep their bits.
-// If that thread has not begun by the end of the step, the loop's does it. Nothing is pending between grants.
+// With `prefetch`, another thread draws the next batch of a grant (update, sample, gather, in the same strict order) as
+// soon as this batch's priorities are known, during the Learner's backward pass. Samples and weights keep their bits.
+// If that thread has not begun by the end of the step, the loop's thread draws. Nothing is pending between grants.
 #pragma once
 
 #include <cstddef>
@@ -19,18 +19,18 @@
 
 namespace pearl {
 
-// Waiting for a batch that another thread draws counts as gathering.
+// Time spent waiting for a batch that another thread draws counts as gathering.
 class TrainingLoop final : public GrantedLoop {
  public:
   TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, learner::Algorithm& algorithm, std::size_t batch_size,
                const Queues& queues, std::vector<Weights> policy, std::size_t interval, bool prefetch = false);
 
-  // The batch that was trained last, or failed, with its slots. While no grant runs.
+  // The batch trained last, or the one that failed, and its slots. Only while no grant runs.
   const learner::Batch& batch() const { return drawn_[current_].batch; }
   const std::vector<std::int64_t>& indices() const { return drawn_[current_].indices; }
 
  private:
-  // What was sampled, and its rows.
+  // A sampled batch and its rows.
   struct Drawn {
     std::vector<std::int64_t> indices;
     std::vector<float> weights;
@@ -46,11 +46,11 @@ class TrainingLoop final : public GrantedLoop {
   SumTreeReplay& replay_;
   const ColumnStore& storage_;
   learner::Algorithm& algorithm_;
-  std::vector<Drawn> drawn_;  // one, or with `prefetch` two: one is trained while the other is drawn
+  std::vector<Drawn> drawn_;  // one; with `prefetch` two: one is trained while the other is drawn
   std::size_t current_ = 0;
   std::vector<float> priorities_;
   const bool prefetch_;
-  WorkerPool pool_;  // last: its thread ends before what it works on
+  WorkerPool pool_;  // last: its thread must end before the members above are destroyed
 };
 
 }  // namespace pearl

@@ -1,8 +1,8 @@
-// What a training step takes and gives, whatever the algorithm: the seam between the loop and the learners.
+// The interface between the training loop and the learners: what a training step of any algorithm takes and returns.
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 
 namespace pearl::learner {
@@ -22,21 +22,21 @@ inline constexpr std::size_t kColumns = 5;  // of the Data Storage: all but the 
 
 struct StepMetrics {
   double loss = 0.0;
-  double td_error = 0.0;  // the mean of the absolute ones
+  double td_error = 0.0;  // mean |TD error|
   double gradient_norm = 0.0;
 };
 
-// Called once in every step that returns, by any of its threads, as soon as all priorities are written and the loss is
-// known to be finite: the rest of the step goes on meanwhile, and may still throw. Must not throw.
+// Called once per step that returns, by any of its threads, as soon as all priorities are written and the loss is known
+// to be finite. The rest of the step runs on meanwhile and may still throw. Must not throw.
 using PrioritiesKnown = std::function<void()>;
 
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
   // Bytes of one transition's observation, action, reward, next observation and discount.
-  virtual void item_bytes(std::size_t (&bytes)[kColumns]) const = 0;
-  // One step; writes the new priorities `(rows,)`; `known` may be empty. Throws LearnerError, with nothing changed,
-  // where it diverges.
+  virtual std::array<std::size_t, kColumns> item_bytes() const = 0;
+  // One step; writes the new priorities `(rows,)`; `known` may be empty. Throws LearnerError, and changes nothing, if it
+  // diverges.
   virtual StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) = 0;
 };
 

@@ -1,4 +1,4 @@
-// What every algorithm does once its workers have gradients: add them up, judge them, clip them, move the weights.
+// The gradients of a team's workers: adding them up, and their norm.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace pearl::learner {
 
-// One gradient vector per worker of a team. Sums are made in the order of the workers: equal for equal teams.
+// One gradient vector per worker of a team. Adds in the order of the workers, so that equal teams give equal sums.
 class TeamGradients {
  public:
   TeamGradients(std::size_t workers, std::size_t parameters) : parameters_(parameters), squares_(workers) {
@@ -20,7 +20,7 @@ class TeamGradients {
 
   float* of(std::size_t worker) { return vectors_[worker].data(); }
 
-  // The range of parameters that is one worker's to add up and to move: whole cache lines.
+  // The range of parameters that one worker adds up and moves: whole cache lines.
   std::size_t begin(std::size_t worker) const {
     const std::size_t lines = (parameters_ + 15) / 16;
     const std::size_t at = 16 * (lines * worker / vectors_.size());

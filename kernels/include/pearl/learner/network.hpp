@@ -1,6 +1,6 @@
 // A network as operations on panels of transitions (kernels.hpp): forward, and backward to the gradients of its
-// parameters and of its input. The parameters themselves are the caller's: one vector, where each operation knows its
-// offsets, so that one Network serves an online and a target network, and gradients are laid out as parameters are.
+// parameters and of its input. The parameters belong to the caller: one vector, in which each operation has its offsets.
+// So one Network serves an online and a target network, and gradients have the layout of the parameters.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace pearl::learner {
 
 inline constexpr std::ptrdiff_t kNone = -1;
 
-// Transitions whose activations are held at once: enough that a pass over the weights' gradients is worth it, few
-// enough that the activations stay in the second-level cache.
+// Transitions whose activations are held at once: enough to amortise a pass over the weights' gradients, few enough for
+// the activations to stay in the L2 cache.
 inline constexpr std::size_t kGroup = 128;
 
-// `count` rows of `width` floats into a panel; transitions that the panel has beyond become 0.
+// Loads `count` rows of `width` floats into a panel and zeroes its other transitions.
 void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel);
 
 enum class OpKind { linear, relu, tanh, layer_norm, add, subtract, mean };
@@ -28,7 +28,7 @@ OpKind op_kind(const std::string& name);  // throws LearnerError for an unknown 
 // Value 0 is the network's input, value i + 1 what operation i computes; the last one is the network's output.
 struct Op {
   OpKind kind;
-  std::ptrdiff_t inputs[2];  // values; the second is kNone but for add and subtract
+  std::ptrdiff_t inputs[2];  // values; only add and subtract have a second, else kNone
   std::size_t width;         // features of the result
   std::ptrdiff_t weight = kNone, bias = kNone;  // offsets of parameters, (out, in) and (out,) as torch has them
   float eps = 0.0f;
@@ -36,7 +36,7 @@ struct Op {
 
 class Network;
 
-// What one thread needs to take up to `panels` panels at a time through a network. Not shared between threads.
+// One thread's memory to process up to `panels` panels at a time. Not shared between threads.
 class Workspace {
  public:
   Workspace(const Network& network, std::size_t panels, bool gradients);
@@ -44,7 +44,7 @@ class Workspace {
   std::size_t panels() const { return panels_; }
   float* value(std::size_t value, std::size_t panel) { return at(values_, value, panel); }
   float* gradient(std::size_t value, std::size_t panel) { return at(gradients_, value, panel); }
-  // Forgets what other transitions left behind: needed before a batch of another size.
+  // Zeroes all values: needed before a batch of another size.
   void clear();
 
  private:
@@ -69,16 +69,15 @@ class Network {
   std::size_t parameters() const { return parameters_; }
   const LearnerKernels& kernels() const { return kernels_; }
 
-  // Transitions `rows` (count, input_width) into a panel of value 0; those that the panel has beyond become 0.
+  // Loads transitions `rows` (count, input_width) into a panel of value 0 and zeroes its other transitions.
   void load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
-  // Vectors cover `columns` of the panel: half or all of it.
+  // Computes `columns` transitions of the panel: half or all of it.
   void forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const;
-  // From gradient(output()) of panels 0..panels-1, which hold `count` transitions and 0 beyond. `gradients` may be
-  // null; those of other groups of panels are added to if `accumulate`. The input's gradient is left in gradient(0)
-  // if `of_input`.
+  // Starts from gradient(output()) of panels 0..panels-1, which hold `count` transitions, then zeros. `gradients` may be
+  // null; with `accumulate` they are added to. With `of_input` the input's gradient is left in gradient(0).
   void backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels, std::size_t count,
                 std::size_t columns, bool accumulate, bool of_input) const;
-  // Vectors needed for a batch of `count` taken in as many panels as it takes.
+  // The `columns` argument for a batch of `count` transitions.
   std::size_t columns(std::size_t count) const {
     return count <= kernels_.panel / 2 ? kernels_.panel / 2 : kernels_.panel;
   }
@@ -87,15 +86,15 @@ class Network {
   friend class Workspace;
   enum class Activation : std::uint8_t { none, relu, tanh };
 
-  // An operation with the activation that follows it, and what backward needs to know of its neighbours.
+  // An operation with the activation that follows it, and what backward needs about its neighbours.
   struct Step {
     Op op;
     std::size_t in[2], out;
     Activation activation = Activation::none;
-    bool adds[2] = {false, false};  // to the gradient of its input, which a later step has already written
-    bool adds_weights = false;      // to the gradients of parameters that a later step uses too
-    bool gates_input = false;       // its input's ReLU is differentiated in the same pass
-    bool gated = false;             // whoever used its result has done so
+    bool adds[2] = {false, false};  // adds to its input's gradient: a later step has already written it
+    bool adds_weights = false;      // adds to its parameters' gradients: a later step uses them too
+    bool gates_input = false;       // applies the derivative of its input's ReLU in the same pass
+    bool gated = false;             // the user of its result has applied its ReLU's derivative
     std::size_t statistics = 0;     // LayerNorm: which
   };
 
@@ -107,7 +106,7 @@ class Network {
 
   const LearnerKernels& kernels_;
   std::size_t parameters_;
-  std::vector<std::size_t> widths_;  // of the values that are kept
+  std::vector<std::size_t> widths_;  // of the values that are stored
   std::vector<Step> steps_;
   std::size_t statistics_ = 0;
   std::size_t widest_input_ = 0;  // of a linear operation

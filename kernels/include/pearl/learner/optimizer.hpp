@@ -1,5 +1,5 @@
 // torch's optimizers over one flat parameter vector, and torch's gradient clipping. Weights and the optimizer's state
-// are the caller's: torch's own tensors.
+// belong to the caller: torch's own tensors.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@ struct SgdOptions {
 
 class Optimizer {
  public:
-  // first, second and max_second (AMSGrad's, else null) `(parameters,)`; steps: how often it has stepped.
+  // first, second and max_second (AMSGrad only, else null) `(parameters,)`; steps: the count of steps.
   void set_adam(const AdamOptions& options, float* first, float* second, float* max_second, float* steps);
-  // momentum `(parameters,)`, null without; it is written, not read, if `first`, which holds for one step.
+  // momentum `(parameters,)`, null without momentum; if `first`, the next step overwrites it without reading it.
   void set_sgd(const SgdOptions& options, float* momentum, bool first);
 
-  // Moves weights [begin, end) by `gradients * factor`, for the step that commit() then counts.
+  // Moves weights [begin, end) by `gradients * factor`; commit() then counts the step.
   void apply(const LearnerKernels& kernels, float factor, const float* gradients, float* weights, std::size_t begin,
              std::size_t end) const;
   void commit();
@@ -40,7 +40,7 @@ class Optimizer {
   bool fresh_ = false;
 };
 
-// What torch.nn.utils.clip_grad_norm_ multiplies gradients of that norm by; 1 if `max_norm` is 0.
+// The factor of torch.nn.utils.clip_grad_norm_ for gradients of this norm; 1 if `max_norm` is 0.
 float clip_factor(double norm, double max_norm);
 
 }  // namespace pearl::learner

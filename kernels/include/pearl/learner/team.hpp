@@ -12,19 +12,19 @@
 
 namespace pearl::learner {
 
-// A batch dealt out to a team: whole vectors of transitions for each worker, the last workers' perhaps none.
+// The division of a batch among a team: whole vectors of transitions per worker; the last workers may get none.
 struct Shares {
   Shares(std::size_t rows, std::size_t workers, std::size_t lanes)
       : rows(rows), each((rows + workers * lanes - 1) / (workers * lanes) * lanes), used((rows + each - 1) / each) {}
   std::size_t begin(std::size_t worker) const { return std::min(rows, worker * each); }
   std::size_t end(std::size_t worker) const { return begin(worker + 1); }
 
-  std::size_t rows, each, used;  // used: workers that have any
+  std::size_t rows, each, used;  // used: workers that get any
 };
 
 class Team {
  public:
-  // The caller of run() is worker 0; `size` - 1 threads are started. Throws Error where the system has fewer left.
+  // The caller of run() is worker 0; starts `size` - 1 threads. Throws Error if the system has fewer left.
   explicit Team(std::size_t size);
   ~Team();
   Team(const Team&) = delete;
@@ -37,7 +37,7 @@ class Team {
   void run(Work& work) {
     start([](void* object, std::size_t worker) { (*static_cast<Work*>(object))(worker); }, &work);
   }
-  // Called by every worker, from inside work: returns when all have called it, and shows each what the others wrote.
+  // Every worker calls it inside work: returns when all have, and makes their writes visible to each other.
   void barrier();
 
  private:
