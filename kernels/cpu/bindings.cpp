@@ -1,5 +1,4 @@
-// The Python module of the CPU kernels, and the errors it raises. The bindings convert and release Python's lock; they
-// hold no logic.
+// The Python module of the CPU kernels. The bindings only convert arguments and release the GIL.
 
 #include <exception>
 
@@ -21,8 +20,8 @@ void bind_storage(py::module_& m);  // storage_bindings.cpp
 namespace {
 
 // A training step allocates and frees the same large tensors each time. By default glibc returns them to the system and
-// fetches them again page by page. In arenas other than the first, it returns each empty heap of 64 MB whatever the
-// settings. Hence one arena for all threads that start later.
+// gets them back page by page. Arenas other than the first return each empty heap of 64 MB whatever the settings; hence
+// one arena for all threads that start later.
 //
 // One arena does not contend on many cores: during a step only the Learner's, the host's and autograd's threads
 // allocate. torch's and PEARL's workers loop over existing memory, Actors are separate processes, and blocks of up to
@@ -30,7 +29,7 @@ namespace {
 void keep_freed_memory() {
 #if defined(__GLIBC__)
   mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest value allowed
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif
 }

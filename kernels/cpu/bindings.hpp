@@ -1,11 +1,10 @@
-// What the bindings of pearl._native and pearl._sycl share: structures on a caller's buffer, waits that Ctrl-C ends,
-// methods of training loops.
+// Shared by the bindings of pearl._native and pearl._sycl: structures on a caller's buffer, waits that Ctrl-C can
+// interrupt, methods of training loops.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,7 @@
 
 namespace bindings {
 
-// A structure on a caller's buffer, which stays exported (an mmap refuses to close) while the structure lives.
+// A structure on a caller's buffer. The buffer stays exported (an mmap refuses to close) while the structure lives.
 template <class T>
 struct OnBuffer : T {
   template <class... Args>
@@ -24,7 +23,7 @@ struct OnBuffer : T {
   py::buffer_info view;
 };
 
-// Runs `wait(timeout_s)` without Python's lock in slices, so that Ctrl-C is seen; `done` tells its success.
+// Runs `wait(timeout_s)` without the GIL, in slices so that Ctrl-C works; `done(result)` tells whether it succeeded.
 template <class Wait, class Done>
 auto interruptible(double timeout_s, Wait wait, Done done) {
   constexpr double kSlice = 0.1;
@@ -47,7 +46,7 @@ inline pearl::GrantedLoop::Queues loop_queues(OnBuffer<pearl::SlotQueue>& grants
   return {&grants, static_cast<const char*>(grants.view.ptr), &done, static_cast<char*>(done.view.ptr), &snapshot};
 }
 
-// The policy that a training loop publishes, which the caller keeps alive.
+// The policy that a training loop publishes; the caller keeps the arrays alive.
 inline std::vector<pearl::Weights> loop_weights(const std::vector<py::array>& arrays) {
   std::vector<pearl::Weights> weights;
   for (const py::array& array : arrays) {

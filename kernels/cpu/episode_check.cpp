@@ -1,7 +1,8 @@
-#include "pearl/episode_check.hpp"
-
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "pearl/episode_links.hpp"
 
 namespace pearl {
 namespace {
@@ -32,7 +33,7 @@ class Check {
       if (resumed < 0 || resumed > kMostPosition || (resumed != 0 && a_.open[stream] != 0))
         return "the position at which stream " + std::to_string(stream) + " goes on does not fit";
     }
-    // Rows of a table: each is of a live episode (or item), or free, and never both or twice.
+    // Each row of a table belongs to exactly one live episode (or item), or is free.
     std::vector<bool> taken(static_cast<std::size_t>(capacity_));
     for (std::int64_t slot = 0; slot < size_; ++slot)
       if (a_.next[slot] < 0 && !take(taken, a_.episode[slot])) return at(slot, "shares its episode");

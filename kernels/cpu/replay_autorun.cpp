@@ -9,65 +9,46 @@
 namespace pearl {
 namespace {
 
-constexpr int kSpins = 400;  // a request that follows closely is taken without a system call
-
-inline void pause_briefly() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+constexpr int kSpins = 400;  // a request that follows closely needs no system call
 
 }  // namespace
 
 ReplayAutorun::ReplayAutorun(ReplayOperations& replay, std::size_t max_batch, std::size_t depth)
-    : replay_(replay), requests_(std::max<std::size_t>(depth, 1)), responses_(requests_.size()),
-      unanswered_limit_(requests_.size()) {
-  for (Request& request : requests_) {
-    request.indices.reserve(max_batch);
-    request.priorities.reserve(max_batch);
-    request.generations.reserve(max_batch);
-  }
-  for (Response& response : responses_) {
-    response.indices.reserve(max_batch);
-    response.weights.reserve(max_batch);
-    response.generations.reserve(max_batch);
-  }
+    : replay_(replay), requests_(std::max<std::size_t>(depth, 1)), responses_(requests_.size()) {
+  for (Request& request : requests_) request.reserve(max_batch);
+  for (Items& response : responses_) response.reserve(max_batch);
   thread_ = start_thread([this] { loop(); });
 }
 
 ReplayAutorun::~ReplayAutorun() { stop(); }
 
-ReplayAutorun::Request* ReplayAutorun::reserve(double timeout_s) {
+template <class Fill>
+bool ReplayAutorun::write(Operation operation, std::size_t count, double timeout_s, Fill fill) {
   if (stopping_.load(std::memory_order_acquire)) throw QueueClosedError("The Replay Manager's queue is closed.");
   const std::uint64_t written = written_.load(std::memory_order_relaxed);
-  const bool free = progress_.wait(
-      [&] { return written - done_.load(std::memory_order_acquire) < requests_.size(); }, timeout_s);
-  return free ? &requests_[written % requests_.size()] : nullptr;
-}
-
-void ReplayAutorun::publish() {
-  written_.fetch_add(1, std::memory_order_release);
+  const auto free = [&] { return written - done_.load(std::memory_order_acquire) < requests_.size(); };
+  if (!progress_.wait(free, timeout_s)) return false;
+  Request& request = requests_[written % requests_.size()];
+  request.operation = operation;
+  request.count = count;
+  fill(request);
+  written_.store(written + 1, std::memory_order_release);
   work_.ring();
+  return true;
 }
 
 bool ReplayAutorun::write_sample(std::size_t count, double beta, double timeout_s) {
   check_exponent("beta", beta);
   if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
-  // Bounding the unanswered samples here means that the thread never waits for the host to poll.
+  // The limit on unanswered samples here lets the thread never wait for the host to poll.
   const std::uint64_t settled = taken_.load(std::memory_order_relaxed) + failed_.load(std::memory_order_acquire);
-  if (asked_.load(std::memory_order_relaxed) - settled >= unanswered_limit_)
-    throw QueueTimeoutError(std::to_string(unanswered_limit_) +
+  if (asked_.load(std::memory_order_relaxed) - settled >= responses_.size())
+    throw QueueTimeoutError(std::to_string(responses_.size()) +
                             " samples wait to be polled: poll() before asking for more.");
-  Request* request = reserve(timeout_s);
-  if (request == nullptr) return false;
-  request->operation = Operation::kSample;
-  request->count = count;
-  request->beta = beta;
-  asked_.fetch_add(1, std::memory_order_relaxed);
-  publish();
-  return true;
+  return write(Operation::kSample, count, timeout_s, [&](Request& request) {
+    request.beta = beta;
+    asked_.fetch_add(1, std::memory_order_relaxed);
+  });
 }
 
 bool ReplayAutorun::write_update(const std::int64_t* indices, const float* priorities,
@@ -76,32 +57,24 @@ bool ReplayAutorun::write_update(const std::int64_t* indices, const float* prior
     check_indices(indices, count, replay_.capacity());
     check_priorities(priorities, count);
   }
-  Request* request = reserve(timeout_s);
-  if (request == nullptr) return false;
-  request->operation = Operation::kUpdate;
-  request->count = count;
-  request->has_priorities = true;
-  request->has_generations = generations != nullptr;
-  request->indices.assign(indices, indices + count);
-  request->priorities.assign(priorities, priorities + count);
-  if (generations != nullptr) request->generations.assign(generations, generations + count);
-  publish();
-  return true;
+  return write(Operation::kUpdate, count, timeout_s, [&](Request& request) {
+    request.has_priorities = true;
+    request.has_generations = generations != nullptr;
+    request.indices.assign(indices, indices + count);
+    request.values.assign(priorities, priorities + count);
+    if (generations != nullptr) request.generations.assign(generations, generations + count);
+  });
 }
 
 bool ReplayAutorun::write_insert(const std::int64_t* indices, const float* priorities, std::size_t count,
                                  double timeout_s) {
   check_indices(indices, count, replay_.capacity());
   if (priorities != nullptr) check_priorities(priorities, count);
-  Request* request = reserve(timeout_s);
-  if (request == nullptr) return false;
-  request->operation = Operation::kInsert;
-  request->count = count;
-  request->has_priorities = priorities != nullptr;
-  request->indices.assign(indices, indices + count);
-  if (priorities != nullptr) request->priorities.assign(priorities, priorities + count);
-  publish();
-  return true;
+  return write(Operation::kInsert, count, timeout_s, [&](Request& request) {
+    request.has_priorities = priorities != nullptr;
+    request.indices.assign(indices, indices + count);
+    if (priorities != nullptr) request.values.assign(priorities, priorities + count);
+  });
 }
 
 std::size_t ReplayAutorun::response_size() {
@@ -121,9 +94,9 @@ std::size_t ReplayAutorun::response_size() {
 
 void ReplayAutorun::take_response(std::int64_t* indices, float* weights, std::uint32_t* generations) {
   const std::uint64_t taken = taken_.load(std::memory_order_relaxed);
-  const Response& response = responses_[taken % responses_.size()];
+  const Items& response = responses_[taken % responses_.size()];
   std::copy(response.indices.begin(), response.indices.end(), indices);
-  std::copy(response.weights.begin(), response.weights.end(), weights);
+  std::copy(response.values.begin(), response.values.end(), weights);
   std::copy(response.generations.begin(), response.generations.end(), generations);
   taken_.store(taken + 1, std::memory_order_release);
 }
@@ -145,21 +118,21 @@ void ReplayAutorun::stop() {
 
 void ReplayAutorun::fail(std::exception_ptr error) {
   const std::lock_guard lock(error_mutex_);
-  if (!error_) error_ = std::move(error);  // the first tells most
+  if (!error_) error_ = std::move(error);  // the first error tells most
   has_error_.store(true, std::memory_order_release);
 }
 
 void ReplayAutorun::execute(Request& request) {
-  const float* priorities = request.has_priorities ? request.priorities.data() : nullptr;
+  const float* priorities = request.has_priorities ? request.values.data() : nullptr;
   switch (request.operation) {
     case Operation::kSample: {
       const std::uint64_t responded = responded_.load(std::memory_order_relaxed);
-      Response& response = responses_[responded % responses_.size()];
+      Items& response = responses_[responded % responses_.size()];
       response.count = request.count;
       response.indices.resize(request.count);
-      response.weights.resize(request.count);
+      response.values.resize(request.count);
       response.generations.resize(request.count);
-      replay_.sample(request.count, request.beta, response.indices.data(), response.weights.data(),
+      replay_.sample(request.count, request.beta, response.indices.data(), response.values.data(),
                      response.generations.data());
       responded_.store(responded + 1, std::memory_order_release);
       break;
@@ -180,7 +153,7 @@ void ReplayAutorun::loop() {
     return written_.load(std::memory_order_acquire) != done || stopping_.load(std::memory_order_acquire);
   };
   for (;;) {
-    for (int spin = 0; spin < kSpins && !ready(); ++spin) pause_briefly();
+    for (int spin = 0; spin < kSpins && !ready(); ++spin) relax();
     while (!ready()) work_.wait(ready, 3600.0);
     if (written_.load(std::memory_order_acquire) == done) return;  // stopping, and everything queued is done
     Request& request = requests_[done % requests_.size()];

@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "bindings.hpp"
 #include "pearl/doorbell.hpp"
@@ -19,7 +18,7 @@ using namespace bindings;
 
 using Tree = pearl::SumTreeReplay;
 
-// A contiguous array of T, or null: the common case is told by one comparison.
+// A contiguous array of T, or null. The common case needs one comparison.
 template <class T>
 const py::detail::PyArray_Proxy* array_of(PyObject* object) {
   static const PyObject* const usual = py::dtype::of<T>().release().ptr();
@@ -30,8 +29,8 @@ const py::detail::PyArray_Proxy* array_of(PyObject* object) {
   return py::isinstance<Array<T>>(object) ? array : nullptr;
 }
 
-// SumTree.update(indices, priorities, generations). Called by Python itself: pybind's dispatch would take as long as 32
-// updates do.
+// SumTree.update(indices, priorities, generations). Python calls it directly: pybind's dispatch takes as long as 32
+// updates.
 PyObject* update(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   try {
     const auto* instance = reinterpret_cast<py::detail::instance*>(self);
@@ -90,10 +89,9 @@ void bind_sum_tree(py::module_& m) {
           [](Tree& tree, py::ssize_t count) {
             const std::size_t batch = batch_rows(count);
             auto indices = new_vector<std::int64_t>(count);
-            std::int64_t* slots = indices.mutable_data();
             {
               const Released released;
-              tree.sample(batch, 0.0, slots, nullptr, nullptr);
+              tree.sample(batch, 0.0, indices.mutable_data(), nullptr, nullptr);
             }
             return indices;
           },
@@ -103,11 +101,9 @@ void bind_sum_tree(py::module_& m) {
           [](Tree& tree, const Array<std::uint64_t>& targets) {
             const std::size_t count = rows(targets, "targets");
             auto indices = new_vector<std::int64_t>(targets.size());
-            std::int64_t* slots = indices.mutable_data();
-            const std::uint64_t* at = targets.data();
             {
               const Released released;
-              tree.find(at, slots, count);
+              tree.find(targets.data(), indices.mutable_data(), count);
             }
             return indices;
           },
@@ -135,11 +131,10 @@ void bind_autorun(py::module_& m) {
             const std::size_t count = rows(indices, "indices");
             rows(priorities, "priorities", indices.size());
             const std::uint32_t* versions = data_or_null(generations, "generations", count);
-            const std::int64_t* slots = indices.data();
-            const float* values = priorities.data();
-            return interruptible(
-                timeout_s,
-                [&](double slice) { return autorun.write_update(slots, values, versions, count, slice); }, is_true);
+            const auto write = [&](double slice) {
+              return autorun.write_update(indices.data(), priorities.data(), versions, count, slice);
+            };
+            return interruptible(timeout_s, write, is_true);
           },
           py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert(),
           py::arg("timeout_s") = 0.0)
@@ -149,9 +144,10 @@ void bind_autorun(py::module_& m) {
              double timeout_s) {
             const std::size_t count = rows(indices, "indices");
             const float* values = data_or_null(priorities, "priorities", count);
-            const std::int64_t* slots = indices.data();
-            return interruptible(
-                timeout_s, [&](double slice) { return autorun.write_insert(slots, values, count, slice); }, is_true);
+            const auto write = [&](double slice) {
+              return autorun.write_insert(indices.data(), values, count, slice);
+            };
+            return interruptible(timeout_s, write, is_true);
           },
           py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("timeout_s") = 0.0)
       .def("poll",

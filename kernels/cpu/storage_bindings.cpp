@@ -11,14 +11,13 @@
 
 #include "bindings.hpp"
 #include "pearl/column_store.hpp"
-#include "pearl/episode_check.hpp"
 #include "pearl/episode_links.hpp"
 
 namespace {
 
 using namespace bindings;
 
-// Columns with what Python knows them by, so that a call on a dictionary of arrays is one call.
+// Columns with their names in Python, so that one call handles a dictionary of arrays.
 struct NamedColumns {
   explicit NamedColumns(const py::dict& columns) : store(0, {}) {
     std::vector<pearl::ColumnStore::Column> raw;
@@ -27,7 +26,7 @@ struct NamedColumns {
       const auto array = value.cast<py::array>();
       if (array.ndim() < 1 || array.shape(0) < 1 || (capacity && array.shape(0) != capacity) || !contiguous(array))
         throw pearl::ReplayError("Columns must be contiguous and of one length of at least 1.");
-      if (holds_objects(array)) throw pearl::ReplayError("Columns cannot hold Python's objects.");
+      if (holds_objects(array)) throw pearl::ReplayError("Columns cannot hold Python objects.");
       capacity = array.shape(0);
       fields.push_back({py::str(key), array});
       raw.push_back({static_cast<char*>(fields.back().column.mutable_data()),
@@ -59,7 +58,7 @@ struct NamedColumns {
     return new_array(column.dtype(), static_cast<int>(column.ndim()), shape);
   }
 
-  // The array of column `i` among `arrays`; null unless it is contiguous and holds such items.
+  // The array of column `i` in `arrays`; null unless it is contiguous and its items have the column's shape and type.
   PyObject* matching(std::size_t i, const py::dict& arrays) const {
     PyObject* found = PyDict_GetItemWithError(arrays.ptr(), fields[i].name.ptr());
     if (found == nullptr || !py::isinstance<py::array>(found)) return nullptr;
@@ -71,13 +70,13 @@ struct NamedColumns {
     return fits ? found : nullptr;
   }
 
-  // Rows to insert. The arrays are held: without Python's lock, others may take them out of the caller's dictionary.
+  // Rows to insert. Holds the arrays: without the GIL, another thread may remove them from the caller's dictionary.
   struct Sources {
     std::vector<py::array> held;
     std::vector<const void*> raw;
   };
 
-  // Where the first `count` rows to insert into each column lie among `sources`; nothing unless all fit.
+  // The first `count` rows to insert into each column, from `sources`; nothing unless all fit.
   std::optional<Sources> rows_of(const py::dict& sources, py::ssize_t count) const {
     if (sources.size() != fields.size()) return std::nullopt;
     Sources found;
@@ -98,6 +97,13 @@ struct NamedColumns {
 };
 
 using Slots = Array<std::int64_t>;
+
+// The memory of an array to gather `nbytes` into.
+char* gather_target(py::array& target, std::size_t nbytes) {
+  if (!NamedColumns::contiguous(target) || holds_objects(target) || static_cast<std::size_t>(target.nbytes()) != nbytes)
+    throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
+  return static_cast<char*>(target.mutable_data());
+}
 
 void bind_column_store(py::module_& m) {
   py::class_<NamedColumns>(m, "ColumnStore")
@@ -144,10 +150,9 @@ void bind_column_store(py::module_& m) {
               raw[i] = target.mutable_data();
               targets[columns.fields[i].name] = std::move(target);
             }
-            const std::int64_t* slots = indices.data();
             {
               const Released released;
-              columns.store.gather(slots, count, static_cast<std::size_t>(size), raw);
+              columns.store.gather(indices.data(), count, static_cast<std::size_t>(size), raw);
             }
             return targets;
           },
@@ -157,7 +162,7 @@ void bind_column_store(py::module_& m) {
 void bind_episode_links(py::module_& m) {
   using Links = pearl::EpisodeLinks;
   struct Held {
-    std::vector<py::array> arrays;  // not the caller's dictionary, which may change
+    std::vector<py::array> arrays;  // the caller's dictionary may change
     std::unique_ptr<Links> links;
   };
   const auto checked = [](const Held& held, const Slots& indices, py::ssize_t size) {
@@ -172,9 +177,9 @@ void bind_episode_links(py::module_& m) {
                        const std::optional<py::array>& next_obs, const std::optional<py::array>& kept_obs) {
              const auto capacity = arrays["next"].cast<py::array>().size();
              const auto streams = arrays["open"].cast<py::array>().size();
-             if (capacity < 1 || streams < 1) throw pearl::ReplayError("Links need a slot and a stream at least.");
+             if (capacity < 1 || streams < 1) throw pearl::ReplayError("Links need at least one slot and one stream.");
              if (static_cast<bool>(kept_obs) ? !obs : static_cast<bool>(obs) != static_cast<bool>(next_obs))
-               throw pearl::ReplayError("Observations that are compared come with what followed them.");
+               throw pearl::ReplayError("Give obs together with either next_obs or kept_obs.");
              std::vector<py::array> held;
              const auto raw = [&](const char* name, py::ssize_t size, auto type) {
                using T = decltype(type);
@@ -225,9 +230,9 @@ void bind_episode_links(py::module_& m) {
             if (start >= held.links->capacity() || count > held.links->capacity() || filled > held.links->capacity())
               throw pearl::ReplayError("An insertion must fit the slots.");
             if (held.links->compares() && !(obs && next_obs))
-              throw pearl::ReplayError("An insertion needs its observations and what followed them.");
+              throw pearl::ReplayError("An insertion needs obs and next_obs.");
             const auto data = [&](const std::optional<py::array>& array) {
-              if (array && (!(array->flags() & py::array::c_style) ||
+              if (array && (!NamedColumns::contiguous(*array) ||
                             static_cast<std::size_t>(array->nbytes()) != count * held.links->obs_bytes()))
                 throw pearl::ReplayError("Observations to insert must be contiguous and of the column's shape.");
               return array ? static_cast<const char*>(array->data()) : nullptr;
@@ -274,16 +279,10 @@ void bind_episode_links(py::module_& m) {
             if (length < 1) throw pearl::ReplayError("length must be at least 1.");
             Slots slots(std::vector<py::ssize_t>{indices.size(), length});
             Slots found(indices.size());
-            const std::int64_t* from = indices.data();
-            std::int64_t* to = slots.mutable_data();
-            std::int64_t* counts = found.mutable_data();
             {
               const Released released;
-              const auto nothing = [] {};
-              if (back)
-                held.links->backward(from, count, static_cast<std::size_t>(length), to, counts, nothing);
-              else
-                held.links->forward(from, count, static_cast<std::size_t>(length), to, counts, nothing);
+              held.links->walk(indices.data(), count, static_cast<std::size_t>(length), back, slots.mutable_data(),
+                               found.mutable_data(), [] {});
             }
             return py::make_tuple(std::move(slots), std::move(found));
           },
@@ -301,10 +300,7 @@ void bind_episode_links(py::module_& m) {
             std::vector<py::array> kept_alive;  // as in NamedColumns::Sources
             const auto raw = [&](py::array target, std::size_t item_bytes) {
               kept_alive.push_back(target);
-              if (!NamedColumns::contiguous(target) || holds_objects(target) ||
-                  static_cast<std::size_t>(target.nbytes()) != static_cast<std::size_t>(slots.size()) * item_bytes)
-                throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
-              return static_cast<char*>(target.mutable_data());
+              return gather_target(target, static_cast<std::size_t>(slots.size()) * item_bytes);
             };
             std::vector<std::pair<std::size_t, char*>> into;
             for (const auto& [name, target] : targets) {
@@ -316,7 +312,6 @@ void bind_episode_links(py::module_& m) {
             char* next = next_target ? raw(*next_target, held.links->obs_bytes()) : nullptr;
             Slots found(indices.size());
             const auto length = static_cast<std::size_t>(slots.shape(1));
-            const std::int64_t* from = indices.data();
             std::int64_t* to = slots.mutable_data();
             bool* counted = mask.mutable_data();
             const pearl::Steps steps{to, found.data(), count, length, back};
@@ -329,12 +324,8 @@ void bind_episode_links(py::module_& m) {
               pearl::clear_steps(copied, held.links->obs_bytes(), next);
             };
             {
-              std::int64_t* counts = found.mutable_data();
               const Released released;
-              if (back)
-                held.links->backward(from, count, length, to, counts, copy);
-              else
-                held.links->forward(from, count, length, to, counts, copy);
+              held.links->walk(indices.data(), count, length, back, to, found.mutable_data(), copy);
               pearl::mask_steps(steps, counted);
             }
             return found;
@@ -366,11 +357,10 @@ void bind_episode_links(py::module_& m) {
             Slots last(indices.size());
             Slots steps(indices.size());
             auto discount = new_vector<float>(indices.size());
-            const auto run = [&, slots = indices.data(), powers = discounts.data(), sums = sum.mutable_data(),
-                              lasts = last.mutable_data(), counts = steps.mutable_data(),
-                              after = discount.mutable_data()](const auto* rewards) {
+            const auto run = [&](const auto* rewards) {
               const Released released;
-              held.links->n_step(slots, count, n, rewards, powers, sums, lasts, counts, after);
+              held.links->n_step(indices.data(), count, n, rewards, discounts.data(), sum.mutable_data(),
+                                 last.mutable_data(), steps.mutable_data(), discount.mutable_data());
             };
             if (single)
               run(static_cast<const float*>(reward.data()));
@@ -392,13 +382,10 @@ void bind_episode_links(py::module_& m) {
           "gather_next",
           [checked](const Held& held, const Slots& indices, py::ssize_t size, py::array& target) {
             const std::size_t count = checked(held, indices, size);
-            if (!held.links->keeps_apart() || !(target.flags() & py::array::c_style) || holds_objects(target) ||
-                static_cast<std::size_t>(target.nbytes()) != count * held.links->obs_bytes())
-              throw pearl::ReplayError("Arrays to gather into must be contiguous and of the column's shape.");
-            const std::int64_t* slots = indices.data();
-            char* raw = static_cast<char*>(target.mutable_data());
+            if (!held.links->keeps_apart()) throw pearl::ReplayError("Next observations are not kept apart.");
+            char* raw = gather_target(target, count * held.links->obs_bytes());
             const Released released;
-            held.links->gather_next(slots, count, raw);
+            held.links->gather_next(indices.data(), count, raw);
           },
           py::arg("indices").noconvert(), py::arg("size"), py::arg("target"));
 }

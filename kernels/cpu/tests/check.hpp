@@ -1,4 +1,4 @@
-// The least a C++ test needs: these run under sanitizers, where Python would be in the way.
+// Minimal checks for C++ tests, which run under sanitizers without Python.
 #pragma once
 
 #include <cstdio>

@@ -57,7 +57,7 @@ void items_of_every_size_are_gathered() {
       const char* expected = data.data() + static_cast<std::size_t>(indices[i]) * bytes;
       CHECK(std::memcmp(out.data() + i * bytes, expected, bytes) == 0);
     }
-    // The same as steps, of which half count: the others are zero.
+    // The same as steps, half of them valid: the others become zero.
     for (const bool at_end : {false, true}) {
       const std::int64_t found[] = {6, 5};
       const Steps steps{indices.data(), found, 2, 11, at_end};
@@ -80,7 +80,7 @@ void gathers_run_beside_an_insertion_into_other_slots() {
     std::vector<char> data(kCapacity * bytes, 0);
     std::vector<char> other(kCapacity * bytes, 0);
     ColumnStore store(kCapacity, {{data.data(), bytes}, {other.data(), bytes}});
-    std::atomic<std::size_t> written{0};  // halves of the ring, of which the newest but one may be read
+    std::atomic<std::size_t> written{0};  // halves of the ring; readers use the one before the newest
     std::atomic<std::size_t> read{0};
     constexpr std::size_t kTurns = 60;
     std::thread writer([&] {

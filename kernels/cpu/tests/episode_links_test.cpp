@@ -12,7 +12,6 @@
 
 #include "check.hpp"
 #include "pearl/column_store.hpp"
-#include "pearl/episode_check.hpp"
 
 namespace {
 
@@ -20,7 +19,7 @@ using namespace pearl;
 
 constexpr std::size_t kItem = 12;  // bytes of an observation: no power of two
 
-// Everything EpisodeLinks keeps, beside the columns of observations and numbers.
+// All arrays of EpisodeLinks, and the columns of observations and numbers.
 struct Ring {
   Ring(std::size_t capacity, std::size_t streams, std::size_t slice, bool share)
       : share(share), arrays(16, std::vector<std::int64_t>(std::max<std::size_t>({capacity, streams, 8}))),
@@ -45,7 +44,7 @@ struct Ring {
   ColumnStore columns;
 };
 
-// What the links are meant to tell, kept as a list of all steps ever made.
+// The expected answers, from a list of all steps ever made.
 struct Step {
   std::int64_t stream, episode, position;
   std::uint8_t ending;
@@ -89,7 +88,7 @@ class World {
     return damage_of(ring.links, std::min(steps_.size(), capacity_), steps_.size() % capacity_);
   }
 
-  // Every question, whatever the answers.
+  // Runs every query, ignores the answers.
   void use() {
     const std::size_t count = std::min(steps_.size(), capacity_);
     std::vector<std::int64_t> slots(count), walked(count * 5), found(count), last(count), steps(count);
@@ -99,8 +98,8 @@ class World {
     std::vector<float> sums(count), after(count);
     std::vector<char> next(count * 5 * kItem);
     const auto copy = [&] { if (ring.share) ring.links.copy_next(walked.data(), count * 5, next.data()); };
-    ring.links.forward(slots.data(), count, 5, walked.data(), found.data(), copy);
-    ring.links.backward(slots.data(), count, 5, walked.data(), found.data(), copy);
+    ring.links.walk(slots.data(), count, 5, false, walked.data(), found.data(), copy);
+    ring.links.walk(slots.data(), count, 5, true, walked.data(), found.data(), copy);
     ring.links.remaining(slots.data(), count, found.data());
     ring.links.n_step(slots.data(), count, 5, rewards.data(), discounts.data(), sums.data(), last.data(), steps.data(),
                       after.data());
@@ -126,8 +125,8 @@ class World {
     for (std::size_t k = 0; k <= length; ++k) discounts[k] = k == 0 ? 1.0 : discounts[k - 1] * 0.5;
     std::vector<char> next(count * kItem);
     const auto nothing = [] {};
-    ring.links.forward(slots.data(), count, length, after.data(), found.data(), nothing);
-    ring.links.backward(slots.data(), count, length, before.data(), found_before.data(), nothing);
+    ring.links.walk(slots.data(), count, length, false, after.data(), found.data(), nothing);
+    ring.links.walk(slots.data(), count, length, true, before.data(), found_before.data(), nothing);
     ring.links.remaining(slots.data(), count, left.data());
     ring.links.endings(slots.data(), count, endings.data());
     ring.links.n_step(slots.data(), count, length, rewards.data(), discounts.data(), sums.data(), last.data(),
@@ -208,7 +207,7 @@ class World {
     return members;
   }
 
-  // The columns of the steps that count, zeros for the others.
+  // The columns of the valid steps, zeros for the others.
   void check_steps(const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& after,
                    const std::vector<std::int64_t>& found, std::size_t length) {
     const Steps steps{after.data(), found.data(), slots.size(), length, false};
@@ -260,13 +259,13 @@ void links_tell_what_a_list_of_steps_tells() {
       world.check(1 + random() % 6);
       CHECK(world.damage().empty());
     }
-    // What was given back is taken again: the tables never outgrow the slots.
+    // Freed rows are reused: the tables never outgrow the slots.
     CHECK(world.ring.counter(EpisodeLinks::kEpisodes) <= static_cast<std::int64_t>(capacity));
     CHECK(world.ring.counter(EpisodeLinks::kKept) <= static_cast<std::int64_t>(capacity));
   }
 }
 
-// One number of the links is another: that is found, or makes no difference to whoever uses them.
+// Changes one number of the links: the check finds it, or no query depends on it.
 void damaged_links_are_found_or_harmless() {
   std::mt19937 random(2);
   std::size_t found = 0;
@@ -312,7 +311,7 @@ void refused_rows_change_nothing() {
   CHECK(!written && world.ring.arrays == before);
 }
 
-// One thread inserts steps whose observations count up, the other asks for what follows items that stay stored.
+// One thread inserts steps with increasing observations; the other queries the successors of items that stay stored.
 void readers_see_whole_steps_beside_an_insertion(bool share) {
   constexpr std::size_t kCapacity = 256;
   constexpr std::size_t kRows = 16;
@@ -348,7 +347,7 @@ void readers_see_whole_steps_beside_an_insertion(bool share) {
   std::vector<char> next_found(slots.size() * kItem);
   for (std::size_t i = 0; i < kStarts; ++i) starts[i] = static_cast<std::int64_t>(i * (kCapacity / kStarts));
   for (int round = 0; round < 500; ++round) {
-    ring.links.forward(starts.data(), kStarts, kLength, slots.data(), found.data(), [&] {
+    ring.links.walk(starts.data(), kStarts, kLength, false, slots.data(), found.data(), [&] {
       const Steps steps{slots.data(), found.data(), kStarts, kLength, false};
       ring.columns.gather_steps(0, steps, reinterpret_cast<char*>(numbers_found.data()));
       if (share) ring.links.copy_next(slots.data(), slots.size(), next_found.data());

@@ -7,10 +7,10 @@
 
 namespace pearl {
 
-// Throws ReplayError naming the first of the indices that lies outside [0, size).
+// Throws ReplayError naming the first index outside [0, size).
 void check_stored(const std::int64_t* indices, std::size_t count, std::size_t size);
 
-// Successive items: `slots` (count, length), of which the first `found[i]` of each row count, or the last if `at_end`.
+// Successive items: `slots` (count, length). In row i the first `found[i]` are valid, or the last if `at_end`.
 struct Steps {
   const std::int64_t* slots;
   const std::int64_t* found;
@@ -21,12 +21,12 @@ struct Steps {
   std::size_t first(std::size_t row) const { return at_end ? length - static_cast<std::size_t>(found[row]) : 0; }
 };
 
-// Says of each of the steps `(count, length)` whether it counts.
+// Writes to `mask` (count, length) whether each step is valid.
 void mask_steps(const Steps& steps, bool* mask);
-// Zeroes the items of `item_bytes` in `target` (count, length) that do not count.
+// Zeroes the items of `item_bytes` in `target` (count, length) that are not valid.
 void clear_steps(const Steps& steps, std::size_t item_bytes, char* target);
 
-// Gathers may run beside an insertion into other slots; insertions are one thread's at a time.
+// Gathers may run during an insertion into other slots; only one thread inserts at a time.
 class ColumnStore {
  public:
   struct Column {
@@ -41,8 +41,8 @@ class ColumnStore {
   // Copies the rows at `indices` out; throws ReplayError unless all lie in [0, size).
   void gather(const std::int64_t* indices, std::size_t count, std::size_t size,
               const std::vector<void*>& targets) const;
-  // Copies the steps that count from one column to `target` (count, length), and zeroes the others. The slots that
-  // count must lie in the column.
+  // Copies the valid steps from one column to `target` (count, length) and zeroes the others. Valid slots must lie in
+  // the column.
   void gather_steps(std::size_t column, const Steps& steps, char* target) const;
 
   std::size_t capacity() const { return capacity_; }

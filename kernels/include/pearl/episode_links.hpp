@@ -1,8 +1,8 @@
-// Which item of a ring follows which in its episode, kept up as items are inserted: every question about the steps
-// after or before an item then costs as many loads as steps, however large the ring.
+// Links between successive items of an episode in a ring, maintained as items are inserted. A query about the steps
+// before or after an item costs one load per step, whatever the size of the ring.
 //
 // Items of several streams (environments) may be inserted interleaved. An item's predecessor is always older, and the
-// ring overwrites the oldest first, so that only the link back to an overwritten item needs to be cut.
+// ring overwrites the oldest first: only the link back to an overwritten item must be cut.
 #pragma once
 
 #include <algorithm>
@@ -21,28 +21,28 @@ namespace pearl {
 
 class EpisodeLinks {
  public:
-  // All are the caller's, zeroed before the first use, and may lie in a file or in memory shared with readers.
+  // All belong to the caller, are zeroed before the first use, and may be in a file or in memory shared with readers.
   struct Arrays {
     // One per slot.
     std::int64_t* next;      // slot after it in the episode, -1 for none
-    std::int64_t* prev;      // slot before it that is still stored, -1 for none
+    std::int64_t* prev;      // slot before it if still stored, else -1
     std::int64_t* episode;   // row of the table of episodes
     std::int64_t* position;  // steps since the episode began
-    std::uint8_t* ending;    // 0 goes on, 1 terminated, 2 truncated
-    std::int64_t* kept;      // row of the next observations kept apart, -1 for none
+    std::uint8_t* ending;    // 0 not ended, 1 terminated, 2 truncated
+    std::int64_t* kept;      // row in the table of next observations, -1 for none
     // One per episode; there are never more episodes than slots.
     std::int64_t* last;    // its newest slot
-    std::int64_t* stream;  // whose it is
+    std::int64_t* stream;  // its stream
     std::int64_t* tail;    // its first slot from which no whole slice starts yet, -1 for none
-    // Stacks of rows given back, and the slots from which a whole slice starts, each with its place in that list.
+    // Stacks of free rows; the slots from which a whole slice starts; each slot's place in that list, plus 1.
     std::int64_t* free_episodes;
     std::int64_t* free_kept;
     std::int64_t* starts;
     std::int64_t* start_place;
     // One per stream.
-    std::int64_t* open;     // the episode that goes on, plus 1; 0 for none
-    std::int64_t* resumed;  // of an episode that goes on, but has no stored item: its next position; 0 for none
-    std::int64_t* awaited;  // likewise: hash of its next observation
+    std::int64_t* open;     // the episode not ended yet, plus 1; 0 for none
+    std::int64_t* resumed;  // next position of an episode that has not ended but has no stored item; 0 for none
+    std::int64_t* awaited;  // hash of that episode's next observation
     std::int64_t* counters;  // of Counter
   };
   enum Counter { kEpisodes, kFreeEpisodes, kKept, kFreeKept, kStarts, kBreaks, kCounters };
@@ -51,13 +51,13 @@ class EpisodeLinks {
   struct Rows {
     const std::int64_t* streams;
     const std::uint8_t* endings;
-    const std::int64_t* positions;  // taken where an item follows no stored one: an episode whose beginning is lost
+    const std::int64_t* positions;  // used where an item follows no stored one: the episode's beginning is lost
     const char* obs;
     const char* next_obs;
   };
 
-  // Exactly one of `next_obs` (a column) and `kept_obs` (the table of next observations kept apart) is given, or
-  // neither: then every item of a stream is taken to follow the one before.
+  // At most one of `next_obs` (a column) and `kept_obs` (a separate table of next observations) is given. With neither,
+  // every item of a stream is assumed to follow the one before.
   EpisodeLinks(Arrays arrays, std::size_t capacity, std::size_t streams, std::size_t slice, std::size_t obs_bytes,
                const char* obs, const char* next_obs, char* kept_obs)
       : a_(arrays), capacity_(capacity), streams_(streams), slice_(static_cast<std::int64_t>(slice)),
@@ -72,9 +72,9 @@ class EpisodeLinks {
   // Whether an insertion needs the rows' observations.
   bool compares() const { return kept_obs_ != nullptr || next_obs_ != nullptr; }
 
-  // Links `count` items into the slots from `start` on, of which those below `filled` held items, then calls `write`,
-  // which writes the columns: readers of this process find neither a link to an item not yet written nor, until then,
-  // that to one overwritten. One thread at a time; waits for the readers. What throws changes nothing.
+  // Links `count` items into the slots from `start` on (slots below `filled` held items), then calls `write`, which
+  // writes the columns. Readers of this process never see a link to an item not yet written or already overwritten. One
+  // thread at a time; waits for the readers. If it throws, nothing has changed.
   template <class Write>
   void insert(std::size_t start, std::size_t count, std::size_t filled, const Rows& rows, Write write) {
     for (std::size_t r = 0; r < count; ++r) {
@@ -95,7 +95,7 @@ class EpisodeLinks {
     write();
   }
 
-  // Steps from each item to the newest of its episode, both included. Any thread, as all below.
+  // Steps from each item to the newest of its episode, both included. Any thread, like all methods below.
   void remaining(const std::int64_t* indices, std::size_t count, std::int64_t* out) const {
     const std::shared_lock lock(mutex_);
     for (std::size_t i = 0; i < count; ++i) {
@@ -104,26 +104,18 @@ class EpisodeLinks {
     }
   }
 
-  // Slots `(count, length)` from each item on, and how many there are; the last is repeated after the episode's end.
-  // Then calls `copy`, which may read the columns in these slots before any insertion goes on.
+  // Slots `(count, length)` from each item on and how many there are in `found`; after the episode's end the last slot
+  // repeats. With `back`: up to each item, oldest first; before the oldest stored slot that one repeats. Then calls
+  // `copy`, which may read the columns in these slots: no insertion runs meanwhile.
   template <class Copy>
-  void forward(const std::int64_t* indices, std::size_t count, std::size_t length, std::int64_t* slots,
-               std::int64_t* found, Copy copy) const {
+  void walk(const std::int64_t* indices, std::size_t count, std::size_t length, bool back, std::int64_t* slots,
+            std::int64_t* found, Copy copy) const {
     const std::shared_lock lock(mutex_);
-    walk(a_.next, indices, count, length, 1, slots, found);
+    follow(back ? a_.prev : a_.next, indices, count, length, back, slots, found);
     copy();
   }
 
-  // Slots `(count, length)` up to each item, oldest first; the oldest that is stored is repeated before.
-  template <class Copy>
-  void backward(const std::int64_t* indices, std::size_t count, std::size_t length, std::int64_t* slots,
-                std::int64_t* found, Copy copy) const {
-    const std::shared_lock lock(mutex_);
-    walk(a_.prev, indices, count, length, -1, slots, found);
-    copy();
-  }
-
-  // For each item its own ending (see Arrays).
+  // The ending of each item (see Arrays).
   void endings(const std::int64_t* indices, std::size_t count, std::uint8_t* out) const {
     const std::shared_lock lock(mutex_);
     for (std::size_t i = 0; i < count; ++i) out[i] = a_.ending[indices[i]];
@@ -141,8 +133,8 @@ class EpisodeLinks {
     }
   }
 
-  // n-step returns from each item on: over the `steps` up to the episode's end (n at most) the sum of rewards times
-  // `discounts` (n + 1 powers), the last item, and the discount of what follows it: 0 where the episode terminated.
+  // n-step returns from each item on. `steps`: up to the episode's end, at most n. Over these: `sum` of rewards times
+  // `discounts` (n + 1 powers), the `last` item, and the `discount` of the value after it, 0 if the episode terminated.
   template <class Reward>
   void n_step(const std::int64_t* indices, std::size_t count, std::size_t n, const Reward* reward,
               const double* discounts, float* sum, std::int64_t* last, std::int64_t* steps, float* discount) const {
@@ -170,13 +162,13 @@ class EpisodeLinks {
     }
   }
 
-  // Next observations of items, wherever they are: in the table, or as the observation of the item that follows.
+  // Next observations of items, from the table or as the observation of the next item.
   void gather_next(const std::int64_t* indices, std::size_t count, char* target) const {
     const std::shared_lock lock(mutex_);
     copy_next(indices, count, target);
   }
 
-  // The same from within the `copy` of `forward` and `backward`.
+  // gather_next() from within the `copy` of walk().
   void copy_next(const std::int64_t* indices, std::size_t count, char* target) const {
     constexpr std::size_t kAhead = 32;
     std::vector<const char*> sources(count + kAhead, obs_);
@@ -196,20 +188,20 @@ class EpisodeLinks {
   }
 
  private:
-  // Items whose episodes are walked step by step together, so that their loads overlap and their rows stay in cache.
+  // Items walked together, step by step: their loads overlap and their rows stay in cache.
   static constexpr std::size_t kTogether = 32;
 
   const char* next_source(std::int64_t slot) const {
     const std::int64_t row = a_.kept[slot];
     if (row >= 0) return kept_obs_ + static_cast<std::size_t>(row) * obs_bytes_;
     const std::int64_t next = a_.next[slot];
-    // Both are absent only while another process is writing: its reader finds that out, and tries again.
+    // Both are absent only while another process is writing; the reader detects that and tries again.
     return obs_ + static_cast<std::size_t>(next >= 0 ? next : slot) * obs_bytes_;
   }
 
-  static void walk(const std::int64_t* links, const std::int64_t* indices, std::size_t count, std::size_t length,
-                   int direction, std::int64_t* slots, std::int64_t* found) {
-    const std::size_t first = direction > 0 ? 0 : length - 1;
+  static void follow(const std::int64_t* links, const std::int64_t* indices, std::size_t count, std::size_t length,
+                     bool back, std::int64_t* slots, std::int64_t* found) {
+    const std::size_t first = back ? length - 1 : 0;
     for (std::size_t block = 0; block < count; block += kTogether) {
       const std::size_t end = std::min(count, block + kTogether);
       for (std::size_t i = block; i < end; ++i) {
@@ -219,8 +211,8 @@ class EpisodeLinks {
       for (std::size_t step = 1; step < length; ++step)
         for (std::size_t i = block; i < end; ++i) {
           std::int64_t* row = slots + i * length;
-          const std::size_t to = direction > 0 ? step : length - 1 - step;
-          const std::int64_t from = row[direction > 0 ? to - 1 : to + 1];
+          const std::size_t to = back ? length - 1 - step : step;
+          const std::int64_t from = row[back ? to + 1 : to - 1];
           const std::int64_t next = found[i] == static_cast<std::int64_t>(step) ? links[from] : -1;
           row[to] = next >= 0 ? next : from;
           found[i] += next >= 0;
@@ -296,7 +288,7 @@ class EpisodeLinks {
     return 0;
   }
 
-  // Of the observation after the newest item of an episode, which is in the column.
+  // Hash of the observation after an episode's newest item, which is stored.
   std::int64_t hash_of_next(std::int64_t slot) const {
     if (!compares()) return 0;
     return hash_of(kept_obs_ ? kept_obs_ + static_cast<std::size_t>(a_.kept[slot]) * obs_bytes_
@@ -314,14 +306,14 @@ class EpisodeLinks {
     return static_cast<std::int64_t>(hash);
   }
 
-  // Whether the row's observation is what the item in slot `before` was followed by.
+  // Whether the row's observation equals the next observation of the item in slot `before`.
   bool follows(std::int64_t before, std::size_t start, std::size_t row, const Rows& rows) const {
     const char* expected;
     if (kept_obs_) {
       expected = kept_obs_ + static_cast<std::size_t>(a_.kept[before]) * obs_bytes_;
     } else if (next_obs_) {
       const std::size_t ago = (static_cast<std::size_t>(before) + capacity_ - start % capacity_) % capacity_;
-      expected = ago < row ? rows.next_obs + ago * obs_bytes_  // of this insertion: not in the column yet
+      expected = ago < row ? rows.next_obs + ago * obs_bytes_  // inserted now: not in the column yet
                            : next_obs_ + static_cast<std::size_t>(before) * obs_bytes_;
     } else {
       return true;
@@ -341,7 +333,7 @@ class EpisodeLinks {
     if (tail < 0) tail = slot;
     if (a_.position[slot] - a_.position[tail] + 1 < slice_) return;
     a_.starts[a_.counters[kStarts]] = tail;
-    a_.start_place[tail] = ++a_.counters[kStarts];  // plus 1: 0 is for none
+    a_.start_place[tail] = ++a_.counters[kStarts];  // plus 1: 0 means none
     tail = a_.next[tail];
   }
 
@@ -364,5 +356,9 @@ class EpisodeLinks {
   char* kept_obs_;
   mutable std::shared_mutex mutex_;
 };
+
+// Describes the first fault of a ring's links, loaded from a file perhaps; empty if there is none. Slots below `size` hold
+// items; `cursor` is the next slot to write. Links that pass never lead to an access out of bounds.
+std::string damage_of(const EpisodeLinks& links, std::size_t size, std::size_t cursor);
 
 }  // namespace pearl

@@ -9,7 +9,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What the user asked for, by an argument or the environment, cannot be done.
+// An argument or an environment variable asks for something that is not possible.
 struct ConfigurationError : Error {
   using Error::Error;
 };
@@ -30,7 +30,7 @@ struct CheckpointError : Error {
   using Error::Error;
 };
 
-// A device that is gone or refuses, a kernel that does not compile or cannot run, device memory that is not there.
+// A device is gone or refuses, a kernel does not compile or run, or device memory is exhausted.
 struct DeviceError : Error {
   using Error::Error;
 };

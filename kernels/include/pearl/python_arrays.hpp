@@ -1,4 +1,4 @@
-// What the bindings share: new arrays, and checks of arrays from Python.
+// For all bindings: new arrays, and checks of arrays from Python.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -19,7 +19,7 @@ template <class T>
 using Array = py::array_t<T, py::array::c_style>;
 using Released = py::gil_scoped_release;
 
-// A new array, not initialised: in half the time of pybind's constructors, which small batches would notice.
+// A new array, not initialised. Takes half the time of pybind's constructors, which matters for small batches.
 inline py::array new_array(const py::dtype& dtype, int dimensions, const py::ssize_t* shape) {
   const auto& api = py::detail::npy_api::get();
   PyObject* made = api.PyArray_NewFromDescr_(api.PyArray_Type_, dtype.inc_ref().ptr(), dimensions,
@@ -33,10 +33,10 @@ Array<T> new_vector(py::ssize_t count) {
   return py::reinterpret_steal<Array<T>>(new_array(py::dtype::of<T>(), 1, &count).release());
 }
 
-// Whether the items are Python's objects, which must not be copied as bytes.
+// Whether the items are Python objects, which must not be copied as bytes.
 inline bool holds_objects(const py::array& array) { return array.dtype().attr("hasobject").cast<bool>(); }
 
-// The memory of a buffer of which every byte counts: one with gaps would be read and written past its end.
+// The memory of a contiguous buffer; with gaps it would be read and written past its end.
 inline py::buffer_info whole_buffer(const py::buffer& buffer, const char* name, bool writable) {
   py::buffer_info info = buffer.request(writable);
   py::ssize_t step = info.itemsize;

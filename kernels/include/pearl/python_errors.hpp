@@ -9,35 +9,32 @@
 
 namespace pearl {
 
-inline void raise_python(const char* name, const std::exception& error) {
-  pybind11::object type = pybind11::module_::import("pearl.errors").attr(name);
-  PyErr_SetString(type.ptr(), error.what());
+template <class Type>
+bool is_a(const Error& error) {
+  return dynamic_cast<const Type*>(&error) != nullptr;
 }
 
-// For pybind11: raises the namesake in pearl.errors of what a kernel has thrown.
+// The name of the error's namesake in pearl.errors. Derived classes come before their bases.
+inline const char* python_name(const Error& error) {
+  if (is_a<ConfigurationError>(error)) return "ConfigurationError";
+  if (is_a<PriorityError>(error)) return "PriorityError";
+  if (is_a<ReplayError>(error)) return "ReplayError";
+  if (is_a<LearnerError>(error)) return "TrainerError";
+  if (is_a<DeviceError>(error)) return "DeviceError";
+  if (is_a<CheckpointError>(error)) return "CheckpointError";
+  if (is_a<QueueClosedError>(error)) return "QueueClosedError";
+  if (is_a<QueueTimeoutError>(error)) return "QueueTimeoutError";
+  if (is_a<QueueError>(error)) return "QueueError";
+  return "PearlError";
+}
+
+// For pybind11: raises the namesake in pearl.errors of an error that a kernel has thrown.
 inline void translate_exception(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
-  } catch (const ConfigurationError& error) {
-    raise_python("ConfigurationError", error);
-  } catch (const PriorityError& error) {
-    raise_python("PriorityError", error);
-  } catch (const ReplayError& error) {
-    raise_python("ReplayError", error);
-  } catch (const LearnerError& error) {
-    raise_python("TrainerError", error);
-  } catch (const DeviceError& error) {
-    raise_python("DeviceError", error);
-  } catch (const CheckpointError& error) {
-    raise_python("CheckpointError", error);
-  } catch (const QueueClosedError& error) {
-    raise_python("QueueClosedError", error);
-  } catch (const QueueTimeoutError& error) {
-    raise_python("QueueTimeoutError", error);
-  } catch (const QueueError& error) {
-    raise_python("QueueError", error);
   } catch (const Error& error) {
-    raise_python("PearlError", error);
+    const pybind11::object type = pybind11::module_::import("pearl.errors").attr(python_name(error));
+    PyErr_SetString(type.ptr(), error.what());
   }
 }
 

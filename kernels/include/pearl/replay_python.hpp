@@ -13,22 +13,28 @@
 
 namespace bindings {
 
+// Calls visit(name, field) for every field of a replay's state that a checkpoint restores.
+template <class State, class Visit>
+void for_each_field(State& state, Visit visit) {
+  visit("alpha", state.alpha);
+  visit("seed", state.seed);
+  visit("call", state.call);
+  visit("scale", state.scale);
+  visit("max_priority", state.max_priority);
+  visit("inserts", state.counters.inserts);
+  visit("updates", state.counters.updates);
+  visit("samples", state.counters.samples);
+  visit("stale", state.counters.stale);
+  visit("saturated", state.counters.saturated);
+  visit("rescales", state.counters.rescales);
+  visit("recoveries", state.counters.recoveries);
+  visit("exhausted", state.counters.exhausted);
+  visit("looked_at", state.looked_at);
+}
+
 inline py::dict state_dict(const pearl::ReplayState& state) {
   py::dict out;
-  out["alpha"] = state.alpha;
-  out["seed"] = state.seed;
-  out["call"] = state.call;
-  out["scale"] = state.scale;
-  out["max_priority"] = static_cast<double>(state.max_priority);
-  out["inserts"] = state.counters.inserts;
-  out["updates"] = state.counters.updates;
-  out["samples"] = state.counters.samples;
-  out["stale"] = state.counters.stale;
-  out["saturated"] = state.counters.saturated;
-  out["rescales"] = state.counters.rescales;
-  out["recoveries"] = state.counters.recoveries;
-  out["exhausted"] = state.counters.exhausted;
-  out["looked_at"] = state.looked_at;
+  for_each_field(state, [&](const char* name, auto field) { out[name] = field; });
   out["filled"] = state.filled;
   out["total"] = state.total;
   return out;
@@ -36,20 +42,7 @@ inline py::dict state_dict(const pearl::ReplayState& state) {
 
 inline pearl::ReplayState state_of(const py::dict& in) {
   pearl::ReplayState state;
-  state.alpha = in["alpha"].cast<double>();
-  state.seed = in["seed"].cast<std::uint64_t>();
-  state.call = in["call"].cast<std::uint64_t>();
-  state.scale = in["scale"].cast<std::int64_t>();
-  state.max_priority = in["max_priority"].cast<float>();
-  state.counters.inserts = in["inserts"].cast<std::uint64_t>();
-  state.counters.updates = in["updates"].cast<std::uint64_t>();
-  state.counters.samples = in["samples"].cast<std::uint64_t>();
-  state.counters.stale = in["stale"].cast<std::uint64_t>();
-  state.counters.saturated = in["saturated"].cast<std::uint64_t>();
-  state.counters.rescales = in["rescales"].cast<std::uint64_t>();
-  state.counters.recoveries = in["recoveries"].cast<std::uint64_t>();
-  state.looked_at = in["looked_at"].cast<std::uint64_t>();
-  state.counters.exhausted = in["exhausted"].cast<std::uint64_t>();
+  for_each_field(state, [&]<class Field>(const char* name, Field& field) { field = in[name].cast<Field>(); });
   return state;
 }
 
@@ -75,7 +68,7 @@ inline pearl::Selection selection_of(const std::string& mode) {
   throw pearl::ReplayError("Unknown replay mode '" + mode + "'.");
 }
 
-// The methods of a Tree that has those of pearl::SumTreeReplay; the constructor and update() are the device's own.
+// Binds the methods that all Trees share with pearl::SumTreeReplay: all but the constructor and update().
 template <class Tree, class... Options>
 void bind_replay_methods(py::class_<Tree, Options...>& cls) {
   const auto state = [](const Tree& tree) {
@@ -88,9 +81,8 @@ void bind_replay_methods(py::class_<Tree, Options...>& cls) {
           [](Tree& tree, const Array<std::int64_t>& indices, const std::optional<Array<float>>& priorities) {
             const std::size_t count = rows(indices, "indices");
             const float* values = data_or_null(priorities, "priorities", count);
-            const std::int64_t* slots = indices.data();
             const Released released;
-            tree.insert(slots, values, count);
+            tree.insert(indices.data(), values, count);
           },
           py::arg("indices").noconvert(), py::arg("priorities").noconvert())
       .def(
@@ -100,12 +92,9 @@ void bind_replay_methods(py::class_<Tree, Options...>& cls) {
             auto indices = new_vector<std::int64_t>(count);
             auto weights = new_vector<float>(count);
             auto generations = new_vector<std::uint32_t>(count);
-            std::int64_t* slots = indices.mutable_data();
-            float* values = weights.mutable_data();
-            std::uint32_t* versions = generations.mutable_data();
             {
               const Released released;
-              tree.sample(batch, beta, slots, values, versions);
+              tree.sample(batch, beta, indices.mutable_data(), weights.mutable_data(), generations.mutable_data());
             }
             return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
           },
@@ -130,11 +119,9 @@ void bind_replay_methods(py::class_<Tree, Options...>& cls) {
           [](Tree& tree, const Array<std::int64_t>& indices) {
             const std::size_t count = rows(indices, "indices");
             auto priorities = new_vector<float>(indices.size());
-            float* values = priorities.mutable_data();
-            const std::int64_t* slots = indices.data();
             {
               const Released released;
-              tree.retrieve(slots, values, count);
+              tree.retrieve(indices.data(), priorities.mutable_data(), count);
             }
             return priorities;
           },
@@ -164,12 +151,9 @@ void bind_replay_methods(py::class_<Tree, Options...>& cls) {
              std::vector<std::int64_t> order;
              pearl::ReplayState state;
              {
-               float* raw = leaves ? priorities.mutable_data() : nullptr;
-               std::uint32_t* versions = generations.mutable_data();
-               std::uint32_t* quantised = leaves ? values.mutable_data() : nullptr;
-               std::uint16_t* samples = times.mutable_data();
                const Released released;
-               state = tree.save(raw, versions, quantised, samples, &order);
+               state = tree.save(leaves ? priorities.mutable_data() : nullptr, generations.mutable_data(),
+                                 leaves ? values.mutable_data() : nullptr, times.mutable_data(), &order);
              }
              py::dict out = state_dict(state);
              out["priorities"] = std::move(priorities);
@@ -184,24 +168,20 @@ void bind_replay_methods(py::class_<Tree, Options...>& cls) {
           [](Tree& tree, const py::dict& in) {
             const auto capacity = static_cast<py::ssize_t>(tree.capacity());
             const py::ssize_t leaves = tree.prioritized() ? capacity : 0;
-            const auto priorities = in["priorities"].cast<Array<float>>();
-            const auto generations = in["generations"].cast<Array<std::uint32_t>>();
-            const auto values = in["leaves"].cast<Array<std::uint32_t>>();
-            rows(priorities, "priorities", leaves);
-            rows(generations, "generations", capacity);
-            rows(values, "leaves", leaves);
-            const auto times = in["times_sampled"].cast<Array<std::uint16_t>>();
-            const auto order = in["order"].cast<Array<std::int64_t>>();
-            rows(times, "times_sampled", capacity);
-            const std::size_t order_count = rows(order, "order");
-            const std::uint16_t* samples = times.data();
-            const std::int64_t* oldest_first = order.data();
+            const auto column = [&]<class T>(const char* name, py::ssize_t expected, T) {
+              const auto array = in[name].cast<Array<T>>();
+              rows(array, name, expected);
+              return array;
+            };
+            const auto priorities = column("priorities", leaves, float{});
+            const auto generations = column("generations", capacity, std::uint32_t{});
+            const auto values = column("leaves", leaves, std::uint32_t{});
+            const auto times = column("times_sampled", capacity, std::uint16_t{});
+            const auto order = column("order", -1, std::int64_t{});
             const pearl::ReplayState state = state_of(in);
-            const float* raw = priorities.data();
-            const std::uint32_t* versions = generations.data();
-            const std::uint32_t* quantised = values.data();
             const Released released;
-            tree.load(state, raw, versions, quantised, samples, oldest_first, order_count);
+            tree.load(state, priorities.data(), generations.data(), values.data(), times.data(), order.data(),
+                      static_cast<std::size_t>(order.size()));
           },
           py::arg("state"))
       .def("close", &Tree::close, py::call_guard<Released>());
