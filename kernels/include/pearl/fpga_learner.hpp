@@ -1,15 +1,14 @@
-// The Learner as a pipeline on an FPGA (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2): a stage for FP, BP, GA and WU of each
-// layer and one for each LOSS, joined by pipes, through which the items of a batch stream one behind the other.
+// The Learner as a pipeline on an FPGA (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2). Each layer has the stages FP, BP, GA and
+// WU, and each loss a stage LOSS. Pipes join the stages; the items of a batch stream through them one after another.
 //
 //   items -> FP 1 -> FP 2 -> ... -> LOSS -> BP L -> ... -> BP 2
 //               \       \              \-> GA L   \-> ... -> GA 1
 //                \-> GA 2, BP 2 (activations)          GA l of every copy -> WU l -> FP l, BP l of every copy
 //
-// A batch is split over DP copies of the pipeline, item by item; WU l adds up their gradients, moves the weights and
-// the target's, which lie in device memory, and streams them to the copies before the next batch: no stage reads
-// weights that are being written (CF'22 Sec. 3.2.2). Activations wait in pipes with room for a whole sub-batch. Actor
-// and critic train side by side, the actor against the critic's weights from before this batch: the lagged critic
-// (Sec. 3.2.4).
+// A batch is split over DP copies of the pipeline, item by item. WU l adds up their gradients, moves the weights and
+// targets, which are in device memory, and streams them to the copies before the next batch: no stage reads weights while
+// they are written (CF'22 Sec. 3.2.2). Activations wait in pipes that hold a whole sub-batch. Actor and critic train at
+// the same time: the actor sees the critic's weights from before this batch, the lagged critic (Sec. 3.2.4).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@
 
 namespace pearl::fpga {
 
-inline constexpr int kBlock = 16;  // values that a pipe takes at once
+inline constexpr int kBlock = 16;  // values per item of a pipe
 
 constexpr int padded(int width) { return (width + kBlock - 1) / kBlock * kBlock; }
 
@@ -28,16 +27,15 @@ struct Block {
   float values[kBlock];
 };
 
-// Goes ahead of every batch, through all stages.
+// Passes through all stages ahead of every batch.
 struct Order {
-  // Volatile: the host changes it between batches, and a stage that reads it never ends, so that nothing else would
-  // tell a compiler to read it anew.
+  // Volatile: the host changes it between batches, while a stage's kernel never ends, so a compiler could cache it.
   const volatile LearnerContext* context;
   std::uint32_t items;  // of this copy of the pipeline
   std::uint32_t stops;
 };
 
-// What LOSS must know of an item beside the networks' outputs.
+// What LOSS needs of an item besides the networks' outputs.
 struct Detail {
   float reward, discount;
   std::int32_t action;  // DQN
@@ -51,13 +49,13 @@ struct Result {
 
 enum Trained : int { kCritic = 0, kPolicy = 1, kTemperature = 2 };  // DQN's network counts as a critic
 
-// What a batch is trained with; in device memory, which the host fills.
+// The arguments of a training step, in device memory; the host fills them.
 struct LearnerContext {
   const void* columns[5];  // obs, action, reward, next_obs, discount
   const float* importance;
   float* priorities;
   float* vectors[4];  // tape::Vector
-  float* log_alpha;   // SAC's, which one stage moves; the others take `temperature`, that of before this batch
+  float* log_alpha;   // SAC's: one stage moves it; the others read `temperature`, from before this batch
   tape::Optimizer optimizers[3];
   tape::StepArguments steps[3];
   const float* scales;  // centers and half ranges: of observations, then of actions
@@ -66,13 +64,13 @@ struct LearnerContext {
   std::uint32_t moves_policy;
   float max_grad_norm, saturation_penalty, target_noise, noise_clip;
   float temperature, target_entropy, log_std_low, log_std_high;
-  // What comes back.
+  // Results.
   float norms[2];
   float loss, td_error;  // sums
-  std::uint32_t unfit;   // setting 2: the priorities did not go to the Replay Manager, whose scale they exceed
+  std::uint32_t unfit;   // setting 2: the priorities exceed the Replay Manager's scale and were not written
 };
 
-// Matrix (out, in) and biases (none where below 0) of a layer, at these places of its network's vector.
+// A layer's offsets in its network's vector: matrix (out, in) and biases (below 0: none).
 template <int inputs, int outputs, std::int64_t weight, std::int64_t bias, tape::Activation activation>
 struct Layer {
   static constexpr int kIn = inputs, kOut = outputs;
@@ -100,7 +98,7 @@ inline void unpack(const Block& block, float* values) {
   for (int k = 0; k < kBlock; ++k) values[k] = block.values[k];
 }
 
-// Vectors of `width` values, `items` of which fit, and the orders that may go ahead of them.
+// A pipe for `items` vectors of `width` values, and one for the orders ahead of them.
 template <class Program, int at, int width, int items>
 struct Wire {
   static constexpr int kPadded = padded(width);
@@ -115,7 +113,7 @@ struct Wire {
   }
 };
 
-// Wires that a stage writes the same values to: those of `Leads` get its orders too, those of `Sides` only values.
+// Wires that get the same values from a stage. Those of `Leads` also get its orders, those of `Sides` only values.
 template <class... Wires>
 struct Leads {
   static void order(const Order& order) { (Wires::Orders::write(order), ...); }
@@ -127,11 +125,11 @@ struct Sides {
   static void write(const float* values) { (Wires::write(values), ...); }
 };
 
-// Pipes of blocks, which weights and gradients take.
+// Pipes of blocks, for weights and gradients.
 template <class... Pipes>
 struct Blocks {
   static void write(const Block& block) { (Pipes::write(block), ...); }
-  // Their sum, of which there is at least one.
+  // The sum of a block of each; there is at least one.
   static Block sum() {
     Block total{};
     const auto add = [&total](const Block& block) {
@@ -143,7 +141,7 @@ struct Blocks {
   }
 };
 
-// What a copy of a layer keeps of its weights: rows padded to blocks, then the biases.
+// A copy of a layer's weights: rows padded to blocks, then the biases.
 template <class Shape>
 struct Weights {
   static constexpr int kRow = padded(Shape::kIn), kBiases = padded(Shape::kOut);
@@ -176,70 +174,73 @@ float dot(const float* a, const float* b) {
 constexpr int lanes_of(int unroll) { return unroll < kBlock ? unroll : kBlock; }
 constexpr int rows_of(int unroll) { return unroll < kBlock ? 1 : unroll / kBlock; }
 
-// FP of one layer. `unroll` multiply-accumulates run side by side: UF of PEARL Sec. V-B.
-template <class Shape, int unroll, class In, class From, class Lead, class Side>
-void forward_stage() {
-  constexpr int kRow = padded(Shape::kIn);
-  Weights<Shape> weights;
+// The loop of a stage: passes every order on to `Lead`, then calls begin(order) once and each(order, item) for each item
+// of the batch; returns when told to stop.
+template <class In, class Lead, class Begin, class Each>
+void for_batches(const Begin& begin, const Each& each) {
   while (true) {
     const Order order = In::Orders::read();
     Lead::order(order);
     if (order.stops) return;
-    weights.template read<From>();
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float x[kRow], y[padded(Shape::kOut)] = {};
-      In::read(x);
-#pragma unroll rows_of(unroll)
-      for (int row = 0; row < Shape::kOut; ++row) {
-        const float sum = weights.biases[row] + dot<kRow, lanes_of(unroll)>(weights.matrix + row * kRow, x);
-        y[row] = tape::activated(sum, Shape::kActivation);
-      }
-      Lead::write(y);
-      Side::write(y);
-    }
+    begin(order);
+    for (std::uint32_t item = 0; item < order.items; ++item) each(order, item);
   }
 }
 
-// What the result of an activation says of its derivative.
+// FP of one layer, with `unroll` multiply-accumulates in parallel: UF of PEARL Sec. V-B.
+template <class Shape, int unroll, class In, class From, class Lead, class Side>
+void forward_stage() {
+  constexpr int kRow = padded(Shape::kIn);
+  Weights<Shape> weights;
+  const auto begin = [&](const Order&) { weights.template read<From>(); };
+  for_batches<In, Lead>(begin, [&](const Order&, std::uint32_t) {
+    float x[kRow], y[padded(Shape::kOut)] = {};
+    In::read(x);
+#pragma unroll rows_of(unroll)
+    for (int row = 0; row < Shape::kOut; ++row) {
+      const float sum = weights.biases[row] + dot<kRow, lanes_of(unroll)>(weights.matrix + row * kRow, x);
+      y[row] = tape::activated(sum, Shape::kActivation);
+    }
+    Lead::write(y);
+    Side::write(y);
+  });
+}
+
+// The derivative of an activation, from its result.
 inline float derivative(float result, tape::Activation activation) {
   return activation == tape::Activation::relu    ? (result > 0.0f ? 1.0f : 0.0f)
          : activation == tape::Activation::tanh ? 1.0f - result * result
                                                 : 1.0f;
 }
 
-// BP of one layer: slopes of its outputs to slopes of what the layer below computed before its activation.
+// BP of one layer: slopes of its outputs to slopes of the pre-activations of the layer below.
 template <class Shape, tape::Activation below, int unroll, class In, class Results, class From, class Lead>
 void backward_stage() {
   constexpr int kRow = padded(Shape::kIn), kLanes = lanes_of(unroll);
   Weights<Shape> weights;
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    if (order.stops) return;
-    weights.template read<From>();
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float slopes[padded(Shape::kOut)], out[kRow] = {};
-      In::read(slopes);
+  const auto begin = [&](const Order&) { weights.template read<From>(); };
+  for_batches<In, Lead>(begin, [&](const Order&, std::uint32_t) {
+    float slopes[padded(Shape::kOut)], out[kRow] = {};
+    In::read(slopes);
 #pragma unroll rows_of(unroll)
-      for (int row = 0; row < Shape::kOut; ++row) {
-        for (int first = 0; first < kRow; first += kLanes) {
+    for (int row = 0; row < Shape::kOut; ++row) {
+      for (int first = 0; first < kRow; first += kLanes) {
 #pragma unroll
-          for (int k = 0; k < kLanes; ++k) out[first + k] += slopes[row] * weights.matrix[row * kRow + first + k];
-        }
+        for (int k = 0; k < kLanes; ++k) out[first + k] += slopes[row] * weights.matrix[row * kRow + first + k];
       }
-      if constexpr (below != tape::Activation::none) {
-        float results[kRow];
-        Results::read(results);
-#pragma unroll kLanes
-        for (int k = 0; k < kRow; ++k) out[k] *= derivative(results[k], below);
-      }
-      Lead::write(out);
     }
-  }
+    if constexpr (below != tape::Activation::none) {
+      float results[kRow];
+      Results::read(results);
+#pragma unroll kLanes
+      for (int k = 0; k < kRow; ++k) out[k] *= derivative(results[k], below);
+    }
+    Lead::write(out);
+  });
 }
 
-// GA of one layer: adds up the sub-batch's gradients in its scratchpad, then gives them to WU. A layer without biases
-// sends zeros in their place: WU adds up the squares of all that it gets.
+// GA of one layer: adds up the sub-batch's gradients in its scratchpad, then sends them to WU. A layer without biases
+// sends zeros instead, since WU sums the squares of everything it gets.
 template <class Shape, int unroll, class In, class Inputs, class Out>
 void gradient_stage() {
   constexpr int kRow = padded(Shape::kIn), kLanes = lanes_of(unroll), kBiases = padded(Shape::kOut);
@@ -267,7 +268,7 @@ void gradient_stage() {
   }
 }
 
-// A layer's weights of one vector, as `Weights` takes them.
+// Sends a layer's weights from a vector in the order in which `Weights` reads them.
 template <class Shape, class To>
 void stream_weights(const float* vector) {
   constexpr int kRow = padded(Shape::kIn);
@@ -293,21 +294,21 @@ void stream_weights(const float* vector) {
   }
 }
 
-// Orders stores before what tells of them through a pipe, which by itself orders nothing in memory.
+// Orders stores before the pipe write that announces them; a pipe by itself does not order memory accesses.
 inline void publish_stores() {
 #if defined(PEARL_AHEAD_OF_TIME)
   sycl::atomic_fence(sycl::memory_order::release, sycl::memory_scope::system);
-#else  // the emulator knows no wider scope; its device is the host
+#else  // the widest scope of the emulator, whose device is the host
   sycl::atomic_fence(sycl::memory_order::release, sycl::memory_scope::device);
 #endif
 }
 
-// For stages that store to device memory: they may not keep what they have read of it.
+// For stages that store to device memory, which keeps compilers from caching reads across batches.
 inline const LearnerContext& whole(const Order& order) { return *const_cast<const LearnerContext*>(order.context); }
 
-// WU of one layer, its target's synchronisation (CF'22 Sec. 3.2.4), and what gives all copies their weights. `Online`
-// and `Target` take them, `Gradients` come from the copies. WU of a network's layers add up the squares of the
-// gradient one after the other, `Before` to `After`; the last tells the others the sum (`Told`) so that all clip alike.
+// WU of one layer: sends all copies their weights (`Online`, `Target`), gets their gradients (`Gradients`), moves the
+// weights and synchronises the target (CF'22 Sec. 3.2.4). The WUs of a network sum the squares of the gradient in a
+// chain, `Before` to `After`; the last one sends the total to the others (`Told`) so that all clip alike.
 template <class Shape, int network, int rule, class Orders, class Online, class Target, class Gradients, class Before,
           class After, class Told, class Tell, class Done>
 void weight_stage() {
@@ -371,41 +372,37 @@ inline int best_of(const float* values, int count) {
   return best;
 }
 
-// DQN's: Huber, double where `Chooser` is another wire than the target's. An action that there is not makes the slope
-// NaN, with which no weight moves.
+// DQN's: Huber loss; double DQN if there is a `Chooser`. An action out of range makes the slope NaN, so that no weight
+// moves.
 template <int actions, class In, class Target, class Chooser, class Details, class Importance, class Lead, class Out>
 void dqn_loss_stage() {
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    if (order.stops) return;
-    const auto batch = static_cast<float>(order.context->batch);
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float values[padded(actions)], next[padded(actions)], chooser[padded(actions)], slopes[padded(actions)] = {};
-      In::read(values);
-      Target::read(next);
-      int best;
-      if constexpr (std::is_same_v<Chooser, None>) {
-        best = best_of(next, actions);
-      } else {
-        Chooser::read(chooser);
-        best = best_of(chooser, actions);
-      }
-      const Detail detail = Details::read();
-      const float weight = Importance::read(), share = weight / batch;
-      const bool known = detail.action >= 0 && detail.action < actions;
-      const int action = known ? detail.action : 0;
-      float error = values[action] - (detail.reward + detail.discount * next[best]);
-      if (!known) error = error - error + __builtin_nanf("");
-      const float distance = sycl::fabs(error);
-      const bool near = distance < 1.0f;
-      // A NaN is not near, and stays one.
-      slopes[action] = near ? error * share : error > 0.0f ? share : error < 0.0f ? -share : error;
-      Lead::write(slopes);
-      Out::write(Result{distance, weight * (near ? 0.5f * error * error : distance - 0.5f), detail.slot,
-                        detail.generation});
+  float batch = 0.0f;
+  const auto begin = [&](const Order& order) { batch = static_cast<float>(order.context->batch); };
+  for_batches<In, Lead>(begin, [&](const Order&, std::uint32_t) {
+    float values[padded(actions)], next[padded(actions)], chooser[padded(actions)], slopes[padded(actions)] = {};
+    In::read(values);
+    Target::read(next);
+    int best;
+    if constexpr (std::is_same_v<Chooser, None>) {
+      best = best_of(next, actions);
+    } else {
+      Chooser::read(chooser);
+      best = best_of(chooser, actions);
     }
-  }
+    const Detail detail = Details::read();
+    const float weight = Importance::read(), share = weight / batch;
+    const bool known = detail.action >= 0 && detail.action < actions;
+    const int action = known ? detail.action : 0;
+    float error = values[action] - (detail.reward + detail.discount * next[best]);
+    if (!known) error = error - error + __builtin_nanf("");
+    const float distance = sycl::fabs(error);
+    const bool near = distance < 1.0f;
+    // A NaN is not near, and stays a NaN.
+    slopes[action] = near ? error * share : error > 0.0f ? share : error < 0.0f ? -share : error;
+    Lead::write(slopes);
+    Out::write(Result{distance, weight * (near ? 0.5f * error * error : distance - 0.5f), detail.slot,
+                      detail.generation});
+  });
 }
 
 // The first value of an item.
@@ -422,7 +419,7 @@ void write_scalar(float value) {
   To::write(values);
 }
 
-// Wires that a stage reads side by side, of which the first brings the orders: a scalar of each, ...
+// Wires that a stage reads together; the first brings the orders. Scalars reads a scalar of each, ...
 template <class First, class... Others>
 struct Scalars {
   static constexpr int kCount = 1 + sizeof...(Others);
@@ -434,7 +431,7 @@ struct Scalars {
   }
 };
 
-// ... or the sum of their vectors.
+// ... Sum the sum of their vectors.
 template <class First, class... Others>
 struct Sum {
   using Orders = typename First::Orders;
@@ -454,7 +451,7 @@ struct Sum {
   }
 };
 
-// A scalar to each of these leads.
+// Writes a scalar to each of these leads.
 template <class... To>
 struct ScalarLeads {
   static void order(const Order& order) { (To::order(order), ...); }
@@ -471,41 +468,38 @@ float smallest(const float* values) {
   return found;
 }
 
-// The critics': squared errors against the smaller of the targets, from which SAC's takes what the action's density
-// costs.
+// The critics': squared errors against the smaller of the targets; SAC subtracts temperature * log density of the action.
 template <class In, class Target, class Densities, class Details, class Importance, class Lead, class Out>
 void critic_loss_stage() {
   constexpr int kCritics = In::kCount;
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    if (order.stops) return;
-    const auto batch = static_cast<float>(order.context->batch);
-    const float temperature = order.context->temperature;
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float values[kCritics], next[kCritics], slopes[kCritics];
-      In::read(values);
-      Target::read(next);
-      float next_value = smallest<kCritics>(next);
-      if constexpr (!std::is_same_v<Densities, None>) next_value -= temperature * Densities::read();
-      const Detail detail = Details::read();
-      const float target = detail.reward + detail.discount * next_value, weight = Importance::read();
-      float largest = 0.0f, loss = 0.0f;
+  float batch = 0.0f, temperature = 0.0f;
+  const auto begin = [&](const Order& order) {
+    batch = static_cast<float>(order.context->batch);
+    temperature = order.context->temperature;
+  };
+  for_batches<In, Lead>(begin, [&](const Order&, std::uint32_t) {
+    float values[kCritics], next[kCritics], slopes[kCritics];
+    In::read(values);
+    Target::read(next);
+    float next_value = smallest<kCritics>(next);
+    if constexpr (!std::is_same_v<Densities, None>) next_value -= temperature * Densities::read();
+    const Detail detail = Details::read();
+    const float target = detail.reward + detail.discount * next_value, weight = Importance::read();
+    float largest = 0.0f, loss = 0.0f;
 #pragma unroll
-      for (int k = 0; k < kCritics; ++k) {
-        const float error = values[k] - target, distance = sycl::fabs(error);
-        slopes[k] = 2.0f * error * (weight / batch);
-        loss += weight * error * error;
-        largest = distance > largest || distance != distance ? distance : largest;
-      }
-      Lead::write(slopes);
-      Out::write(Result{largest, loss, detail.slot, detail.generation});
+    for (int k = 0; k < kCritics; ++k) {
+      const float error = values[k] - target, distance = sycl::fabs(error);
+      slopes[k] = 2.0f * error * (weight / batch);
+      loss += weight * error * error;
+      largest = distance > largest || distance != distance ? distance : largest;
     }
-  }
+    Lead::write(slopes);
+    Out::write(Result{largest, loss, detail.slot, detail.generation});
+  });
 }
 
-// How what a policy says of one item becomes actions of unit scale, one by one (`act`), and how slopes of these become
-// slopes of what was said (`slopes`). DDPG's: tanh, with a penalty where it saturates.
+// A Choice turns a policy's outputs (`said`) for one item into unit actions, one by one (`act`), and slopes of these into
+// slopes of the outputs (`slopes`). DDPG's: tanh, with a penalty where it saturates.
 template <int actions>
 struct Greedy {
   static constexpr int kSaid = actions;
@@ -523,7 +517,7 @@ struct Greedy {
   }
 };
 
-// Draw `draw` of the batch's noise, which follows from the item's row: copies take the rows in turn.
+// A number of draw `draw` of the batch's noise, by the item's row; copies take the rows in turn.
 template <int actions, int draw, int copy, int copies>
 float noise_at(const volatile LearnerContext& context, std::uint32_t item, int k) {
   const std::uint64_t row = copy + std::uint64_t{item} * copies;
@@ -544,7 +538,7 @@ struct Disturbed {
   }
 };
 
-// SAC's: tanh of normal numbers, of which it says means and then log deviations.
+// SAC's: tanh of normal numbers; the policy's outputs are means, then log deviations.
 template <int actions, int draw, int copy, int copies>
 struct Sampled {
   static constexpr int kSaid = 2 * actions;
@@ -556,7 +550,7 @@ struct Sampled {
   static Number number(const volatile LearnerContext& context, std::uint32_t item, const float* said, int k) {
     const float raw = said[actions + k];
     const bool low = raw < context.log_std_low, high = raw > context.log_std_high;
-    const float log_std = low ? context.log_std_low : high ? context.log_std_high : raw;  // a NaN stays one
+    const float log_std = low ? context.log_std_low : high ? context.log_std_high : raw;  // a NaN stays a NaN
     const float noise = noise_at<actions, draw, copy, copies>(context, item, k), deviation = sycl::exp(log_std) * noise;
     return {noise, log_std, deviation, said[k] + deviation, low || high};
   }
@@ -581,70 +575,58 @@ struct Sampled {
   }
 };
 
-// What the critics are given: an observation and the action that a policy takes there, both of unit scale. `Densities`
-// take the action's log density.
+// The critics' input: an observation and the policy's action for it, both in unit scale. `Densities` gets the action's
+// log density.
 template <int observations, int actions, class Choice, class In, class Observations, class Lead, class Densities>
 void act_stage() {
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    if (order.stops) return;
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float said[padded(Choice::kSaid)], seen[padded(observations)], out[padded(observations + actions)] = {};
-      float log_density = 0.0f;
-      In::read(said);
-      Observations::read(seen);
-      for (int k = 0; k < observations; ++k) out[k] = seen[k];
-      for (int k = 0; k < actions; ++k)
-        out[observations + k] = Choice::act(*order.context, item, said, k, log_density);
-      Lead::write(out);
-      if constexpr (!std::is_same_v<Densities, None>) Densities::write(log_density);
-    }
-  }
+  const auto begin = [](const Order&) {};
+  for_batches<In, Lead>(begin, [&](const Order& order, std::uint32_t item) {
+    float said[padded(Choice::kSaid)], seen[padded(observations)], out[padded(observations + actions)] = {};
+    float log_density = 0.0f;
+    In::read(said);
+    Observations::read(seen);
+    for (int k = 0; k < observations; ++k) out[k] = seen[k];
+    for (int k = 0; k < actions; ++k)
+      out[observations + k] = Choice::act(*order.context, item, said, k, log_density);
+    Lead::write(out);
+    if constexpr (!std::is_same_v<Densities, None>) Densities::write(log_density);
+  });
 }
 
-// LOSS of the policy, first half: its action's value is to rise, which is the smaller critic's; equal ones share.
+// LOSS of the policy, first half: raises its action's value, the smaller critic's; equal critics share the slope.
 template <class In, class Lead>
 void value_loss_stage() {
   constexpr int kCritics = In::kCount;
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    if (order.stops) return;
-    const auto batch = static_cast<float>(order.context->batch);
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float values[kCritics], slopes[kCritics], sharing = 0.0f;
-      In::read(values);
-      const float value = smallest<kCritics>(values), wrong = value == value ? 0.0f : value;
+  float batch = 0.0f;
+  const auto begin = [&](const Order& order) { batch = static_cast<float>(order.context->batch); };
+  for_batches<In, Lead>(begin, [&](const Order&, std::uint32_t) {
+    float values[kCritics], slopes[kCritics], sharing = 0.0f;
+    In::read(values);
+    const float value = smallest<kCritics>(values), wrong = value == value ? 0.0f : value;
 #pragma unroll
-      for (int k = 0; k < kCritics; ++k) sharing += values[k] == value ? 1.0f : 0.0f;
+    for (int k = 0; k < kCritics; ++k) sharing += values[k] == value ? 1.0f : 0.0f;
 #pragma unroll
-      for (int k = 0; k < kCritics; ++k) slopes[k] = values[k] == value ? -1.0f / (batch * sharing) : wrong;
-      Lead::write(slopes);
-    }
-  }
+    for (int k = 0; k < kCritics; ++k) slopes[k] = values[k] == value ? -1.0f / (batch * sharing) : wrong;
+    Lead::write(slopes);
+  });
 }
 
-// LOSS of the policy, second half: slopes of the critics' input to slopes of what the policy said.
+// LOSS of the policy, second half: slopes of the critics' input to slopes of the policy's outputs.
 template <int observations, int actions, class Choice, class In, class Said, class Lead>
 void policy_loss_stage() {
-  while (true) {
-    const Order order = In::Orders::read();
-    Lead::order(order);
-    if (order.stops) return;
-    for (std::uint32_t item = 0; item < order.items; ++item) {
-      float slopes[padded(observations + actions)], said[padded(Choice::kSaid)], out[padded(Choice::kSaid)] = {};
-      In::read(slopes);
-      Said::read(said);
-      for (int k = 0; k < actions; ++k)
-        Choice::slopes(*order.context, item, said, k, slopes[observations + k], out);
-      Lead::write(out);
-    }
-  }
+  const auto begin = [](const Order&) {};
+  for_batches<In, Lead>(begin, [&](const Order& order, std::uint32_t item) {
+    float slopes[padded(observations + actions)], said[padded(Choice::kSaid)], out[padded(Choice::kSaid)] = {};
+    In::read(slopes);
+    Said::read(said);
+    for (int k = 0; k < actions; ++k)
+      Choice::slopes(*order.context, item, said, k, slopes[observations + k], out);
+    Lead::write(out);
+  });
 }
 
-// WU of SAC's temperature, by the log densities of the batch's actions. It moves when the policy does: `Told` brings
-// the squares of its gradient.
+// WU of SAC's temperature, from the log densities of the batch's actions. It moves only when the policy does: `Told`
+// brings the sum of squares of the policy's gradient.
 template <int rule, class Orders, class Densities, class Told, class Done>
 void temperature_stage() {
   while (true) {
@@ -667,14 +649,14 @@ void temperature_stage() {
 
 // --- Items -----------------------------------------------------------------------------------------------------------
 
-// Values of a row at unit scale: `scale` names the first center, half ranges follow.
+// Values of a row in unit scale. `scale`: the centers, then the half ranges.
 template <int width>
 void load_scaled(const float* row, const float* scale, float* to) {
   for (int k = 0; k < width; ++k) to[k] = (row[k] - scale[k]) / scale[width + k];
 }
 
-// Where the items of one copy of DQN's pipeline go. `Seen` and `Next` are wires of observations, the first of `Seen`
-// and all of `Next` with orders.
+// Sends items into one copy of DQN's pipeline. Seen* and Next are wires of observations; SeenLead and Next also get
+// orders.
 template <int observations, class SeenLead, class SeenSide, class Next, class DetailPipe, class Importance>
 struct DqnItems {
   static void order(const Order& order) {
@@ -700,8 +682,8 @@ struct DqnItems {
   static void weigh(float importance) { Importance::write(importance); }
 };
 
-// The same for an actor and its critics: what critics are given of the transition, what the policy is given of its
-// observation, what the target policy is given of the next.
+// The same for an actor and its critics: Critic* wires get observation and action, Policy* the observation, Next* the
+// next observation, for the target policy.
 template <int observations, int actions, class CriticLead, class CriticSide, class PolicyLead, class PolicySide,
           class NextLead, class NextSide, class DetailPipe, class Importance>
 struct ActorCriticItems {
@@ -753,7 +735,7 @@ struct Learners {
     std::uint32_t copy = 0;
     (Copies::order(Order{context, (context->batch + kCopies - 1 - copy++) / kCopies, 0}), ...);
   }
-  // Row `row` of the batch, whose columns stand at row `from` of the context's.
+  // Sends row `row` of the batch, which is row `from` of the context's columns.
   static void send(const LearnerContext* context, std::uint64_t row, std::uint64_t from, const Detail& place) {
     std::uint32_t copy = 0;
     ((row % kCopies == copy++ ? Copies::send(*context, from, place) : void()), ...);
@@ -769,7 +751,7 @@ struct Learners {
   }
 };
 
-// What the copies' pipes bring, in the order of the batch's rows.
+// Results of the copies, in the order of the batch's rows.
 template <class First, class... Others>
 struct Results {
   static auto read(std::uint64_t row) {
@@ -782,7 +764,7 @@ struct Results {
   }
 };
 
-// Setting 1: a batch in memory that host and device share.
+// Setting 1: sends a batch that is in memory shared by host and device.
 template <class Pipelines>
 void submit(const LearnerContext* context) {
   if (context->batch == 0) return Pipelines::stop();
@@ -793,7 +775,7 @@ void submit(const LearnerContext* context) {
   }
 }
 
-// The priorities of a batch.
+// Collects the priorities of a batch.
 template <class Answers>
 void resolve(LearnerContext* context) {
   float loss = 0.0f, td_error = 0.0f;
@@ -807,7 +789,7 @@ void resolve(LearnerContext* context) {
   context->td_error = td_error;
 }
 
-// Until all weights have moved. `Done` of each layer gives its network's norm.
+// Waits until all weights have moved. `Done` of each layer brings its network's gradient norm.
 template <class... Done>
 struct Layers {
   static float wait() {
