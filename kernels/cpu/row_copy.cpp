@@ -5,14 +5,14 @@
 namespace pearl {
 namespace {
 
-// One copy of a row that lies anywhere is bound by how few lines the hardware fetches ahead, which it does within a
-// page of 4 KiB only. Four copies side by side, each with its own prefetching, which also reaches into the row that
-// the lane copies next, come close to the bandwidth of one long copy. (Measured with 2 to 8 lanes, 0.5 to 16 KiB.)
+// A copy of one scattered row is limited by the hardware prefetcher, which fetches few lines and only within a page of
+// 4 KiB. Four interleaved copies (lanes) with software prefetching, which continues into the lane's next row, come close
+// to the bandwidth of one long copy. (Measured with 2 to 8 lanes, 0.5 to 16 KiB.)
 constexpr std::size_t kLanes = 4;
 constexpr std::size_t kAhead = 1024;
 constexpr std::size_t kLine = 64;
 
-// A line is loaded whole before it is stored: loads and stores in turn were a tenth slower.
+// Loads a whole line before storing it: alternating loads and stores were 10% slower.
 template <std::size_t Width>
 [[gnu::always_inline]] inline void copy_line(const char* source, char* target) {
   typedef char Vector __attribute__((vector_size(Width), aligned(1)));
@@ -21,11 +21,11 @@ template <std::size_t Width>
   for (std::size_t k = 0; k < kLine / Width; ++k) *reinterpret_cast<Vector*>(target + k * Width) = line[k];
 }
 
-// `following` are the rows that these lanes copy next, or these again.
+// `following`: the rows that these lanes copy next, or the same rows again.
 template <std::size_t Lanes, std::size_t Width>
 [[gnu::always_inline]] inline void copy_lanes(const char* const* sources, const char* const* following,
                                               std::size_t bytes, char* target) {
-  const std::size_t own = bytes - kAhead;  // from here on, what lies ahead is in the row that follows
+  const std::size_t own = bytes - kAhead;  // from here on, prefetches go to the following row
   std::size_t at = 0;
   for (; at < own && at + kLine <= bytes; at += kLine)
     for (std::size_t lane = 0; lane < Lanes; ++lane) {
@@ -60,7 +60,7 @@ void copy_plain(const char* const* sources, std::size_t count, std::size_t bytes
 }
 
 #ifdef __x86_64__
-// Half lines were faster than whole ones (AVX-512), and there are more machines that have them.
+// Half lines were faster than whole lines (AVX-512), and more machines support them.
 [[gnu::target("avx2")]] void copy_avx2(const char* const* sources, std::size_t count, std::size_t bytes, char* target) {
   copy_all<32>(sources, count, bytes, target);
 }

@@ -9,7 +9,7 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// The leaves at the borders of strata: the k-th holds the position k * total / count.
+// The leaves at the borders of strata: the k-th contains position k * total / count.
 struct Borders {
   explicit Borders(std::size_t count) : leaves(count), values(count), targets(count) {}
 
@@ -23,7 +23,7 @@ struct Borders {
   std::vector<std::uint64_t> targets;
 };
 
-// Takes those whose share is a whole draw out of the tree; each spans a border. Returns how many.
+// Removes from the tree the leaves whose share is at least one draw; each spans a border. Returns how many.
 std::size_t take_certain(SumTree& tree, Borders& borders, std::size_t count, std::int64_t* indices,
                          std::uint32_t* values) {
   std::size_t taken = 0;
@@ -37,7 +37,7 @@ std::size_t take_certain(SumTree& tree, Borders& borders, std::size_t count, std
   return taken;
 }
 
-// One leaf from each of `count` strata, none of which is smaller than a leaf.
+// Draws one leaf from each of `count` strata; no stratum is smaller than a leaf.
 void draw_strata(const SumTree& tree, Borders& borders, std::size_t count, const std::uint64_t* points,
                  const std::uint64_t* turns, std::int64_t* indices, std::uint32_t* values) {
   // Positions in units of 1 / count: the k-th stratum is [k * total, (k + 1) * total).
@@ -46,7 +46,7 @@ void draw_strata(const SumTree& tree, Borders& borders, std::size_t count, const
   for (std::size_t k = 0; k < count; ++k) {
     const Wide start = Wide{total} * k;
     const Wide mass = Wide{borders.values[k]} * count;
-    // Of the leaf at the border, what lies before it and what behind.
+    // The parts of the leaf at the border before and behind the border.
     const auto before =
         static_cast<std::uint64_t>(start - Wide{tree.sum_before(static_cast<std::size_t>(borders.leaves[k]))} * count);
     const std::uint64_t behind = before > 0 ? static_cast<std::uint64_t>(mass) - before : 0;

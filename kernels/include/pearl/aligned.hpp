@@ -1,4 +1,4 @@
-// A zeroed array aligned to cache lines; large ones are committed by the system only when touched.
+// A zeroed array aligned to cache lines; the system commits large ones only when touched.
 #pragma once
 
 #include <cstddef>
@@ -32,11 +32,11 @@ class AlignedArray {
     if (nbytes == 0) return;
 #if defined(__linux__)
     if (nbytes >= kHuge) {
-      // Random access over megabytes is bound by page walks: huge pages where the system grants them.
+      // Random access over megabytes is bound by page walks: ask for huge pages.
       const std::size_t whole = round_up(nbytes, kHuge);
       void* mapped = ::mmap(nullptr, whole + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (mapped == MAP_FAILED) throw std::bad_alloc();
-      // Whole huge pages alone count, so what lies before and after them is given back.
+      // Unmap what lies before and after the whole huge pages.
       char* start = static_cast<char*>(mapped);
       const std::size_t before = round_up(reinterpret_cast<std::uintptr_t>(start), kHuge) -
                                  reinterpret_cast<std::uintptr_t>(start);

@@ -1,4 +1,4 @@
-// What the Learner's kernels on SYCL devices and on FPGAs have in common: activations, noise, how a weight moves.
+// Shared by the Learner's kernels on SYCL devices and on FPGAs: activations, noise, weight updates.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline float activated(float x, Activation activation) {
                                           : x;
 }
 
-// Number `index` of the normal numbers of a draw; see pearl/normal.hpp.
+// Normal number `index` of a draw; see pearl/normal.hpp.
 inline float normal_at(std::uint64_t seed, std::uint64_t step, std::uint32_t draw, std::uint64_t index) {
   const std::uint64_t block = index / 4;
   const PhiloxWords words = philox4x32({static_cast<std::uint32_t>(block), draw, static_cast<std::uint32_t>(step),
@@ -35,8 +35,8 @@ inline float normal_at(std::uint64_t seed, std::uint64_t step, std::uint32_t dra
   return (index & 1) != 0 ? pair.second : pair.first;
 }
 
-// Moves one entry of a vector of parameters. Which rule it follows, and whether targets move too, is known when it is
-// compiled: a branch per weight would be taken by masks, and cost more than the arithmetic.
+// Moves one entry of a vector of parameters. The rule, and whether targets move too, are compile-time parameters: a
+// branch per weight would become masking and cost more than the arithmetic.
 template <int rule, bool has_targets>
 struct WeightMover {
   Optimizer optimizer;

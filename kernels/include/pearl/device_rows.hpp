@@ -1,19 +1,19 @@
-// Copies of rows on parallel devices: what gathering from columns and inserting into them have in common.
+// Copies of rows on parallel devices, for gathering from columns and inserting into them.
 #pragma once
 
 #include <cstdint>
 
 namespace pearl::device {
 
-// One column's rows: where from, where to. Both begin at a multiple of 64 bytes.
+// Source and target of one column's rows. Both begin at a multiple of 64 bytes.
 struct RowCopy {
   const std::uint8_t* from;
   std::uint8_t* to;
   std::uint64_t row_bytes;
 };
 
-// The rows to copy: `count` of them, from the rows `from_rows` (null: from the first on) to those from `to_first` on,
-// of which there are `to_rows`; the first follows on the last.
+// Copies `count` rows, from rows `from_rows` (null: consecutive from the first) to consecutive rows from `to_first` on in
+// a ring of `to_rows`.
 struct RowRange {
   const std::int64_t* from_rows;
   std::uint64_t to_first;
@@ -23,7 +23,7 @@ struct RowRange {
 
 #ifdef __SYCL_DEVICE_ONLY__
 
-// This item's place among all that copy.
+// This work-item's index among all that copy.
 struct RowLane {
   std::uint64_t lane, lanes;    // in its work-group
   std::uint64_t group, groups;

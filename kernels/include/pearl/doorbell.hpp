@@ -1,4 +1,4 @@
-// A change counter in shared memory that any process may ring and any may wait on.
+// A change counter in shared memory: any process may ring it and wait on it.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@ class Doorbell {
  public:
   static constexpr std::size_t nbytes() { return 64; }
 
-  // The buffer is zeroed memory or one where a Doorbell was made before.
+  // The buffer is zeroed memory, or one that already holds a Doorbell.
   Doorbell(void* memory, std::size_t size)
       : layout_(static_cast<Layout*>(check_region("A Doorbell", memory, size, nbytes()))) {
     std::uint64_t found = 0;
     if (!layout_->magic.compare_exchange_strong(found, kMagic) && found != kMagic)
-      throw QueueError("A Doorbell needs zeroed memory or a Doorbell's; found mark " + std::to_string(found) + ".");
+      throw QueueError("A Doorbell needs zeroed memory or an existing Doorbell; found mark " + std::to_string(found) + ".");
   }
 
   // Any process, any thread.

@@ -1,7 +1,7 @@
-// Pipes between the autorun kernels of an FPGA program, and numbers of exactly as many bits as a design needs.
+// Pipes between the autorun kernels of an FPGA program, and integers of exactly the width that a design needs.
 //
-// A stage is a function template over the pipes that it reads and writes, so that a generated program only names the
-// pipes and says which stage sits between which (kernels/sycl/fpga_program.cpp).
+// A stage is a function template over the pipes that it reads and writes. A generated program only names the pipes and
+// connects the stages (kernels/sycl/fpga_program.cpp).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ using Word = std::uint64_t;
 
 struct LearnerContext;
 
-// Stands for what a program does not have.
+// A placeholder for a part that a program does not have.
 struct None {};
 
 #if defined(__SYCL_DEVICE_ONLY__) || defined(PEARL_AHEAD_OF_TIME)
@@ -28,15 +28,15 @@ struct PipeName;
 
 #if defined(PEARL_AHEAD_OF_TIME)
 
-// The at-th pipe of a program, which `Program` names; `items` fit into it.
+// The at-th pipe of the program named `Program`, with room for `items`.
 template <class Program, int at, class Item, int items>
 using Pipe = sycl::ext::intel::pipe<PipeName<Program, at>, Item, items>;
 
 #else
 
-// On the emulator kernels are threads of the host's, and one that waits in its pipe's own read or write keeps a core
-// until the scheduler takes it away: milliseconds, for each stage that an item passes. Kernels there may call what the
-// C library exports; names that begin with two underscores are those the compiler does not warn of.
+// On the emulator, kernels are host threads. A blocking pipe read or write keeps its core busy until the scheduler
+// preempts it: milliseconds for each stage that an item passes. So stages yield and nap instead. Kernels there may call
+// functions that the C library exports; the compiler does not warn about names with two leading underscores.
 struct Nap {
   long seconds, nanoseconds;
 };
@@ -44,7 +44,7 @@ extern "C" SYCL_EXTERNAL int __sched_yield();
 extern "C" SYCL_EXTERNAL int __nanosleep(const Nap*, Nap*);
 
 inline constexpr int kYields = 100;      // before a stage naps
-inline constexpr int kShortNaps = 100;   // before it naps for longer: nobody has asked for anything for 10 ms
+inline constexpr int kShortNaps = 100;   // before it takes longer naps: idle for 10 ms
 inline constexpr long kShortNap = 50'000, kLongNap = 1'000'000;  // ns
 
 template <class Attempt>
@@ -59,7 +59,7 @@ void until(Attempt attempt) {
   }
 }
 
-// The at-th pipe of a program, which `Program` names; `items` fit into it.
+// The at-th pipe of the program named `Program`, with room for `items`.
 template <class Program, int at, class Item, int items>
 struct Pipe {
   using Raw = sycl::ext::intel::pipe<PipeName<Program, at>, Item, items>;

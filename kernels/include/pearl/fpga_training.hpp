@@ -9,7 +9,7 @@
 
 namespace pearl::fpga {
 
-// A Learner of up to `rows` rows a batch, as `feed` and `collect` see it.
+// The interface of a Learner (up to `rows` rows per batch) to `feed` and `collect`.
 template <std::uint32_t rows, class Pipelines, class Answers>
 struct TrainingLearner {
   static void begin(const LearnerContext* context) { Pipelines::begin(context); }
@@ -22,7 +22,7 @@ struct TrainingLearner {
   static void weigh(std::uint64_t row, float importance) { Pipelines::weigh(row, importance); }
   static void stop() { Pipelines::stop(); }
 
-  // Where a priority does not fit the tree's scale (or is none), slots are only read, and the host does the rest.
+  // If a priority is invalid or does not fit the tree's scale, slots are only read, and the host does the update.
   template <class Out>
   static void update(const Command& command, LearnerContext* context) {
     Result results[rows];  // with epsilon

@@ -1,5 +1,5 @@
-// What the training loops of setting 2 share: iterations that the host grants and is told of, the policy on its way to
-// the Actors, and the window in which the host inserts.
+// What the training loops of setting 2 share: iterations that the host grants, answers to it, publishing the policy to the
+// Actors, and the window in which the host inserts.
 #pragma once
 
 #include <atomic>
@@ -15,17 +15,17 @@
 
 namespace pearl {
 
-// Shuts samplings out while the host inserts. The loop lets a waiting host go first: it asks far more often.
+// Blocks sampling while the host inserts. The loop lets a waiting host go first, since the loop asks far more often.
 class InsertionWindow {
  public:
-  // Called from the host only. Without effect on an open window: a thread that locks its mutex twice waits for itself.
+  // Called from the host only. Does nothing if open: locking the mutex twice would deadlock.
   void open() {
     if (open_) return;
     wanted_.store(true, std::memory_order_seq_cst);
     mutex_.lock();
     open_ = true;
   }
-  // Without effect on a closed window: whoever was interrupted may not know.
+  // Does nothing if closed: an interrupted caller may not know.
   void close() {
     if (!open_) return;
     open_ = false;
@@ -44,7 +44,7 @@ class InsertionWindow {
   Signal closed_{};
 };
 
-// A piece of the policy, for the Actors.
+// One array of the policy, for the Actors.
 struct Weights {
   const float* data;
   std::size_t count;
@@ -52,8 +52,8 @@ struct Weights {
 
 class GrantedLoop {
  public:
-  // A grant is a slot of `grants` with iterations (int64) and, 64 bytes on, beta (double); it is answered by a slot of
-  // `done` with iterations and the mean |TD error| of them. Every `interval` steps the policy goes to `snapshot`.
+  // A grant is a slot of `grants` with iterations (int64) and, 64 bytes later, beta (double). The answer is a slot of
+  // `done` with iterations and their mean |TD error|. Every `interval` steps the policy is written to `snapshot`.
   struct Queues {
     SlotQueue* grants;
     const char* grants_memory;
@@ -62,17 +62,17 @@ class GrantedLoop {
     Snapshot* snapshot;
   };
 
-  // Called from the loop's thread only. Runs the next grant; false if none has come in time. Throws QueueClosedError
-  // once the grants are closed and done with, QueueTimeoutError if the host takes no answer, and what goes wrong in the
-  // Replay Manager, the Data Storage and the Learner, on whichever thread.
+  // Called from the loop's thread only. Runs the next grant; false if none came in time. Throws QueueClosedError once the
+  // grants are closed and all have run, QueueTimeoutError if the host does not take an answer, and any error of the Replay
+  // Manager, the Data Storage and the Learner, from any thread.
   bool run_once(double timeout_s);
-  // Sets the count of steps to 0 and publishes the policy, as after construction. While no grant runs.
+  // Resets the count of steps to 0 and publishes the policy, as after construction. Only while no grant runs.
   void restart();
   // Seconds that the loop's thread spent since construction: sampling, gathering, training, updating, publishing.
   struct Seconds {
     double sample = 0.0, gather = 0.0, train = 0.0, update = 0.0, publish = 0.0;
   };
-  // While no grant runs.
+  // Only while no grant runs.
   Seconds seconds() const { return seconds_; }
   InsertionWindow& window() { return window_; }
 
@@ -95,20 +95,20 @@ class GrantedLoop {
     double td_error = 0.0;  // sum of the iterations' means
   };
 
-  // Throws LearnerError unless the slots take a grant and an answer, and the snapshot takes the policy. The deriving
-  // class calls restart() when it is complete.
+  // Throws LearnerError unless a grant and an answer fit the slots and the policy fits the snapshot. The derived class
+  // calls restart() when it is complete.
   GrantedLoop(std::size_t batch_size, const Queues& queues, std::vector<Weights> policy, std::size_t interval);
   ~GrantedLoop() = default;
-  // Throws LearnerError unless the rows of the Data Storage are those that the Learner takes, as many as the Replay
-  // Manager has slots. Columns are obs, action, reward, next_obs and discount, in this order.
+  // Throws LearnerError unless the Data Storage has rows as the Learner expects, and as many as the Replay Manager has
+  // slots. Columns are obs, action, reward, next_obs and discount, in this order.
   static void check_rows(const std::vector<std::size_t>& taken_bytes, const std::vector<std::size_t>& stored_bytes,
                          std::size_t replay_capacity, std::size_t storage_capacity);
-  // Runs a grant's iterations: fewer once the grants are closed.
+  // Runs a grant's iterations, or fewer if the grants are closed meanwhile.
   virtual Progress run_iterations(std::int64_t iterations, double beta) = 0;
   bool wants_more(std::int64_t done, std::int64_t iterations) const {
     return done < iterations && !queues_.grants->closed();
   }
-  // Counts one step; whether the policy must be published after it.
+  // Counts one step; true if the policy must be published after it.
   bool counts_to_publish() { return ++steps_ % interval_ == 0; }
   void publish();
 

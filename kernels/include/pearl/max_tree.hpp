@@ -1,4 +1,4 @@
-// A tree of maxima over slots: which key is the largest, and of equal ones which comes first.
+// A tree of maxima over slots: finds the first slot with the largest key.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Standard normal numbers that depend on where they stand alone, not on what was drawn before: Box and Muller's
-// transform (1958) of Philox words. Only IEEE operations in a fixed order and no libm, so that every machine draws the
-// same bits; nothing branches, so that compilers may use vectors.
+// Standard normal numbers that depend only on their index, not on earlier draws: the Box-Muller transform (1958) of
+// Philox words. Only IEEE operations in a fixed order and no libm, so that every machine draws the same bits; no branches,
+// so that compilers can vectorise.
 #pragma once
 
 #include <bit>
@@ -30,7 +30,7 @@ struct NormalPair {
   float first, second;
 };
 
-// Two independent numbers: the first word decides their distance from 0, the second their direction.
+// Two independent numbers: the first word gives the distance from 0, the second the direction.
 inline NormalPair normal_pair(std::uint32_t distance, std::uint32_t direction) {
   constexpr float kQuarterTurn = 1.5707963267948966f;
 #ifdef __SYCL_DEVICE_ONLY__
@@ -38,7 +38,7 @@ inline NormalPair normal_pair(std::uint32_t distance, std::uint32_t direction) {
 #else
   const float radius = std::sqrt(minus_two_log_uniform(distance));
 #endif
-  // A direction is a quarter of the circle, of which two bits say which, turned by at most half a quarter either way.
+  // A direction is a quarter of the circle (two bits), plus a turn by at most half a quarter either way.
   const std::uint32_t quarter = direction >> 30;
   const float turn = static_cast<float>(static_cast<std::int32_t>(direction << 2)) * 0x1p-32f;
   const float angle = turn * kQuarterTurn, square = angle * angle;
@@ -55,8 +55,8 @@ inline NormalPair normal_pair(std::uint32_t distance, std::uint32_t direction) {
           radius * std::bit_cast<float>(std::bit_cast<std::uint32_t>(second) ^ second_sign)};
 }
 
-// Numbers 0..count-1 (at most 2^34) of draw `draw` of step `step`: number 4 * b + i is made of the words of Philox
-// counter (b, draw, step), the first two of four by its words 0 and 1, the others by 2 and 3.
+// Numbers 0..count-1 (at most 2^34) of draw `draw` of step `step`. Numbers 4 * b to 4 * b + 3 come from Philox counter
+// (b, draw, step): the first two from its words 0 and 1, the others from words 2 and 3.
 void fill_normal(std::uint64_t seed, std::uint64_t step, std::uint32_t draw, std::size_t count, float* out);
 
 }  // namespace pearl

@@ -1,4 +1,4 @@
-// Ends a process with the one that started it, also while Python's lock is held by an environment that hangs.
+// Ends a process when its parent ends, even while a hanging environment holds the GIL.
 #pragma once
 
 #include <pthread.h>
@@ -10,15 +10,15 @@
 
 namespace pearl {
 
-// With the process go those that it started: they share its group, unless they left it.
+// Kills the process and those that it started: they share its group unless they left it.
 inline void kill_own_group() {
   if (getpgrp() == getpid()) kill(0, SIGKILL);
   kill(getpid(), SIGKILL);
 }
 
-// Start a thread that kills the calling process and its group as soon as `parent` is no longer its parent. A thread
-// and not PR_SET_PDEATHSIG: that one fires when the thread ends that forked, and reaches this process alone. Throws Error
-// where the system has no thread left.
+// Starts a thread that kills the calling process and its group when `parent` is no longer its parent. Not
+// PR_SET_PDEATHSIG, which fires when the forking thread ends and reaches only this process. Throws Error if the system
+// has no thread left.
 inline void end_with_parent(pid_t parent) {
   sigset_t all, before;
   sigfillset(&all);

@@ -1,4 +1,4 @@
-// What a stream of requests asks of a Replay Manager, wherever that is.
+// The operations of a Replay Manager on any device that a stream of requests needs.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@ class ReplayOperations {
  public:
   virtual ~ReplayOperations() = default;
 
-  // New items at `indices`; `priorities` may be null: the initial one. Each occurrence gives a new generation.
+  // New items at `indices`; `priorities` may be null: the initial priority. Each occurrence gets a new generation.
   virtual void insert(const std::int64_t* indices, const float* priorities, std::size_t count) = 0;
   virtual void sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
                       std::uint32_t* generations) = 0;
-  // Returns how many were applied; with `generations`, stale ones are dropped and counted.
+  // Returns how many updates were applied; with `generations`, drops and counts stale ones.
   virtual std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                              std::size_t count) = 0;
   virtual bool prioritized() const = 0;

@@ -10,16 +10,16 @@
 
 namespace pearl {
 
-// The first words of every shared structure: what it is, and which version of its layout.
+// The first words of every shared structure: its type and version, and its shape.
 struct SharedHeader {
   std::atomic<std::uint64_t> magic;
   std::uint64_t shape[3];
 };
 
-// The most bytes of a shared structure: sums and products of sizes up to here do not overflow.
+// The largest shared structure, in bytes: sums and products of sizes up to this do not overflow.
 inline constexpr std::size_t kMostSharedBytes = std::size_t{1} << 46;
 
-// `count` items of `item_bytes`; throws QueueError where no memory could hold them.
+// count * item_bytes; throws QueueError if no memory could hold that.
 inline std::size_t shared_bytes(const char* what, std::size_t count, std::size_t item_bytes) {
   if (item_bytes > kMostSharedBytes || count > kMostSharedBytes / (item_bytes + 128))
     throw QueueError(std::string(what) + " of " + std::to_string(count) + " times " + std::to_string(item_bytes) +

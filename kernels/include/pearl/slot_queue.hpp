@@ -1,13 +1,12 @@
 // Bounded single-producer single-consumer ring of fixed-size slots in shared memory.
 //
-// Only `tail` (written by the producer side) and `head` (written by the consumer side) move, each by one, after the
-// slot they stand for is complete: a process killed at any point loses at most the slot it had not yet published or
-// released, and its successor goes on from there.
+// Only `tail` (written by the producer side) and `head` (written by the consumer side) move, each by one, after their slot
+// is complete. A process killed at any point loses at most the slot that it had not yet published or released; its
+// successor continues from there.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <new>
 
 #include "pearl/aligned.hpp"
 #include "pearl/doorbell.hpp"
@@ -33,7 +32,7 @@ class SlotQueue {
     return payload_offset(slots) + slots * stride(slot_bytes);
   }
 
-  // `create` lays the queue out anew; otherwise it must be there, with the same shape.
+  // `create` initialises the queue; otherwise it must exist with the same shape.
   SlotQueue(void* memory, std::size_t size, std::size_t slots, std::size_t slot_bytes, bool create)
       : slots_(slots), stride_(stride(slot_bytes)) {
     if (slots < 1 || slot_bytes < 1) throw QueueError("A SlotQueue needs at least one slot of at least one byte.");
@@ -63,10 +62,10 @@ class SlotQueue {
     return payload_offset(slots_) + slot * stride_;
   }
   std::size_t slots() const { return slots_; }
-  // Bytes of a slot's payload, rounded up.
+  // Bytes of a slot's payload, rounded up to cache lines.
   std::size_t room() const { return stride_; }
 
-  // Called from the producer side only. The slot to fill next, -1 on timeout; the same one until it is published.
+  // Called from the producer side only. The slot to fill next, -1 on timeout; the same slot until it is published.
   std::int64_t reserve(double timeout_s) {
     const auto ready = [&] { return closed() || size() < slots_; };
     const bool done = layout_->released.wait(ready, timeout_s);
@@ -74,7 +73,7 @@ class SlotQueue {
     return done ? static_cast<std::int64_t>(layout_->tail.load(std::memory_order_relaxed) % slots_) : -1;
   }
 
-  // Called from the producer side only: hands the reserved slot over, with a word of the producer's (rows, usually).
+  // Called from the producer side only: publishes the reserved slot with a number of the producer's (usually its rows).
   void publish(std::uint64_t count) {
     const std::uint64_t tail = layout_->tail.load(std::memory_order_relaxed);
     if (tail - layout_->head.load(std::memory_order_acquire) >= slots_)
@@ -85,23 +84,23 @@ class SlotQueue {
     if (bell_ != nullptr) bell_->ring();
   }
 
-  // Called from the consumer side only. The oldest published slot, -1 on timeout; the same one until it is released.
+  // Called from the consumer side only. The oldest published slot, -1 on timeout; the same slot until it is released.
   std::int64_t peek(double timeout_s) {
     const auto ready = [&] { return size() > 0 || closed(); };
     layout_->published.wait(ready, timeout_s);
-    const bool was_closed = closed();  // before looking again: a slot published before closing is still delivered
+    const bool was_closed = closed();  // read before size(): a slot published before closing is still delivered
     if (size() > 0) return static_cast<std::int64_t>(layout_->head.load(std::memory_order_relaxed) % slots_);
     if (was_closed) throw QueueClosedError("The queue is closed and empty: nothing more will come.");
     return -1;
   }
 
-  // Called from the consumer side only: the word given to publish().
+  // Called from the consumer side only: the number given to publish().
   std::uint64_t count(std::size_t slot) const {
     check_slot(slot);
     return counts_[slot];
   }
 
-  // Called from the consumer side only: gives the slot last peeked back to the producer.
+  // Called from the consumer side only: returns the slot last peeked to the producer.
   void release() {
     const std::uint64_t head = layout_->head.load(std::memory_order_relaxed);
     if (layout_->tail.load(std::memory_order_acquire) == head)
@@ -125,7 +124,7 @@ class SlotQueue {
     return static_cast<std::size_t>(layout_->tail.load(std::memory_order_acquire) - head);
   }
 
-  // Rung by this side's publish() and close(). Before the queue is used.
+  // This side's publish() and close() ring the bell. Call before the queue is used.
   void attach_bell(Doorbell* bell) { bell_ = bell; }
 
  private:

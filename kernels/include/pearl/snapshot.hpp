@@ -1,12 +1,12 @@
-// A versioned payload (weights) in shared memory: one writer, any number of readers, nobody ever waits for another.
+// A versioned payload (weights) in shared memory: one writer, any number of readers, none ever waits for another.
 //
-// Two halves alternate, so a reader of the newest version is disturbed only if the writer laps it. Each half carries a
-// sequence number, odd while it is written. Payload words are stored with release and loaded with acquire order, which
-// keeps them between the two reads of the sequence number and costs nothing on x86.
+// Two halves alternate: a reader of the newest version must retry only if the writer laps it. Each half has a sequence
+// number, odd while it is written. Payload words are stored with release and loaded with acquire order, which keeps them
+// between the two reads of the sequence number and costs nothing on x86.
 //
-// A payload may also announce what is done to ordinary memory (a Data Storage's place, before and after an insertion):
-// what the writer does after write() is seen by nobody who does not see the payload, and what a reader reads before
-// read() is read before the payload is. Two fences say so; on x86 neither is an instruction, on ARM64 each is one.
+// A payload may also announce changes of ordinary memory (a Data Storage's cursor, before and after an insertion).
+// Whoever sees what the writer did after write() also sees the payload, and a reader's reads before read() happen before
+// it reads the payload. Two fences ensure this; on x86 they cost no instruction, on ARM64 one each.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ class Snapshot {
   // 0 before the first write. Any process, any thread.
   std::uint64_t version() const { return layout_->version.load(std::memory_order_acquire); }
 
-  // Called by the one writer only. A writer killed here leaves the version before in place.
+  // Called by the one writer only. If it is killed here, the previous version stays valid.
   std::uint64_t write(const void* payload) {
     const std::uint64_t version = layout_->version.load(std::memory_order_relaxed) + 1;
     std::atomic<std::uint64_t>& sequence = layout_->sequence[version & 1];
@@ -70,15 +70,15 @@ class Snapshot {
     }
     sequence.store(2 * version, std::memory_order_release);
     layout_->version.store(version, std::memory_order_release);
-    // A release store lets later plain stores pass it (ARM64: STLR, STR); this keeps them behind (DMB).
+    // Later plain stores may overtake a release store (ARM64: STLR, STR); the fence (DMB) prevents it.
     std::atomic_thread_fence(std::memory_order_release);
     return version;
   }
 
-  // Copies the newest payload out and returns its version; copies nothing and returns `seen_version` if it is the
-  // newest. Any process, any thread. Throws QueueError for a Snapshot, in a file perhaps, that is damaged.
+  // Copies the newest payload out and returns its version; copies nothing and returns `seen_version` if that is the
+  // newest. Any process, any thread. Throws QueueError if the Snapshot is damaged, as one in a file may be.
   std::uint64_t read(void* payload, std::uint64_t seen_version) const {
-    // An acquire load lets earlier plain loads pass it (ARM64: LDR, LDAR); this keeps them before (DMB).
+    // An acquire load may overtake earlier plain loads (ARM64: LDR, LDAR); the fence (DMB) prevents it.
     std::atomic_thread_fence(std::memory_order_acquire);
     std::uint64_t last = 0;
     for (int unchanged = 0;;) {
@@ -88,7 +88,7 @@ class Snapshot {
       if (sequence.load(std::memory_order_acquire) != 2 * version) {  // lapped: a newer version is complete
         unchanged = version == last ? unchanged + 1 : 0;
         last = version;
-        if (unchanged > kMostLooks) throw QueueError("A Snapshot is damaged: its version was never written whole.");
+        if (unchanged > kMostLooks) throw QueueError("A Snapshot is damaged: its newest version is incomplete.");
         continue;
       }
       const Word* words = half(version);
@@ -107,7 +107,7 @@ class Snapshot {
   }
 
  private:
-  // The version moves on before its half is written again: this often at one version, a reader is not lapped.
+  // The version advances before its half is written again: so many failed reads of one version mean damage, not lapping.
   static constexpr int kMostLooks = 1 << 22;
 
   static std::size_t half_bytes(std::size_t payload_bytes) { return round_up(payload_bytes, kCacheLine); }

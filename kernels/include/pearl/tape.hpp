@@ -1,9 +1,9 @@
 // A training step as a tape: the list of operations that one work-group runs on its 16 transitions, from the batch to
-// the slopes of every layer; and the tiles of weights that are moved by them. Both are data, so that one compiled kernel
-// trains every network and every algorithm. Shared by the host, which writes them, and by the kernels that read them.
+// the slopes of every layer; and the tiles of weights to move. Both are data: one compiled kernel trains every network
+// with every algorithm. The host writes them, the kernels read them.
 //
-// Values lie feature by feature: of one work-group, feature f of transition c stands at f * 16 + c, so that each lane has
-// a transition of its own and lanes never wait for one another.
+// Values are stored feature by feature: in a work-group, feature f of transition c is at f * 16 + c. Each lane has its own
+// transition, and lanes never wait for each other.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ inline constexpr int kTileRows = 8;    // neurons of a tile of weights
 inline constexpr int kNone = -1;
 
 enum class Operation : std::int32_t {
-  load,              // columns of the batch to `out`, mapped to unit scale where `in` names one
+  load,              // column of the batch to `out`, mapped to unit scale if `in` is given
   linear,            // out = activation(weight x + bias)
   relu,
   tanh,
   layer_norm,        // `other`: mean and 1 / deviation
-  combine,           // out = in + scalar * other, either of width 1 or of `out_width`
+  combine,           // out = in + scalar * other, each of width 1 or `out_width`
   mean,
   slope_activation,  // out *= derivative of `activation` at value `in`
   slope_linear,      // out = [out] + weight^T in, times the derivative of `activation` at value `other`
@@ -29,19 +29,19 @@ enum class Operation : std::int32_t {
   slope_layer_norm,  // in: slope of the result; other: statistics; extra: input; extra2: slope times unit, for the gain
   slope_combine,     // out = [out] + scalar * in, summed over features where `out` has one
   slope_mean,
-  dqn_loss,          // in: values; other: the target's values of the next state; extra: what chooses, out: slopes
-  act,               // in: what the actor says; out: unit actions; extra: log densities
+  dqn_loss,          // in: values; other: the target's next values; extra: values that choose the next action; out: slopes
+  act,               // in: the actor's outputs; out: unit actions; extra: log densities
   critic_loss,       // in, extra: values; other, extra2: next values; extra3: log densities; out, out2: slopes
   policy_loss,       // in, extra: values; other: log densities; out, out2: slopes
-  slope_act,         // in, extra: slopes of unit actions; other: what the actor said; extra2: unit actions; out: slopes
+  slope_act,         // in, extra: slopes of unit actions; other: the actor's outputs; extra2: unit actions; out: slopes
 };
 
 enum class Activation : std::int32_t { none, relu, tanh };
 
-inline constexpr std::int32_t kAccumulate = 1;  // add to what is there
+inline constexpr std::int32_t kAccumulate = 1;  // add to `out`
 
-// Places (in, other, out, ...) are features of the work-group's arena; `rows` is where the result is kept row by row too,
-// for the weights' gradients, `rows_stride` floats from transition to transition.
+// Places (in, other, out, ...) are features of the work-group's arena. `rows`: where a row-major copy of the result goes,
+// for the weights' gradients, with `rows_stride` floats from transition to transition.
 struct Instruction {
   Operation operation;
   std::int32_t flags = 0;
@@ -57,7 +57,7 @@ struct Instruction {
 };
 
 // Weights that one work-group moves: neurons [first, first + count) of a matrix (out, in), columns [begin, end), and
-// their biases where `begin` is 0; or, where `in` is 0, `count` entries of a vector.
+// their biases if `begin` is 0; or, if `in` is 0, `count` entries of a vector.
 struct Tile {
   std::int32_t first, count, in, begin, end;
   std::int32_t slopes;          // features of the arena where the neurons' slopes begin
@@ -67,11 +67,11 @@ struct Tile {
   std::int64_t weight, bias;
 };
 
-// How an optimizer moves a weight; kernels are compiled for one of them.
+// How an optimizer moves a weight; each kernel is compiled for one rule.
 enum Rule : std::int32_t { kAdam = 0, kAmsgrad = 1, kSgd = 2, kMomentum = 3, kNesterov = 4 };
 
 struct Optimizer {
-  float shrink, decay;             // what a weight is multiplied by (AdamW), and how much of it the gradient gains
+  float shrink, decay;             // weight *= shrink (AdamW); gradient += decay * weight
   float beta2, eps, rise1, rise2;  // Adam; rises are 1 - beta
   float lr, momentum, rise, pad;   // SGD
   float* first;                    // Adam's first moment, SGD's momentum
@@ -82,8 +82,8 @@ struct Optimizer {
 // What changes from step to step.
 struct StepArguments {
   float step_size, denominator;  // Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t)
-  float fresh;                   // SGD: 1 where the momentum begins as the gradient
-  float target;                  // how far the targets move: 0 not at all, 1 all the way
+  float fresh;                   // SGD: 1 if the momentum starts as the gradient
+  float target;                  // how far the targets move: 0 to 1
 };
 
 enum Failure : std::int32_t { kDiverged = 1, kWrongAction = 2 };
@@ -95,7 +95,7 @@ struct Sums {
   float loss, td_error, policy_loss, entropy_gap;
 };
 
-// What the kernels are told once; in memory that host and device see.
+// The kernels' constant arguments, in memory shared by host and device.
 struct Context {
   float* parameters[4];
   const void* columns[5];  // obs, action, reward, next_obs, discount
@@ -103,7 +103,7 @@ struct Context {
   float* priorities;
   float* arena;
   float* rows;
-  float* gradients[2];  // of kOnline and of kActor, where they are clipped
+  float* gradients[2];  // of kOnline and of kActor, if clipped
   float* squares;       // of each tile
   Sums* sums;           // of each work-group
   float* log_alpha;     // SAC
@@ -114,7 +114,7 @@ struct Context {
   std::int32_t batch, groups, observation_size, action_size;
   std::int32_t failure;
   std::int32_t failed_at;  // transition
-  std::int32_t steps;      // done since the host last looked
+  std::int32_t steps;      // done since the host last read it
   std::int32_t critics, stochastic;
   float saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high, target_entropy, max_grad_norm;
 };

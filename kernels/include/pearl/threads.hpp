@@ -1,4 +1,4 @@
-// Threads whose start may fail: the system has a limit, and says so by an exception that must not end the process.
+// Starts threads; turns the exception at the system's limit into an Error.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace pearl {
 
-// More threads than any machine has use for: a larger number is a mistake.
+// More threads than any machine can use: a larger number is a mistake.
 inline constexpr std::size_t kMostThreads = 4096;
 
-// Throws Error naming the limits of this process; `started` of the `wanted` threads there were.
+// Throws Error naming the limits of this process; `started` of the `wanted` threads had started.
 [[noreturn]] void throw_no_thread(const std::system_error& error, std::size_t started, std::size_t wanted);
 // Throws Error unless 1 <= count <= kMostThreads.
 void check_threads(const char* name, std::size_t count);
 
-// A thread that runs `work`; throws Error where the system has none left.
+// A thread that runs `work`; throws Error if the system has none left.
 template <class Work>
 std::thread start_thread(Work work) {
   try {
@@ -27,8 +27,8 @@ std::thread start_thread(Work work) {
   }
 }
 
-// Adds threads, each running work(), until there are `wanted`. Throws Error where the system has none left; those
-// already started stay in `threads`, and are the caller's to stop and join.
+// Adds threads until there are `wanted`, each running work(its index). Throws Error if the system has none left; the
+// caller must stop and join those already started, which are in `threads`.
 template <class Work>
 void start_threads(std::vector<std::thread>& threads, std::size_t wanted, Work work) {
   threads.reserve(wanted);

@@ -1,4 +1,4 @@
-// Threads that take chunks of a job beside the thread that calls for it (the paper's W workers of the Replay Manager).
+// Threads that share the chunks of a job with the calling thread (the paper's W workers of the Replay Manager).
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@
 
 namespace pearl {
 
-// The caller is one of the workers and never waits for another to begin: a worker that the system does not run takes no
-// chunk. Threads start with the first job, unless start() was called before. Between jobs they stay awake for `linger`,
-// in case that another soon follows, and sleep then.
+// The caller is one of the workers and never waits for another to begin: a worker that is not scheduled takes no chunk.
+// Threads start with the first job, or at start(). After a job they stay awake for `linger` in case another follows
+// soon, then sleep.
 class WorkerPool {
  public:
   explicit WorkerPool(unsigned workers, std::chrono::microseconds linger = {})
@@ -34,13 +34,13 @@ class WorkerPool {
 
   unsigned workers() const { return workers_; }
 
-  // Throws Error where the system has no thread left, before any of a job is done; afterwards no job does.
+  // Throws Error if the system has no thread left. After it succeeded, no job throws that.
   void start() {
     start_threads(threads_, workers_ - 1, [this](std::size_t) { serve(); });
   }
 
-  // Calls work(chunk) once for each of `chunks` (below 2^32), in any order and on any worker, and returns when all are
-  // done. `work` must not throw. From any thread; while one job runs, the caller of another does it alone.
+  // Calls work(chunk) once for each of `chunks` (below 2^32), in any order and on any worker; returns when all are done.
+  // `work` must not throw. From any thread; while a job runs, the caller of another job runs that alone.
   template <class Work>
   void run(std::size_t chunks, const Work& work) {
     std::unique_lock lock(running_, std::defer_lock);
@@ -52,8 +52,8 @@ class WorkerPool {
     finish();
   }
 
-  // The two parts of run(), for a caller that has something else to do between: what no other worker has taken until
-  // finish(), the caller does there. `work` must live until then, and no other job may come between.
+  // The two parts of run(), for a caller with other work in between. In finish() the caller runs the chunks that no
+  // other worker has taken. `work` must live until then, and no other job may run in between.
   template <class Work>
   void offer(std::size_t chunks, const Work& work) {
     start();
@@ -74,14 +74,14 @@ class WorkerPool {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kSpins = 2000;  // tens of microseconds: a chunk's length
+  static constexpr int kSpins = 2000;  // tens of microseconds, about one chunk
 
   void serve() {
     std::uint32_t seen = 0;
     while (!stopping_.load(std::memory_order_seq_cst)) {
       take_chunks();
       const auto begun = [&] { return begun_.value.load(std::memory_order_seq_cst) != seen; };
-      // Not by spinning: whoever else wants the core, not least the caller, is to have it.
+      // Yields instead of spinning: others, such as the caller, may need the core.
       for (const auto end = Clock::now() + linger_; !begun() && Clock::now() < end;) std::this_thread::yield();
       begun_.wait(begun, std::numeric_limits<double>::infinity());
       seen = begun_.value.load(std::memory_order_seq_cst);
@@ -91,7 +91,7 @@ class WorkerPool {
   void take_chunks() {
     std::uint64_t claims = claims_.load(std::memory_order_seq_cst);
     while ((claims & kChunks) != 0) {
-      // Whoever holds a chunk holds the job, which cannot be over before: what it points to is valid.
+      // The job cannot end while a worker holds one of its chunks, so its pointers are valid.
       if (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel)) continue;
       const auto call = call_.load(std::memory_order_relaxed);
       call(work_.load(std::memory_order_relaxed), static_cast<std::size_t>((claims & kChunks) - 1));
@@ -107,16 +107,16 @@ class WorkerPool {
   std::mutex running_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_ = false;
-  std::atomic<std::uint64_t> claims_ = 0;  // a job's number, and how many of its chunks nobody has taken
-  std::atomic<std::size_t> pending_ = 0;   // chunks that are not done
+  std::atomic<std::uint64_t> claims_ = 0;  // upper half: a job's number; lower half: its chunks not yet taken
+  std::atomic<std::size_t> pending_ = 0;   // chunks not done
   std::atomic<const void*> work_ = nullptr;
   std::atomic<void (*)(const void*, std::size_t)> call_ = nullptr;
   Signal begun_{};
   Signal done_{};
 };
 
-// Whether sharing one kind of work among workers is the faster way here and now: found by timing both, the slower one
-// seldom, so that workers that the machine has no cores for cost next to nothing. One caller at a time.
+// Decides whether sharing one kind of work among workers is faster, by timing both ways. It tries the slower way rarely,
+// so that workers without a free core cost next to nothing. One caller at a time.
 class SharingTrial {
  public:
   bool begin() {
