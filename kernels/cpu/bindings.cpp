@@ -10,7 +10,6 @@
 #include "pearl/parent_watch.hpp"
 #include "pearl/python_errors.hpp"
 
-void bind_kernels(py::module_& m);  // kernel_bindings.cpp
 void bind_learner(py::module_& m);  // learner_bindings.cpp
 void bind_loop(py::module_& m);     // loop_bindings.cpp
 void bind_queues(py::module_& m);   // queue_bindings.cpp
@@ -41,7 +40,6 @@ PYBIND11_MODULE(_native, m) {
   py::register_exception_translator(&pearl::translate_exception);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("end_with_parent", &pearl::end_with_parent, py::arg("parent"));
-  bind_kernels(m);
   bind_learner(m);
   bind_queues(m);
   bind_replay(m);
