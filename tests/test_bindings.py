@@ -88,7 +88,6 @@ def test_a_damaged_snapshot_is_an_error_not_a_wait() -> None:
 def test_probes_of_the_machine_measure_something() -> None:
     assert _native.copy_bandwidth(1 << 22, 3) > 0.1
     assert 0.1 < _native.random_access_ns(1 << 20, 100_000) < 10_000
-    assert all(isinstance(feature, str) for feature in _native.cpu_features())
 
 
 # --- Data Storage -----------------------------------------------------------------------------------------------------
