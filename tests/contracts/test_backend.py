@@ -189,6 +189,7 @@ SPECS = [
     ReplaySpec(**SMALL, replacement=False),
     ReplaySpec(**SMALL, max_times_sampled=3),
     ReplaySpec(**SMALL, initial_priority="mean"),
+    ReplaySpec(**{**SMALL, "fanout": "auto"}),
 ]
 
 

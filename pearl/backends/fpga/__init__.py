@@ -59,7 +59,7 @@ class FpgaBackend(SyclDevices):
 
         try:
             check_design(spec)
-            check_tree(spec.capacity, int(spec.fanout))
+            check_tree(spec.capacity, 256 if spec.fanout == "auto" else spec.fanout)  # the largest has fewest levels
         except (CapacityError, ConfigurationError) as error:
             return str(error)
         return None
