@@ -318,13 +318,13 @@ class Profiler:
             return work()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, TrainerError) else error
-            failed = isinstance(error, (CapacityError, DeviceError)) or (
-                isinstance(cause, Exception) and backend_of(device).is_failure(cause)
-            )
+            by_backend = isinstance(cause, Exception) and backend_of(device).is_failure(cause)
+            failed = by_backend or isinstance(error, (CapacityError, DeviceError))
             if not failed or device == self.platform.host:
                 raise
-            logger.warning("A measurement failed on %s, which is left out of it: %s", device.name, error)
-            return MissingCell(str(error).partition("\n")[0])
+            reason = f"{device.name} failed: {described(cause)}" if by_backend and cause is not None else str(error)
+            logger.warning("A measurement failed on %s, which is left out of it: %s", device.name, reason)
+            return MissingCell(reason.partition("\n")[0])
 
     def _why_no_learner(self, device: Device) -> str:
         here = [u for u in self._unsupported if runs_on(u.implementation, device)]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class StepResult(NamedTuple):
     """What one training step returns: new priorities `(batch,)` float32, their mean absolute TD error, all metrics.
 
+    `metrics` holds at least "td_error".
+
     `gradients` `(count,)` float32 are those of the weights that moved, in the order of their optimizers' steps, as the
     optimizers took them; None unless the Learner was made to keep them.
     """

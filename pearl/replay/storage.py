@@ -111,6 +111,18 @@ class StorageOnDevice(Ring, abc.ABC):
         check_indices(slots, self.size, _STORED)
         return slots
 
+    @property
+    @abc.abstractmethod
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """Copies of all columns on the host, `(capacity, *shape)` each, for checkpoints."""
+
+    @abc.abstractmethod
+    def gather(self, indices: ArrayLike, out: Any = None) -> Mapping[str, Any]:
+        """Copy the rows at `indices` `(n,)`, into the columns `(n, *shape)` of `out` if given.
+
+        Raises ReplayError for a slot that is not written yet, for columns that do not fit, and after `close`.
+        """
+
     @abc.abstractmethod
     def _rows(self, columns: Mapping[str, Any], count: int) -> list[Any]:
         """The first `count` rows of each column in storage order, checked."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from programs import CsvPair, described, run
-from toy_backend import BACKEND
+from toy_backend import BACKEND, ToyLearner
 
 import pearl.backends
 from composer import Composer
 from composer.matrix import MissingCell
 from composer.profiling.profiler import Profiler
 from pearl.devices import Device
-from pearl.errors import ConfigurationError, DeviceError
+from pearl.errors import ConfigurationError, DeviceError, TrainerError
 
 HERE = Path(__file__).resolve().parent
 HOST = "cpu0,cpu,cpu,,2,60"
@@ -27,8 +27,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer.composer.Profiler", lambda *args: Profiler(*args, budget_s=0.02))
 
 
-def composed(csv_pair: CsvPair, selector: str = "", host: str = HOST) -> Composer:
-    composer = described(csv_pair(host, f"toy0,gpu,toy,{selector},1,30", connections=["cpu0,toy0,5,10"]))
+def composed(csv_pair: CsvPair, selector: str = "", calibration: Path | None = None) -> Composer:
+    files = csv_pair(HOST, f"toy0,gpu,toy,{selector},1,30", connections=["cpu0,toy0,5,10"])
+    composer = described(files, calibration=calibration)
     composer.run()
     return composer
 
@@ -77,6 +78,27 @@ def test_a_broken_one_is_a_named_missing_cell(csv_pair: CsvPair) -> None:
     assert row.replay == row.pair == MissingCell("the toy is broken")
     assert not isinstance(row.learner, MissingCell)
     assert composer.placement.replay_manager == "cpu0"
+
+
+class DriverError(Exception):
+    """What a device's driver raises."""
+
+
+def test_a_failure_of_its_driver_is_a_missing_cell_that_names_the_device(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DriverError("out of order")
+
+    monkeypatch.setattr(ToyLearner, "step", fail)
+    monkeypatch.setattr(BACKEND, "is_failure", lambda error: isinstance(error, DriverError))
+    row = composed(csv_pair, calibration=tmp_path / "new.json").matrix["toy0"]
+    assert isinstance(row.learner, MissingCell)
+    assert row.learner.reason.startswith("toy0 failed: DriverError: out of order")
+    assert not isinstance(row.replay, MissingCell)
+    monkeypatch.setattr(BACKEND, "is_failure", lambda error: False)
+    with pytest.raises(TrainerError, match="TinyDQN failed while its training step was profiled: DriverError"):
+        composed(csv_pair, calibration=tmp_path / "new.json")
 
 
 def test_the_host_that_fails_ends_composing(csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch) -> None:

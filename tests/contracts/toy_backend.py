@@ -12,14 +12,14 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer
+from pearl.algorithms.trainer import Trainer, batch_type_of
 from pearl.backends.protocol import Backend, Factory, LearnerImplementation
 from pearl.devices import Device
 from pearl.devices.description import DeviceKind
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
+from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.storage import StorageOnDevice, matching_rows
@@ -31,10 +31,10 @@ LAUNCH_S = 1e-4  # what every request to the device takes
 class ToyReplayManager(ReferenceReplayManager):
     """The reference, on a device that answers slowly."""
 
-    def sample(self, batch_size: int, beta: float = 0.4) -> Sample:
+    def sample(self, batch_size: int, beta: float = 0.4, out: Sample | None = None) -> Sample:
         """Wait for the device, and draw."""
         time.sleep(LAUNCH_S)
-        return super().sample(batch_size, beta)
+        return super().sample(batch_size, beta, out)
 
 
 def make_toy_replay(spec: ReplaySpec, *, seed: int, selector: str) -> ToyReplayManager:
@@ -42,7 +42,9 @@ def make_toy_replay(spec: ReplaySpec, *, seed: int, selector: str) -> ToyReplayM
     if selector == "broken":
         raise DeviceError("the toy is broken")
     fanout = 16 if spec.fanout == "auto" else spec.fanout
-    return ToyReplayManager(spec.capacity, fanout=fanout, mode=spec.mode, alpha=spec.first_alpha, seed=seed)
+    names = ("mode", "stratified", "replacement", "max_times_sampled", "initial_priority", "priority_epsilon")
+    options = {name: getattr(spec, name) for name in names}
+    return ToyReplayManager(spec.capacity, fanout=fanout, alpha=spec.first_alpha, seed=seed, **options)
 
 
 class ToyStorage(StorageOnDevice):
@@ -51,6 +53,7 @@ class ToyStorage(StorageOnDevice):
     def __init__(self, spec: TransitionSpec, capacity: int, device: str) -> None:
         super().__init__(spec, capacity)
         self.device = device
+        check_fits(capacity, spec.nbytes, free_memory())
         self._columns = spec.empty(capacity)
 
     @property
@@ -60,10 +63,13 @@ class ToyStorage(StorageOnDevice):
 
     def gather(self, indices: np.ndarray, out: Mapping[str, np.ndarray] | None = None) -> Mapping[str, np.ndarray]:
         """The rows at `indices`, in `out` if given."""
+        self._require_open()
+        slots = self._checked_slots(indices)
         time.sleep(LAUNCH_S)
-        found = self.spec.empty(len(indices)) if out is None else out
-        for name, column in self._columns.items():
-            found[name][:] = column[indices]
+        found = self.spec.empty(len(slots)) if out is None else out
+        targets = matching_rows(self.spec, found, len(slots), exact=True)
+        for target, column in zip(targets, self._columns.values(), strict=True):
+            target[:] = column[slots]
         return found
 
     def _rows(self, columns: Mapping[str, np.ndarray], count: int) -> list[np.ndarray]:
@@ -89,7 +95,8 @@ class ToyLearner(TrainerLearner[Trainer]):
 
     def step(self, batch: Mapping[str, np.ndarray], weights: np.ndarray) -> StepResult:
         """One step."""
-        columns = Batch(*(torch.from_numpy(batch[name]) for name in Batch._fields))
+        kind = batch_type_of(self.trainer)
+        columns = kind(*(torch.from_numpy(batch[name]) for name in kind._fields))
         priorities = self.trainer.update_policy(columns, torch.from_numpy(weights)).detach().numpy()
         td_error = float(priorities.mean())
         return StepResult(priorities, td_error, {"td_error": td_error})
