@@ -484,7 +484,7 @@ class ReferenceReplayManager:
 
     def _used_up(self, batch_size: int, draws: int) -> ReplayError:
         return ReplayError(
-            f"A batch of {batch_size} cannot be sampled: {draws} draws are left before each item that can be drawn "
+            f"A batch of {batch_size} cannot be sampled: {draws} draws are left until every item that can be drawn "
             f"was sampled {self._limit} times."
         )
 

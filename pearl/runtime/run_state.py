@@ -231,8 +231,9 @@ class RunState:
 def _check_rows(columns: Mapping[str, Any], replay: Mapping[str, Any], size: int, where: Path) -> None:
     """Refuse columns whose length is not `size`, and a replay whose written slots are not the first `size`."""
     for name, column in columns.items():
-        if name not in PER_CHAIN and (column.ndim < 1 or len(column) != size):
-            _refuse(where, f"{_STORAGE}{name}", f"{size} rows, as storage/size says", column.shape)
+        expected = min(size, 1) if name in PER_CHAIN else size
+        if column.ndim < 1 or len(column) != expected:
+            _refuse(where, f"{_STORAGE}{name}", f"{expected} rows, as storage/size says", column.shape)
     generations = replay.get("generations")
     written = np.flatnonzero(generations) if isinstance(generations, np.ndarray) else np.empty(0, np.int64)
     if not np.array_equal(written, np.arange(size)):
