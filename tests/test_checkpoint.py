@@ -443,7 +443,7 @@ FILES = ("tensors/q_network.safetensors", "arrays/replay/leaves.npy", "arrays/re
 def test_a_truncated_file_is_named_with_both_sizes(saved: Path, name: str) -> None:
     size = (saved / name).stat().st_size
     os.truncate(saved / name, size - 1)
-    refused(saved, name, f"has {size - 1} bytes; {size} were written", "start afresh")
+    refused(saved, name, f"has {size - 1} bytes; {size} were written", "start without --resume")
 
 
 @pytest.mark.parametrize("name", FILES)

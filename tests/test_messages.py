@@ -229,3 +229,15 @@ def test_a_sample_has_no_id_of_its_own() -> None:
     found = laq.peek()
     assert found is not None
     assert found[0]["batch"].tolist() == [0]
+
+
+def test_an_assignment_queue_keeps_its_columns_in_another_process() -> None:
+    transition = TransitionSpec.from_spaces(OBS, ACTIONS)
+    storage, laq = DataStorage(transition, 8), AssignmentQueue(2, transition, 1)
+    storage.insert({f.name: np.ones((8, *f.shape), f.dtype) for f in transition.fields})
+    other = AssignmentQueue.__new__(AssignmentQueue)
+    other.__setstate__(laq.__getstate__())
+    other.assign(Sample(np.arange(2), np.ones(2, np.float32), np.ones(2, np.uint32)), storage)
+    found = laq.peek()
+    assert found is not None
+    assert (found[0]["obs"] == 1).all()

@@ -297,7 +297,7 @@ def _damage_named(folder: Path) -> Iterator[None]:
         advice = (
             f"Move it away, and --resume goes on from {others[-1]}."
             if others
-            else "No other checkpoint lies beside it: start afresh."
+            else "Its folder has no other checkpoint: start without --resume."
         )
         raise CheckpointError(f"Checkpoint {folder} cannot be loaded: {error} {advice}") from error
 

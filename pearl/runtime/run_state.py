@@ -210,7 +210,7 @@ class RunState:
             return None
         mean = scalars.get("mean")
         if isinstance(mean, bool) or not isinstance(mean, int | float) or math.isnan(mean) or not tensors:
-            _refuse(where, f"{_BEST}mean", f"a number, beside weights in {_BEST}...", mean)
+            _refuse(where, f"{_BEST}mean", f"a number, together with weights in {_BEST}...", mean)
         counts = {name: _saved_count(state.counters, f"{_BEST}{name}", where) for name in _BEST_SCALARS[1:]}
         for name in ("env_steps", "gradient_steps"):
             if counts[name] > (most := getattr(counters, name)):

@@ -12,7 +12,7 @@ from pearl.error_place import described
 
 
 def import_class(module: str, name: str, *, folder: str, program: str) -> type:
-    """The class `name` of `module`, which lies in `folder` or beside the program; actor processes find it there too.
+    """The class `name` of `module`, which is in `folder` or next to the program; actor processes find it there too.
 
     `folder` counts from the folder of the file `program`. This runs while the program is imported: where the class
     cannot be had, it prints one message that says where it was looked for, and raises SystemExit.

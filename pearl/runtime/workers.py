@@ -132,12 +132,14 @@ class _WeightPublisher:
         self._wsq.write(self._staging)
 
 
+_OF_SAMPLE = {field.name for field in batch_fields(1, None)}
+
+
 class AssignmentQueue(ColumnQueue):
     """LAQ of setting 1: sampled batches to the Learner. Without `transition`, the data stay with the Learner."""
 
     def __init__(self, batch_size: int, transition: TransitionSpec | None, slots: int) -> None:
         super().__init__(batch_fields(batch_size, transition), slots)
-        self._names = [f.name for f in transition.fields] if transition is not None else []
 
     def assign(self, sample: Sample, storage: Storage | None = None, *, batch: int = 0) -> None:
         """Host: hand a sampled batch to the Learner, with its transitions unless they stay with the Learner.
@@ -151,9 +153,9 @@ class AssignmentQueue(ColumnQueue):
         message["indices"][:] = sample.indices
         message["weights"][:] = sample.weights
         message["generations"][:] = sample.generations
-        if self._names:
+        if columns := {name: column for name, column in message.items() if name not in _OF_SAMPLE}:
             assert storage is not None
-            storage.gather(sample.indices, {name: message[name] for name in self._names})
+            storage.gather(sample.indices, columns)
         self.publish()
 
 

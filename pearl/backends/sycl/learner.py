@@ -6,6 +6,7 @@ make any step in between, and checkpoints do not change.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -132,9 +133,9 @@ class SharedMemoryLearner(TrainerLearner[Any]):
             log_alpha,
         )
 
+    @abc.abstractmethod
     def _make(self, *arguments: Any) -> Any:
         """Make the kernels; all learners on SYCL devices take the same arguments."""
-        raise NotImplementedError
 
     def _moved(self, flat: FlatParameters) -> np.ndarray:
         memory = self.queue.shared_floats(flat.parameter.numel())
