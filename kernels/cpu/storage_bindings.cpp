@@ -43,6 +43,12 @@ struct NamedColumns {
 
   static bool contiguous(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
 
+  static bool same_type(const py::array& a, const py::array& b) {
+    PyObject* const type = py::detail::array_proxy(a.ptr())->descr;
+    PyObject* const other = py::detail::array_proxy(b.ptr())->descr;
+    return type == other || py::detail::npy_api::get().PyArray_EquivTypes_(type, other);
+  }
+
   std::size_t index(const py::handle& name) const {
     for (std::size_t i = 0; i < fields.size(); ++i)
       if (fields[i].name.equal(name)) return i;
@@ -66,7 +72,7 @@ struct NamedColumns {
     const py::array& column = fields[i].column;
     const bool fits = array.ndim() == column.ndim() && contiguous(array) &&
                       std::equal(column.shape() + 1, column.shape() + column.ndim(), array.shape() + 1) &&
-                      py::detail::npy_api::get().PyArray_EquivTypes_(array.dtype().ptr(), column.dtype().ptr());
+                      same_type(array, column);
     return fits ? found : nullptr;
   }
 
