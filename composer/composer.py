@@ -242,7 +242,7 @@ class Composer:
             ),
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
-            pipelines=profiler.pipelines(self._matrix),
+            pipelines=profiler.whole_iterations(self._matrix),
             replay_ratio=self._problem.train.replay_ratio,
             priority_update_delay=self._problem.train.priority_update_delay,
         )

@@ -34,8 +34,9 @@ from composer.matrix import (
 )
 from composer.placement import Placement
 from composer.platform import Platform
-from composer.profiling import profiler as profiling
+from composer.profiling import keys
 from composer.spec_file import load_spec
+from pearl.actors.actor import ActorSetup
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends import check_implementation, learners
 from pearl.backends.cpu import BACKEND as CPU_BACKEND
@@ -210,25 +211,25 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def step(implementation: str, threads: int) -> list[float]:
             return [steps[implementation] / (1.0 + gain * (threads - 1))] * 3
 
-        class MadeUp(profiling.Profiler):
-            def _measure_replay(self, device: Device, fanout: int) -> dict[str, list[float]]:
-                return {name: [5.0, 5.0, 5.0] for name in ("sample", "insert", "update")}
+        def measure_replay(*_: object) -> dict[str, list[float]]:
+            return {name: [5.0, 5.0, 5.0] for name in ("sample", "insert", "update")}
 
-            def _measure_actor(self) -> dict[str, list[float]]:
-                return {"transition": [collection_us] * 3}
+        def measure_actor(setup: ActorSetup, _budget_s: float) -> list[float]:
+            return [collection_us * setup.spec.envs_per_actor * setup.steps_per_message] * 3
 
-            def _measure_learner(
-                self, implementation: str, device: Device, threads: int, parts: int
-            ) -> dict[str, list[float]]:
-                return {"step": step(implementation, threads)}
+        def measure_learner(_: object, __: object, name: str, threads: int, parts: int) -> dict[str, list[float]]:
+            return {"step": step(name, threads)}
 
-            def _measure_pair(
-                self, implementation: str, device: Device, fanout: int, threads: int, *, prefetch: bool = False
-            ) -> dict[str, list[float]]:
-                parts = {**self._measure_replay(device, fanout), "step": step(implementation, threads)}
-                return {name: [s * ahead for s in samples] if prefetch else samples for name, samples in parts.items()}
+        def measure_pair(
+            _: object, __: object, name: str, fanout: int, threads: int, *, prefetch: bool
+        ) -> dict[str, list[float]]:
+            parts = {**measure_replay(), "step": step(name, threads)}
+            return {name: [s * ahead for s in samples] if prefetch else samples for name, samples in parts.items()}
 
-        monkeypatch.setattr("composer.composer.Profiler", MadeUp)
+        monkeypatch.setattr("composer.profiling.replay_column.measure_replay", measure_replay)
+        monkeypatch.setattr("composer.profiling.context.measure_actor", measure_actor)
+        monkeypatch.setattr("composer.profiling.learner_column.measure_learner", measure_learner)
+        monkeypatch.setattr("composer.profiling.pair_column.measure_pair", measure_pair)
         # The device files of these tests state more cores than the machine may have.
         monkeypatch.setattr("composer.composer.with_cores_of_host", lambda platform: (platform, ()))
 
@@ -485,12 +486,12 @@ def test_measurements_hold_for_one_implementation_and_its_sources(
     assert measured(implementation="torch") == [4, 0]
     assert measured() == [2, 4]
     assert measured(implementation="native") == [0, 4]
-    usual = profiling.kernel_hash
+    usual = keys.kernel_hash
     for changed, anew in (("native", 2), ("torch", 2), (None, 6 - 1)):
         # The compiled kernels are no part of what torch's Learner alone does; of the pair they are.
         names = ("native", None) if changed is None else (changed,)
         monkeypatch.setattr(
-            profiling,
+            keys,
             "kernel_hash",
             lambda name=None, module="pearl._native", *, names=names, changed=changed: (
                 f"{changed} edited" if name in names else usual(name, module)

@@ -226,9 +226,14 @@ def test_trainers_are_read_as_the_pipelines_they_are() -> None:
 def test_a_machine_that_is_not_here_is_composed_for_but_not_programmed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.profiling.profiler.measure", no_measurement)
-    monkeypatch.setattr("composer.profiling.profiler.measure_messages", no_measurement)
-    monkeypatch.setattr("composer.profiling.profiler.measure_actor", no_measurement)
+    for work in (
+        "replay_column.measure",
+        "learner_column.measure",
+        "pair_column.measure",
+        "whole_iterations.measure_messages",
+        "context.measure_actor",
+    ):
+        monkeypatch.setattr(f"composer.profiling.{work}", no_measurement)
     composer = described((PLATFORMS / f"{name}_devices.csv", PLATFORMS / f"{name}_connections.csv"))
     composer.set_opt_metric("power_efficiency")
     replay, learner = composer.run()

@@ -15,7 +15,7 @@ from composer.calibration import CalibrationKey
 from composer.composer import Composer, _profiled
 from composer.matrix import Measurement
 from composer.profiling import full_replay
-from composer.profiling import profiler as profiling
+from composer.profiling.context import ProfilingContext
 from composer.profiling.full_replay import TIMELESS, FullReplay
 from pearl.backends.protocol import Factory
 from pearl.errors import ReplayError
@@ -107,17 +107,17 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
     )
     platform = composer._read_files()
     assert platform is not None
-    profiler = profiling.Profiler(platform, problem, Asked())  # type: ignore[arg-type]
-    full = profiler._full_replay(platform.host, profiler._fanouts()[0])
+    context = ProfilingContext(platform, problem, Asked())  # type: ignore[arg-type]
+    full = context.full_replay(platform.host, context.fanouts()[0])
     (found,) = made
     assert found == spec
     assert full.beta == (0.5 if name == "beta" else 0.4)
-    storage = profiler._full_storage
+    storage = context.full_storage
     assert isinstance(storage, ChainedStorage) == spec.share_next_obs
     assert storage.size == spec.capacity
     if spec.share_next_obs:  # environments' steps follow one another, as in a run
         assert storage.breaks <= 2
-        insert = profiler._insertion(full, storage)
+        insert = context.insertion(full, storage)
         before = storage.breaks
         for _ in range(5):
             insert()
@@ -139,7 +139,8 @@ def test_a_replay_of_any_options_is_profiled(
 ) -> None:
     storages: list[DataStorage] = []
     monkeypatch.setattr(
-        profiling, "host_storage", lambda *args: (storages.append(full_replay.host_storage(*args)), storages[-1])[1]
+        "composer.profiling.context.host_storage",
+        lambda *args: (storages.append(full_replay.host_storage(*args)), storages[-1])[1],
     )
     training = {"replay_ratio": 0.25, "batch_size": 16}
     composer = composer_of(

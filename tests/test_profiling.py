@@ -21,9 +21,10 @@ from trainers import OwnTrainer, TinyDQN
 
 from composer.composer import Composer
 from composer.profiling import actors as actor_profiling
-from composer.profiling import profiler as profiling
 from composer.profiling.actors import measure_actor
 from composer.profiling.full_replay import FullReplay
+from composer.profiling.pair_column import measure_loop
+from composer.profiling.profiler import Profiler
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import PolicyPlan
@@ -161,7 +162,7 @@ def test_an_environment_that_ends_its_process_is_named(
 def test_a_crash_leaves_the_composer_alive(
     witness: Callable[..., ActorSetup], csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.composer.Profiler", lambda *args: profiling.Profiler(*args, budget_s=0.03))
+    monkeypatch.setattr("composer.composer.Profiler", lambda *args: Profiler(*args, budget_s=0.03))
     kwargs = dict(witness("crashes").spec.env_kwargs)
     composer = described(csv_pair(*ONE_CPU), env="Witness-v0", env_kwargs=kwargs, calibration=tmp_path / "c.json")
     with pytest.raises(EnvError, match=r"Witness-v0 ended the process.*SIGSEGV"):
@@ -292,8 +293,8 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[ActorSetup]:
         asked.append(setup)
         return [64_000.0] * 3  # so slow that a Learner with one thread keeps up
 
-    monkeypatch.setattr(profiling, "measure_actor", measured)
-    monkeypatch.setattr("composer.composer.Profiler", lambda *args: profiling.Profiler(*args, budget_s=0.003))
+    monkeypatch.setattr("composer.profiling.context.measure_actor", measured)
+    monkeypatch.setattr("composer.composer.Profiler", lambda *args: Profiler(*args, budget_s=0.003))
     return asked
 
 
@@ -328,7 +329,7 @@ def test_actors_are_measured_with_the_policy_that_a_run_gives_them(
         raise UnsupportedError("anything")
 
     # The same trainer, acting in torch: of the Actor alone, what was measured does not hold.
-    monkeypatch.setattr(profiling, "read_policy", unsupported)
+    monkeypatch.setattr("composer.profiling.context.read_policy", unsupported)
     assert measured_by(problem(), capsys) == 1
     assert setups[-1].policy is None
 
@@ -394,10 +395,9 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     laq, ldq = GrantQueue(1), ProgressQueue(1, Bell())
     loop = Scripted(laq, ldq)
     inserted: list[int] = []
-    profiler = profiling.Profiler.__new__(profiling.Profiler)
-    profiler.budget_s, profiler.problem = 0.0, SimpleNamespace(train=TrainSpec())  # type: ignore[assignment]
+    context: Any = SimpleNamespace(budget_s=0.0, problem=SimpleNamespace(train=TrainSpec()))
     full = FullReplay(ReplaySpec(64), 16, Factory("pearl.replay", "make_replay_manager"))
-    found = profiler._measure_loop(loop, laq, ldq, lambda: inserted.append(loop.iterations), full, apart=False)
+    found = measure_loop(context, loop, laq, ldq, lambda: inserted.append(loop.iterations), full, apart=False)
     assert found["sample"] == pytest.approx([7.0] * 20)
     assert found["update"] == pytest.approx([5.0] * 20)
     assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike

@@ -100,7 +100,7 @@ def test_on_shared_silicon_the_prediction_knows_of_the_actors(
     composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "composer.profiling.profiler.measure_actor", lambda *_: [5000.0] * 20
+        "composer.profiling.context.measure_actor", lambda *_: [5000.0] * 20
     )  # they have work for all cores
     calibration = tmp_path / "calibration.json"
     steps = {}
@@ -329,8 +329,8 @@ def test_a_device_that_fails_beside_the_actors_does_not_end_composing(
     def fails(*_: object, **__: object) -> list[float]:
         raise DeviceError("The device X failed: gone.")
 
-    monkeypatch.setattr("composer.profiling.profiler.measure_pipeline", fails)
-    monkeypatch.setattr("composer.profiling.profiler.busy_processes", fails)
+    monkeypatch.setattr("composer.profiling.whole_iterations.measure_pipeline", fails)
+    monkeypatch.setattr("composer.profiling.whole_iterations.busy_processes", fails)
     composer = composed(calibration=tmp_path / "calibration.json")
     assert len(composer.placement.candidates) >= 4
     assert "were not measured together: The device X failed" in caplog.text

@@ -1,0 +1,241 @@
+"""What all columns of the matrix share: known measurements, and the trainer, replay and Actors to profile."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from composer.calibration import CalibrationKey, CalibrationStore
+from composer.contention import CoreSharing
+from composer.matrix import Measurement
+from composer.platform import Platform
+from composer.problem import Problem
+from composer.profiling.actors import measure_actor
+from composer.profiling.full_replay import (
+    AnyStorage,
+    FullReplay,
+    chained,
+    fill,
+    fill_rows,
+    host_storage,
+    replay_parameters,
+    steps,
+)
+from composer.profiling.keys import calibration_key
+from pearl.actors.actor import ActorSetup
+from pearl.actors.native_policy import PolicyPlan
+from pearl.actors.policy_plan import read_policy
+from pearl.algorithms.trainer import make_trainer
+from pearl.backends import backend_of, learners
+from pearl.devices.description import Device
+from pearl.error_place import described
+from pearl.errors import PearlError, TrainerError
+from pearl.learner.extract import extract_networks
+from pearl.learner.native_plan import UnsupportedError
+from pearl.learner.protocol import Learner
+from pearl.replay import DataStorage
+from pearl.replay.arguments import TIME_MODES
+
+logger = logging.getLogger("pearl.composer")
+
+_FANOUTS = (4, 8, 16, 32, 64)
+_WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives that run the Learner
+
+_Storage = TypeVar("_Storage", bound=AnyStorage)
+
+
+@dataclass
+class ProfilingContext:
+    """The problem to profile on a platform. `report` gets a line for each measurement, of about `budget_s` seconds."""
+
+    platform: Platform
+    problem: Problem
+    store: CalibrationStore
+    report: Callable[[str], None] = print
+    budget_s: float = 1.0
+    hits: int = field(default=0, init=False)
+    misses: int = field(default=0, init=False)
+    _fingerprints: dict[Device, str] = field(default_factory=dict, init=False, repr=False)
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    def known(
+        self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]]
+    ) -> dict[str, Measurement]:
+        """The measurements `names` under `key`, from the store or by `work`, which returns their samples.
+
+        Raises TrainerError if the user's trainer fails meanwhile.
+        """
+        found = self.store.get(key)
+        if found is not None and set(names) <= set(found):
+            self.hits += 1
+            return found
+        self.misses += 1
+        try:
+            measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
+        except Exception as error:
+            if isinstance(error, PearlError) or key.primitive not in _WITH_LEARNER:
+                raise
+            raise TrainerError(
+                f"{self.problem.trainer_class.__name__} failed while its training step was profiled: "
+                f"{described(error)}. The batch held random transitions of the environment's spaces."
+            ) from error
+        self.store.put(key, measured)
+        return measured
+
+    def key(
+        self, primitive: str, device: Device, parameters: Mapping[str, Any], implementation: str | None = None
+    ) -> CalibrationKey:
+        """The key of a measurement on `device`; with `implementation` the Learner takes part in it."""
+        return calibration_key(
+            self.problem,
+            primitive,
+            device,
+            self.fingerprint(device),
+            parameters,
+            lambda: self._networks,
+            implementation,
+        )
+
+    def fingerprint(self, device: Device) -> str:
+        """The device's fingerprint, read from the hardware once."""
+        if device not in self._fingerprints:
+            self._fingerprints[device] = device.fingerprint()
+        return self._fingerprints[device]
+
+    # --- the trainer ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def probe(self) -> Any:
+        """A trainer for inspection; it never trains."""
+        return self._trainer("cpu")
+
+    @functools.cached_property
+    def _networks(self) -> str:
+        shape = self.problem.observation_space.shape
+        return " ".join(spec.signature for spec in extract_networks(self.probe, shape))
+
+    def _trainer(self, device: str) -> Any:
+        p = self.problem
+        return make_trainer(
+            p.trainer_class, p.observation_space, p.action_space, device=device, settings=dict(p.settings)
+        )
+
+    def make_learner(
+        self, implementation: str, device: Device, threads: int, sub_batches: int = 1, *, prefetch: bool = False
+    ) -> Learner:
+        """A new Learner, with a trainer of its own."""
+        backend = backend_of(device)
+        trainer, place = self._trainer(backend.torch_device(device)), backend.device_string(device)
+        made = learners()[implementation].make
+        return made(trainer, device=place, threads=threads, sub_batches=sub_batches, prefetch=prefetch)
+
+    # --- the replay -------------------------------------------------------------------------------------------------
+
+    def fanouts(self) -> tuple[int, ...]:
+        """The fanouts to try."""
+        spec = self.problem.replay
+        if spec.fanout != "auto":
+            return (int(spec.fanout),)
+        plain = spec.mode in ("uniform", *TIME_MODES) and spec.replacement and spec.max_times_sampled == 0
+        return (16,) if plain else _FANOUTS  # without a tree the fanout has no effect
+
+    def replay_parameters(self, fanout: int) -> dict[str, Any]:
+        """Everything of the replay that a measurement depends on, for its key."""
+        return replay_parameters(self.problem.replay, fanout, self.problem.train.n_step)
+
+    def full_replay(self, device: Device, fanout: int) -> FullReplay:
+        """A new Replay Manager on `device`, full."""
+        made = backend_of(device).replay(device)
+        assert made is not None, "a device without a Replay Manager has no cell of one"
+        return FullReplay(self.problem.replay, fanout, made)
+
+    @functools.cached_property
+    def full_storage(self) -> DataStorage:
+        """A full storage on the host, as in most of a run; made only once, because it may be large."""
+        p = self.problem
+        return self.filled(host_storage(p.transition, p.replay, p.actors, p.train))
+
+    def filled(self, storage: _Storage) -> _Storage:
+        """`storage` with a synthetic transition in every slot."""
+        envs = self.problem.actors.env_count
+        fill(storage, self._rows(fill_rows(envs, storage.capacity), np.random.default_rng(0)))
+        return storage
+
+    def insertion(self, full: FullReplay, storage: AnyStorage) -> Callable[[], None]:
+        """A function that inserts the transitions of one iteration: one per environment."""
+        count = min(self.problem.actors.env_count, self.problem.replay.capacity)
+        arriving = steps(self._rows(2 * count, full.rng), count)
+
+        def insert() -> None:
+            full.manager.insert(storage.insert(next(arriving), count))
+
+        return insert
+
+    def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Synthetic transitions of all environments in turn, as consecutive steps where the replay needs them."""
+        columns = self.problem.random_columns(count, rng)
+        return chained(columns, self.problem.actors.env_count) if self.problem.replay.share_next_obs else columns
+
+    # --- the Actors -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def collection_us(self) -> float:
+        """Microseconds in which all Actors together produce one transition."""
+        actors = self.problem.actors
+        parameters = {
+            "env": actors.env,
+            "envs": actors.envs_per_actor,
+            "env_kwargs": repr(dict(actors.env_kwargs)),
+            "policy": "torch" if self._native_policy is None else "native",
+            "n_step": self.problem.train.n_step,
+        }
+        if further := self.problem.transition.further:
+            parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
+        key = self.key("actor", self.platform.host, parameters)
+        transition = self.known(key, ("transition",), self._measure_actor)["transition"]
+        return transition.value_us / min(actors.count, self.platform.host.cores or 1)
+
+    @functools.cached_property
+    def _native_policy(self) -> PolicyPlan | None:
+        """The policy in C++ of the Actors of a run; None where they use the trainer itself."""
+        try:
+            return read_policy(self.probe)
+        except UnsupportedError as error:
+            logger.info("Actors run the policy in torch: the native engine does not support %s.", error)
+            return None
+
+    def _measure_actor(self) -> dict[str, list[float]]:
+        p = self.problem
+        setup = ActorSetup(
+            p.trainer_class,
+            p.settings,
+            p.actors,
+            p.train,
+            seed=0,
+            policy=self._native_policy,
+            transition=p.transition,
+        )
+        steps = p.actors.envs_per_actor * setup.steps_per_message
+        return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
+
+    def sharing_on(self, device: Device) -> CoreSharing:
+        """How a Learner on this CPU shares cores with the Actors, which run on the host."""
+        train = self.problem.train
+        # Of each transition collected, replay_ratio samples are trained.
+        free = math.isinf(train.replay_ratio)
+        collect_us = math.inf if free else self.collection_us * train.batch_size / train.replay_ratio
+        on_host = self.platform.shared_silicon(device.name, self.platform.host.name)
+        actors = self.problem.actors.count if on_host else 0
+        return CoreSharing(device.cores or 1, actors, collect_us)
+
+    @property
+    def busy(self) -> int:
+        """The number of busy processes that stand in for the Actors."""
+        return min(self.problem.actors.count, self.platform.host.cores or 1)

@@ -1,0 +1,106 @@
+"""The keys of the calibration store: everything that a measurement depends on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pearl
+from composer.calibration import CalibrationKey
+from composer.problem import Problem
+from pearl.backends import backend_of, learners
+from pearl.backends.protocol import compiled_kernels
+from pearl.devices.description import Device
+
+# PEARL's Python files that run in a measurement, without those that an implementation of the Learner lists.
+_METHOD = sorted(Path(__file__).parent.glob("*.py"))
+_HOST_LOOP = ("runtime/host_iteration.py", "runtime/queues.py", "runtime/workers.py")
+_SOURCES = {
+    "actor": ("actors/*.py", "algorithms/*.py", "exploration.py"),
+    "replay": ("replay/*.py", "backends/**/*.py"),
+    "learner": (),
+    "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),
+    "pipeline": ("replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
+    "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
+}
+
+
+@functools.cache
+def kernel_hash(implementation: str | None = None, module: str = "pearl._native") -> str:
+    """A hash of the compiled kernels; with an `implementation` of the Learner, of its sources instead."""
+    return _file_hash([compiled_kernels(module)] if implementation is None else learners()[implementation].sources)
+
+
+@functools.cache
+def source_hash(primitive: str) -> str:
+    """A hash of the Python files that measure the primitive or run in it, without the Learner's own."""
+    package = Path(pearl.__file__).parent
+    sources = (file for pattern in _SOURCES[primitive] for file in sorted(package.glob(pattern)))
+    return _file_hash([*_METHOD, *sources])
+
+
+def calibration_key(
+    problem: Problem,
+    primitive: str,
+    device: Device,
+    fingerprint: str,
+    parameters: Mapping[str, Any],
+    networks: Callable[[], str],
+    implementation: str | None = None,
+) -> CalibrationKey:
+    """Everything that a measurement of `primitive` depends on; with `implementation` the Learner takes part in it.
+
+    `fingerprint` is the device's; `networks()` describes the trainer's, and is not asked for where no trainer runs.
+    """
+    import torch
+
+    shapes = " ".join(f"{f.name}{list(f.shape)}{f.dtype}" for f in problem.transition.fields)
+    everything = {
+        **parameters,
+        "batch_size": problem.train.batch_size,
+        "env_count": problem.actors.env_count,
+        "vectorization": problem.actors.vectorization,
+    }
+    if primitive != "replay":
+        everything |= {
+            "trainer": problem.trainer_class.__qualname__,
+            "trainer_source": _class_hash(problem.trainer_class),
+            "settings": repr(sorted(problem.settings.items())),
+            "networks": networks(),
+        }
+    module = backend_of(device).kernels
+    hashes = [kernel_hash(implementation, module), source_hash(primitive)]
+    if implementation is not None:
+        everything["implementation"] = implementation
+        if primitive == "pair":
+            hashes.append(kernel_hash(module=module))
+    return CalibrationKey(
+        primitive,
+        fingerprint,
+        tuple(everything.items()),
+        shapes,
+        "float32",
+        pearl.__version__,
+        torch.__version__,
+        "-".join(hashes),
+    )
+
+
+def _file_hash(files: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
+def _class_hash(trainer_class: type) -> str:
+    """A hash of the file that defines the class: an edit of the file makes measurements invalid."""
+    try:
+        source = Path(inspect.getfile(trainer_class)).read_bytes()
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source).hexdigest()[:16]

@@ -1,0 +1,53 @@
+"""The column "Learner only": training steps on a batch that is in memory."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from composer.matrix import LearnerCell
+from composer.profiling.context import ProfilingContext
+from composer.profiling.measuring import measure, on_own_thread
+from pearl.algorithms.trainer import Trainer
+from pearl.backends import backend_of
+from pearl.devices.description import Device
+
+
+def learner_cell(context: ProfilingContext, device: Device, implementation: str) -> LearnerCell:
+    """The cell with the best of the parameters that the backend proposes."""
+    backend = backend_of(device)
+    sharing = context.sharing_on(device) if backend.host_cores == "threads" else None
+    candidates = backend.learner_parameters(
+        device,
+        most_threads=1 if sharing is None else sharing.most_threads,
+        most_sub_batches=context.problem.train.batch_size if issubclass(context.problem.trainer_class, Trainer) else 1,
+    )
+    cells = []
+    for candidate in candidates:
+        threads, parts = candidate.threads, candidate.sub_batches
+        context.report(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
+        found = context.known(
+            context.key("learner", device, {"threads": threads, "sub_batches": parts}, implementation),
+            ("step",),
+            functools.partial(measure_learner, context, device, implementation, threads, parts),
+        )
+        cells.append(LearnerCell(found["step"], threads, parts, candidate.streams, implementation))
+        if sharing is not None and sharing.keeps_up(cells[-1].step.value_us, threads):
+            break  # the paper's rule: the fewest threads that keep up with the Actors
+    if sharing is not None:
+        return min(cells, key=lambda c: sharing.rank(c.step.value_us, c.threads))
+    return min(cells, key=lambda c: c.step.value_us)
+
+
+@on_own_thread
+def measure_learner(
+    context: ProfilingContext, device: Device, implementation: str, threads: int, parts: int
+) -> dict[str, list[float]]:
+    """Samples of "step", in microseconds."""
+    learner = context.make_learner(implementation, device, threads, parts)
+    learner.prepare()
+    batch = context.problem.train.batch_size
+    columns = context.problem.random_columns(batch, np.random.default_rng(0))
+    weights = np.ones(batch, np.float32)
+    return {"step": measure(lambda: learner.step(columns, weights), context.budget_s)}

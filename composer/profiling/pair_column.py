@@ -1,0 +1,180 @@
+"""The column "RM & Learner": whole iterations of setting 2, in the same loop as in a run."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from composer.matrix import LearnerCell, MissingCell, PairCell, ReplayCell
+from composer.profiling.context import ProfilingContext
+from composer.profiling.full_replay import AnyStorage, FullReplay
+from composer.profiling.measuring import WARM_UP, measure, on_own_thread
+from composer.storage_rule import storage_stays_on_host
+from pearl.backends import backend_of, learners
+from pearl.devices.description import Device
+from pearl.ipc.queues import Bell, WeightSyncQueue
+from pearl.runtime.workers import GrantQueue, ProgressQueue, TrainingLoop
+
+# One sample of the native training loop is the mean over as many iterations as fit this time. It is long enough to hide
+# Python's work between samples, and so far below a scheduler's time slice that few samples are interrupted.
+_GRANT_US = 500.0
+_WORTH_A_CORE = 1.05  # the least speedup for which prefetching may take a core
+_TIMED_ITERATIONS = 100  # of a device's loop that waits after each part, to time the parts
+
+
+def pair_cell(
+    context: ProfilingContext, device: Device, replay: ReplayCell | MissingCell, learner: LearnerCell
+) -> PairCell | MissingCell:
+    """The cell of both primitives with the parameters of their own columns; prefetching if that is worth a core."""
+    if isinstance(replay, MissingCell):
+        return replay
+    plain = _measured(context, device, replay, learner, prefetch=False)
+    if not _may_prefetch(context, device, learner):
+        return plain
+    ahead = _measured(context, device, replay, learner, prefetch=True)
+    return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
+
+
+def pair_parameters(context: ProfilingContext, fanout: int, threads: int) -> dict[str, Any]:
+    """Everything of the pair that a measurement depends on, for its key."""
+    return {
+        **context.replay_parameters(fanout),
+        "threads": threads,
+        "weight_sync_interval": context.problem.train.weight_sync_interval,
+    }
+
+
+def _measured(
+    context: ProfilingContext, device: Device, replay: ReplayCell, learner: LearnerCell, *, prefetch: bool
+) -> PairCell:
+    name, fanout, threads = learner.implementation, replay.fanout, learner.threads
+    ahead = ", prefetching" if prefetch else ""
+    context.report(f"{device.name}: Replay Manager and {name} Learner together{ahead}")
+    found = context.known(
+        context.key("pair", device, {**pair_parameters(context, fanout, threads), "prefetch": prefetch}, name),
+        ("sample", "insert", "update", "step"),
+        functools.partial(measure_pair, context, device, name, fanout, threads, prefetch=prefetch),
+    )
+    return PairCell(
+        ReplayCell(found["sample"], found["insert"], found["update"], fanout),
+        LearnerCell(found["step"], threads, implementation=name, prefetch=prefetch),
+    )
+
+
+def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCell) -> bool:
+    """Whether a core is free to draw the next batch, and the Actors wait for the Learner."""
+    arguments = learners()[learner.implementation].arguments
+    if backend_of(device).host_cores != "threads" or "prefetch" not in arguments:
+        return False
+    sharing = context.sharing_on(device)
+    if context.problem.replay.share_next_obs or not sharing.has_idle_core(learner.threads):
+        return False
+    if sharing.keeps_up(learner.step.value_us, learner.threads):
+        return False
+    # A loop in Python draws nothing ahead, so a difference would be noise.
+    made: Any = context.make_learner(learner.implementation, device, learner.threads)
+    return bool(made.loops_natively)
+
+
+def _iteration_us(pair: PairCell) -> float:
+    """Microseconds of an iteration of the loop in C++, which overlaps insertions."""
+    return pair.replay.sample.value_us + pair.learner.step.value_us + pair.replay.update.value_us
+
+
+@on_own_thread
+def measure_pair(
+    context: ProfilingContext, device: Device, implementation: str, fanout: int, threads: int, *, prefetch: bool = False
+) -> dict[str, list[float]]:
+    """Samples, in microseconds, of the parts of an iteration: "sample" with its gather, "step", "update", "insert"."""
+    problem, backend = context.problem, backend_of(device)
+    full = context.full_replay(device, fanout)
+    learner = context.make_learner(implementation, device, threads, prefetch=prefetch)
+    storage: AnyStorage = context.full_storage
+    on_device = backend.storage(device)
+    if on_device is not None and not storage_stays_on_host(problem.replay):
+        place = backend.device_string(device)
+        storage = context.filled(on_device.make_storage(problem.transition, problem.replay.capacity, place))
+    insertion = context.insertion(full, storage)
+    bell = Bell()
+    laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
+    loop = TrainingLoop(
+        laq,
+        ldq,
+        wsq,
+        bell,
+        replay=full.manager,
+        storage=storage,
+        learner=learner,
+        batch_size=problem.train.batch_size,
+        transition=problem.transition,
+        weight_sync_interval=problem.train.weight_sync_interval,
+    )
+    learner.prepare()
+
+    def insert() -> None:
+        with loop.insertion_window():
+            insertion()
+
+    return measure_loop(context, loop.kernel, laq, ldq, insert, full, apart=backend.times_parts_apart)
+
+
+def measure_loop(
+    context: ProfilingContext,
+    loop: Any,
+    laq: GrantQueue,
+    ldq: ProgressQueue,
+    insertion: Callable[[], None],
+    full: FullReplay,
+    *,
+    apart: bool,
+) -> dict[str, list[float]]:
+    """Grant iterations in groups and insert between the groups; a sample is the mean of a group.
+
+    `apart`: the device runs all parts without the host, so their shares are measured once, by waiting after each part.
+    """
+    train = context.problem.train
+    parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
+
+    def grant(iterations: int) -> dict[str, float]:
+        """Microseconds of each part of an iteration."""
+        full.renew(iterations * train.batch_size)
+        before = loop.seconds()
+        laq.grant(iterations, full.beta)
+        loop.run_once(0.0)
+        ldq.peek()
+        ldq.release()
+        return {name: (end - before[name]) * 1e6 / iterations for name, end in loop.seconds().items()}
+
+    usual = float(np.median([sum(grant(1).values()) for _ in range(WARM_UP)]))
+    iterations = full.batches(train.batch_size, max(1, round(_GRANT_US / usual)))
+    published: list[float] = []
+    shares: dict[str, float] = {}
+    if apart:
+        loop.time_parts(True)
+        alone = grant(max(iterations, _TIMED_ITERATIONS))
+        loop.time_parts(False)
+        iterations = max(iterations, train.weight_sync_interval)
+        shares = {name: part / sum(alone.values()) for name, part in alone.items()}
+
+    def iterate() -> None:
+        spent = grant(iterations)
+        if shares:
+            whole = sum(spent.values())
+            spent = {name: whole * share for name, share in shares.items()}
+        start = time.perf_counter_ns()
+        insertion()
+        parts["insert"].append((time.perf_counter_ns() - start) / 1e3)
+        parts["sample"].append(spent["sample"] + spent["gather"])
+        parts["step"].append(spent["train"])
+        parts["update"].append(spent["update"])
+        published.append(spent["publish"])
+
+    measure(iterate, context.budget_s)
+    # Weights are published after some steps only; their cost is spread over all steps.
+    share = sum(published) / len(published)
+    parts["step"] = [step + share for step in parts["step"]]
+    return {name: samples[WARM_UP:] for name, samples in parts.items()}

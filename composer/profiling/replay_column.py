@@ -1,0 +1,51 @@
+"""The column "RM only": sampling with its gather, insertion and priority update on a full replay."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from composer.matrix import MissingCell, ReplayCell
+from composer.profiling.context import ProfilingContext
+from composer.profiling.measuring import measure, on_own_thread
+from pearl.backends import backend_of
+from pearl.devices.description import Device
+from pearl.replay.protocol import Sample
+
+
+def replay_cell(context: ProfilingContext, device: Device) -> ReplayCell | MissingCell:
+    """The cell with the fastest fanout."""
+    if (lacking := backend_of(device).replay_lacks(device, context.problem.replay)) is not None:
+        return MissingCell(lacking)
+    cells = []
+    for fanout in context.fanouts():
+        context.report(f"{device.name}: Replay Manager, fanout {fanout}")
+        found = context.known(
+            context.key("replay", device, context.replay_parameters(fanout)),
+            ("sample", "insert", "update"),
+            functools.partial(measure_replay, context, device, fanout),
+        )
+        cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout))
+    return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
+
+
+@on_own_thread
+def measure_replay(context: ProfilingContext, device: Device, fanout: int) -> dict[str, list[float]]:
+    """Samples, in microseconds, of "sample" with its gather, "update" and "insert"."""
+    full, storage = context.full_replay(device, fanout), context.full_storage
+    replay, batch, budget_s = full.manager, context.problem.train.batch_size, context.budget_s / 3
+    out = context.problem.transition.empty(batch)
+    priorities = full.rng.random(batch, np.float32) + 0.01
+    sample: Sample = replay.sample(batch, full.beta)
+
+    def sampling() -> None:
+        nonlocal sample
+        sample = replay.sample(batch, full.beta)
+        storage.gather(sample.indices, out)
+
+    return {
+        "sample": measure(sampling, budget_s, before=lambda: full.renew(batch)),
+        "update": measure(lambda: replay.update(sample.indices, priorities, sample.generations), budget_s),
+        "insert": measure(context.insertion(full, storage), budget_s),
+    }
