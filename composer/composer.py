@@ -383,6 +383,11 @@ class Composer:
         platform, warnings = with_cores_of_host(Platform.from_files(self._device_file, self._connection_file))
         for line in warnings:
             logger.warning("%s", line)
+        for unused in platform.unused_connections:
+            logger.warning(
+                "The connection from %s to %s does not count: programs send messages between them through %s.",
+                *(unused.source, unused.target, platform.host.name),
+            )
         return platform
 
     def _check_problem(self) -> Problem:

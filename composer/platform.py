@@ -417,7 +417,8 @@ class Platform:
         """The route from `source` to `target`.
 
         A row counts for both directions unless the other direction has its own row. The route from a device to itself
-        is its own memory. Without a row the route leads through the host and costs both hops. Where there is no route,
+        is its own memory. Between two accelerators it leads through the host and costs both hops, as programs send all
+        messages; a row between them counts only if their backends `talk_directly`. Where there is no route,
         PlacementError names the missing row.
         """
         if (source, target) not in self._links:
@@ -427,7 +428,7 @@ class Platform:
     def _route(self, source: str, target: str) -> Link:
         start, end = self.device(source), self.device(target)
         direct = self._hop(start, end)
-        if direct is not None:
+        if direct is not None and self._is_used(start, end):
             return Link(direct.latency_us, direct.bandwidth_gbps, (source,) if source == target else (source, target))
         host = self.host
         first, second = self._hop(start, host), self._hop(host, end)
@@ -442,6 +443,15 @@ class Platform:
             )
         bandwidth = 1.0 / (1.0 / first.bandwidth_gbps + 1.0 / second.bandwidth_gbps)
         return Link(first.latency_us + second.latency_us, bandwidth, (source, host.name, target))
+
+    def _is_used(self, start: Device, end: Device) -> bool:
+        """Whether programs use a connection between the two devices."""
+        return start == end or self.host in (start, end) or backend_of(start).talks_directly(start, end)
+
+    @property
+    def unused_connections(self) -> tuple[Connection, ...]:
+        """The connections between accelerators that programs do not use."""
+        return tuple(c for c in self.connections if not self._is_used(self.device(c.source), self.device(c.target)))
 
     def _hop(self, start: Device, end: Device) -> Connection | None:
         row = self._rows.get((start.name, end.name)) or self._rows.get((end.name, start.name))

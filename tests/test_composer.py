@@ -282,6 +282,18 @@ def test_power_efficiency_takes_the_devices_that_save_energy(csv_pair: CsvPair) 
     assert chosen == {"throughput": "fast", "PowerEfficiency": "frugal"}
 
 
+def test_a_connection_that_programs_do_not_use_is_warned_of(
+    csv_pair: CsvPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = ["cpu0,gpu0,5,10", "cpu0,gpu1,5,10", "gpu0,gpu1,0.01,900"]
+    composer = described(csv_pair(*ONE_CPU, NULL_GPU, NULL_GPU.replace("gpu0", "gpu1"), connections=links))
+    platform = composer._read_files()
+    assert platform is not None
+    assert platform.link("gpu0", "gpu1").hops == ("gpu0", "cpu0", "gpu1")
+    assert "from gpu0 to gpu1 does not count: programs send messages between them through cpu0" in caplog.text
+    assert "gpu0 to cpu0" not in caplog.text
+
+
 def test_power_efficiency_needs_watts(csv_pair: CsvPair) -> None:
     composer = described(csv_pair("cpu0,cpu,cpu,,2,"))
     composer.set_opt_metric("power_efficiency")

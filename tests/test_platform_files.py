@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from composer.platform import MOST_DEVICES, Platform, read_connections, read_devices, usable, with_cores_of_host
+from pearl.backends.protocol import Backend
 from pearl.devices import Connection, Device, describe_cpu
 from pearl.errors import DeviceFileError, PlacementError
 
@@ -217,6 +218,19 @@ def test_accelerators_without_a_link_go_through_the_host_and_pay_both_hops() -> 
     there, onwards = platform.link("gpu0", "cpu0"), platform.link("cpu0", "fpga0")
     for nbytes in (0, 64, 1_000_000):
         assert link.transfer_us(nbytes) == pytest.approx(there.transfer_us(nbytes) + onwards.transfer_us(nbytes))
+
+
+def test_a_link_between_accelerators_counts_only_if_programs_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = (Device("cpu0", "cpu", "cpu"), Device("gpu0", "gpu", "cuda"), Device("fpga0", "fpga", "sycl"))
+    to_host = (Connection("cpu0", "gpu0", 5, 10), Connection("cpu0", "fpga0", 3, 2))
+    between = Connection("gpu0", "fpga0", 1, 100)
+    platform = Platform(devices, (*to_host, between))
+    assert platform.link("fpga0", "gpu0") == Platform(devices, to_host).link("fpga0", "gpu0")
+    assert platform.unused_connections == (between,)
+    monkeypatch.setattr(Backend, "talks_directly", lambda *_: True)
+    platform = Platform(devices, (*to_host, between))
+    assert platform.link("fpga0", "gpu0").hops == ("fpga0", "gpu0")
+    assert platform.unused_connections == ()
 
 
 def test_no_route_names_the_missing_row() -> None:

@@ -233,6 +233,10 @@ class Backend:
         """Microseconds of a host's messages in one iteration of setting 1; None: they are measured."""
         return None
 
+    def talks_directly(self, device: Device, other: Device) -> bool:
+        """Whether programs send messages from `device` to the device `other` without the host between them."""
+        return False
+
     @property
     def needs_messages(self) -> bool:
         """Whether messages between its devices and the host take time."""
