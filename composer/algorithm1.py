@@ -70,11 +70,13 @@ def place(
     """Run PEARL's Algorithm 1 on `matrix`.
 
     Step 1 chooses the devices of Replay Manager and Learner, and the Learner's implementation, with the most
-    experiences per second (or per joule) by Eq. 7. Costs within 1e-9 are a tie: it goes to the least traffic between
-    devices, then to the fewest devices, then to the order of the matrix (Replay Manager's device, Learner's device,
-    implementations of the latter). Step 2 puts the Data Storage on `storage_forced`, or on the device with the least
-    transfer time among those that `storage_rule` allows (None: both devices and the host). Ties within 1e-9 go to the
-    Learner's device, then to the Actors', then to the Replay Manager's.
+    experiences per second (or per joule) in the program's steady state: in setting 1 with a `priority_update_delay`
+    above 0, sampling runs beside training (`IterationTerms.stages`), else Eq. 7 holds. Costs within 1e-9 are a tie: it
+    goes to the least traffic between devices, then to the fewest devices, then to the order of the matrix (Replay
+    Manager's device, Learner's device, implementations of the latter). Step 2 puts the Data Storage on
+    `storage_forced`, or on the device with the least transfer time among those that `storage_rule` allows (None: both
+    devices and the host). Ties within 1e-9 go to the Learner's device, then to the Actors', then to the Replay
+    Manager's.
 
     A pair is impossible where a device cannot run its primitive, or where there is no route between two of the host and
     both devices. Eq. 7 has no messages between host and Learner, but they need a route too: weights go to the Actors,
@@ -83,9 +85,8 @@ def place(
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` gives the slowdown of a Learner on the host's silicon while Actors run; None: no slowdown.
     `messages_us` is the time per iteration of the host's messages between two devices. `pipelines` are times in
-    microseconds of iterations that were measured as a whole: the excess over the sum of their parts is contention.
-    `replay_ratio` is the ratio at which the Actors collect, inf where they run free. The placement records it, and
-    `priority_update_delay` (Eq. 7 assumes strict order).
+    microseconds of iterations that were measured as a whole: the excess over what their parts explain is contention.
+    `replay_ratio` is the ratio at which the Actors collect, inf where they run free; the placement records it.
 
     Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
     active_watts where power counts.
@@ -102,6 +103,7 @@ def place(
         sharing,
         messages_us,
         pipelines or {},
+        priority_update_delay,
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -165,6 +167,7 @@ class _Search:
     sharing: CoreSharing | None
     messages_us: float
     pipelines: Mapping[Candidacy, float]
+    delay: int
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix: the possible ones with their cost, the others with the reason."""
@@ -212,6 +215,8 @@ class _Search:
             priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
             update_us=replay.update.value_us,
             messages_us=self.messages_us if i != j else 0.0,
+            replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
+            delay=self.delay if i != j else 0,
         )
         whole_us = self.pipelines.get((i, j, learner.implementation), 0.0)
         if whole_us > terms.t_itr_us:
@@ -239,6 +244,10 @@ class _Search:
             route=to_learner.hops,
             storage=self._storage(learner_device=j, host=host, replay_device=i),
         )
+
+    def _there_and_back_us(self, i: str, j: str, nbytes: int) -> float:
+        """The time of a message from `i` to `j` and of one back."""
+        return self.platform.link(i, j).transfer_us(nbytes) + self.platform.link(j, i).transfer_us(nbytes)
 
     def _watts(self, names: tuple[str, ...]) -> float | None:
         """The power of the devices; of devices on one piece of silicon only the highest counts."""

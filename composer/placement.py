@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -27,6 +28,9 @@ class IterationTerms:
 
     Two terms are not in the paper: `messages_us` of the host's queues and threads between two devices, and
     `contention_us`, the excess of a whole iteration over its parts where both devices are the host's silicon.
+
+    Eq. 7 assumes strict order. With a priority update `delay` of D, the next D batches are sampled while one is
+    trained: an iteration then takes as long as the slowest stage (`stages`).
     """
 
     sample_us: float
@@ -38,6 +42,8 @@ class IterationTerms:
     update_us: float
     messages_us: float = 0.0
     contention_us: float = 0.0
+    replay_transfer_us: float = 0.0  # of both messages' transfers, the part on the Replay Manager's own link
+    delay: int = 0
 
     @property
     def training_us(self) -> float:
@@ -50,26 +56,51 @@ class IterationTerms:
         return self.insert_us + self.insert_transfer_us
 
     @property
-    def t_itr_us(self) -> float:
-        """T_itr of Eq. 7, with the host's messages and contention."""
-        path = self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
-        return path + self.messages_us + self.contention_us
+    def eq7_us(self) -> float:
+        """T_itr of Eq. 7 as printed: in strict order, without the host's messages and contention."""
+        return self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
 
-    def critical(self) -> dict[str, float]:
-        """The terms on the critical path, by their names in a report."""
-        path = {
-            "sampling": self.sample_us,
-            "moving samples to the Learner": self.sample_transfer_us,
-            "talking through the host": self.messages_us,
-            "sharing one piece of silicon": self.contention_us,
-        }
-        if self.insertion_us > self.training_us:
-            return path | {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
-        return path | {
+    @property
+    def t_itr_us(self) -> float:
+        """The time of an iteration in the steady state: the slowest stage, and contention."""
+        return sum(self.critical().values())
+
+    def stages(self) -> tuple[dict[str, float], ...]:
+        """The parts of an iteration that run side by side, each with its terms by their names in a report.
+
+        In strict order (delay 0) these are Eq. 7's two branches, each with what comes before it. Otherwise: a batch's
+        way through all devices, where `delay` + 1 batches are under way at a time; the Learner's work for a batch; and
+        the Replay Manager's. A batch waits for the host's messages in full, as they wake one thread after another; of
+        its own time, a device spends the share of one batch on them.
+        """
+        sampling = {"sampling": self.sample_us, "moving samples to the Learner": self.sample_transfer_us}
+        training = {
             "training": self.learner_us,
             "returning priorities": self.priority_transfer_us,
             "updating priorities": self.update_us,
         }
+        insertion = {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
+        messages = {"talking through the host": self.messages_us}
+        if not self.delay:
+            return sampling | training | messages, sampling | insertion | messages
+        at_learner = max(0.0, self.sample_transfer_us + self.priority_transfer_us - self.replay_transfer_us)
+        replay = {
+            "sampling": self.sample_us,
+            "updating priorities": self.update_us,
+            "moving batches to and from the RM": self.replay_transfer_us,
+        }
+        learner = {"training": self.learner_us, "moving batches to and from the Learner": at_learner}
+        share = self._shared_out(messages)
+        return self._shared_out(sampling | training) | messages, learner | share, replay | insertion | share
+
+    def _shared_out(self, terms: Mapping[str, float]) -> dict[str, float]:
+        """The terms per batch of all that are under way."""
+        return {name: value / (self.delay + 1) for name, value in terms.items()}
+
+    def critical(self) -> dict[str, float]:
+        """The terms of the slowest stage and contention, by their names in a report."""
+        slowest = max(self.stages(), key=lambda stage: sum(stage.values()))
+        return slowest | {"sharing one piece of silicon": self.contention_us}
 
 
 @dataclass(frozen=True)
@@ -320,12 +351,12 @@ class Placement:
 
     @property
     def terms(self) -> IterationTerms:
-        """The terms of Eq. 7 of the choice."""
+        """The terms of an iteration of the choice."""
         return self.chosen.terms
 
     @property
     def t_itr_us(self) -> float:
-        """Predicted microseconds of one iteration (Eq. 7)."""
+        """Predicted microseconds of one iteration."""
         return self.chosen.t_itr_us
 
     @property
@@ -413,7 +444,7 @@ class Placement:
         return f"{microseconds(abs(difference))} us {'more' if difference > 0 else 'less'} traffic per iteration"
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per candidate, best first: devices, implementation, cost, terms of Eq. 7, storage, whether chosen."""
+        """One row per candidate, best first: devices, implementation, cost, its terms, storage, whether chosen."""
         rows = []
         for candidate in self.candidates:
             is_chosen = candidate is self.chosen
@@ -426,6 +457,7 @@ class Placement:
                     "setting": candidate.setting,
                     "chosen": is_chosen,
                     "t_itr_us": candidate.t_itr_us,
+                    "eq7_us": candidate.terms.eq7_us,
                     "eps": candidate.eps,
                     "watts": math.nan if candidate.watts is None else candidate.watts,
                     **dataclasses.asdict(candidate.terms),

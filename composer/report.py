@@ -109,16 +109,17 @@ def _choice_table(placement: Placement) -> Table:
 
 
 def _pairs_table(placement: Placement) -> Table:
-    title, costs = "Pairs of devices (PEARL Eq. 7), best first", ("T_itr us", "EPS", "W")
+    title, costs = "Pairs of devices, best first", ("T_itr us", "Eq. 7 us", "EPS", "W")
     table = ascii_table(title, ("RM", "Learner", *costs, "why"), right=costs)
     for candidate in placement.candidates[:_PAIRS_SHOWN]:
         reason = "chosen" if candidate is placement.chosen else placement.why_not(candidate)
         watts = "" if candidate.watts is None else f"{candidate.watts:,.0f}"
         devices = (candidate.replay.device, f"{candidate.learner.device} ({candidate.learner.implementation})")
-        cost = (microseconds(candidate.t_itr_us), f"{candidate.eps:,.0f}", watts)
+        latencies = (microseconds(us) for us in (candidate.t_itr_us, candidate.terms.eq7_us))
+        cost = (*latencies, f"{candidate.eps:,.0f}", watts)
         _add_row(table, *devices, *cost, reason)
     for pair in placement.impossible[:_PAIRS_SHOWN]:
-        _add_row(table, pair.replay_manager, pair.learner, "-", "-", "", f"not possible: {pair.reason}")
+        _add_row(table, pair.replay_manager, pair.learner, "-", "-", "-", "", f"not possible: {pair.reason}")
     hidden = sum(max(0, len(pairs) - _PAIRS_SHOWN) for pairs in (placement.candidates, placement.impossible))
     if hidden:
         table.caption = f"{hidden:,} more pairs are in the placement itself, and in its JSON"

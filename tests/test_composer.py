@@ -269,8 +269,8 @@ def test_power_efficiency_takes_the_devices_that_save_energy(csv_pair: CsvPair) 
     times = "sample_us=0.1;insert_us=0.1;update_us=0.1;learner_us={learner_us}"
     rows = [
         "cpu0,cpu,cpu,,2,10",
-        f"fast,gpu,null,{times.format(learner_us=0.1)},,100000",
-        f"frugal,gpu,null,{times.format(learner_us=0.2)},,1",
+        f"fast,gpu,null,{times.format(learner_us=1)},,100000",
+        f"frugal,gpu,null,{times.format(learner_us=3)},,1",
     ]
     files = csv_pair(*rows, connections=["cpu0,fast,0.001,1000", "cpu0,frugal,0.001,1000"])
     chosen = {}

@@ -11,7 +11,7 @@ _WINDOW_S = 2.0
 class StepRate:
     """Counts steps against two clocks: wall time, and the time during which a batch was in flight.
 
-    Eq. 7 predicts the second: it excludes the waits for data that the replay ratio causes.
+    The composer predicts the second: it excludes the waits for data that the replay ratio causes.
     """
 
     def __init__(self) -> None:
