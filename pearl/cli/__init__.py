@@ -1,0 +1,11 @@
+"""The command `pearl`: describe the machine, compose, run, measure, report. One file per command.
+
+Commands import what they need when they run, so that help and errors of usage appear at once.
+"""
+
+from pearl.cli.app import app, main
+
+# The help lists the commands in this order.
+from pearl.cli import devices, compose, calibration, fpga_report, run, report  # isort: skip
+
+__all__ = ["app", "calibration", "compose", "devices", "fpga_report", "main", "report", "run"]

@@ -1,0 +1,65 @@
+"""`pearl compose`: profile, place, and write the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pearl.cli.app import app, examples
+from pearl.cli.output import check_writable, console, write_file
+from pearl.process_limits import check_address_space
+from pearl.runtime.launch import shown
+
+
+@app.command(
+    name="compose",
+    epilog=examples(
+        "pearl compose examples/cartpole.toml",
+        "pearl compose my.toml --output programs/mine.py",
+        "pearl compose my.toml --implementation torch",
+    ),
+)
+def _compose(
+    spec: Annotated[Path, typer.Argument(help="The composition; see examples/cartpole.toml.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Where the program goes. Default: as in the file, else runs/NAME/program.py.")
+    ] = None,
+    placement_json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Where the placement goes. Default: PROGRAM.placement.json next to the program."),
+    ] = None,
+    matrix_json: Annotated[
+        Path | None,
+        typer.Option("--matrix-json", help="Where the matrix goes. Default: PROGRAM.matrix.json next to the program."),
+    ] = None,
+    implementation: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the Learner: auto (the fastest), native, torch or sycl. Default: as in the file, else auto."
+        ),
+    ] = None,
+) -> None:
+    """Profile the primitives, choose their devices, and write the training program.
+
+    Prints the assignment matrix and the placement with its reasons, and writes both as JSON. Measurements are kept
+    between runs. A program there that was edited is kept under another name.
+    """
+    check_address_space()
+    from composer.spec_file import load_spec
+
+    composer, options = load_spec(spec, implementation=implementation, output=output)
+    path = options.path
+    matrix_json = matrix_json or path.with_name(f"{path.stem}.matrix.json")
+    placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")
+    for file in (path, matrix_json, placement_json):
+        check_writable(file)
+    replay, learner = composer.run(timesteps=options.timesteps)
+    console().print(composer.matrix, composer.placement)
+    # Before the program, since none can be written if a null device was chosen: then these files are the result.
+    write_file(matrix_json, composer.matrix.to_json() + "\n")
+    write_file(placement_json, composer.placement.to_json() + "\n")
+    print(f"Matrix:    {shown(matrix_json)}")
+    print(f"Placement: {shown(placement_json)}")
+    composer.runtime_gen(replay, learner, **{**vars(options), "path": path})

@@ -1,0 +1,120 @@
+"""`pearl report`: summarise the results of a run."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pearl.byte_size import readable_size
+from pearl.cli.app import app, examples
+from pearl.cli.output import console, facts_table, read_json
+from pearl.cli.run import rates_table
+from pearl.errors import ConfigurationError
+from pearl.runtime.scores import best_text, last_text, number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_TAIL_BYTES = 65_536  # the end of a table, which contains its last row
+
+
+@app.command(name="report", epilog=examples("pearl report runs/dqn_cartpole"))
+def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Summarise the results of a run: summary, evaluation, progress, learning curve and checkpoints."""
+    summary_path, progress_path, bench_path = (
+        run_dir / name for name in ("summary.json", "progress.csv", "bench.json")
+    )
+    checkpoints = sorted(path.parent for path in run_dir.glob("checkpoints/checkpoint-*/manifest.json"))
+    if not run_dir.is_dir():
+        raise ConfigurationError(f"There is no folder {run_dir}. A program's --run-dir says where its run goes.")
+    if not (checkpoints or any(path.is_file() for path in (summary_path, progress_path, bench_path))):
+        raise ConfigurationError(
+            f"{run_dir} is not the folder of a run: it has no summary.json, no progress.csv and no checkpoints. "
+            "A program's --run-dir says where its run goes."
+        )
+    out = console()
+    if summary_path.is_file():
+        summary = read_json(summary_path)
+        out.print(_summary_table(summary))
+        if progress_path.is_file() and progress_path.stat().st_mtime > summary_path.stat().st_mtime:
+            print("progress.csv is newer than this summary: a later run goes on, or was stopped before its end.")
+    else:
+        print(f"{run_dir} has no summary.json: the run goes on, or was stopped before its end.")
+    for title, name in (
+        ("Newest progress (training_return: last 100 training episodes, exploration included)", "progress.csv"),
+        ("Newest evaluation (greedy)", "evaluations.csv"),
+    ):
+        if row := _last_row(run_dir / name):
+            out.print(facts_table(title, {key: _rounded(value) for key, value in row.items() if value}))
+    if bench_path.is_file():
+        out.print(rates_table(read_json(bench_path)))
+    _print_files(run_dir, checkpoints)
+
+
+def _summary_table(summary: Mapping[str, Any]) -> Table:
+    facts = {"environment": str(summary.get("environment", "-")), "seed": str(summary.get("seed", "-"))}
+    facts["stopped"] = str(summary.get("stopped", "-"))
+    for name, key in (
+        ("environment steps", "env_steps"),
+        ("gradient steps", "gradient_steps"),
+        ("training episodes", "episodes"),
+        ("actor restarts", "actor_restarts"),
+    ):
+        facts[name] = f"{number(summary, key):,.0f}"
+    facts["replay ratio"] = f"{number(summary, 'replay_ratio'):.2f}"
+    facts["wall-clock time"] = f"{number(summary, 'wall_s'):,.1f} s, to the end of training"
+    measured, predicted, overall = (number(summary, f"{key}_eps") for key in ("measured", "predicted", "overall"))
+    facts["EPS"] = (
+        f"{measured:,.0f} while a batch was under way (predicted {predicted:,.0f}), "
+        f"{overall:,.0f} since the first batch, waiting included"
+    )
+    facts["last weights"], facts["best weights"] = last_text(summary), best_text(summary)
+    return facts_table(f"Run of {summary.get('program', 'a program')}", facts)
+
+
+def _print_files(run_dir: Path, checkpoints: Sequence[Path]) -> None:
+    """Lines, not a table, which would break paths."""
+    for what, name in (
+        ("Learning curve:", "learning_curve.png"),
+        ("Last weights:", "weights.safetensors"),
+        ("Best weights:", "best_weights.safetensors"),
+        ("Log:", "run.log"),
+        ("TensorBoard:", "tensorboard"),
+    ):
+        print(f"{what:<16}{run_dir / name if (run_dir / name).exists() else 'none'}")
+    for folder in checkpoints:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(f"{'Checkpoint:':<16}{folder} ({readable_size(size)})")
+    if not checkpoints:
+        print(f"{'Checkpoint:':<16}none in {run_dir / 'checkpoints'}")
+
+
+def _last_row(path: Path) -> dict[str, str] | None:
+    """The last complete row of a CSV file of the run, without a row that a kill has cut short."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+            file.seek(max(len(first), file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            ends = (first + file.read()).decode(errors="replace").splitlines(keepends=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
+    lines = [line for line in ends if line.endswith("\n")]
+    try:
+        rows = list(csv.DictReader([lines[0], lines[-1]])) if len(lines) > 1 else []
+    except csv.Error as error:
+        raise ConfigurationError(f"{path} is not a CSV file of a run: {error}.") from error
+    return {key: value or "" for key, value in rows[0].items() if key} if rows else None
+
+
+def _rounded(text: str) -> str:
+    try:
+        return f"{float(text):,.10g}" if text.lstrip("-").isdigit() else f"{float(text):,.2f}"
+    except ValueError:
+        return text

@@ -1,0 +1,89 @@
+"""`pearl run` and `pearl bench`: run a composed program, or measure its speed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from pearl.cli.app import app, examples
+from pearl.cli.output import console, facts_table, read_json
+from pearl.errors import ConfigurationError
+from pearl.runtime.launch import run_generated
+from pearl.runtime.scores import number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_Program: TypeAlias = Annotated[Path, typer.Argument(help="A program that was composed.")]
+_Options: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Options of the program itself; see its --help.")]
+
+
+@app.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "pearl run runs/cartpole/program.py",
+        "pearl run runs/cartpole/program.py --seed 2 --timesteps 20_000",
+        "pearl run runs/cartpole/program.py --help",
+    ),
+)
+def _run(program: _Program, options: _Options = None) -> None:
+    """Run a composed program; the arguments after its name go to the program.
+
+    Its exit code is returned. Ctrl-C lets it write a checkpoint and stop; a second one stops it at once.
+    """
+    raise typer.Exit(run_generated(program, _passed_on(options)))
+
+
+@app.command(
+    name="bench",
+    epilog=examples(
+        "pearl bench runs/cartpole/program.py --seconds 30",
+        "pearl bench runs/cartpole/program.py -- --seed 2",
+    ),
+)
+def _bench(
+    program: _Program,
+    options: _Options = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure, from the first batch on.")] = 10.0,
+) -> None:
+    """Measure how fast a composed program trains, compared with the composer's prediction.
+
+    The program trains free-running, without waiting for data, in a temporary folder: nothing of its runs changes.
+    """
+    with tempfile.TemporaryDirectory(prefix="pearl-bench-") as folder:
+        measuring = ["--bench", "--bench-seconds", str(seconds), "--run-dir", folder]
+        code = run_generated(program, [*measuring, *_passed_on(options)])
+        result = Path(folder) / "bench.json"
+        rates = read_json(result) if result.exists() else None
+    if rates is None:
+        if not code:
+            raise ConfigurationError(f"{program} ended without a measurement: it is not a composed program.")
+        raise typer.Exit(code)
+    console().print(rates_table(rates))
+    raise typer.Exit(code)
+
+
+def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
+    """The options without a leading `--`."""
+    options = options or []
+    return options[1:] if options[:1] == ["--"] else options
+
+
+def rates_table(rates: Mapping[str, Any]) -> Table:
+    """A benchmark's rates beside the prediction."""
+    predicted, measured, overall = (number(rates, key) for key in ("predicted_eps", "measured_eps", "overall_eps"))
+    share = f"{measured / predicted:.2f} of the prediction" if predicted else "no prediction"
+    return facts_table(
+        f"Experiences trained per second (EPS) of {rates.get('program', 'the program')}",
+        {
+            "predicted by the composer": f"{predicted:,.0f}",
+            "measured, while a batch was under way": f"{measured:,.0f} ({share})",
+            "measured, waiting for data included": f"{overall:,.0f}",
+            "gradient steps per second (GPS), waiting included": f"{number(rates, 'overall_gps'):,.1f}",
+        },
+    )
