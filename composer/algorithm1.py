@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from composer.contention import CoreSharing
-from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, LearnerOption, MissingCell, ReplayCell
+from composer.matrix import (
+    AssignmentMatrix,
+    Candidacy,
+    LearnerCell,
+    LearnerOption,
+    Measurement,
+    MissingCell,
+    ReplayCell,
+    StorageCell,
+)
 from composer.placement import (
     METRICS,
     TIE,
@@ -81,6 +90,9 @@ def place(
     A pair is impossible where a device cannot run its primitive, or where there is no route between two of the host and
     both devices. Eq. 7 has no messages between host and Learner, but they need a route too: weights go to the Actors,
     which run on the host, and their transitions go to the Learner's batches.
+
+    Where a batch is gathered and arriving transitions are stored, the matrix's column "Data Storage" says how long that
+    takes; a row without that cell counts the transfer in its own memory.
 
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` gives the slowdown of a Learner on the host's silicon while Actors run; None: no slowdown.
@@ -178,12 +190,12 @@ class _Search:
                 reasons: dict[str, None] = {}
                 found: list[Candidate] = []
                 for option in self.matrix[learner_device].learners:
-                    replay, learner = self._cells(replay_device, learner_device, option)
+                    replay, learner, gather = self._cells(replay_device, learner_device, option)
                     reasons.update((cell.reason, None) for cell in (replay, learner) if isinstance(cell, MissingCell))
                     if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
                         continue
                     try:
-                        found.append(self._candidate(replay_device, replay, learner_device, learner))
+                        found.append(self._candidate(replay_device, replay, learner_device, learner, gather))
                     except PlacementError as error:  # no route between two devices
                         reasons[str(error)] = None
                 candidates += found
@@ -193,19 +205,23 @@ class _Search:
 
     def _cells(
         self, i: str, j: str, option: LearnerOption
-    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell]:
+    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell, Measurement | None]:
+        """The two primitives' cells, and the gather between them where the pair has its own."""
         if i != j:
-            return self.matrix[i].replay, option.learner
+            return self.matrix[i].replay, option.learner, None
         pair = option.pair
-        return (pair, pair) if isinstance(pair, MissingCell) else (pair.replay, pair.learner)
+        return (pair, pair, None) if isinstance(pair, MissingCell) else (pair.replay, pair.learner, pair.gather)
 
-    def _candidate(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell) -> Candidate:
+    def _candidate(
+        self, i: str, replay: ReplayCell, j: str, learner: LearnerCell, pair_gather: Measurement | None
+    ) -> Candidate:
         host = self.platform.host.name
         batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
         to_learner = self.platform.link(i, j)
         step_us = learner.step.value_us
         if self.sharing is not None and self.platform.shared_silicon(host, j):
             step_us = self.sharing.step_us(step_us, learner.threads)
+        storage = self._storage(learner_device=j, host=host, replay_device=i, pair_gather=pair_gather)
         terms = IterationTerms(
             sample_us=replay.sample.value_us,
             sample_transfer_us=to_learner.transfer_us(batch_message),
@@ -217,7 +233,7 @@ class _Search:
             messages_us=self.messages_us if i != j else 0.0,
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
-        )
+        ).with_storage(storage[0], learner=j)
         whole_us = self.pipelines.get((i, j, learner.implementation), 0.0)
         if whole_us > terms.t_itr_us:
             terms = replace(terms, contention_us=whole_us - terms.t_itr_us)
@@ -242,7 +258,7 @@ class _Search:
             devices_used=len(used),
             message_bytes=(2 * batch_message if i != j else 0) + (insert_message if i != host else 0),
             route=to_learner.hops,
-            storage=self._storage(learner_device=j, host=host, replay_device=i),
+            storage=storage,
         )
 
     def _there_and_back_us(self, i: str, j: str, nbytes: int) -> float:
@@ -262,7 +278,9 @@ class _Search:
             watts[silicon] = max(found, watts.get(silicon, 0.0))
         return float(sum(watts.values()))
 
-    def _storage(self, *, learner_device: str, host: str, replay_device: str) -> tuple[StorageOption, ...]:
+    def _storage(
+        self, *, learner_device: str, host: str, replay_device: str, pair_gather: Measurement | None
+    ) -> tuple[StorageOption, ...]:
         """Step 2: C_Learner = BS (E + 1), C_Actor = N_Actor E, C_RM = BS, in words of one index each."""
         experience = self.transition_bytes + WORD_BYTES
         flows = (
@@ -275,18 +293,35 @@ class _Search:
         names = dict.fromkeys(allowed)
         if self.storage_forced is not None:
             names.setdefault(self.storage_forced)
-        options = [self._storage_option(name, flows, learner_device) for name in names]
+        options = [self._storage_option(name, flows, learner_device, pair_gather) for name in names]
         ranked = [option for group in _ties(options, lambda option: option.traffic_us) for option in group]
         return tuple(sorted(ranked, key=lambda option: option.device != self.storage_forced))
 
-    def _storage_option(self, name: str, flows: tuple[tuple[str, int], ...], learner_device: str) -> StorageOption:
+    def _storage_option(
+        self, name: str, flows: tuple[tuple[str, int], ...], learner_device: str, pair_gather: Measurement | None
+    ) -> StorageOption:
         traffic = sum(
             nbytes / (self.platform.link(name, device).bandwidth_gbps * _BYTES_PER_US_PER_GBPS)
             for device, nbytes in flows
         )
-        batch = self.platform.link(name, learner_device).transfer_us(self.batch_size * self.transition_bytes)
+        batch_bytes = self.batch_size * self.transition_bytes
+        moving = 0.0 if name == learner_device else self.platform.link(name, learner_device).transfer_us(batch_bytes)
         crossing = sum(nbytes for device, nbytes in flows if device != name)
-        return StorageOption(name, traffic, batch, float(crossing))
+        gather_us, store_us = self._storage_us(name, batch_bytes)
+        if pair_gather is not None and name == learner_device:
+            gather_us = pair_gather.value_us
+        return StorageOption(name, traffic, moving, float(crossing), gather_us, store_us)
+
+    def _storage_us(self, name: str, batch_bytes: int) -> tuple[float, float]:
+        """The times to gather a batch and to store what arrived; by the device's memory where nothing better is known.
+
+        A pair's devices need not have a row of the matrix: the host has none where it is unavailable.
+        """
+        cell = self.matrix[name].storage if name in self.matrix.devices else None
+        if isinstance(cell, StorageCell):
+            return cell.gather.value_us, cell.store.value_us
+        memory = self.platform.link(name, name)
+        return memory.transfer_us(batch_bytes), memory.transfer_us(self.insertions * self.transition_bytes)
 
     def ranked(self, candidates: list[Candidate]) -> list[Candidate]:
         """Best first. Ties go to the least traffic, then to the fewest devices, then to the first."""

@@ -20,7 +20,7 @@ Source: TypeAlias = Literal["measured", "modelled", "imported"]
 Candidacy: TypeAlias = tuple[
     str, str, str
 ]  # device of the Replay Manager, of the Learner, the Learner's implementation
-Column: TypeAlias = Literal["RM only", "Learner only", "RM & Learner"]
+Column: TypeAlias = Literal["RM only", "Learner only", "RM & Learner", "Data Storage"]
 
 _ROUNDING = 1e-12  # relative error of a percentile between two samples
 
@@ -87,7 +87,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ReplayCell:
-    """T_RM of one iteration on a device, and the parameters for which it holds."""
+    """T_RM of one iteration on a device, and the parameters for which it holds; the Data Storage's part is apart."""
 
     sample: Measurement
     insert: Measurement
@@ -112,8 +112,8 @@ class ReplayCell:
 class LearnerCell:
     """T_Learner of one iteration on a device, and the implementation and parameters for which it holds.
 
-    On an FPGA `sub_batches` is DP, the number of pipelines. With `prefetch` another thread draws the next batch during
-    a step.
+    The batch is in the device's memory when a step begins: to bring it there is the Data Storage's work. On an FPGA
+    `sub_batches` is DP, the number of pipelines. With `prefetch` another thread draws the next batch during a step.
     """
 
     step: Measurement
@@ -137,15 +137,41 @@ class LearnerCell:
 
 
 @dataclass(frozen=True)
+class StorageCell:
+    """The Data Storage of one iteration on a device: reading a batch, and storing the transitions that arrived.
+
+    The batch is then in the same device's memory; its way to another device counts as communication.
+    """
+
+    gather: Measurement
+    store: Measurement
+
+    def measurements(self) -> tuple[tuple[str, Measurement], ...]:
+        """The latencies by name."""
+        return (("gather", self.gather), ("store", self.store))
+
+    @property
+    def parameters(self) -> str:
+        """It has none."""
+        return ""
+
+
+@dataclass(frozen=True)
 class PairCell:
-    """Both primitives while they share a device."""
+    """Both primitives while they share a device.
+
+    `gather` is the gather between them, where it differs from that of the column "Data Storage": caches are warm in a
+    loop, and on an FPGA rows stream from the Replay Manager through the storage to the Learner.
+    """
 
     replay: ReplayCell
     learner: LearnerCell
+    gather: Measurement | None = None
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
-        """The four latencies by name."""
-        return (*self.replay.measurements(), *self.learner.measurements())
+        """The latencies by name."""
+        gather = () if self.gather is None else (("gather", self.gather),)
+        return (*self.replay.measurements(), *gather, *self.learner.measurements())
 
     @property
     def parameters(self) -> str:
@@ -169,7 +195,7 @@ class MissingCell:
         return f"not possible: {self.reason}"
 
 
-Cell: TypeAlias = "ReplayCell | LearnerCell | PairCell | MissingCell"
+Cell: TypeAlias = "ReplayCell | LearnerCell | PairCell | StorageCell | MissingCell"
 
 
 @dataclass(frozen=True)
@@ -181,12 +207,12 @@ class LearnerOption:
 
     def cells(self) -> Iterator[tuple[Column, Cell]]:
         """The two columns in order."""
-        return zip(COLUMNS[1:], (self.learner, self.pair), strict=True)
+        return zip(COLUMNS[1:3], (self.learner, self.pair), strict=True)
 
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """One device: the columns "RM only", "Learner only" and "RM & Learner".
+    """One device: the columns "RM only", "Learner only" and "RM & Learner" of the paper, and "Data Storage".
 
     `learner` and `pair` belong to the implementation of the Learner with the fastest step, `others` to all other
     measured implementations.
@@ -197,6 +223,7 @@ class MatrixRow:
     learner: LearnerCell | MissingCell
     pair: PairCell | MissingCell
     others: tuple[LearnerOption, ...] = ()
+    storage: StorageCell | MissingCell = MissingCell("not measured")
 
     @property
     def learners(self) -> tuple[LearnerOption, ...]:
@@ -204,8 +231,8 @@ class MatrixRow:
         return (LearnerOption(self.learner, self.pair), *self.others)
 
     def cells(self) -> Iterator[tuple[Column, Cell]]:
-        """The three columns in order."""
-        return zip(COLUMNS, (self.replay, self.learner, self.pair), strict=True)
+        """The columns in order."""
+        return zip(COLUMNS, (self.replay, self.learner, self.pair, self.storage), strict=True)
 
 
 @dataclass(frozen=True)
@@ -256,7 +283,7 @@ class AssignmentMatrix:
         raise ConfigurationError(f"The matrix has no row {device!r}; it has {', '.join(self.devices) or 'none'}.")
 
     def cell(self, device: str, column: Column) -> Cell:
-        """The cell of `device` in the column "RM only", "Learner only" or "RM & Learner"."""
+        """The cell of `device` in one of the columns."""
         for name, cell in self[device].cells():
             if name == column:
                 return cell

@@ -18,7 +18,8 @@ from composer.fpga.model import (
     printed_learner,
     share,
 )
-from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell
+from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell, StorageCell
+from composer.platform import OWN_MEMORY_LATENCY_US, own_memory
 from pearl.backends import AUTO, backend_of, fpga, model, null
 from pearl.backends.model.device import GpuParameters, ProcessorParameters, model_parameters
 from pearl.backends.null.device import NullTimes
@@ -66,6 +67,16 @@ def _us(value_us: float) -> Measurement:
     return Measurement.modelled(value_us)
 
 
+def _memory_storage(device: Device, work: ModelledWork, overhead_us: float) -> StorageCell:
+    """A Data Storage as fast as the device's memory; each row is read and written once."""
+    bytes_per_us = own_memory(device).bandwidth_gbps * 1e3
+    gather, store = (
+        _us(overhead_us + 2 * rows * work.transition_bytes / bytes_per_us)
+        for rows in (work.batch_size, work.insertions)
+    )
+    return StorageCell(gather, store)
+
+
 def _nothing(device: str, reason: str) -> ModelledRow:
     missing = MissingCell(reason)
     return ModelledRow(MatrixRow(device, missing, missing, missing))
@@ -85,7 +96,8 @@ def stated_row(device: Device, work: ModelledWork) -> ModelledRow:
         return ReplayCell(sample, insert, update, work.fanouts[0]), LearnerCell(step, implementation="null")
 
     replay, learner = cells(1.0)
-    return ModelledRow(MatrixRow(device.name, replay, learner, PairCell(*cells(times.sharing))), modelled=False)
+    pair, storage = PairCell(*cells(times.sharing)), StorageCell(_us(0.0), _us(0.0))  # the stated times include it
+    return ModelledRow(MatrixRow(device.name, replay, learner, pair, storage=storage), modelled=False)
 
 
 # --- FPGA ------------------------------------------------------------------------------------------------------------
@@ -109,7 +121,7 @@ def fpga_row(
         )
         columns = f"{', '.join(missing)} of {'the board it stands for' if emulated else device.name}"
         return _nothing(device.name, f"{why}: fill {columns} in the device CSV to have it modelled")
-    return _Fpga(FpgaPart.from_device(device), work, printed, exploration).row()
+    return _Fpga(device, FpgaPart.from_device(device), work, printed, exploration).row()
 
 
 def possible_fpga_row(device: Device, work: ModelledWork) -> ModelledRow:
@@ -128,6 +140,7 @@ def possible_fpga_row(device: Device, work: ModelledWork) -> ModelledRow:
 
 @dataclass(frozen=True)
 class _Fpga:
+    device: Device
     part: FpgaPart
     work: ModelledWork
     printed: bool
@@ -148,7 +161,7 @@ class _Fpga:
         pipeline = self.work.pipeline
         if isinstance(pipeline, str):
             learner = pair = MissingCell(f"the Learner on an FPGA cannot be modelled: {pipeline}")
-            return ModelledRow(MatrixRow(self.part.name, replay, learner, pair), tuple(designs))
+            return self._row(replay, learner, pair, designs)
         try:
             learner, text = self._learner(pipeline)
             designs.append(f"Learner alone: {text}")
@@ -162,7 +175,17 @@ class _Fpga:
                 designs.append(f"Learner beside the Replay Manager: {text}")
             except CapacityError as error:
                 pair = MissingCell(f"both do not fit one FPGA: {error}")
-        return ModelledRow(MatrixRow(self.part.name, replay, learner, pair), tuple(designs))
+        return self._row(replay, learner, pair, designs)
+
+    def _row(
+        self,
+        replay: ReplayCell | MissingCell,
+        learner: LearnerCell | MissingCell,
+        pair: PairCell | MissingCell,
+        designs: Sequence[str],
+    ) -> ModelledRow:
+        storage = _memory_storage(self.device, self.work, OWN_MEMORY_LATENCY_US)
+        return ModelledRow(MatrixRow(self.part.name, replay, learner, pair, storage=storage), tuple(designs))
 
     def _tree_text(self, tree: ReplayTree) -> str:
         lanes = "1 lane" if tree.lanes == 1 else f"{tree.lanes} lanes"
@@ -241,7 +264,14 @@ class _Fpga:
         streamed = dataclasses.replace(replay, sample=_us(self.part.microseconds(shared.exposed_sampling_cycles)))
         design = shared.learner
         text = f"{design}; the Replay Manager of {self._tree_text(shared.tree)}"
-        return PairCell(streamed, self._learner_cell(design.cycles, design.dp)), text
+        slower = max(shared.tree.shape.sample_cycles, design.item_interval_cycles)
+        gather = _us(self._streamed_gather_us(self.part.microseconds(slower)))
+        return PairCell(streamed, self._learner_cell(design.cycles, design.dp), gather), text
+
+    def _streamed_gather_us(self, interval_us: float) -> float:
+        """The time by which the gather delays a Learner to which each row streams, one every `interval_us` at best."""
+        row_us = 2 * self.work.transition_bytes / (own_memory(self.device).bandwidth_gbps * 1e3)
+        return OWN_MEMORY_LATENCY_US + row_us + max(0.0, row_us - interval_us) * (self.work.batch_size - 1)
 
 
 # --- CPU and GPU -----------------------------------------------------------------------------------------------------
@@ -260,15 +290,16 @@ def processor_row(device: Device, work: ModelledWork) -> ModelledRow:
     parameters = model_parameters(device.kind, device.selector)
     assert isinstance(parameters, ProcessorParameters)
     roofline = _Roofline(device, work, parameters)
+    storage = _memory_storage(device, work, parameters.operation_us)
     replay = min(
         (roofline.replay(fanout) for fanout in work.fanouts),
         key=lambda cell: cell.sample.value_us + cell.update.value_us,
     )
     if isinstance(work.pipeline, str):
         missing_learner = MissingCell(f"the Learner cannot be modelled: {work.pipeline}")
-        return ModelledRow(MatrixRow(device.name, replay, missing_learner, missing_learner))
+        return ModelledRow(MatrixRow(device.name, replay, missing_learner, missing_learner, storage=storage))
     learner = roofline.learner(work.pipeline)
-    return ModelledRow(MatrixRow(device.name, replay, learner, PairCell(replay, learner)))
+    return ModelledRow(MatrixRow(device.name, replay, learner, PairCell(replay, learner), storage=storage))
 
 
 @dataclass(frozen=True)
@@ -291,12 +322,11 @@ class _Roofline:
         return (self.device.clock_mhz or 0.0) * self.parameters.flop_per_cycle
 
     def replay(self, fanout: int) -> ReplayCell:
-        """Requests to the tree; sampling also gathers the batch, at the bandwidth of the memory."""
+        """Requests to the tree."""
         batch, p = self.work.batch_size, self.parameters
         levels = ReplayTree(self.work.capacity, fanout).depth
         lines = levels * max(1, fanout // _CHILDREN_PER_LINE)
-        gather_us = batch * self.work.transition_bytes / self._bytes_per_us
-        sample_us = p.request_us + lines * batch * p.sample_ns / 1e3 + levels * p.level_us + gather_us
+        sample_us = p.request_us + lines * batch * p.sample_ns / 1e3 + levels * p.level_us
 
         def update_us(items: int) -> float:
             passes = 1 if self._gpu else levels

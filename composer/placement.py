@@ -26,8 +26,10 @@ TIE = 1e-9  # costs with a smaller relative difference are equal
 class IterationTerms:
     """The terms of PEARL Eq. 7 in microseconds; each transfer includes its latency.
 
-    Two terms are not in the paper: `messages_us` of the host's queues and threads between two devices, and
-    `contention_us`, the excess of a whole iteration over its parts where both devices are the host's silicon.
+    Not in the paper are the Data Storage's `gather_us`, `batch_transfer_us` of a batch from it to the Learner, and its
+    `store_us` of the transitions that arrived; `messages_us` of the host's queues and threads between two devices; and
+    `contention_us`, the excess of a whole iteration over its parts where both devices are the host's silicon. The
+    Learner gathers, if `learner_gathers`, else the host does.
 
     Eq. 7 assumes strict order. With a priority update `delay` of D, the next D batches are sampled while one is
     trained: an iteration then takes as long as the slowest stage (`stages`).
@@ -44,6 +46,10 @@ class IterationTerms:
     contention_us: float = 0.0
     replay_transfer_us: float = 0.0  # of both messages' transfers, the part on the Replay Manager's own link
     delay: int = 0
+    gather_us: float = 0.0
+    batch_transfer_us: float = 0.0
+    store_us: float = 0.0
+    learner_gathers: bool = False
 
     @property
     def training_us(self) -> float:
@@ -57,7 +63,7 @@ class IterationTerms:
 
     @property
     def eq7_us(self) -> float:
-        """T_itr of Eq. 7 as printed: in strict order, without the host's messages and contention."""
+        """T_itr of Eq. 7 as printed: in strict order, without Data Storage, the host's messages and contention."""
         return self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
 
     @property
@@ -69,11 +75,19 @@ class IterationTerms:
         """The parts of an iteration that run side by side, each with its terms by their names in a report.
 
         In strict order (delay 0) these are Eq. 7's two branches, each with what comes before it. Otherwise: a batch's
-        way through all devices, where `delay` + 1 batches are under way at a time; the Learner's work for a batch; and
-        the Replay Manager's. A batch waits for the host's messages in full, as they wake one thread after another; of
-        its own time, a device spends the share of one batch on them.
+        way through all devices, where `delay` + 1 batches are under way at a time; and for a batch, the work of the
+        Learner, of the Replay Manager, and of the host. A batch waits for the host's messages in full, as they wake one
+        thread after another; of its own time, a device spends the share of one batch on them.
         """
-        sampling = {"sampling": self.sample_us, "moving samples to the Learner": self.sample_transfer_us}
+        gathering = {"gathering the batch": self.gather_us}
+        moving = {"moving the batch to the Learner": self.batch_transfer_us}
+        storing = {"storing transitions": self.store_us}
+        sampling = {
+            "sampling": self.sample_us,
+            "moving samples to the Learner": self.sample_transfer_us,
+            **gathering,
+            **moving,
+        }
         training = {
             "training": self.learner_us,
             "returning priorities": self.priority_transfer_us,
@@ -82,16 +96,28 @@ class IterationTerms:
         insertion = {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
         messages = {"talking through the host": self.messages_us}
         if not self.delay:
-            return sampling | training | messages, sampling | insertion | messages
+            return sampling | training | messages, sampling | storing | insertion | messages
         at_learner = max(0.0, self.sample_transfer_us + self.priority_transfer_us - self.replay_transfer_us)
         replay = {
             "sampling": self.sample_us,
             "updating priorities": self.update_us,
             "moving batches to and from the RM": self.replay_transfer_us,
         }
-        learner = {"training": self.learner_us, "moving batches to and from the Learner": at_learner}
+        learner = {"training": self.learner_us, "moving batches to and from the Learner": at_learner, **moving}
+        learner, host = (learner | gathering, storing) if self.learner_gathers else (learner, gathering | storing)
         share = self._shared_out(messages)
-        return self._shared_out(sampling | training) | messages, learner | share, replay | insertion | share
+        way = self._shared_out(sampling | training) | messages
+        return way, learner | share, replay | insertion | share, host | share
+
+    def with_storage(self, option: StorageOption, *, learner: str) -> IterationTerms:
+        """The same with the Data Storage of `option`; the device `learner` gathers if it holds it."""
+        return dataclasses.replace(
+            self,
+            gather_us=option.gather_us,
+            batch_transfer_us=option.data_transfer_us,
+            store_us=option.store_us,
+            learner_gathers=option.device == learner,
+        )
 
     def _shared_out(self, terms: Mapping[str, float]) -> dict[str, float]:
         """The terms per batch of all that are under way."""
@@ -136,21 +162,25 @@ class StorageOption:
     """One device for the Data Storage.
 
     `traffic_us` is Step 2's sum of C_x / bandwidth. `data_transfer_us` is the transfer time of one batch of transitions
-    to the Learner, which Eq. 7 leaves out. `crossing_bytes` are the bytes that leave or enter the device per iteration.
+    to the Learner, 0 on the Learner's device; `gather_us` and `store_us` are the storage's own times for an iteration:
+    Eq. 7 leaves all three out. `crossing_bytes` are the bytes that leave or enter the device per iteration.
     """
 
     device: str
     traffic_us: float
     data_transfer_us: float
     crossing_bytes: float
+    gather_us: float = 0.0
+    store_us: float = 0.0
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One pair of devices for Replay Manager and Learner, and an implementation of the latter, with its cost.
 
-    `eps` is training experiences per second. `watts` is the active power of all devices used, including the host; None
-    where the device CSV does not state it. `storage` lists the devices for the Data Storage, best first.
+    `terms`, `t_itr_us` and `eps`, training experiences per second, are with the best Data Storage. `watts` is the
+    active power of all devices used, including the host; None where the device CSV does not state it. `storage` lists
+    the devices for the Data Storage, best first.
     """
 
     replay: ReplayConfig
@@ -207,6 +237,10 @@ class Candidate:
     def traffic_bytes(self) -> float:
         """Bytes per iteration between devices, including those of the best Data Storage."""
         return self.message_bytes + self.storage[0].crossing_bytes
+
+    def terms_with(self, option: StorageOption) -> IterationTerms:
+        """The terms with the Data Storage of `option`, one of `storage`."""
+        return self.terms.with_storage(option, learner=self.learner.device)
 
     def score(self, metric: Metric) -> float:
         """The value to maximise: experiences per second, or per joule."""
@@ -352,22 +386,22 @@ class Placement:
     @property
     def terms(self) -> IterationTerms:
         """The terms of an iteration of the choice."""
-        return self.chosen.terms
+        return self.chosen.terms_with(self.storage_option)
 
     @property
     def t_itr_us(self) -> float:
         """Predicted microseconds of one iteration."""
-        return self.chosen.t_itr_us
+        return self.terms.t_itr_us
 
     @property
     def data_transfer_us(self) -> float:
-        """Microseconds a batch takes from the Data Storage to the Learner; not part of `t_itr_us`."""
+        """Microseconds a batch takes from the Data Storage's device to the Learner's."""
         return self.storage_option.data_transfer_us
 
     @property
     def eps(self) -> float:
         """Predicted training experiences per second, under `assumption`."""
-        return self.chosen.eps
+        return self.batch_size / self.t_itr_us * 1e6
 
     @property
     def assumption(self) -> str:
@@ -379,7 +413,7 @@ class Placement:
     @property
     def gps(self) -> float:
         """Predicted gradient steps per second."""
-        return self.chosen.eps / self.batch_size
+        return self.eps / self.batch_size
 
     @property
     def watts(self) -> float | None:

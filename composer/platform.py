@@ -455,10 +455,13 @@ class Platform:
 
     def _hop(self, start: Device, end: Device) -> Connection | None:
         row = self._rows.get((start.name, end.name)) or self._rows.get((end.name, start.name))
-        if row is None and start.name == end.name:
-            bandwidth = start.memory_bandwidth_gbps or backend_of(start).usual_memory_gbps[start.kind]
-            return Connection(start.name, start.name, OWN_MEMORY_LATENCY_US, bandwidth)
-        return row
+        return own_memory(start) if row is None and start.name == end.name else row
+
+
+def own_memory(device: Device) -> Connection:
+    """The way from a device to its own memory, where the connection CSV has no row for it."""
+    bandwidth = device.memory_bandwidth_gbps or backend_of(device).usual_memory_gbps[device.kind]
+    return Connection(device.name, device.name, OWN_MEMORY_LATENCY_US, bandwidth)
 
 
 def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 120
 _PAIRS_SHOWN = 100  # of the possible pairs, and of the impossible ones
-_LINES = ("sample", "insert", "update", "step", "with")
+_LINES = ("sample", "gather", "insert", "store", "update", "step", "with")
 
 
 def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
@@ -26,10 +26,12 @@ def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
     A line "or step" shows the step of each other implementation of the Learner.
     """
     title = "Primitive-device assignment matrix, microseconds of one iteration"
-    table = ascii_table(title, ("device", "", *matrix.columns))
+    primitives = matrix.columns[:3]
+    table = ascii_table(title, ("device", "", *primitives))
     for row in matrix.rows:
-        columns = [_cell_lines(cell) for _, cell in row.cells()]
-        for number, name in enumerate(_LINES):
+        columns = [_cell_lines(cell) for name, cell in row.cells() if name in primitives]
+        shown = [name for name in _LINES if any(name in lines for lines in columns)]
+        for number, name in enumerate(shown):
             device = Text(row.device if number == 0 else "")
             cells = [Text(lines.get(name, "")) for lines in columns]
             table.add_row(device, name, *cells)
@@ -38,7 +40,15 @@ def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
             for name, label in (("step", "or step"), ("with", "with")):
                 table.add_row("", label, *(Text(lines.get(name, "")) for lines in columns))
         table.add_section()
-    return Group(table, *_left_out_lines(matrix))
+    return Group(table, _matrix_storage_table(matrix), *_left_out_lines(matrix))
+
+
+def _matrix_storage_table(matrix: AssignmentMatrix) -> Table:
+    table = ascii_table("Data Storage, microseconds of one iteration", ("device", "gather", "store"))
+    for row in matrix.rows:
+        lines = _cell_lines(row.storage)
+        _add_row(table, row.device, lines.get("gather", lines.get(_LINES[0], "")), lines.get("store", ""))
+    return table
 
 
 def placement_report(placement: Placement) -> RenderableType:

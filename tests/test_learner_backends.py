@@ -223,10 +223,14 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def measure_pair(
             _: object, __: object, name: str, fanout: int, threads: int, *, prefetch: bool
         ) -> dict[str, list[float]]:
-            parts = {**measure_replay(), "step": step(name, threads)}
+            parts = {**measure_replay(), "gather": [0.0] * 3, "step": step(name, threads)}
             return {name: [s * ahead for s in samples] if prefetch else samples for name, samples in parts.items()}
 
+        def measure_storage(*_: object) -> dict[str, list[float]]:
+            return {"gather": [0.0] * 3, "store": [0.0] * 3}
+
         monkeypatch.setattr("composer.profiling.replay_column.measure_replay", measure_replay)
+        monkeypatch.setattr("composer.profiling.storage_column.measure_storage", measure_storage)
         monkeypatch.setattr("composer.profiling.context.measure_actor", measure_actor)
         monkeypatch.setattr("composer.profiling.learner_column.measure_learner", measure_learner)
         monkeypatch.setattr("composer.profiling.pair_column.measure_pair", measure_pair)
@@ -482,12 +486,12 @@ def test_measurements_hold_for_one_implementation_and_its_sources(
         assert found
         return [int(count) for count in found.groups()]
 
-    # The Actors, the Replay Manager, and of each implementation the Learner alone and beside it.
-    assert measured(implementation="torch") == [4, 0]
-    assert measured() == [2, 4]
-    assert measured(implementation="native") == [0, 4]
+    # The Actors, Replay Manager, Data Storage, and of each implementation the Learner alone and beside them.
+    assert measured(implementation="torch") == [5, 0]
+    assert measured() == [2, 5]
+    assert measured(implementation="native") == [0, 5]
     usual = keys.kernel_hash
-    for changed, anew in (("native", 2), ("torch", 2), (None, 6 - 1)):
+    for changed, anew in (("native", 2), ("torch", 2), (None, 7 - 1)):
         # The compiled kernels are no part of what torch's Learner alone does; of the pair they are.
         names = ("native", None) if changed is None else (changed,)
         monkeypatch.setattr(
@@ -497,7 +501,7 @@ def test_measurements_hold_for_one_implementation_and_its_sources(
                 f"{changed} edited" if name in names else usual(name, module)
             ),
         )
-        assert measured() == [anew, 6 - anew], changed
+        assert measured() == [anew, 7 - anew], changed
 
 
 class Mine(TorchLearner):

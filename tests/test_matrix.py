@@ -18,6 +18,7 @@ from composer.matrix import (
     MissingCell,
     PairCell,
     ReplayCell,
+    StorageCell,
     UnavailableDevice,
     UnsupportedLearner,
 )
@@ -44,7 +45,8 @@ replay_cells = st.builds(ReplayCell, measurements(), measurements(), measurement
 learner_cells = st.builds(
     LearnerCell, measurements(), counts, counts, counts, st.sampled_from(["torch", "native", "null"])
 )
-pair_cells = st.builds(PairCell, replay_cells, learner_cells)
+pair_cells = st.builds(PairCell, replay_cells, learner_cells, st.none() | measurements())
+storage_cells = st.builds(StorageCell, measurements(), measurements())
 options = st.builds(LearnerOption, learner_cells | missing, pair_cells | missing)
 names = st.text("abcdefghij0123456789_.:-", min_size=1, max_size=12)
 
@@ -58,6 +60,7 @@ def matrices(draw: st.DrawFn) -> AssignmentMatrix:
             draw(learner_cells | missing),
             draw(pair_cells | missing),
             tuple(draw(st.lists(options, max_size=2))),
+            draw(storage_cells | missing),
         )
         for name in draw(st.lists(names, unique=True, max_size=3))
     ]
@@ -71,7 +74,9 @@ def example() -> AssignmentMatrix:
     replay = ReplayCell(measured, measured, Measurement.modelled(1234.5), fanout=16, workers=2)
     learner = LearnerCell(measured, threads=4)
     rows = (
-        MatrixRow("cpu0", replay, learner, PairCell(replay, learner)),
+        MatrixRow(
+            "cpu0", replay, learner, PairCell(replay, learner, measured), storage=StorageCell(measured, measured)
+        ),
         MatrixRow("fpga0", replay, MissingCell("its SRAM is too small"), MissingCell("its SRAM is too small")),
     )
     return AssignmentMatrix(rows, (UnavailableDevice("gpu0", "torch finds no CUDA device"),))
@@ -103,6 +108,7 @@ def test_cells_are_found_by_device_and_column() -> None:
         matrix["cpu0"].replay,
         matrix["cpu0"].learner,
         matrix["cpu0"].pair,
+        matrix["cpu0"].storage,
     ]
     with pytest.raises(ConfigurationError, match="no row 'gpu0'; it has cpu0, fpga0"):
         matrix["gpu0"]
@@ -121,7 +127,7 @@ def test_printed_matrix_shows_sources_reasons_and_what_is_left_out() -> None:
 
 def test_table_has_a_line_per_latency_and_per_missing_cell() -> None:
     table = example().to_pandas()
-    assert len(table) == 3 + 1 + 4 + 3 + 1 + 1
+    assert len(table) == (3 + 1 + 5 + 2) + (3 + 1 + 1 + 1)
     assert set(table["source"].dropna()) == {"measured", "modelled"}
 
 

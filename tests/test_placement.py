@@ -20,6 +20,7 @@ from composer.matrix import (
     MissingCell,
     PairCell,
     ReplayCell,
+    StorageCell,
     UnavailableDevice,
 )
 from composer.placement import Placement
@@ -31,12 +32,15 @@ BATCH, TRANSITION, ACTORS, ENVS = 64, 52, 4, 8
 Times = tuple[float, float, float, float]
 
 
-def modelled_row(device: str, alone: Times, together: Times | None = None) -> MatrixRow:
+FREE = StorageCell(Measurement.modelled(0.0), Measurement.modelled(0.0))
+
+
+def modelled_row(device: str, alone: Times, together: Times | None = None, storage: StorageCell = FREE) -> MatrixRow:
     def cells(times: Times) -> tuple[ReplayCell, LearnerCell]:
         sample, insert, update, step = (Measurement.modelled(time) for time in times)
         return ReplayCell(sample, insert, update, fanout=16, workers=2), LearnerCell(step, threads=3)
 
-    return MatrixRow(device, *cells(alone), PairCell(*cells(together or alone)))
+    return MatrixRow(device, *cells(alone), PairCell(*cells(together or alone)), storage=storage)
 
 
 def run(
@@ -75,6 +79,15 @@ MATRIX = AssignmentMatrix(
 )
 
 
+def storage_traffic(platform: Platform, replay: str, learner: str) -> dict[str, float]:
+    """Step 2's sum of C_x / bandwidth for each device that may hold the Data Storage."""
+    flows = [(learner, BATCH * (TRANSITION + 8)), ("cpu0", ACTORS * ENVS * TRANSITION), (replay, BATCH * 8)]
+    return {
+        name: sum(nbytes / (platform.link(name, user).bandwidth_gbps * 1e3) for user, nbytes in flows)
+        for name, _ in flows
+    }
+
+
 def brute_force(matrix: AssignmentMatrix, platform: Platform, metric: str, delay: int) -> dict[tuple[str, str], float]:
     """The score of each pair: straight from Eq. 7, or with batches that overlap, in setting 1 with a delay."""
     scores = {}
@@ -83,6 +96,10 @@ def brute_force(matrix: AssignmentMatrix, platform: Platform, metric: str, delay
             replay, learner = (i.pair.replay, i.pair.learner) if i is j else (i.replay, j.learner)  # type: ignore[union-attr]
             message = BATCH * 16
             sampling = replay.sample.value_us + platform.link(i.device, j.device).transfer_us(message)  # type: ignore[union-attr]
+            traffic = storage_traffic(platform, i.device, j.device)
+            storage = min(traffic, key=lambda name: traffic[name])
+            batch_us = platform.link(storage, j.device).transfer_us(BATCH * TRANSITION) if storage != j.device else 0.0
+            sampling += batch_us
             insertion = replay.insert.value_us + platform.link("cpu0", i.device).transfer_us(ACTORS * ENVS * 16)  # type: ignore[union-attr]
             training = (
                 learner.step.value_us  # type: ignore[union-attr]
@@ -98,7 +115,7 @@ def brute_force(matrix: AssignmentMatrix, platform: Platform, metric: str, delay
                     at_learner += platform.link(source, target).transfer_us(message) if j.device != "cpu0" else 0
                 t_itr_us = max(
                     (sampling + training) / (delay + 1),
-                    learner.step.value_us + at_learner,  # type: ignore[union-attr]
+                    learner.step.value_us + at_learner + batch_us,  # type: ignore[union-attr]
                     replay.sample.value_us + replay.update.value_us + insertion + at_replay,  # type: ignore[union-attr]
                 )
             eps = BATCH / t_itr_us * 1e6
@@ -148,15 +165,7 @@ def test_the_choice_is_the_brute_force_optimum(
 def test_the_data_storage_has_the_least_traffic_of_the_three(server: tuple[AssignmentMatrix, Platform]) -> None:
     matrix, platform = server
     placement = run(matrix, platform)
-    flows = [
-        (placement.learner, BATCH * (TRANSITION + 8)),
-        ("cpu0", ACTORS * ENVS * TRANSITION),
-        (placement.replay_manager, BATCH * 8),
-    ]
-    traffic = {
-        name: sum(nbytes / (platform.link(name, user).bandwidth_gbps * 1e3) for user, nbytes in flows)
-        for name, _ in flows
-    }
+    traffic = storage_traffic(platform, placement.replay_manager, placement.learner)
     assert placement.storage_option.traffic_us == pytest.approx(min(traffic.values()))
     assert {option.device for option in placement.chosen.storage} == set(traffic)
 
@@ -170,7 +179,7 @@ def test_terms_of_the_choice_and_the_prediction() -> None:
     assert placement.eps == pytest.approx(BATCH / placement.t_itr_us * 1e6)
     assert placement.gps == pytest.approx(1e6 / placement.t_itr_us)
     assert placement.watts == 400
-    assert placement.data_transfer_us == pytest.approx(0.1 + BATCH * TRANSITION / 300e3)
+    assert placement.data_transfer_us == 0, "the Data Storage is in the Learner's memory"
     assert (placement.replay_config.workers, placement.learner_config.threads) == (2, 3)
 
 
@@ -264,6 +273,7 @@ def test_with_a_delay_the_slowest_stage_decides() -> None:
     to_fpga, to_gpu = 5 + BATCH * 16 / 6e3, 10 + BATCH * 16 / 12e3
     eq7 = 2 + 200 + 1 + 2 * (to_fpga + to_gpu)
     assert terms[0].t_itr_us == pytest.approx(eq7 + 30)
+    assert {placement.storage for placement in terms.values()} == {"gpu0"}
     assert terms[1].t_itr_us == pytest.approx(200 + 2 * to_gpu + 30 / 2)
     assert terms[2].t_itr_us == pytest.approx(200 + 2 * to_gpu + 30 / 3)
     assert [t.terms.eq7_us for t in terms.values()] == pytest.approx([eq7] * 3)
@@ -275,6 +285,35 @@ def test_with_a_delay_the_slowest_stage_decides() -> None:
     assert replay.t_itr_us == pytest.approx(500 + 40 + 60 + 0.1 + ACTORS * 16 / 20e3 + 30 / 2)
     assert "insertion" in replay.terms.critical()
     assert Placement.from_json(replay.to_json()) == replay
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_gather_is_counted_once_wherever_the_data_storage_is(delay: int) -> None:
+    gather, store = {"cpu0": 70.0, "gpu0": 30.0}, {"cpu0": 7.0, "gpu0": 3.0}
+    rows = [
+        modelled_row(
+            name,
+            (5, 4, 4, 100),
+            storage=StorageCell(Measurement.modelled(gather[name]), Measurement.modelled(store[name])),
+        )
+        for name in gather
+    ]
+    warm = dataclasses.replace(rows[1].pair, gather=Measurement.modelled(11.0))
+    matrix = AssignmentMatrix((rows[0], dataclasses.replace(rows[1], pair=warm)))
+    moving = 10 + BATCH * TRANSITION / 12e3
+    for pair in (("cpu0", "cpu0"), ("cpu0", "gpu0"), ("gpu0", "gpu0")):
+        for storage in {"cpu0", pair[1]}:
+            placement = run(matrix, SERVER, storage=storage, delay=delay)
+            placement = placement.with_choice(replay_manager=pair[0], learner=pair[1], storage=storage)
+            terms = placement.terms
+            assert terms.gather_us == (11.0 if pair == ("gpu0", "gpu0") and storage == "gpu0" else gather[storage])
+            assert terms.store_us == store[storage]
+            assert terms.batch_transfer_us == pytest.approx(moving if storage != pair[1] else 0.0)
+            assert terms.learner_gathers == (storage == pair[1])
+            stages = terms.stages()
+            assert sum("gathering the batch" in stage for stage in stages) == 2
+            assert placement.t_itr_us == pytest.approx(max(sum(stage.values()) for stage in stages))
+            assert Placement.from_json(placement.to_json()).t_itr_us == placement.t_itr_us
 
 
 def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:

@@ -60,7 +60,8 @@ class Asked:
 
     def get(self, key: CalibrationKey) -> dict[str, Measurement]:
         Asked.keys[key.primitive].add(key)
-        return {n: Measurement.modelled(9.0) for n in ("sample", "insert", "update", "step", "transition", "iteration")}
+        names = ("sample", "insert", "update", "gather", "store", "step", "transition", "iteration")
+        return {name: Measurement.modelled(9.0) for name in names}
 
 
 @pytest.fixture
@@ -117,10 +118,10 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
     assert storage.size == spec.capacity
     if spec.share_next_obs:  # environments' steps follow one another, as in a run
         assert storage.breaks <= 2
-        insert = context.insertion(full, storage)
+        arriving, count = context.arriving(full.rng)
         before = storage.breaks
         for _ in range(5):
-            insert()
+            storage.insert(next(arriving), count)
         assert storage.breaks <= before + 1
 
 

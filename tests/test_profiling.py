@@ -317,8 +317,8 @@ def test_actors_are_measured_with_the_policy_that_a_run_gives_them(
         training = {"batch_size": 16}
         return described(files, trainer=trainer, training=training, progress=True, calibration=calibration)
 
-    assert measured_by(problem(OwnTrainer), capsys) == 4
-    assert measured_by(problem(), capsys) == 5  # both Learners, alone and beside the Replay Manager
+    assert measured_by(problem(OwnTrainer), capsys) == 5
+    assert measured_by(problem(), capsys) == 5  # both Learners alone and beside the Replay Manager, and the Actor
     own, native = setups
     assert own.policy is None
     assert native.policy is not None
@@ -395,11 +395,17 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     laq, ldq = GrantQueue(1), ProgressQueue(1, Bell())
     loop = Scripted(laq, ldq)
     inserted: list[int] = []
+
+    def insert() -> float:
+        inserted.append(loop.iterations)
+        return 2.0
+
     context: Any = SimpleNamespace(budget_s=0.0, problem=SimpleNamespace(train=TrainSpec()))
     full = FullReplay(ReplaySpec(64), 16, Factory("pearl.replay", "make_replay_manager"))
-    found = measure_loop(context, loop, laq, ldq, lambda: inserted.append(loop.iterations), full, apart=False)
-    assert found["sample"] == pytest.approx([7.0] * 20)
+    found = measure_loop(context, loop, laq, ldq, insert, full, apart=False)
+    assert found["sample"] == pytest.approx([3.0] * 20)
+    assert found["gather"] == pytest.approx([4.0] * 20)
     assert found["update"] == pytest.approx([5.0] * 20)
     assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike
-    assert len(found["insert"]) == 20
+    assert found["insert"] == [2.0] * 20
     assert np.all(np.diff(inserted) == 4)  # 500 us at 112 to 128 us an iteration, then an insertion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from composer.profiling.full_replay import (
     steps,
 )
 from composer.profiling.keys import calibration_key
+from composer.storage_rule import storage_stays_on_host
 from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
 from pearl.actors.policy_plan import read_policy
@@ -168,15 +169,39 @@ class ProfilingContext:
         fill(storage, self._rows(fill_rows(envs, storage.capacity), np.random.default_rng(0)))
         return storage
 
-    def insertion(self, full: FullReplay, storage: AnyStorage) -> Callable[[], None]:
-        """A function that inserts the transitions of one iteration: one per environment."""
+    @property
+    def storage_stays_on_host(self) -> bool:
+        """Whether the replay's settings require the Data Storage in the host's memory or on its disk."""
+        return storage_stays_on_host(self.problem.replay)
+
+    def storage_on(self, device: Device) -> tuple[AnyStorage, bool]:
+        """The full storage of a program whose Learner is on `device`, and whether it is in the device's own memory."""
+        made = backend_of(device).storage(device)
+        if made is None or self.storage_stays_on_host:
+            return self.full_storage, False
+        return self.filled(self.device_storage(device, self.problem.replay.capacity)), True
+
+    def device_storage(self, device: Device, capacity: int) -> AnyStorage:
+        """An empty storage in the memory of a device that has one."""
+        made, backend = backend_of(device).storage(device), backend_of(device)
+        assert made is not None, "a device without a Data Storage uses the host's"
+        storage: AnyStorage = made.make_storage(self.problem.transition, capacity, backend.device_string(device))
+        return storage
+
+    def batch_on(self, device: Device) -> Mapping[str, Any]:
+        """A batch as a Learner on the device gets it: from its own storage, or from the host's memory."""
+        columns = self.problem.random_columns(self.problem.train.batch_size, np.random.default_rng(0))
+        if backend_of(device).storage(device) is None or self.storage_stays_on_host:
+            return columns
+        rows = self.problem.train.batch_size
+        storage = self.device_storage(device, rows)
+        storage.insert(columns, rows)
+        return storage.gather(np.arange(rows))
+
+    def arriving(self, rng: np.random.Generator) -> tuple[Iterator[dict[str, np.ndarray]], int]:
+        """The transitions that arrive in one iteration, one per environment, for ever; and their number."""
         count = min(self.problem.actors.env_count, self.problem.replay.capacity)
-        arriving = steps(self._rows(2 * count, full.rng), count)
-
-        def insert() -> None:
-            full.manager.insert(storage.insert(next(arriving), count))
-
-        return insert
+        return steps(self._rows(2 * count, rng), count), count
 
     def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Synthetic transitions of all environments in turn, as consecutive steps where the replay needs them."""

@@ -22,6 +22,7 @@ _HOST_LOOP = ("runtime/host_iteration.py", "runtime/queues.py", "runtime/workers
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py", "exploration.py"),
     "replay": ("replay/*.py", "backends/**/*.py"),
+    "storage": ("replay/*.py", "backends/**/*.py", "runtime/data_storage.py"),
     "learner": (),
     "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),
     "pipeline": ("replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
@@ -65,7 +66,7 @@ def calibration_key(
         "env_count": problem.actors.env_count,
         "vectorization": problem.actors.vectorization,
     }
-    if primitive != "replay":
+    if primitive not in ("replay", "storage"):
         everything |= {
             "trainer": problem.trainer_class.__qualname__,
             "trainer_source": _class_hash(problem.trainer_class),

@@ -1,4 +1,4 @@
-"""The column "Learner only": training steps on a batch that is in memory."""
+"""The column "Learner only": training steps on a batch that is in the device's memory."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def measure_learner(
     learner = context.make_learner(implementation, device, threads, parts)
     learner.prepare()
     batch = context.problem.train.batch_size
-    columns = context.problem.random_columns(batch, np.random.default_rng(0))
+    columns = context.batch_on(device)
     weights = np.ones(batch, np.float32)
     return {"step": measure(lambda: learner.step(columns, weights), context.budget_s)}

@@ -11,9 +11,8 @@ import numpy as np
 
 from composer.matrix import LearnerCell, MissingCell, PairCell, ReplayCell
 from composer.profiling.context import ProfilingContext
-from composer.profiling.full_replay import AnyStorage, FullReplay
+from composer.profiling.full_replay import FullReplay
 from composer.profiling.measuring import WARM_UP, measure, on_own_thread
-from composer.storage_rule import storage_stays_on_host
 from pearl.backends import backend_of, learners
 from pearl.devices.description import Device
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -56,12 +55,13 @@ def _measured(
     context.report(f"{device.name}: Replay Manager and {name} Learner together{ahead}")
     found = context.known(
         context.key("pair", device, {**pair_parameters(context, fanout, threads), "prefetch": prefetch}, name),
-        ("sample", "insert", "update", "step"),
+        ("sample", "gather", "insert", "update", "step"),
         functools.partial(measure_pair, context, device, name, fanout, threads, prefetch=prefetch),
     )
     return PairCell(
         ReplayCell(found["sample"], found["insert"], found["update"], fanout),
         LearnerCell(found["step"], threads, implementation=name, prefetch=prefetch),
+        found["gather"],
     )
 
 
@@ -82,23 +82,19 @@ def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCel
 
 def _iteration_us(pair: PairCell) -> float:
     """Microseconds of an iteration of the loop in C++, which overlaps insertions."""
-    return pair.replay.sample.value_us + pair.learner.step.value_us + pair.replay.update.value_us
+    return sum(latency.value_us for name, latency in pair.measurements() if name != "insert")
 
 
 @on_own_thread
 def measure_pair(
     context: ProfilingContext, device: Device, implementation: str, fanout: int, threads: int, *, prefetch: bool = False
 ) -> dict[str, list[float]]:
-    """Samples, in microseconds, of the parts of an iteration: "sample" with its gather, "step", "update", "insert"."""
+    """Samples, in microseconds, of the parts of an iteration: "sample", "gather", "step", "update", "insert"."""
     problem, backend = context.problem, backend_of(device)
     full = context.full_replay(device, fanout)
     learner = context.make_learner(implementation, device, threads, prefetch=prefetch)
-    storage: AnyStorage = context.full_storage
-    on_device = backend.storage(device)
-    if on_device is not None and not storage_stays_on_host(problem.replay):
-        place = backend.device_string(device)
-        storage = context.filled(on_device.make_storage(problem.transition, problem.replay.capacity, place))
-    insertion = context.insertion(full, storage)
+    storage, _ = context.storage_on(device)
+    arriving, count = context.arriving(full.rng)
     bell = Bell()
     laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
     loop = TrainingLoop(
@@ -115,9 +111,13 @@ def measure_pair(
     )
     learner.prepare()
 
-    def insert() -> None:
+    def insert() -> float:
+        """Store what arrives in an iteration; the microseconds of the Replay Manager's part."""
         with loop.insertion_window():
-            insertion()
+            slots = storage.insert(next(arriving), count)
+            start = time.perf_counter_ns()
+            full.manager.insert(slots)
+            return (time.perf_counter_ns() - start) / 1e3
 
     return measure_loop(context, loop.kernel, laq, ldq, insert, full, apart=backend.times_parts_apart)
 
@@ -127,17 +127,19 @@ def measure_loop(
     loop: Any,
     laq: GrantQueue,
     ldq: ProgressQueue,
-    insertion: Callable[[], None],
+    insertion: Callable[[], float],
     full: FullReplay,
     *,
     apart: bool,
 ) -> dict[str, list[float]]:
     """Grant iterations in groups and insert between the groups; a sample is the mean of a group.
 
+    `insertion` returns the microseconds of the Replay Manager's part of it.
+
     `apart`: the device runs all parts without the host, so their shares are measured once, by waiting after each part.
     """
     train = context.problem.train
-    parts: dict[str, list[float]] = {"sample": [], "step": [], "update": [], "insert": []}
+    parts: dict[str, list[float]] = {"sample": [], "gather": [], "step": [], "update": [], "insert": []}
 
     def grant(iterations: int) -> dict[str, float]:
         """Microseconds of each part of an iteration."""
@@ -165,10 +167,9 @@ def measure_loop(
         if shares:
             whole = sum(spent.values())
             spent = {name: whole * share for name, share in shares.items()}
-        start = time.perf_counter_ns()
-        insertion()
-        parts["insert"].append((time.perf_counter_ns() - start) / 1e3)
-        parts["sample"].append(spent["sample"] + spent["gather"])
+        parts["insert"].append(insertion())
+        parts["sample"].append(spent["sample"])
+        parts["gather"].append(spent["gather"])
         parts["step"].append(spent["train"])
         parts["update"].append(spent["update"])
         published.append(spent["publish"])

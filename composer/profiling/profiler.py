@@ -26,6 +26,7 @@ from composer.profiling.context import ProfilingContext
 from composer.profiling.learner_column import learner_cell
 from composer.profiling.pair_column import pair_cell
 from composer.profiling.replay_column import replay_cell
+from composer.profiling.storage_column import storage_cell
 from composer.profiling.whole_iterations import messages_us, whole_iterations
 from composer.report import left_out_line
 from pearl.backends import AUTO, backend_of, learners, runs_on
@@ -74,6 +75,7 @@ class Profiler(ProfilingContext):
             return self._estimated_row(device, estimator)
         self.report(f"profiling {device.name}")
         replay = self._tried(device, lambda: replay_cell(self, device))
+        storage = self._tried(device, lambda: storage_cell(self, device))
         tried = [
             self._tried(device, functools.partial(learner_cell, self, device, name))
             for name in self._implementations(device)
@@ -82,13 +84,13 @@ class Profiler(ProfilingContext):
         if not cells:
             failed = [cell for cell in tried if isinstance(cell, MissingCell)]
             missing = failed[0] if failed else MissingCell(self._why_no_learner(device))
-            return MatrixRow(device.name, replay, missing, missing)
+            return MatrixRow(device.name, replay, missing, missing, storage=storage)
         cells.sort(key=lambda cell: cell.step.value_us)
         first, *others = (
             LearnerOption(cell, self._tried(device, functools.partial(pair_cell, self, device, replay, cell)))
             for cell in cells
         )
-        return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others))
+        return MatrixRow(device.name, replay, first.learner, first.pair, tuple(others), storage)
 
     def _tried(self, device: Device, work: Callable[[], _Cell]) -> _Cell | MissingCell:
         """The cell, or the reason where another device than the host failed; no program runs without the host."""

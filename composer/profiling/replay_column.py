@@ -1,8 +1,9 @@
-"""The column "RM only": sampling with its gather, insertion and priority update on a full replay."""
+"""The column "RM only": sampling, insertion and priority update on a full replay."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -32,20 +33,20 @@ def replay_cell(context: ProfilingContext, device: Device) -> ReplayCell | Missi
 
 @on_own_thread
 def measure_replay(context: ProfilingContext, device: Device, fanout: int) -> dict[str, list[float]]:
-    """Samples, in microseconds, of "sample" with its gather, "update" and "insert"."""
-    full, storage = context.full_replay(device, fanout), context.full_storage
+    """Samples, in microseconds, of "sample", "update" and "insert"."""
+    full = context.full_replay(device, fanout)
     replay, batch, budget_s = full.manager, context.problem.train.batch_size, context.budget_s / 3
-    out = context.problem.transition.empty(batch)
     priorities = full.rng.random(batch, np.float32) + 0.01
     sample: Sample = replay.sample(batch, full.beta)
 
     def sampling() -> None:
         nonlocal sample
         sample = replay.sample(batch, full.beta)
-        storage.gather(sample.indices, out)
 
+    _, count = context.arriving(full.rng)
+    slots = itertools.cycle(np.arange(full.spec.capacity // count * count).reshape(-1, count))
     return {
         "sample": measure(sampling, budget_s, before=lambda: full.renew(batch)),
         "update": measure(lambda: replay.update(sample.indices, priorities, sample.generations), budget_s),
-        "insert": measure(context.insertion(full, storage), budget_s),
+        "insert": measure(lambda: replay.insert(next(slots)), budget_s),
     }

@@ -87,7 +87,7 @@ def _pair_us(context: ProfilingContext, device: Device, pair: PairCell) -> float
         with busy_processes(context.busy):
             parts = measure_pair(context, device, name, fanout, threads)
         # The mean, not the median: waits for a core are rare but long.
-        return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "step", "update"))]}
+        return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "gather", "step", "update"))]}
 
     parameters = {**pair_parameters(context, fanout, threads), "busy": context.busy}
     return context.known(context.key("pair", device, parameters, name), ("iteration",), work)["iteration"].value_us
