@@ -22,7 +22,7 @@ SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-prefetch bench-replay bench-rtl bench-sycl clean
+.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -122,13 +122,16 @@ bench-actors: bench-env  ## Environment steps per second against Stable-Baseline
 bench-eps: bench-env  ## Experiences trained per second against other frameworks; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.eps $(BENCH_ARGS)
 
+bench-model: setup sycl  ## The composer's predictions against programs that run; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.model $(BENCH_ARGS)
+
 bench-learner: setup  ## The native learner against torch, one thread each; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
 
 bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.prefetch $(BENCH_ARGS)
 
-bench-sycl: setup sycl  ## SYCL devices against the CPU's own kernels, and predictions; BENCH_ARGS=--quick for a look
+bench-sycl: setup sycl  ## SYCL devices against the CPU's own kernels; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.sycl $(BENCH_ARGS)
 
 bench-fpga: setup sycl  ## FPGA pipelines on the emulator: the cost of working there; BENCH_ARGS=--quick for a look

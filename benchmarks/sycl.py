@@ -2,28 +2,22 @@
 
 Iterations of setting 2 (sample, gather, train, update; replays of 100,000 transitions, all filled), each by its loop in
 C++, by turns in one process that sees one core, and in one that sees all. "As many empty launches" is the time that the
-launches alone would take. Then the four placements of Replay Manager and Learner of a DQN on CartPole-v1, with one
-Actor of 8 environments on the same cores, run with `--bench`. "Predicted" is the composer's prediction: a ratio of 1 is
-exact, and below 1 the prediction was too optimistic.
+launches alone would take.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.programs import bench, composer_of, limit_to
+from benchmarks.programs import limit_to
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import alternate, options
 from benchmarks.workload import Case, Filled, Loop
@@ -33,7 +27,6 @@ CASES = (
     ("DQN", (64, 64), 32), ("DQN", (64, 64), 512), ("DQN", (256, 256), 32), ("DQN", (256, 256), 512),
     ("DDPG", (256, 128), 32), ("DDPG", (256, 128), 512), ("SAC", (256, 256), 256),
 )  # fmt: skip
-ON_BOTH = ("cpu0", "sycl:cpu0")
 
 
 def loop_of(case: Case, threads: int, selector: str = "") -> Loop:
@@ -74,28 +67,6 @@ def measure(case: Case, cores: int, repeats: int, repeat_s: float) -> list[Row]:
     ]
 
 
-def predictions(quick: bool) -> Iterator[Row]:
-    """The four placements of a DQN on CartPole-v1, predicted and run."""
-    from pearl.algorithms import DQN
-    from pearl.devices import discover, write_csv
-
-    with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder)
-        write_csv(*discover(), here / "devices.csv", here / "connections.csv")
-        for hidden, batch in (((64, 64), 64),) if quick else (((64, 64), 64), ((256, 256), 256)):
-            training = {"batch_size": batch}
-            composer = composer_of(here, DQN, "CartPole-v1", 8, CAPACITY, training, hidden_sizes=hidden)
-            composer.set_device_file(here / "devices.csv")
-            composer.set_connection_file(here / "connections.csv")
-            composer.run()
-            for replay, learner in itertools.product(ON_BOTH, ON_BOTH):
-                placement = composer.placement.with_choice(replay_manager=replay, learner=learner)
-                program = composer.runtime_gen(placement=placement, path=here / "program.py")
-                found = [bench(program) for _ in range(1 if quick else 5)]
-                case = f"EPS, RM on {replay}, Learner on {learner}: 2x{hidden[0]} B={batch}"
-                yield Row.of(case, "EPS", "higher", found, "predicted", placement.eps)
-
-
 def on_cores(cores: int, quick: bool) -> list[Row]:
     """The rows of all cases, measured in a process that sees `cores` cores."""
     command = [sys.executable, "-m", "benchmarks.sycl", "--on-cores", str(cores), *(["--quick"] if quick else [])]
@@ -123,7 +94,6 @@ def main() -> None:
         return
     most = len(os.sched_getaffinity(0))
     rows = [row for cores in sorted({1, most}) for row in shown(on_cores(cores, quick))]
-    rows += shown(predictions(quick))
     if not quick:
         write("sycl", "make bench-sycl", most, rows)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from composer.contention import CoreSharing
+from composer.contention import CoreSharing, WholeIteration
 from composer.matrix import (
     AssignmentMatrix,
     Candidacy,
@@ -72,7 +72,7 @@ def place(
     storage_rule: StorageRule | None = None,
     sharing: CoreSharing | None = None,
     messages_us: float = 0.0,
-    pipelines: Mapping[Candidacy, float] | None = None,
+    wholes: Mapping[Candidacy, WholeIteration] | None = None,
     replay_ratio: float | None = None,
     priority_update_delay: int = 1,
 ) -> Placement:
@@ -96,9 +96,9 @@ def place(
 
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` gives the slowdown of a Learner on the host's silicon while Actors run; None: no slowdown.
-    `messages_us` is the time per iteration of the host's messages between two devices. `pipelines` are times in
-    microseconds of iterations that were measured as a whole: the excess over what their parts explain is contention.
-    `replay_ratio` is the ratio at which the Actors collect, inf where they run free; the placement records it.
+    `messages_us` is the time per iteration of the host's messages between two devices. `wholes` are
+    iterations that were measured as a whole: the excess over what their parts explain is contention. `replay_ratio` is
+    the ratio at which the Actors collect, inf where they run free; the placement records it.
 
     Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
     active_watts where power counts.
@@ -114,7 +114,7 @@ def place(
         storage_rule,
         sharing,
         messages_us,
-        pipelines or {},
+        wholes or {},
         priority_update_delay,
     )
     for name, value in (
@@ -178,7 +178,7 @@ class _Search:
     storage_rule: StorageRule | None
     sharing: CoreSharing | None
     messages_us: float
-    pipelines: Mapping[Candidacy, float]
+    wholes: Mapping[Candidacy, WholeIteration]
     delay: int
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
@@ -218,25 +218,23 @@ class _Search:
         host = self.platform.host.name
         batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
         to_learner = self.platform.link(i, j)
-        step_us = learner.step.value_us
-        if self.sharing is not None and self.platform.shared_silicon(host, j):
-            step_us = self.sharing.step_us(step_us, learner.threads)
         storage = self._storage(learner_device=j, host=host, replay_device=i, pair_gather=pair_gather)
         terms = IterationTerms(
             sample_us=replay.sample.value_us,
             sample_transfer_us=to_learner.transfer_us(batch_message),
             insert_us=replay.insert.value_us,
             insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
-            learner_us=step_us,
+            learner_us=learner.step.value_us,
             priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
             update_us=replay.update.value_us,
             messages_us=self.messages_us if i != j else 0.0,
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
         ).with_storage(storage[0], learner=j)
-        whole_us = self.pipelines.get((i, j, learner.implementation), 0.0)
-        if whole_us > terms.t_itr_us:
-            terms = replace(terms, contention_us=whole_us - terms.t_itr_us)
+        whole = self.wholes.get((i, j, learner.implementation))
+        collect_us = math.inf if self.sharing is None else self.sharing.collect_us
+        free = self._beside_actors(terms, j, learner, whole, math.inf)
+        terms = self._beside_actors(terms, j, learner, whole, collect_us)
         used = tuple(dict.fromkeys((host, i, j)))
         on_i, on_j = self.platform.device(i), self.platform.device(j)
         return Candidate(
@@ -254,12 +252,24 @@ class _Search:
             terms=terms,
             t_itr_us=terms.t_itr_us,
             eps=self.batch_size / terms.t_itr_us * 1e6,
+            free_us=free.t_itr_us,
             watts=self._watts(used),
             devices_used=len(used),
             message_bytes=(2 * batch_message if i != j else 0) + (insert_message if i != host else 0),
             route=to_learner.hops,
             storage=storage,
         )
+
+    def _beside_actors(
+        self, terms: IterationTerms, j: str, learner: LearnerCell, whole: WholeIteration | None, collect_us: float
+    ) -> IterationTerms:
+        """The terms while Actors run that need `collect_us` for an iteration: as measured, else by shared cores."""
+        if whole is not None:
+            return replace(terms, contention_us=max(0.0, whole.beside_us(collect_us) - terms.t_itr_us))
+        if self.sharing is not None and self.platform.shared_silicon(self.platform.host.name, j):
+            sharing = replace(self.sharing, collect_us=collect_us)
+            return replace(terms, learner_us=sharing.step_us(terms.learner_us, learner.threads))
+        return terms
 
     def _there_and_back_us(self, i: str, j: str, nbytes: int) -> float:
         """The time of a message from `i` to `j` and of one back."""

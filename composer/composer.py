@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 import os
@@ -226,7 +227,8 @@ class Composer:
         for line in imported:
             self._say(line)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
-        self._placement = place(
+        placed = functools.partial(
+            place,
             self._matrix,
             self._platform,
             metric=self._metric,
@@ -242,10 +244,10 @@ class Composer:
             ),
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
-            pipelines=profiler.whole_iterations(self._matrix),
             replay_ratio=self._problem.train.replay_ratio,
             priority_update_delay=self._problem.train.priority_update_delay,
         )
+        self._placement = placed(wholes=profiler.whole_iterations(self._matrix, placed()))
         self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config
 

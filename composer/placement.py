@@ -180,7 +180,7 @@ class Candidate:
 
     `terms`, `t_itr_us` and `eps`, training experiences per second, are with the best Data Storage. `watts` is the
     active power of all devices used, including the host; None where the device CSV does not state it. `storage` lists
-    the devices for the Data Storage, best first.
+    the devices for the Data Storage, best first. `free_us` is `t_itr_us` with Actors that run free.
     """
 
     replay: ReplayConfig
@@ -193,6 +193,7 @@ class Candidate:
     message_bytes: float  # messages of Eq. 7 that cross between devices, per iteration
     route: tuple[str, ...]  # devices on the way from RM to Learner
     storage: tuple[StorageOption, ...]
+    free_us: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no search gives, such as those of a document that was cut or edited wrongly."""
@@ -402,6 +403,13 @@ class Placement:
     def eps(self) -> float:
         """Predicted training experiences per second, under `assumption`."""
         return self.batch_size / self.t_itr_us * 1e6
+
+    @property
+    def free_eps(self) -> float:
+        """Predicted training experiences per second with Actors that run free, as in a program's --bench."""
+        chosen = self.chosen
+        slower_us = 0.0 if chosen.free_us is None else chosen.free_us - chosen.t_itr_us
+        return self.batch_size / (self.t_itr_us + slower_us) * 1e6
 
     @property
     def assumption(self) -> str:

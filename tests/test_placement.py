@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.algorithm1 import parse_metric, place
-from composer.contention import CoreSharing
+from composer.contention import CoreSharing, WholeIteration
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -317,7 +317,10 @@ def test_the_gather_is_counted_once_wherever_the_data_storage_is(delay: int) -> 
 
 
 def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
-    pipelines = {("cpu0", "gpu0", "torch"): 5000.0, ("cpu0", "cpu0", "torch"): 1.0}
+    wholes = {
+        ("cpu0", "gpu0", "torch"): WholeIteration(4000.0, 5000.0),
+        ("cpu0", "cpu0", "torch"): WholeIteration(1.0, 1.0),
+    }
     placement = place(
         MATRIX,
         SERVER,
@@ -325,7 +328,7 @@ def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
         transition_bytes=TRANSITION,
         actor_count=ACTORS,
         envs_per_actor=ENVS,
-        pipelines=pipelines,
+        wholes=wholes,
     )
     by_pair = {candidate.pair: candidate for candidate in placement.candidates}
     crowded = by_pair["cpu0", "gpu0"]
@@ -333,6 +336,33 @@ def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
     assert crowded.terms.contention_us == pytest.approx(5000 - run(MATRIX, SERVER, delay=1).t_itr_us)
     assert by_pair["cpu0", "cpu0"].terms.contention_us == 0, "a whole that is faster than its parts proves nothing"
     assert "sharing one piece of silicon costs 4," in placement.why_not(crowded)
+
+
+def test_actors_slow_a_whole_iteration_down_only_while_they_run() -> None:
+    whole = WholeIteration(100.0, 180.0)
+    assert whole.beside_us(0.0) == 100.0
+    assert whole.beside_us(math.inf) == 180.0
+    beside = whole.beside_us(60.0)
+    assert beside == pytest.approx(100 + 60 / beside * 80)
+    times = [whole.beside_us(float(us)) for us in range(0, 300, 5)]
+    assert times == sorted(times)
+    assert whole.beside_us(180.0) == pytest.approx(180.0)
+    assert WholeIteration(100.0, 90.0).beside_us(50.0) == 100.0, "a crowd makes nothing faster"
+
+
+def test_a_placement_predicts_a_run_at_its_ratio_and_one_without() -> None:
+    platform = Platform((CPU, dataclasses.replace(SYCL_CPU, shares_with="cpu0")), LINK)
+    inputs = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": 2, "replay_ratio": 8.0}
+    sharing = CoreSharing(cores=2, actors=2, collect_us=80.0)
+    whole = {("sycl:cpu0", "sycl:cpu0", "torch"): WholeIteration(110.0, 300.0)}
+    placement = place(TWO_BACKENDS, platform, **inputs, sharing=sharing, wholes=whole)
+    paced = placement.with_choice(replay_manager="sycl:cpu0", learner="sycl:cpu0")
+    assert paced.t_itr_us == pytest.approx(whole["sycl:cpu0", "sycl:cpu0", "torch"].beside_us(80.0))
+    assert paced.free_eps == pytest.approx(BATCH / 300e-6)
+    cpu = placement.with_choice(replay_manager="cpu0", learner="cpu0")
+    assert cpu.terms.learner_us == 300 + 80
+    assert cpu.free_eps == pytest.approx(BATCH / (cpu.t_itr_us - 80 + 300) * 1e6), "an Actor on a core of the Learner"
+    assert Placement.from_json(paced.to_json()).free_eps == paced.free_eps
 
 
 def test_documents_with_the_terms_of_eq7_alone_are_read() -> None:

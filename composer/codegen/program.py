@@ -198,6 +198,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "composed_from": _origin(source),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
+        "predicted_free_eps": round(placement.free_eps, 1),
         "assumption": placement.assumption,
         "default_timeout_s": ActorSpec.timeout_s,
         "exponents": _exponents(problem.replay),

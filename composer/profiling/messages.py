@@ -16,7 +16,7 @@ from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.protocol import Learner, StepResult
 from pearl.replay import ReplayManager, ReplayRequestQueue, Sample
 from pearl.runtime.host_iteration import HostIteration
-from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker, Storage
+from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 
 _WARM_UP = 50  # iterations
@@ -74,13 +74,14 @@ def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritize
 
 def measure_pipeline(
     replay: ReplayManager,
-    storage: Storage,
+    storage: Any,
     learner: Learner,
     transition: TransitionSpec,
     batch_size: int,
     delay: int,
     busy: int = 0,
     *,
+    learner_gathers: bool = False,
     beta: float = 0.4,
     weight_sync_interval: int = ITERATIONS,
     iterations: int = ITERATIONS,
@@ -88,12 +89,23 @@ def measure_pipeline(
 ) -> list[float]:
     """Microseconds of an iteration of setting 1 while `busy` processes use the cores as Actors would.
 
+    With `learner_gathers` the Learner gathers its batches from `storage`, which is on its device; else the host does.
     A sample is the mean over `iterations`. Before each sample `renew` gets the number of items that it will draw.
     """
     bell = Bell()
-    laq, ldq = AssignmentQueue(batch_size, transition, delay + 1), DoneQueue(batch_size, delay + 1, bell)
+    laq = AssignmentQueue(batch_size, None if learner_gathers else transition, delay + 1)
+    ldq = DoneQueue(batch_size, delay + 1, bell)
     wsq = WeightSyncQueue(learner.weight_count)
-    worker = LearnerWorker(laq, ldq, wsq, bell, target=learner, weight_sync_interval=weight_sync_interval)
+    worker = LearnerWorker(
+        laq,
+        ldq,
+        wsq,
+        bell,
+        target=learner,
+        weight_sync_interval=weight_sync_interval,
+        storage=storage if learner_gathers else None,
+    )
+    of_host = None if learner_gathers else storage
     samples = []
     with ReplayRequestQueue(replay, max_batch=batch_size) as rrq, busy_processes(busy):
         rrq.attach_bell(bell.native)
@@ -103,7 +115,7 @@ def measure_pipeline(
                 if renew is not None:
                     renew(count * batch_size)
                 pace = _Pace(count, delay, beta)
-                samples.append(_run_host(HostIteration(rrq, laq, ldq, batch_size, storage), pace, rrq, worker, bell))
+                samples.append(_run_host(HostIteration(rrq, laq, ldq, batch_size, of_host), pace, rrq, worker, bell))
         finally:
             worker.stop()
     return samples[1:]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from composer.contention import CoreSharing
+from composer.contention import CoreSharing, WholeIteration
 from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.matrix import (
     AssignmentMatrix,
@@ -21,6 +21,7 @@ from composer.matrix import (
     UnsupportedLearner,
 )
 from composer.modelled_rows import ESTIMATORS, ModelledWork
+from composer.placement import Placement
 from composer.platform import usable
 from composer.profiling.context import ProfilingContext
 from composer.profiling.learner_column import learner_cell
@@ -58,9 +59,9 @@ class Profiler(ProfilingContext):
         """Microseconds of the host's messages per iteration of setting 1; 0 where only the host is usable."""
         return messages_us(self)
 
-    def whole_iterations(self, matrix: AssignmentMatrix) -> Mapping[Candidacy, float]:
-        """Microseconds of whole iterations on devices that are the host's silicon, while Actors run."""
-        return whole_iterations(self, matrix)
+    def whole_iterations(self, matrix: AssignmentMatrix, placement: Placement) -> Mapping[Candidacy, WholeIteration]:
+        """Whole iterations of the placement's candidates on devices that are the host's silicon."""
+        return whole_iterations(self, matrix, placement)
 
     @property
     def sharing(self) -> CoreSharing | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell, ReplayCell
+from composer.contention import WholeIteration
+from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, LearnerOption, PairCell, ReplayCell
+from composer.placement import Candidate, Placement
 from composer.platform import usable
 from composer.profiling.context import ProfilingContext
 from composer.profiling.keys import kernel_hash
@@ -37,59 +38,73 @@ def messages_us(context: ProfilingContext) -> float:
     return context.known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
 
 
-def whole_iterations(context: ProfilingContext, matrix: AssignmentMatrix) -> dict[Candidacy, float]:
-    """Microseconds of whole iterations on devices that are the host's silicon, measured next to busy processes.
+def whole_iterations(
+    context: ProfilingContext, matrix: AssignmentMatrix, placement: Placement
+) -> dict[Candidacy, WholeIteration]:
+    """Whole iterations of `placement`'s candidates whose devices are the host's silicon: alone, and while Actors run.
 
     There the devices, the host's messages and the Actors slow each other down, which the sum of their separate times
     does not show. The keys are the devices of Replay Manager and Learner and the latter's implementation.
     """
-    found: dict[Candidacy, float] = {}
+    found: dict[Candidacy, WholeIteration] = {}
     known: dict[str, float] = {}
-    for of, work in _candidates(context, matrix, known):
+    for candidate in placement.candidates:
+        measured = _measurement(context, matrix, candidate, known)
+        if measured is None:
+            continue
         try:
-            found[of] = work()
+            found[candidate.names] = WholeIteration(measured(0), measured(context.busy))
         except (CapacityError, DeviceError) as error:
-            logger.warning("%s and %s were not measured together: %s", of[0], of[1], error)
+            logger.warning("%s and %s were not measured together: %s", *candidate.pair, error)
     return found
 
 
-def _candidates(
-    context: ProfilingContext, matrix: AssignmentMatrix, known: dict[str, float]
-) -> Iterator[tuple[Candidacy, Callable[[], float]]]:
-    """The candidates to measure, each with its measurement; `known` keeps results by the digest of their key.
+def _measurement(
+    context: ProfilingContext, matrix: AssignmentMatrix, candidate: Candidate, known: dict[str, float]
+) -> Callable[[int], float] | None:
+    """The measurement of the candidate beside so many busy processes; `known` keeps results by the digest of their key.
 
-    Setting 2 counts on devices whose own runtime takes all of the host's cores, even while the Actors need them.
+    None where the host's silicon is not all of it, and for setting 2 on devices that share the host's cores as its
+    threads do: `CoreSharing` has their times.
     """
     platform = context.platform
-    on_host = [
-        (row, device)
-        for row in matrix.rows
-        if platform.shared_silicon(row.device, platform.host.name)
-        and backend_of(device := platform.device(row.device)).estimator(device) is None
-    ]
-    for (i, on_i), (j, on_j) in itertools.product(on_host, repeat=2):
-        for option in j.learners:
-            if i is j:
-                if backend_of(on_j).host_cores == "all" and isinstance(pair := option.pair, PairCell):
-                    of = (i.device, j.device, pair.learner.implementation)
-                    yield of, functools.partial(_pair_us, context, on_j, pair)
-            elif isinstance(i.replay, ReplayCell) and isinstance(learner := option.learner, LearnerCell):
-                of = (i.device, j.device, learner.implementation)
-                yield of, functools.partial(_pipeline_us, context, known, on_i, i.replay, on_j, learner)
+    on_i, on_j = (platform.device(name) for name in candidate.pair)
+    for device in (on_i, on_j):
+        modelled = backend_of(device).estimator(device) is not None
+        if modelled or not platform.shared_silicon(device.name, platform.host.name):
+            return None
+    row = matrix[on_j.name]
+    option = next(o for o in row.learners if _implementation(o) == candidate.learner.implementation)
+    if candidate.setting == 2:
+        if backend_of(on_j).host_cores != "all":
+            return None
+        assert isinstance(option.pair, PairCell)
+        return functools.partial(_pair_us, context, on_j, option.pair)
+    replay, learner = matrix[on_i.name].replay, option.learner
+    assert isinstance(replay, ReplayCell)
+    assert isinstance(learner, LearnerCell)
+    own = candidate.storage[0].device == on_j.name and backend_of(on_j).storage(on_j) is not None
+    return functools.partial(_pipeline_us, context, known, on_i, replay, on_j, learner, own)
 
 
-def _pair_us(context: ProfilingContext, device: Device, pair: PairCell) -> float:
-    """Microseconds of an iteration of setting 2 while Actors run."""
+def _implementation(option: LearnerOption) -> str | None:
+    return option.learner.implementation if isinstance(option.learner, LearnerCell) else None
+
+
+def _pair_us(context: ProfilingContext, device: Device, pair: PairCell, busy: int) -> float:
+    """Microseconds of an iteration of setting 2 beside `busy` processes."""
+    if not busy:
+        return sum(latency.value_us for name, latency in pair.measurements() if name != "insert")
     name, fanout, threads = pair.learner.implementation, pair.replay.fanout, pair.learner.threads
     context.report(f"{device.name}: Replay Manager and {name} Learner together, while Actors run")
 
     def work() -> dict[str, list[float]]:
-        with busy_processes(context.busy):
+        with busy_processes(busy):
             parts = measure_pair(context, device, name, fanout, threads)
         # The mean, not the median: waits for a core are rare but long.
         return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "gather", "step", "update"))]}
 
-    parameters = {**pair_parameters(context, fanout, threads), "busy": context.busy}
+    parameters = {**pair_parameters(context, fanout, threads), "busy": busy}
     return context.known(context.key("pair", device, parameters, name), ("iteration",), work)["iteration"].value_us
 
 
@@ -100,15 +115,18 @@ def _pipeline_us(
     replay: ReplayCell,
     on_j: Device,
     learner: LearnerCell,
+    own_storage: bool,
+    busy: int,
 ) -> float:
-    """Microseconds of an iteration of setting 1 while Actors run."""
+    """Microseconds of an iteration of setting 1 beside `busy` processes; `own_storage`: the Learner's device has it."""
     train = context.problem.train
     parameters = {
         **pair_parameters(context, replay.fanout, learner.threads),
         "replay_device": context.fingerprint(on_i),
         "replay_kernels": kernel_hash(module=backend_of(on_i).kernels),
         "priority_update_delay": train.priority_update_delay,
-        "busy": context.busy,
+        "own_storage": own_storage,
+        "busy": busy,
     }
 
     @on_own_thread
@@ -116,12 +134,13 @@ def _pipeline_us(
         full = context.full_replay(on_i, replay.fanout)
         samples = measure_pipeline(
             full.manager,
-            context.full_storage,
+            context.storage_on(on_j)[0] if own_storage else context.full_storage,
             context.make_learner(learner.implementation, on_j, learner.threads, learner.sub_batches),
             context.problem.transition,
             train.batch_size,
             train.priority_update_delay,
-            context.busy,
+            busy,
+            learner_gathers=own_storage,
             beta=full.beta,
             weight_sync_interval=train.weight_sync_interval,
             iterations=full.batches(train.batch_size, ITERATIONS),
@@ -131,8 +150,7 @@ def _pipeline_us(
 
     key = context.key("pipeline", on_j, parameters, learner.implementation)
     if key.digest not in known:  # the key is the same for rows that differ in name only
-        context.report(
-            f"{on_i.name}, {on_j.name}: Replay Manager and {learner.implementation} Learner, while Actors run"
-        )
+        beside = ", while Actors run" if busy else ""
+        context.report(f"{on_i.name}, {on_j.name}: Replay Manager and {learner.implementation} Learner{beside}")
         known[key.digest] = context.known(key, ("iteration",), work)["iteration"].value_us
     return known[key.digest]

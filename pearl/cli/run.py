@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ def _run(program: _Program, options: _Options = None) -> None:
     name="bench",
     epilog=examples(
         "pearl bench runs/cartpole/program.py --seconds 30",
+        "pearl bench runs/cartpole/program.py --paced",
         "pearl bench runs/cartpole/program.py -- --seed 2",
     ),
 )
@@ -50,13 +52,16 @@ def _bench(
     program: _Program,
     options: _Options = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure, from the first batch on.")] = 10.0,
+    paced: Annotated[bool, typer.Option("--paced", help="Keep the program's replay ratio, as in a run.")] = False,
 ) -> None:
     """Measure how fast a composed program trains, compared with the composer's prediction.
 
-    The program trains free-running, without waiting for data, in a temporary folder: nothing of its runs changes.
+    The program trains free-running, without waiting for data, in a temporary folder: nothing of its runs changes. The
+    prediction is the one for such a run; with --paced, both are at the program's replay ratio.
     """
     with tempfile.TemporaryDirectory(prefix="pearl-bench-") as folder:
         measuring = ["--bench", "--bench-seconds", str(seconds), "--run-dir", folder]
+        measuring += ["--bench-paced"] if paced else []
         code = run_generated(program, [*measuring, *_passed_on(options)])
         result = Path(folder) / "bench.json"
         rates = read_json(result) if result.exists() else None
@@ -77,11 +82,13 @@ def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
 def rates_table(rates: Mapping[str, Any]) -> Table:
     """A benchmark's rates beside the prediction."""
     predicted, measured, overall = (number(rates, key) for key in ("predicted_eps", "measured_eps", "overall_eps"))
+    pace = number(rates, "paced_at")
+    how = f"at a replay ratio of {pace:g}" if math.isfinite(pace) else "with Actors that run free"
     share = f"{measured / predicted:.2f} of the prediction" if predicted else "no prediction"
     return facts_table(
         f"Experiences trained per second (EPS) of {rates.get('program', 'the program')}",
         {
-            "predicted by the composer": f"{predicted:,.0f}",
+            f"predicted by the composer, {how}": f"{predicted:,.0f}",
             "measured, while a batch was under way": f"{measured:,.0f} ({share})",
             "measured, waiting for data included": f"{overall:,.0f}",
             "gradient steps per second (GPS), waiting included": f"{number(rates, 'overall_gps'):,.1f}",

@@ -31,6 +31,7 @@ class Options:
     eval_interval: int
     until_return: float | None
     eval_max_steps: int = 30_000  # a game of Atari may take 27,000
+    bench_paced: bool = False
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
 
 
@@ -162,6 +163,7 @@ def parse_options(
         metavar="S",
         help="how long --bench measures (default: %(default)s)",
     )
+    add("--bench-paced", action="store_true", help="with --bench: keep the replay ratio, as in a run")
     add(
         "--eval-episodes",
         type=_whole,
@@ -201,6 +203,8 @@ def parse_options(
         help='stop early when the mean greedy return reaches R; "none" or "inf": use all steps (default: %(default)s)',
     )
     a = parser.parse_args(arguments)
+    if a.bench_paced and not a.bench:
+        parser.error("--bench-paced belongs to --bench: give both")
     return Options(
         timesteps=a.timesteps,
         seed=a.seed,
@@ -211,6 +215,7 @@ def parse_options(
         serial=a.serial,
         bench=a.bench,
         bench_seconds=a.bench_seconds,
+        bench_paced=a.bench_paced,
         eval_episodes=a.eval_episodes,
         eval_interval=a.eval_interval or max(1, a.timesteps // 20),
         until_return=a.until_return,

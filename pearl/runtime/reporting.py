@@ -22,6 +22,7 @@ from pearl.runtime.rate import StepRate
 from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
+from pearl.spec import TrainSpec
 
 logger = logging.getLogger("pearl.runtime")
 
@@ -43,11 +44,21 @@ _REPLAY_STATISTICS = (
 
 @dataclass(frozen=True)
 class Program:
-    """What the composer knew when it wrote the program."""
+    """What the composer knew when it wrote the program.
+
+    `predicted_eps` are experiences trained per second at the program's replay ratio; `predicted_free_eps` while
+    training and Actors run free, as --bench lets them.
+    """
 
     name: str
     predicted_eps: float
     composed_from: str = ""
+    predicted_free_eps: float | None = None
+
+    def predicted(self, replay_ratio: float) -> float:
+        """The prediction for a run that keeps this ratio, the program's own or infinity."""
+        free = self.predicted_free_eps
+        return free if free is not None and math.isinf(replay_ratio) else self.predicted_eps
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,9 @@ class Reporter:
     `open`, as in a benchmark, `say` prints and `show` does nothing.
     """
 
-    def __init__(self, program: Program, options: Options, batch_size: int, rate: StepRate) -> None:
-        self._program, self._options, self._batch_size, self._rate = program, options, batch_size, rate
+    def __init__(self, program: Program, options: Options, train: TrainSpec, rate: StepRate) -> None:
+        self._program, self._options, self._rate = program, options, rate
+        self._batch_size, self._replay_ratio = train.batch_size, train.replay_ratio
         self._folder = RunFolder(options)
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
@@ -210,12 +222,16 @@ class Reporter:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def rates(self) -> dict[str, float]:
+    def rates(self) -> dict[str, float | None]:
         """Print and return the rates of the run."""
-        batch, predicted = self._batch_size, self._program.predicted_eps
+        batch, ratio = self._batch_size, self._replay_ratio
+        predicted = self._program.predicted(ratio)
+        pace = "with Actors that run free" if math.isinf(ratio) else f"at a replay ratio of {ratio:g}"
         busy, overall = self._rate.busy * batch, self._rate.overall * batch
         against = (
-            f", {busy / predicted:.2f} of the {predicted:,.0f} EPS that the composer predicted" if predicted else ""
+            f" {pace}, {busy / predicted:.2f} of the {predicted:,.0f} EPS that the composer predicted"
+            if predicted
+            else f" {pace}"
         )
         self.say(
             f"Trained:        {busy:,.0f} EPS while a batch was under way{against}; "
@@ -226,10 +242,11 @@ class Reporter:
             "predicted_eps": predicted,
             "overall_eps": overall,
             "overall_gps": self._rate.overall,
+            "paced_at": None if math.isinf(ratio) else ratio,
         }
 
     def summary(
-        self, rates: Mapping[str, float], *, env: str, stopped: str, update_delay: int, actor_restarts: int
+        self, rates: Mapping[str, float | None], *, env: str, stopped: str, update_delay: int, actor_restarts: int
     ) -> dict[str, object]:
         """The content of summary.json, without the evaluations."""
         counters, replay = self._subject.counters, self._subject.replay.statistics()

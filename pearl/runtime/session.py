@@ -74,7 +74,8 @@ class Session:
         data_flow: Callable[[ReplaySpec, ActorSpec, TrainSpec], DataFlow] = OffPolicy,
     ) -> None:
         # Items that may be sampled so many times only would not last for training without data.
-        if options.bench and not replay.max_times_sampled:
+        self._free = options.bench and not options.bench_paced and not replay.max_times_sampled
+        if self._free:
             train = dataclasses.replace(train, replay_ratio=math.inf)
         self.program, self.options = program, options
         self.actors, self.replay_spec, self.train = actors, replay, train
@@ -99,7 +100,7 @@ class Session:
         self._saved = (-1, -1, options.checkpoint_dir)
         self._steps_before = 0  # gradient steps of the parts resumed from
         self._rate = StepRate()
-        self._report = Reporter(program, options, train.batch_size, self._rate)
+        self._report = Reporter(program, options, train, self._rate)
         self._supervisor = Supervisor(options.run_dir, serial=options.serial, say=self._report.say)
 
     # --- set-up -----------------------------------------------------------------------------------------------------
@@ -347,9 +348,9 @@ class Session:
         """From now on, train `ratio` samples per transition that is collected; raises ConfigurationError.
 
         The host loop may call it at any time, also with the ratio that holds. A resumed run begins with that of its
-        `TrainSpec`; --bench, which lets training run free, with no other.
+        `TrainSpec`; --bench, which lets training run free, with no other, unless --bench-paced asks for it.
         """
-        if self.options.bench:
+        if self._free:
             return
         self._data_flow.set_replay_ratio(ratio)
 

@@ -53,6 +53,7 @@ TinyDQN = import_class(
 PROGRAM = Program(
     name="cartpole",
     predicted_eps=2124439.0,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
+    predicted_free_eps=2124439.0,  # with Actors that run free, as with --bench
     composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(

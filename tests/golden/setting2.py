@@ -46,6 +46,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 PROGRAM = Program(
     name="cartpole",
     predicted_eps=2094515.0,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
+    predicted_free_eps=2094515.0,  # with Actors that run free, as with --bench
     composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(
