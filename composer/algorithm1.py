@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from composer.contention import CoreSharing, WholeIteration
 from composer.matrix import (
+    NOT_MEASURED,
     AssignmentMatrix,
     Candidacy,
     LearnerCell,
@@ -245,7 +246,6 @@ class _Search:
                 on_j.selector,
                 learner.threads,
                 learner.sub_batches,
-                learner.streams,
                 learner.implementation,
                 learner.prefetch,
             ),
@@ -300,7 +300,7 @@ class _Search:
         )
         rule = self.storage_rule
         allowed = (name for name, _ in flows if rule is None or rule.refusal(name, learner_device) is None)
-        names = dict.fromkeys(allowed)
+        names = dict.fromkeys(name for name in allowed if name == host or not self._storage_failed(name))
         if self.storage_forced is not None:
             names.setdefault(self.storage_forced)
         options = [self._storage_option(name, flows, learner_device, pair_gather) for name in names]
@@ -321,6 +321,11 @@ class _Search:
         if pair_gather is not None and name == learner_device:
             gather_us = pair_gather.value_us
         return StorageOption(name, traffic, moving, float(crossing), gather_us, store_us)
+
+    def _storage_failed(self, name: str) -> bool:
+        """Whether the matrix says why the device has no Data Storage."""
+        cell = self.matrix[name].storage if name in self.matrix.devices else NOT_MEASURED
+        return isinstance(cell, MissingCell) and cell != NOT_MEASURED
 
     def _storage_us(self, name: str, batch_bytes: int) -> tuple[float, float]:
         """The times to gather a batch and to store what arrived; by the device's memory where nothing better is known.

@@ -119,12 +119,11 @@ class LearnerCell:
     step: Measurement
     threads: int = 1
     sub_batches: int = 1
-    streams: int = 1
     implementation: str = "torch"
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        _require_counts("Learner", threads=self.threads, sub_batches=self.sub_batches, streams=self.streams)
+        _require_counts("Learner", threads=self.threads, sub_batches=self.sub_batches)
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latency by name."""
@@ -195,6 +194,8 @@ class MissingCell:
         return f"not possible: {self.reason}"
 
 
+NOT_MEASURED = MissingCell("not measured")
+
 Cell: TypeAlias = "ReplayCell | LearnerCell | PairCell | StorageCell | MissingCell"
 
 
@@ -223,7 +224,7 @@ class MatrixRow:
     learner: LearnerCell | MissingCell
     pair: PairCell | MissingCell
     others: tuple[LearnerOption, ...] = ()
-    storage: StorageCell | MissingCell = MissingCell("not measured")
+    storage: StorageCell | MissingCell = NOT_MEASURED
 
     @property
     def learners(self) -> tuple[LearnerOption, ...]:
@@ -260,7 +261,7 @@ class AssignmentMatrix:
     unsupported: tuple[UnsupportedLearner, ...] = ()
 
     FORMAT = "pearl-assignment-matrix"
-    VERSION = 1
+    VERSION = 2
 
     def __post_init__(self) -> None:
         names = self.devices

@@ -218,7 +218,7 @@ class _Fpga:
         )
         cycles = (sampling(self.work.batch_size), update(self.work.insertions), update(self.work.batch_size))
         sample, insert, write = (_us(self.part.microseconds(count)) for count in cycles)
-        return ReplayCell(sample, insert, write, tree.fanout, workers=tree.depth)
+        return ReplayCell(sample, insert, write, tree.fanout)
 
     def _learner(self, pipeline: LearnerPipeline, replay_kb: float = 0.0) -> tuple[LearnerCell, str]:
         batch = self.work.batch_size

@@ -152,7 +152,6 @@ class LearnerConfig:
     selector: str
     threads: int
     sub_batches: int
-    streams: int
     implementation: str = "torch"
     prefetch: bool = False
 
@@ -306,7 +305,7 @@ class Placement:
     priority_update_delay: int = 1
 
     FORMAT = "pearl-placement"
-    VERSION = 1
+    VERSION = 2
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "transition_bytes", "actor_count", "envs_per_actor"):

@@ -80,7 +80,7 @@ def microseconds(value: float) -> str:
 
 def learner_tuning(learner: LearnerCell | LearnerConfig) -> str:
     """The parameters of a Learner in words, without its implementation."""
-    tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}, streams {learner.streams}"
+    tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}"
     return f"{tuning}{', prefetching' if learner.prefetch else ''}"
 
 

@@ -38,6 +38,7 @@ from composer.platform import Platform
 from composer.problem import Problem
 from composer.storage_rule import StorageRule
 from pearl.algorithms import DQN
+from pearl.backends import backend_of
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, GenerationError, PlacementError
 from pearl.exploration import EpsilonGreedy
@@ -500,6 +501,26 @@ def test_a_learner_that_cannot_be_is_refused(learner: str, change: dict[str, Any
     placement = placed("cpu0", learner)
     with pytest.raises(GenerationError, match=expected):
         text_of(source(placement, learner=dataclasses.replace(placement.learner_config, **change)))
+
+
+def test_the_threads_of_the_replay_manager_reach_the_program() -> None:
+    placement = placed("cpu0", "cpu0")
+    two = dataclasses.replace(placement.replay_config, workers=2)
+    program = source(placement, replay=two)
+    large = dataclasses.replace(program.problem, train=TrainSpec(batch_size=4096))
+    text = text_of(dataclasses.replace(program, problem=large))
+    assert "make_replay_manager(REPLAY, seed=options.seed, workers=2)" in text
+    with pytest.raises(GenerationError, match=r"cpu0 runs batches of \d+ with 1 worker\(s\); found 2"):
+        text_of(source(placement, replay=two))
+
+
+def test_batches_that_the_tree_does_not_share_out_have_one_thread() -> None:
+    header = (TESTS.parent / "kernels/include/pearl/sum_tree_replay.hpp").read_text()
+    chunk = re.search(r"kChunk = (\d+);", header)
+    assert chunk is not None
+    shared = 2 * int(chunk[1])
+    counts = [tuple(backend_of(DEVICES[0]).replay_workers(DEVICES[0], batch, 8)) for batch in (shared - 1, shared)]
+    assert counts == [(1,), (1, 2, 4, 8)]
 
 
 def test_a_program_imports_the_learner_it_uses() -> None:

@@ -221,7 +221,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return {"step": step(name, threads)}
 
         def measure_pair(
-            _: object, __: object, name: str, fanout: int, threads: int, *, prefetch: bool
+            _: object, __: object, name: str, replay: ReplayCell, threads: int, *, prefetch: bool
         ) -> dict[str, list[float]]:
             parts = {**measure_replay(), "gather": [0.0] * 3, "step": step(name, threads)}
             return {name: [s * ahead for s in samples] if prefetch else samples for name, samples in parts.items()}
@@ -502,6 +502,26 @@ def test_measurements_hold_for_one_implementation_and_its_sources(
             ),
         )
         assert measured() == [anew, 7 - anew], changed
+
+
+def test_the_replay_manager_gets_the_threads_with_which_it_is_fastest(
+    csv_pair: CsvPair, tmp_path: Path, made_up: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up(native=10.0, torch=90.0)
+
+    def measure_replay(_: object, __: object, fanout: int, workers: int) -> dict[str, list[float]]:
+        return {name: [100.0 + 10 * abs(workers - 2)] * 3 for name in ("sample", "insert", "update")}
+
+    monkeypatch.setattr("composer.profiling.replay_column.measure_replay", measure_replay)
+    for batch, workers in ((4096, 2), (64, 1)):
+        composer = described(
+            csv_pair("cpu0,cpu,cpu,,5,60"), training={"batch_size": batch}, calibration=tmp_path / f"{batch}.json"
+        )
+        composer.set_replay(8192)
+        replay, learner = composer.run()
+        assert replay.workers == workers
+        text = composer.runtime_gen(replay, learner, tmp_path / "program.py").read_text()
+        assert ("workers=2" in text) == (workers == 2)
 
 
 class Mine(TorchLearner):

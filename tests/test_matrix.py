@@ -42,9 +42,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
 counts = st.integers(1, 256)
 missing = st.builds(MissingCell, st.text(min_size=1, max_size=30))
 replay_cells = st.builds(ReplayCell, measurements(), measurements(), measurements(), counts, counts)
-learner_cells = st.builds(
-    LearnerCell, measurements(), counts, counts, counts, st.sampled_from(["torch", "native", "null"])
-)
+learner_cells = st.builds(LearnerCell, measurements(), counts, counts, st.sampled_from(["torch", "native", "null"]))
 pair_cells = st.builds(PairCell, replay_cells, learner_cells, st.none() | measurements())
 storage_cells = st.builds(StorageCell, measurements(), measurements())
 options = st.builds(LearnerOption, learner_cells | missing, pair_cells | missing)
@@ -145,8 +143,8 @@ def test_json_round_trip_is_exact(matrix: AssignmentMatrix) -> None:
         (lambda _: "[" * 100_000, "not JSON"),
         (lambda text: text.replace("1234.5", "9" * 5000), "not JSON"),
         (lambda text: text.replace("pearl-assignment-matrix", "other"), "found 'other'"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "version 1; found 2"),
-        (lambda text: text.replace('"version": 1', '"version": true'), "version 1; found True"),
+        (lambda text: text.replace('"version": 2', '"version": 3'), "version 2; found 3"),
+        (lambda text: text.replace('"version": 2', '"version": true'), "version 2; found True"),
         (lambda text: text.replace("1234.5", "NaN"), "finite numbers only; found NaN"),
         (lambda text: text.replace("1234.5", "1e999"), "value_us: expected a finite number"),
         (lambda text: text.replace("1234.5", '"fast"', 1), r"rows\[0\]\.replay\.update\.value_us: expected float"),
@@ -171,7 +169,7 @@ def test_a_document_that_departs_from_the_format_is_refused_with_its_place(edit,
     )
 )
 def test_any_other_json_is_refused_or_read(data: object) -> None:
-    document = {"format": AssignmentMatrix.FORMAT, "version": 1, "rows": data}
+    document = {"format": AssignmentMatrix.FORMAT, "version": AssignmentMatrix.VERSION, "rows": data}
     try:
         AssignmentMatrix.from_json(json.dumps(document))
     except ConfigurationError:

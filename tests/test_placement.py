@@ -365,16 +365,6 @@ def test_a_placement_predicts_a_run_at_its_ratio_and_one_without() -> None:
     assert Placement.from_json(paced.to_json()).free_eps == paced.free_eps
 
 
-def test_documents_with_the_terms_of_eq7_alone_are_read() -> None:
-    placement = run(MATRIX, SERVER)
-    document = json.loads(placement.to_json())
-    for candidate in document["candidates"]:
-        for later in ("messages_us", "contention_us", "replay_transfer_us", "delay"):
-            del candidate["terms"][later]
-    read = Placement.from_json(json.dumps(document))
-    assert [c.t_itr_us for c in read.candidates] == [c.t_itr_us for c in placement.candidates]
-
-
 @pytest.mark.parametrize("metric", ["throughput", "Throughput", "THROUGHPUT"])
 def test_spellings_of_throughput(metric: str) -> None:
     assert parse_metric(metric) == "throughput"

@@ -122,7 +122,7 @@ def test_bench_writes_measured_beside_predicted(programs: dict[int, Path], tmp_p
     assert code == 0, output
     rates = json.loads((tmp_path / "bench.json").read_text())
     assert rates["measured_eps"] > 0
-    assert f"predicted_eps={rates['predicted_eps']}," in programs[1].read_text()
+    assert f"predicted_free_eps={rates['predicted_eps']}," in programs[1].read_text()
     assert not (tmp_path / "weights.safetensors").exists()
 
 

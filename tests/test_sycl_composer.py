@@ -19,10 +19,12 @@ from gymnasium import spaces
 from programs import Running, described, program_of, run, running, summary
 from trainers import LearnsCartPole, OwnTrainer, TinyDDPG, TinyDQN, TinySAC
 
+import pearl.backends.sycl.storage
 from composer import Composer, Placement
 from composer.matrix import MissingCell, ReplayCell
 from composer.profiling.messages import measure_messages
 from pearl.errors import CapacityError, DeviceError, TrainerError
+from pearl.spec import TransitionSpec
 
 pytestmark = [pytest.mark.sycl, pytest.mark.usefixtures("quick_profiles")]
 
@@ -103,16 +105,23 @@ def test_on_shared_silicon_the_prediction_knows_of_the_actors(
         "composer.profiling.context.measure_actor", lambda *_: [5000.0] * 20
     )  # they have work for all cores
     calibration = tmp_path / "calibration.json"
-    steps = {}
+    monkeypatch.setattr(
+        "composer.profiling.whole_iterations.measure_pipeline", lambda *args, **_: [9e5 if args[6] else 6e5] * 3
+    )
+    monkeypatch.setattr(
+        "composer.profiling.whole_iterations.measure_pair",
+        lambda *_, **__: dict.fromkeys(("sample", "gather", "step", "update"), [2e5] * 3),
+    )
     for shares in ("cpu0", ""):
         files = machine(tmp_path, CPU, SYCL.removesuffix("cpu0") + shares)
         composer = composed(files=files, actors=2, calibration=calibration)
-        measured = composer.matrix["sycl:cpu0"].learner
-        placement = composer.placement.with_choice(replay_manager="cpu0", learner="sycl:cpu0")
-        steps[shares] = placement.terms.learner_us / measured.step.value_us  # type: ignore[union-attr]
-    assert steps[""] == 1
-    # Two threads of the Learner and two Actors on two cores.
-    assert steps["cpu0"] == pytest.approx(2)
+        for replay, free_us in (("cpu0", 9e5), ("sycl:cpu0", 8e5)):
+            placement = composer.placement.with_choice(replay_manager=replay, learner="sycl:cpu0")
+            batch = placement.batch_size
+            assert (placement.terms.contention_us > 0) == (shares == "cpu0")
+            if shares:
+                assert placement.free_eps == pytest.approx(batch / free_us * 1e6)
+                assert placement.eps >= placement.free_eps
 
 
 @pytest.mark.fpga
@@ -196,16 +205,23 @@ def test_the_sycl_learner_can_be_forced(composed: Callable[..., Composer], tmp_p
 def test_a_device_whose_memory_does_not_suffice_takes_less(
     composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise CapacityError("A Data Storage of 2,000 transitions does not fit.")
+    made = pearl.backends.sycl.storage.SyclDataStorage
+
+    def full(transition: TransitionSpec, capacity: int, device: str) -> object:
+        if capacity >= 2000:
+            raise CapacityError("A Data Storage of 2,000 transitions does not fit.")
+        return made(transition, capacity, device)
 
     monkeypatch.setattr("pearl.backends.sycl.storage.SyclDataStorage", full)
     composer = composed(calibration=tmp_path / "calibration.json")
     row = composer.matrix["sycl:cpu0"]
     assert row.pair == MissingCell("A Data Storage of 2,000 transitions does not fit.")
     assert isinstance(row.replay, ReplayCell)
+    assert row.storage == row.pair
     pairs = {candidate.pair for candidate in composer.placement.candidates}
     assert pairs == set(PLACEMENTS) - {("sycl:cpu0", "sycl:cpu0")}
+    places = {option.device for candidate in composer.placement.candidates for option in candidate.storage}
+    assert places == {"cpu0"}, "no program keeps its transitions where they do not fit"
     assert "A Data Storage of 2,000 transitions does not fit." in composer.placement.impossible[0].reason
 
 

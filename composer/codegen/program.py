@@ -87,6 +87,7 @@ def _check_parameters(source: ProgramSource) -> None:
     for name, value in (
         ("threads", source.learner.threads),
         ("sub_batches", source.learner.sub_batches),
+        ("workers", source.replay.workers),
         ("timesteps", source.timesteps),
     ):
         if type(value) is not int or value < 1:
@@ -181,9 +182,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     implementation = _implementation(source.learner, on_learner)
     setting = 2 if source.replay.device == source.learner.device else 1
     backend = backend_of(on_learner)
-    replay_factory = backend_of(on_replay).replay(on_replay)
-    if replay_factory is None:
-        raise GenerationError(f"{on_replay.name} has no Replay Manager in this version. Choose another device.")
+    replay_factory = _replay_factory(source, on_replay)
     storage_factory = _storage_factory(source, devices)
     trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     here = source.path.resolve().parent
@@ -222,6 +221,20 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     text = write(imports=_imports_of(write(imports=""), made))
     ast.parse(text)
     return text
+
+
+def _replay_factory(source: ProgramSource, device: Device) -> Factory:
+    """The factory of the Replay Manager."""
+    backend, workers = backend_of(device), source.replay.workers
+    factory = backend.replay(device)
+    if factory is None:
+        raise GenerationError(f"{device.name} has no Replay Manager in this version. Choose another device.")
+    if workers not in (possible := backend.replay_workers(device, source.problem.train.batch_size, workers)):
+        raise GenerationError(
+            f"The Replay Manager on {device.name} runs batches of {source.problem.train.batch_size} with "
+            f"{' or '.join(map(str, possible))} worker(s); found {workers}. Correct workers."
+        )
+    return factory.with_workers(workers)
 
 
 def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Factory | None:
@@ -272,7 +285,8 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
     )
     lines = [
         f"Placement for {placement.metric} (setting {setting}: {how}):",
-        f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}",
+        f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}"
+        + (f", {replay.workers} workers" if replay.workers > 1 else ""),
         f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
         f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)"
         + (", prefetching" if learner.prefetch else ""),

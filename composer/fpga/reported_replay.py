@@ -103,7 +103,7 @@ class ReportedReplay:
             self.update.cycles(self.tree.depth, batch_size),
         )
         sample, insert, update = (imported(self.microseconds(count)) for count in cycles)
-        return ReplayCell(sample, insert, update, self.tree.fanout, workers=self.tree.depth)
+        return ReplayCell(sample, insert, update, self.tree.fanout)
 
     def measurements(self) -> Mapping[str, Measurement]:
         """What the calibration store keeps, in microseconds: a cycle, and `StageTiming` of sampling and of updates."""

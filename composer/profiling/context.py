@@ -147,15 +147,15 @@ class ProfilingContext:
         plain = spec.mode in ("uniform", *TIME_MODES) and spec.replacement and spec.max_times_sampled == 0
         return (16,) if plain else _FANOUTS  # without a tree the fanout has no effect
 
-    def replay_parameters(self, fanout: int) -> dict[str, Any]:
+    def replay_parameters(self, fanout: int, workers: int = 1) -> dict[str, Any]:
         """Everything of the replay that a measurement depends on, for its key."""
-        return replay_parameters(self.problem.replay, fanout, self.problem.train.n_step)
+        return replay_parameters(self.problem.replay, fanout, self.problem.train.n_step, workers)
 
-    def full_replay(self, device: Device, fanout: int) -> FullReplay:
+    def full_replay(self, device: Device, fanout: int, workers: int = 1) -> FullReplay:
         """A new Replay Manager on `device`, full."""
         made = backend_of(device).replay(device)
         assert made is not None, "a device without a Replay Manager has no cell of one"
-        return FullReplay(self.problem.replay, fanout, made)
+        return FullReplay(self.problem.replay, fanout, made, workers)
 
     @functools.cached_property
     def full_storage(self) -> DataStorage:

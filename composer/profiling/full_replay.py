@@ -22,10 +22,16 @@ _FILL_ROWS = 4096
 TIMELESS = {"beta_final": "a replay is profiled as at the start of a run, where beta has its first value"}
 
 
-def replay_parameters(spec: ReplaySpec, fanout: int, n_step: int) -> dict[str, bool | int | float | str]:
+def replay_parameters(
+    spec: ReplaySpec, fanout: int, n_step: int, workers: int = 1
+) -> dict[str, bool | int | float | str]:
     """Everything that a measurement of the replay depends on, as part of a calibration key."""
     values = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec) if f.name not in TIMELESS}
-    values |= {"fanout": fanout, "n_step": n_step}  # n steps make n chains of shared next observations
+    values |= {
+        "fanout": fanout,
+        "n_step": n_step,
+        "workers": workers,
+    }  # n steps make n chains of shared next observations
     return {name: value if type(value) in (bool, int, float, str) else repr(value) for name, value in values.items()}
 
 
@@ -50,10 +56,10 @@ class FullReplay:
     slots to replace exhausted items.
     """
 
-    def __init__(self, spec: ReplaySpec, fanout: int, factory: Factory) -> None:
+    def __init__(self, spec: ReplaySpec, fanout: int, factory: Factory, workers: int = 1) -> None:
         self.spec = dataclasses.replace(spec, fanout=fanout)
         self.rng = np.random.default_rng(0)
-        self.manager = factory.make_replay(self.spec, seed=0)
+        self.manager = factory.with_workers(workers).make_replay(self.spec, seed=0)
         self.beta = self.spec.first_beta
         self._next = 0
         for start in range(0, spec.capacity, _FILL_ROWS):

@@ -32,7 +32,7 @@ def learner_cell(context: ProfilingContext, device: Device, implementation: str)
             ("step",),
             functools.partial(measure_learner, context, device, implementation, threads, parts),
         )
-        cells.append(LearnerCell(found["step"], threads, parts, candidate.streams, implementation))
+        cells.append(LearnerCell(found["step"], threads, parts, implementation))
         if sharing is not None and sharing.keeps_up(cells[-1].step.value_us, threads):
             break  # the paper's rule: the fewest threads that keep up with the Actors
     if sharing is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -38,10 +39,10 @@ def pair_cell(
     return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
 
 
-def pair_parameters(context: ProfilingContext, fanout: int, threads: int) -> dict[str, Any]:
+def pair_parameters(context: ProfilingContext, replay: ReplayCell, threads: int) -> dict[str, Any]:
     """Everything of the pair that a measurement depends on, for its key."""
     return {
-        **context.replay_parameters(fanout),
+        **context.replay_parameters(replay.fanout, replay.workers),
         "threads": threads,
         "weight_sync_interval": context.problem.train.weight_sync_interval,
     }
@@ -50,16 +51,16 @@ def pair_parameters(context: ProfilingContext, fanout: int, threads: int) -> dic
 def _measured(
     context: ProfilingContext, device: Device, replay: ReplayCell, learner: LearnerCell, *, prefetch: bool
 ) -> PairCell:
-    name, fanout, threads = learner.implementation, replay.fanout, learner.threads
+    name, threads = learner.implementation, learner.threads
     ahead = ", prefetching" if prefetch else ""
     context.report(f"{device.name}: Replay Manager and {name} Learner together{ahead}")
     found = context.known(
-        context.key("pair", device, {**pair_parameters(context, fanout, threads), "prefetch": prefetch}, name),
+        context.key("pair", device, {**pair_parameters(context, replay, threads), "prefetch": prefetch}, name),
         ("sample", "gather", "insert", "update", "step"),
-        functools.partial(measure_pair, context, device, name, fanout, threads, prefetch=prefetch),
+        functools.partial(measure_pair, context, device, name, replay, threads, prefetch=prefetch),
     )
     return PairCell(
-        ReplayCell(found["sample"], found["insert"], found["update"], fanout),
+        dataclasses.replace(replay, sample=found["sample"], insert=found["insert"], update=found["update"]),
         LearnerCell(found["step"], threads, implementation=name, prefetch=prefetch),
         found["gather"],
     )
@@ -87,11 +88,17 @@ def _iteration_us(pair: PairCell) -> float:
 
 @on_own_thread
 def measure_pair(
-    context: ProfilingContext, device: Device, implementation: str, fanout: int, threads: int, *, prefetch: bool = False
+    context: ProfilingContext,
+    device: Device,
+    implementation: str,
+    replay: ReplayCell,
+    threads: int,
+    *,
+    prefetch: bool = False,
 ) -> dict[str, list[float]]:
     """Samples, in microseconds, of the parts of an iteration: "sample", "gather", "step", "update", "insert"."""
     problem, backend = context.problem, backend_of(device)
-    full = context.full_replay(device, fanout)
+    full = context.full_replay(device, replay.fanout, replay.workers)
     learner = context.make_learner(implementation, device, threads, prefetch=prefetch)
     storage, _ = context.storage_on(device)
     arriving, count = context.arriving(full.rng)

@@ -16,25 +16,27 @@ from pearl.replay.protocol import Sample
 
 
 def replay_cell(context: ProfilingContext, device: Device) -> ReplayCell | MissingCell:
-    """The cell with the fastest fanout."""
+    """The cell with the fastest fanout and number of threads."""
     if (lacking := backend_of(device).replay_lacks(device, context.problem.replay)) is not None:
         return MissingCell(lacking)
     cells = []
-    for fanout in context.fanouts():
-        context.report(f"{device.name}: Replay Manager, fanout {fanout}")
+    most = max(1, (device.cores or 1) - context.busy)  # the paper's W: the threads that Actors and Learner leave
+    counts = backend_of(device).replay_workers(device, context.problem.train.batch_size, most)
+    for fanout, workers in itertools.product(context.fanouts(), counts):
+        context.report(f"{device.name}: Replay Manager, fanout {fanout}, {workers} thread(s)")
         found = context.known(
-            context.key("replay", device, context.replay_parameters(fanout)),
+            context.key("replay", device, context.replay_parameters(fanout, workers)),
             ("sample", "insert", "update"),
-            functools.partial(measure_replay, context, device, fanout),
+            functools.partial(measure_replay, context, device, fanout, workers),
         )
-        cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout))
+        cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout, workers))
     return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
 
 
 @on_own_thread
-def measure_replay(context: ProfilingContext, device: Device, fanout: int) -> dict[str, list[float]]:
+def measure_replay(context: ProfilingContext, device: Device, fanout: int, workers: int = 1) -> dict[str, list[float]]:
     """Samples, in microseconds, of "sample", "update" and "insert"."""
-    full = context.full_replay(device, fanout)
+    full = context.full_replay(device, fanout, workers)
     replay, batch, budget_s = full.manager, context.problem.train.batch_size, context.budget_s / 3
     priorities = full.rng.random(batch, np.float32) + 0.01
     sample: Sample = replay.sample(batch, full.beta)

@@ -95,16 +95,16 @@ def _pair_us(context: ProfilingContext, device: Device, pair: PairCell, busy: in
     """Microseconds of an iteration of setting 2 beside `busy` processes."""
     if not busy:
         return sum(latency.value_us for name, latency in pair.measurements() if name != "insert")
-    name, fanout, threads = pair.learner.implementation, pair.replay.fanout, pair.learner.threads
+    name, threads = pair.learner.implementation, pair.learner.threads
     context.report(f"{device.name}: Replay Manager and {name} Learner together, while Actors run")
 
     def work() -> dict[str, list[float]]:
         with busy_processes(busy):
-            parts = measure_pair(context, device, name, fanout, threads)
+            parts = measure_pair(context, device, name, pair.replay, threads)
         # The mean, not the median: waits for a core are rare but long.
         return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "gather", "step", "update"))]}
 
-    parameters = {**pair_parameters(context, fanout, threads), "busy": busy}
+    parameters = {**pair_parameters(context, pair.replay, threads), "busy": busy}
     return context.known(context.key("pair", device, parameters, name), ("iteration",), work)["iteration"].value_us
 
 
@@ -121,7 +121,7 @@ def _pipeline_us(
     """Microseconds of an iteration of setting 1 beside `busy` processes; `own_storage`: the Learner's device has it."""
     train = context.problem.train
     parameters = {
-        **pair_parameters(context, replay.fanout, learner.threads),
+        **pair_parameters(context, replay, learner.threads),
         "replay_device": context.fingerprint(on_i),
         "replay_kernels": kernel_hash(module=backend_of(on_i).kernels),
         "priority_update_delay": train.priority_update_delay,
@@ -131,7 +131,7 @@ def _pipeline_us(
 
     @on_own_thread
     def work() -> dict[str, list[float]]:
-        full = context.full_replay(on_i, replay.fanout)
+        full = context.full_replay(on_i, replay.fanout, replay.workers)
         samples = measure_pipeline(
             full.manager,
             context.storage_on(on_j)[0] if own_storage else context.full_storage,

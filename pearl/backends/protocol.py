@@ -6,6 +6,7 @@ new backend derives from `Backend`, overrides what differs from the defaults, an
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,11 @@ class Factory(_Imported):
     `name(transition, capacity, device, **arguments)`, where `device` is `Backend.device_string`.
     """
 
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str | int] = field(default_factory=dict)
+
+    def with_workers(self, workers: int) -> Factory:
+        """The same Replay Manager with this number of threads."""
+        return self if workers == 1 else dataclasses.replace(self, arguments={**self.arguments, "workers": workers})
 
     def make_replay(self, spec: ReplaySpec, seed: int) -> ReplayManager:
         """The Replay Manager of the whole `spec`."""
@@ -121,7 +126,6 @@ class LearnerParameters:
 
     threads: int = 1
     sub_batches: int = 1
-    streams: int = 1
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,10 @@ class Backend:
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
         """Whether the device can keep the Data Storage, with or without the Learner on the same device."""
         return with_learner and self.storage(device) is not None
+
+    def replay_workers(self, device: Device, batch_size: int, most: int) -> Sequence[int]:
+        """The numbers of threads to try for a Replay Manager (the paper's W), at most `most`, the smallest first."""
+        return (1,)
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int

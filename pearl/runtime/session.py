@@ -11,6 +11,7 @@ import functools
 import logging
 import math
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +57,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 logger = logging.getLogger("pearl.runtime")
 
 _WAIT_S = 0.05
+_LOOK_S = 0.002  # between looks at signals, failures and the display
 
 
 class Session:
@@ -95,6 +97,7 @@ class Session:
         self.counters = Counters()
         self._evaluation_envs = EvaluationEnvs(actors, options.eval_max_steps)
         self._seen = 0
+        self._look_at = 0.0
         self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
@@ -284,6 +287,8 @@ class Session:
         """Do what is due (checkpoint, evaluation, log); False once the run is over and nothing is under way."""
         self._seen = self.bell.value()
         supervisor, flow = self._supervisor, self._flow
+        if self._nothing_due():
+            return True
         supervisor.check_workers()
         self._interrupted()
         supervisor.check_actors(self.counters.env_steps)
@@ -302,6 +307,21 @@ class Session:
             supervisor.stop("all steps done")
         flow.draining = bool(supervisor.stop_reason)
         return not supervisor.stop_reason
+
+    def _nothing_due(self) -> bool:
+        """Whether the next look around may wait: the loop of setting 1 asks several times per batch."""
+        if self.options.serial or self._flow.draining:
+            return False
+        next_step = min(self.options.timesteps, self._next_checkpoint)
+        if self.options.eval_episodes:
+            next_step = min(next_step, self._next_evaluation)
+        if self.counters.env_steps >= next_step and not self.options.bench:
+            return False
+        now = time.monotonic()
+        if now < self._look_at:
+            return True
+        self._look_at = now + _LOOK_S
+        return False
 
     def _due(self, ended: bool) -> list[Callable[[], None]]:
         due: list[Callable[[], None]] = []

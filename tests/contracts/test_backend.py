@@ -170,12 +170,12 @@ def test_parameters_of_a_learner_rise_within_their_limits(name: str, most: int) 
     backend = backend_called(name)
     for device in rows_of(name):
         found = backend.learner_parameters(device, most_threads=most, most_sub_batches=most)
-        sizes = [(each.threads, each.sub_batches, each.streams) for each in found]
+        sizes = [(each.threads, each.sub_batches) for each in found]
         assert sizes
         assert sizes == sorted(set(sizes))
         assert min(map(min, sizes)) >= 1
         assert all(threads <= most for threads, *_ in sizes) or backend.host_cores != "threads"
-        assert all(streams <= parts <= most for _, parts, streams in sizes)
+        assert all(parts <= most for _, parts in sizes)
 
 
 # --- Replay Managers and Data Storages --------------------------------------------------------------------------------

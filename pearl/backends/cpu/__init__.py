@@ -22,6 +22,8 @@ TORCH_LEARNER = LearnerImplementation(
     "pearl.learner.torch_learner", "TorchLearner", ("device", "threads", "sub_batches"), spins=True
 )
 
+_SHARED_BATCH = 4096  # two chunks of kernels/include/pearl/sum_tree_replay.hpp: smaller batches have one thread
+
 
 class CpuBackend(Backend):
     """Native C++ kernels, or torch, on threads of this process."""
@@ -85,6 +87,10 @@ class CpuBackend(Backend):
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
         """Its memory is the host's."""
         return True
+
+    def replay_workers(self, device: Device, batch_size: int, most: int) -> Sequence[int]:
+        """Powers of two, for batches that the tree shares out among its threads."""
+        return powers_of_two(most) if batch_size >= _SHARED_BATCH else (1,)
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int

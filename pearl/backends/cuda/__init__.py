@@ -68,7 +68,7 @@ class CudaBackend(Backend):
     ) -> Sequence[LearnerParameters]:
         """Powers of two as numbers of sub-batches, each with its own stream."""
         counts = powers_of_two(min(most_sub_batches, _MOST_STREAMS))
-        return [LearnerParameters(1, parts, streams=parts) for parts in counts]
+        return [LearnerParameters(1, parts) for parts in counts]
 
 
 BACKEND = CudaBackend()
