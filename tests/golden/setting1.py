@@ -53,6 +53,15 @@ TinyDQN = import_class(
 PROGRAM = Program(
     name="cartpole",
     predicted_eps=2124439.0,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
+    predicted_us={
+        "sampling": 10.0,
+        "insertion": 10.0,
+        "update": 10.0,
+        "training": 20.0,
+        "communication": 2.33,
+        "iteration": 30.126,
+    },
+    devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu1", "learner": "cpu1"},
     composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(

@@ -46,6 +46,15 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 PROGRAM = Program(
     name="cartpole",
     predicted_eps=2112043.9,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
+    predicted_us={
+        "sampling": 10.0,
+        "insertion": 10.0,
+        "update": 10.0,
+        "training": 10.0,
+        "communication": 0.428,
+        "iteration": 30.302,
+    },
+    devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu0", "learner": "cpu0"},
     composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(
