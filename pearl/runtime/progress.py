@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pearl.runtime.telemetry import Activity
 
-_REFRESH_S = 0.25
-_DRAWING_SHARE = 0.005  # of the host's time, where drawing takes long
+_REFRESH_S, _SLOWEST_REFRESH_S = 0.25, 2.0
+_DRAWING_SHARE = 0.005  # of the host's time
 _RATE_WINDOW_S = 30.0
 
 
@@ -36,9 +36,9 @@ class _Shown(NamedTuple):
 class ProgressDisplay:
     """Steps, speeds and returns of a training run; a context manager, used from one thread.
 
-    On a terminal, lines that stay at the bottom, redrawn at most four times a second, and so seldom that drawing takes
-    half a percent of the time; elsewhere, or if `plain`, one plain line every `plain_interval_s` seconds, without
-    control codes. A resumed run gives the steps it starts at as
+    On a terminal, lines that stay at the bottom, redrawn at most four times a second, and less often (down to every
+    two seconds) where drawing would take more than half a percent of the time. Elsewhere, or if `plain`, one plain line
+    every `plain_interval_s` seconds, without control codes. A resumed run gives the steps it starts at as
     `initial_steps`, so that the time left is estimated from the steps done now. Nothing is drawn between calls: no
     thread competes with the host loop.
     """
@@ -77,6 +77,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._latest = self._latest._replace(activity=None)  # nothing runs any more
         self._show(time.monotonic())
         if self._live is not None:
             self._live.stop()
@@ -116,7 +117,8 @@ class ProgressDisplay:
         if self._live is not None:
             began = time.thread_time()
             self._live.update(self._bar(now), refresh=True)
-            self._interval_s = max(_REFRESH_S, (time.thread_time() - began) / _DRAWING_SHARE)
+            wanted_s = (time.thread_time() - began) / _DRAWING_SHARE
+            self._interval_s = min(max(wanted_s, _REFRESH_S), _SLOWEST_REFRESH_S)
         else:
             _print_line(self._console, f"{self._steps_text()}  {self._clock_text(now)}  {self._stats_text(now)}")
 
@@ -137,7 +139,7 @@ class ProgressDisplay:
             from pearl.runtime.dashboard import dashboard, fits
 
             if fits(activity := self._latest.activity(), self._console):
-                lines.append(dashboard(activity))
+                lines.append(dashboard(activity, self._console))
         return Group(*lines)
 
     def _steps_text(self) -> str:
