@@ -243,8 +243,11 @@ def test_threads_of_one_device_are_one_process_and_a_level_is_written_when_it_ch
 def test_a_trace_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="it is a folder"):
         Trace(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"absent is not a folder. Give --trace another path"):
-        Trace(tmp_path / "absent" / "t.json")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot be made \(.*\)\. Give --trace another path"):
+        Trace(tmp_path / "file" / "t.json")
+    Trace(tmp_path / "new" / "folder" / "t.json").write([], [], lambda _: None)
+    assert (tmp_path / "new" / "folder" / "t.json").exists()
 
 
 def test_a_trace_whose_folder_is_lost_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

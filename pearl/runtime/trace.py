@@ -51,7 +51,7 @@ class Filled(Protocol):
 
 
 class Trace:
-    """Writes one trace to `path`, which it replaces.
+    """Writes one trace to `path`, which it replaces; its folder is made.
 
     The newest `events_per_thread` events of each thread and `counter_rows` records of the queues are kept, so memory
     and file stay small however long the run is; 50,000 events take about 5 MB. Raises ConfigurationError where the
@@ -62,16 +62,17 @@ class Trace:
         self, path: Path, events_per_thread: int = EVENTS_PER_THREAD, counter_rows: int = COUNTER_ROWS
     ) -> None:
         self.path, self.events_per_thread, self.counter_rows = path, events_per_thread, counter_rows
-        folder = path.absolute().parent
+        folder, reason = path.absolute().parent, ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"its folder cannot be made ({error.strerror})"
         if path.is_dir():
             reason = "it is a folder"
-        elif not folder.is_dir():
-            reason = f"{folder} is not a folder"
-        elif not os.access(folder, os.W_OK | os.X_OK):
+        elif not reason and not os.access(folder, os.W_OK | os.X_OK):
             reason = f"the folder {folder} is not writable"
-        else:
-            return
-        raise ConfigurationError(f"The trace {path} cannot be written: {reason}. Give --trace another path.")
+        if reason:
+            raise ConfigurationError(f"The trace {path} cannot be written: {reason}. Give --trace another path.")
 
     def write(
         self,

@@ -138,10 +138,12 @@ class _WeightPublisher:
         self._staging = np.zeros(learner.weight_count, np.float32)
         self._steps = 0
 
-    def stepped(self) -> None:
+    def stepped(self, times: Recorder) -> None:
         self._steps += 1
         if self._steps % self._interval == 0:
+            times.begin()
             self.publish()
+            times.end("publish")
 
     def restart(self) -> None:
         """As after construction: publish the newest weights and restart the count."""
@@ -260,9 +262,7 @@ class LearnerWorker(Worker):
         done["generations"][:] = message["generations"]
         done["priorities"][:] = result.priorities
         done["td_error"][0] = result.td_error
-        times.begin()
-        self._publisher.stepped()
-        times.end("publish")
+        self._publisher.stepped(times)
         self.ldq.publish()
         self.laq.release()
         return True
@@ -405,9 +405,7 @@ class _InterpretedLoop:
         td_error = 0.0
         for _ in range(iterations):
             td_error += self._iteration.train(beta)
-            self._clock.begin()
-            self._publisher.stepped()
-            self._clock.end("publish")
+            self._publisher.stepped(self._clock)
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the training loop's progress for 60 s.")
