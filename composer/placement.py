@@ -71,6 +71,26 @@ class IterationTerms:
         """The time of an iteration in the steady state: the slowest stage, and contention."""
         return sum(self.critical().values())
 
+    def by_primitive(self) -> dict[str, float]:
+        """Microseconds of an iteration's parts, by the names that programs measure them under; none is 0.
+
+        "communication" joins all messages and transfers; "iteration" is the whole, less than the sum of its parts where
+        these overlap.
+        """
+        transfers = (
+            self.sample_transfer_us + self.insert_transfer_us + self.priority_transfer_us + self.batch_transfer_us
+        )
+        parts = {
+            "sampling": self.sample_us,
+            "gather": self.gather_us,
+            "insertion": self.insert_us + self.store_us,
+            "update": self.update_us,
+            "training": self.learner_us,
+            "communication": transfers + self.messages_us,
+            "iteration": self.t_itr_us,
+        }
+        return {name: value for name, value in parts.items() if value}
+
     def stages(self) -> tuple[dict[str, float], ...]:
         """The parts of an iteration that run side by side, each with its terms by their names in a report.
 

@@ -174,6 +174,11 @@ def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Train
         spent = setup.loop.kernel.seconds()
         assert set(spent) == {"sample", "gather", "train", "update", "publish"}
         assert all(seconds > 0 for seconds in spent.values())
+        setup.loop.keep_events(5)
+        setup.run(INTERVAL)
+        (events,) = setup.loop.events().values()
+        assert len(events) == 5, "the newest"
+        assert {"sample", "gather", "train", "update"} <= {part for part, _, _ in events}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -27,6 +27,7 @@ from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.scores import decimals
+from pearl.runtime.telemetry import PARTS
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
 
 SETTINGS = pytest.mark.parametrize("setting", [1, 2])
@@ -109,6 +110,28 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
         assert "1,000 steps 100%" in output
 
 
+def test_a_trace_is_left_by_a_run_that_is_interrupted(programs: dict[int, Path], tmp_path: Path) -> None:
+    trace, run_dir = tmp_path / "trace.json", tmp_path / "run"
+    arguments = ("--timesteps", "1000000", "--eval-episodes", "0", "--run-dir", str(run_dir), "--trace", str(trace))
+    with running(programs[2], *arguments) as program:
+        program.until(lambda: has_episodes(run_dir))
+        program.interrupt()
+        assert program.wait() == 130, program.output
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"sampling", "gather", "training", "update", "collection"} <= {e["name"] for e in events if e["ph"] == "X"}
+    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert threads == {"Host Runtime", "training loop", "Actor 0"}
+
+
+def test_a_program_of_an_earlier_version_runs(programs: dict[int, Path], tmp_path: Path) -> None:
+    program = tmp_path / "earlier.py"
+    program.write_text(re.sub(r"    (predicted_us|devices)=\{.*?\},\n", "", programs[2].read_text(), flags=re.DOTALL))
+    assert "predicted_us" not in program.read_text()
+    code, output = run(program, "--bench", "--bench-seconds", "0.5", "--run-dir", str(tmp_path))
+    assert code == 0, output
+    assert json.loads((tmp_path / "bench.json").read_text())["iteration"]["predicted_us"] == {}
+
+
 def test_help_names_every_option(programs: dict[int, Path]) -> None:
     code, output = run(programs[2], "--help")
     assert code == 0
@@ -123,6 +146,12 @@ def test_bench_writes_measured_beside_predicted(programs: dict[int, Path], tmp_p
     rates = json.loads((tmp_path / "bench.json").read_text())
     assert rates["measured_eps"] > 0
     assert f"predicted_free_eps={rates['predicted_eps']}," in programs[1].read_text()
+    iteration = rates["iteration"]
+    assert set(iteration["measured_us"]) == set(PARTS), "in setting 1, each part is measured"
+    for name, value in iteration["predicted_us"].items():
+        assert f'"{name}": {value}' in programs[1].read_text()
+    # The busy rate, from the same clock.
+    assert iteration["measured_us"]["iteration"] == pytest.approx(16e6 / rates["measured_eps"], rel=0.5)
     assert not (tmp_path / "weights.safetensors").exists()
 
 

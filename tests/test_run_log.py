@@ -316,7 +316,7 @@ def test_without_a_terminal_plain_lines_come_every_few_seconds(clock: list[float
     lines = stream.getvalue().splitlines()
     assert lines[0] == (
         "0/1,000 steps 0%  0:00:00 elapsed, -:--:-- left  return 12  episodes 1,234  EPS 64,000  GPS 1,000  "
-        "replay ratio 8  warm-up"
+        "env steps/s 0  replay ratio 8  warm-up"
     )
     assert lines[1].startswith("400/1,000 steps 40%  0:00:05 elapsed, 0:00:08 left")
     assert lines[-2] == "[red]saved[/red] " + "x" * 60
@@ -348,7 +348,7 @@ def test_a_run_without_progress_or_without_length_is_shown(clock: list[float]) -
     assert "replay ratio inf" in stream.getvalue()
 
 
-def test_on_a_terminal_the_bar_is_redrawn_at_most_ten_times_a_second(clock: list[float]) -> None:
+def test_on_a_terminal_the_bar_is_redrawn_at_most_four_times_a_second(clock: list[float]) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"})
     with ProgressDisplay(1000, console) as display:
@@ -357,7 +357,7 @@ def test_on_a_terminal_the_bar_is_redrawn_at_most_ten_times_a_second(clock: list
             clock[0] += 0.001
         drawn = stream.getvalue().count("elapsed")
         display.say("a line above")
-    assert 3 <= drawn <= 10
+    assert 1 <= drawn <= 6
     assert "a line above" in stream.getvalue()
     assert "1,000/1,000" in stream.getvalue()
 

@@ -415,6 +415,7 @@ def send(dcq: DataCollectionQueue, start: int, rows: int, episodes: int = 0, act
     message["episode_return"][:episodes] = np.arange(episodes) + start
     message["episode_length"][:episodes] = np.arange(episodes) + 1
     message["counts"][:] = (episodes, 4 * rows, actor, 9)
+    message["span"][:] = (start, start + 0.5)
     dcq.publish(rows)
 
 
@@ -434,6 +435,7 @@ def test_the_collection_buffer_keeps_rows_in_order_and_counts() -> None:
             "actor": [3],
             "policy_version": [9],
             "rows": [rows],
+            "span": [start, start + 0.5],
         }
         assert len(dcq) == 0
     assert buffer.count == 15

@@ -198,6 +198,13 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
+        "predicted_us": {name: round(value, 3) for name, value in placement.terms.by_primitive().items()},
+        "devices": {
+            "actors": placement.host,
+            "replay_manager": source.replay.device,
+            "storage": placement.storage,
+            "learner": source.learner.device,
+        },
         "assumption": placement.assumption,
         "default_timeout_s": ActorSpec.timeout_s,
         "exponents": _exponents(problem.replay),

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "pearl/event_ring.hpp"
 #include "pearl/futex.hpp"
 #include "pearl/granted_loop.hpp"
 #include "pearl/python_arrays.hpp"
@@ -56,6 +58,17 @@ inline std::vector<pearl::Weights> loop_weights(const std::vector<py::array>& ar
   return weights;
 }
 
+// Events as (part, start, end), in seconds of Python's time.perf_counter().
+inline py::list listed(const pearl::EventRing& ring) {
+  const auto seconds = [](pearl::EventRing::Clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+  };
+  py::list events;
+  for (const pearl::EventRing::Event& event : ring.events())
+    events.append(py::make_tuple(event.part, seconds(event.start), seconds(event.end)));
+  return events;
+}
+
 // The methods that training loops share. Held::loop is a pearl::GrantedLoop.
 template <class Held>
 py::class_<Held>& bind_loop_methods(py::class_<Held>& cls) {
@@ -83,7 +96,10 @@ py::class_<Held>& bind_loop_methods(py::class_<Held>& cls) {
         out["update"] = seconds.update;
         out["publish"] = seconds.publish;
         return out;
-      });
+      })
+      .def("keep_events", [](Held& held, std::size_t most) { held.loop.keep_events(most); }, py::arg("most"))
+      .def("events", [](const Held& held) { return listed(held.loop.events()); })
+      .def("events_ahead", [](const Held& held) { return listed(held.loop.events_ahead()); });
 }
 
 inline constexpr auto is_true = [](bool result) { return result; };

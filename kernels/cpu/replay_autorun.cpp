@@ -147,6 +147,15 @@ void ReplayAutorun::execute(Request& request) {
   }
 }
 
+void ReplayAutorun::count_time(Operation operation, EventRing::Clock::time_point start) {
+  constexpr const char* kNames[] = {"sample", "update", "insert"};
+  const auto now = EventRing::Clock::now();
+  const auto kind = static_cast<std::size_t>(operation);
+  const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count();
+  spent_ns_[kind].store(spent_ns_[kind].load(std::memory_order_relaxed) + spent, std::memory_order_relaxed);
+  events_.record(kNames[kind], start, now);
+}
+
 void ReplayAutorun::loop() {
   std::uint64_t done = 0;
   const auto ready = [&] {
@@ -158,6 +167,7 @@ void ReplayAutorun::loop() {
     if (written_.load(std::memory_order_acquire) == done) return;  // stopping, and everything queued is done
     Request& request = requests_[done % requests_.size()];
     const bool samples = request.operation == Operation::kSample;
+    const auto start = EventRing::Clock::now();
     bool failed = false;
     try {
       execute(request);
@@ -166,6 +176,7 @@ void ReplayAutorun::loop() {
       fail(std::current_exception());
       if (samples) failed_.fetch_add(1, std::memory_order_release);
     }
+    count_time(request.operation, start);
     done_.store(++done, std::memory_order_release);
     progress_.ring();
     Doorbell* bell = bell_.load(std::memory_order_acquire);

@@ -214,6 +214,16 @@ void bind_autorun(py::module_& m) {
           },
           py::arg("timeout_s"))
       .def("stop", &Autorun::stop, py::call_guard<Released>())
+      .def("seconds",
+           [](const Autorun& autorun) {
+             py::dict seconds;
+             seconds["sample"] = autorun.seconds(Autorun::Operation::kSample);
+             seconds["update"] = autorun.seconds(Autorun::Operation::kUpdate);
+             seconds["insert"] = autorun.seconds(Autorun::Operation::kInsert);
+             return seconds;
+           })
+      .def("keep_events", &Autorun::keep_events, py::arg("most"))
+      .def("events", [](const Autorun& autorun) { return listed(autorun.events()); })
       .def(
           "attach_bell", [](Autorun& autorun, OnBuffer<pearl::Doorbell>& bell) { autorun.attach_bell(&bell); },
           py::arg("bell"), py::keep_alive<1, 2>());

@@ -43,13 +43,14 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
   restart();
 }
 
-void TrainingLoop::draw(Drawn& drawn, double beta, Stopwatch& watch, Seconds& spent) {
+void TrainingLoop::draw(Drawn& drawn, double beta, Stopwatch& watch) {
   window_.enter_sampling();
+  watch.begin();  // waiting for the host's insertion is no part of sampling
   try {
     replay_.sample(drawn.batch.rows, beta, drawn.indices.data(), drawn.weights.data(), drawn.generations.data());
-    watch.lap(spent.sample);
+    watch.lap(&Seconds::sample);
     storage_.gather(drawn.indices.data(), drawn.batch.rows, storage_.capacity(), drawn.targets);
-    watch.lap(spent.gather);
+    watch.lap(&Seconds::gather);
   } catch (...) {
     window_.leave_sampling();
     throw;
@@ -65,20 +66,21 @@ GrantedLoop::Progress TrainingLoop::run_iterations(std::int64_t iterations, doub
   std::exception_ptr failure;
   const auto draw_next = [&](std::size_t) {
     try {
-      Stopwatch watch;
-      Seconds elsewhere;
+      Seconds elsewhere;  // the loop's thread counts what it waits
+      Stopwatch watch(elsewhere, events_ahead_);
       update(drawn_[current_]);
-      draw(drawn_[1 - current_], beta, watch, elsewhere);
+      watch.lap(&Seconds::update);
+      draw(drawn_[1 - current_], beta, watch);
     } catch (...) {
       failure = std::current_exception();
     }
   };
   const learner::PrioritiesKnown prefetching = [&] { pool_.offer(1, draw_next); }, alone;
   Progress done;
-  Stopwatch watch;
+  Stopwatch watch(seconds_, events_);
   // A batch drawn ahead is trained even if the grants have been closed since: it was counted as sampled.
   for (bool drawn = false; drawn || wants_more(done.iterations, iterations); ++done.iterations) {
-    if (!drawn) draw(drawn_[current_], beta, watch, seconds_);
+    if (!drawn) draw(drawn_[current_], beta, watch);
     drawn = prefetch_ && wants_more(done.iterations + 1, iterations);
     try {
       done.td_error += algorithm_.step(batch(), priorities_.data(), drawn ? prefetching : alone).td_error;
@@ -86,18 +88,18 @@ GrantedLoop::Progress TrainingLoop::run_iterations(std::int64_t iterations, doub
       pool_.finish();
       throw;
     }
-    watch.lap(seconds_.train);
+    watch.lap(&Seconds::train);
     if (drawn) {
       pool_.finish();
       if (!failure) current_ = 1 - current_;
-      watch.lap(seconds_.gather);
+      watch.lap(&Seconds::gather);
     } else {
       update(drawn_[current_]);
-      watch.lap(seconds_.update);
+      watch.lap(&Seconds::update);
     }
     if (counts_to_publish()) {
       publish();
-      watch.lap(seconds_.publish);
+      watch.lap(&Seconds::publish);
     }
     if (failure) std::rethrow_exception(failure);  // where the loop itself would have drawn
   }

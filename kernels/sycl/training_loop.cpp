@@ -29,14 +29,14 @@ DeviceLoop::DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<Co
   restart();
 }
 
-void DeviceLoop::lap(double& seconds) {
+void DeviceLoop::lap(double Seconds::* part) {
   if (times_parts_) learner_.queue().wait();
-  watch_.lap(seconds);
+  watch_.lap(part);
 }
 
 void DeviceLoop::launch_iteration(double beta, std::int64_t step) {
-  double& sample = times_parts_ ? seconds_.sample : seconds_.train;
-  double& update = times_parts_ ? seconds_.update : seconds_.train;
+  double Seconds::* const sample = times_parts_ ? &Seconds::sample : &Seconds::train;
+  double Seconds::* const update = times_parts_ ? &Seconds::update : &Seconds::train;
   window_.enter_sampling();
   try {
     sample_ = &replay_->launch_sample(batch_size_, beta, storage_.get());
@@ -53,7 +53,7 @@ void DeviceLoop::launch_iteration(double beta, std::int64_t step) {
   batch.priorities = priorities_.data();
   learner_.set_batch(batch_size_, batch);
   learner_.launch(step);
-  lap(seconds_.train);
+  lap(&Seconds::train);
   replay_->launch_update(sample_->indices(), priorities_.data(), sample_->generations(), batch_size_);
   lap(update);
 }
@@ -77,12 +77,12 @@ LearnerMetrics DeviceLoop::finish() {
 GrantedLoop::Progress DeviceLoop::run_iterations(std::int64_t iterations, double beta) {
   Progress done;
   std::int64_t enqueued = 0;
-  watch_ = {};
+  watch_.begin();
   const auto settle = [&] {
     const LearnerMetrics metrics = finish();
     done.td_error += metrics.td_error * static_cast<double>(metrics.steps);
     enqueued = 0;
-    lap(seconds_.train);
+    lap(&Seconds::train);
   };
   while (wants_more(done.iterations, iterations)) {
     launch_iteration(beta, *steps_ + enqueued);
@@ -92,7 +92,7 @@ GrantedLoop::Progress DeviceLoop::run_iterations(std::int64_t iterations, double
     if (publishes || enqueued == kAhead) settle();
     if (publishes) {
       publish();
-      lap(seconds_.publish);
+      lap(&Seconds::publish);
     }
   }
   if (enqueued > 0) settle();

@@ -35,7 +35,7 @@ class DeviceLoop final : public GrantedLoop {
   void launch_iteration(double beta, std::int64_t step);
   LearnerMetrics finish();
   Progress run_iterations(std::int64_t iterations, double beta) override;
-  void lap(double& seconds);
+  void lap(double Seconds::* part);
 
   std::shared_ptr<SumTreeReplay> replay_;
   std::shared_ptr<ColumnStore> storage_;
@@ -43,7 +43,7 @@ class DeviceLoop final : public GrantedLoop {
   std::size_t batch_size_;
   std::int64_t* steps_;
   bool times_parts_ = false;
-  Stopwatch watch_;
+  Stopwatch watch_{seconds_, events_};
   const BatchMemory* sample_ = nullptr;
   DeviceArray<float> priorities_;
 };

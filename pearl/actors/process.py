@@ -70,7 +70,10 @@ def run_actor(
                 # Poll after the wait for room: the replay ratio may make it long.
                 if (weights := wsq.poll()) is not None:
                     actor.load_weights(weights, wsq.version)
-                dcq.publish(actor.collect(message, longest_s=_MESSAGE_S))
+                start = time.perf_counter()
+                rows = actor.collect(message, longest_s=_MESSAGE_S)
+                message["span"][:] = start, time.perf_counter()
+                dcq.publish(rows)
         actor.close()
     except BaseException:
         report.fail(traceback.format_exc(limit=-8))

@@ -12,6 +12,7 @@ import typer
 
 from pearl.byte_size import readable_size
 from pearl.cli.app import app, examples
+from pearl.cli.iteration import iteration_table
 from pearl.cli.output import console, facts_table, read_json
 from pearl.cli.run import rates_table
 from pearl.errors import ConfigurationError
@@ -41,6 +42,8 @@ def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")
     if summary_path.is_file():
         summary = read_json(summary_path)
         out.print(_summary_table(summary))
+        if table := iteration_table(summary):
+            out.print(table)
         if progress_path.is_file() and progress_path.stat().st_mtime > summary_path.stat().st_mtime:
             print("progress.csv is newer than this summary: a later run goes on, or was stopped before its end.")
     else:
@@ -52,7 +55,10 @@ def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")
         if row := _last_row(run_dir / name):
             out.print(facts_table(title, {key: _rounded(value) for key, value in row.items() if value}))
     if bench_path.is_file():
-        out.print(rates_table(read_json(bench_path)))
+        rates = read_json(bench_path)
+        out.print(rates_table(rates))
+        if table := iteration_table(rates):
+            out.print(table)
     _print_files(run_dir, checkpoints)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from pearl.cli.app import app, examples
+from pearl.cli.iteration import iteration_table
 from pearl.cli.output import console, facts_table, read_json
 from pearl.errors import ConfigurationError
 from pearl.runtime.launch import run_generated
@@ -69,7 +70,10 @@ def _bench(
         if not code:
             raise ConfigurationError(f"{program} ended without a measurement: it is not a composed program.")
         raise typer.Exit(code)
-    console().print(rates_table(rates))
+    out = console()
+    out.print(rates_table(rates))
+    if table := iteration_table(rates):
+        out.print(table)
     raise typer.Exit(code)
 
 

@@ -108,6 +108,11 @@ class ColumnQueue:
         return self._native.size()
 
     @property
+    def slots(self) -> int:
+        """Messages that the queue can hold."""
+        return self._slots
+
+    @property
     def native(self) -> _native.SlotQueue:
         """The ring itself, for a native producer or consumer."""
         return self._native

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from pearl.recorder import Event
+
 if TYPE_CHECKING:
     from pearl import _native
 
@@ -36,6 +38,15 @@ class FusedLoop(Protocol):
 
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far, in all, in each part: `sample`, `gather`, `train`, `update` and `publish`."""
+
+    def keep_events(self, most: int) -> None:
+        """Keep the newest `most` events of each thread, named as the parts; at first none. Only while no grant runs."""
+
+    def events(self) -> list[Event]:
+        """The events of the loop's thread, oldest first. Only while no grant runs."""
+
+    def events_ahead(self) -> list[Event]:
+        """The events of a thread that draws batches ahead; empty without one. Only while no grant runs."""
 
     def restart(self) -> None:
         """Publish the newest weights, and restart the count of steps between publications."""

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from pearl import _native
 from pearl.errors import ConfigurationError, QueueClosedError, QueueTimeoutError, ReplayError
+from pearl.recorder import Event, Recorder
 from pearl.replay.arguments import (
     PRIORITY_MODES,
     as_generations,
@@ -53,7 +54,7 @@ class ReplayRequestQueue:
     ) -> None:
         if executor not in ("autorun", "inline"):
             raise ConfigurationError(f'The RRQ\'s executor must be "autorun" or "inline"; found {executor!r}.')
-        self.manager = manager
+        self.manager, self.depth = manager, depth
         self._executor: _native.ReplayAutorun | _ThreadAutorun | _Inline
         if executor == "inline":
             self._executor = _Inline(manager, depth)
@@ -100,6 +101,18 @@ class ReplayRequestQueue:
         """Requests not yet executed."""
         return self._executor.pending()
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds that executing requests has taken so far: `sample`, `update` and `insert`."""
+        return self._executor.seconds()
+
+    def keep_events(self, most: int) -> None:
+        """Keep the newest `most` requests as events; at first none are kept. Call it before the first request."""
+        self._executor.keep_events(most)
+
+    def events(self) -> list[Event]:
+        """The events kept, oldest first; call it after `close`."""
+        return self._executor.events()
+
     def attach_bell(self, bell: _native.Doorbell) -> None:
         """Have `bell` rung at each response. Call it before the first request."""
         self._executor.attach_bell(bell)
@@ -129,6 +142,7 @@ class _PythonExecutor(ABC):
         self._responses: deque[Sample] = deque()
         self._bell: _native.Doorbell | None = None
         self._closed = False
+        self._times = Recorder("sample", "update", "insert")
 
     def write_sample(self, batch_size: int, beta: float, timeout_s: float) -> bool:
         if self._unanswered() >= self._depth:
@@ -136,7 +150,7 @@ class _PythonExecutor(ABC):
         if batch_size < 1:
             raise ReplayError(f"batch_size must be at least 1; found {batch_size}.")
         check_exponent("beta", beta)
-        return self._submit(lambda: self._manager.sample(batch_size, beta), timeout_s, samples=1)
+        return self._submit("sample", lambda: self._manager.sample(batch_size, beta), timeout_s)
 
     def write_update(
         self, indices: np.ndarray, priorities: np.ndarray, generations: np.ndarray | None, timeout_s: float
@@ -145,14 +159,14 @@ class _PythonExecutor(ABC):
             check_indices(indices, self._manager.capacity)
             check_priorities(priorities)
         arrays = indices.copy(), priorities.copy(), None if generations is None else generations.copy()
-        return self._submit(lambda: self._manager.update(*arrays), timeout_s)
+        return self._submit("update", lambda: self._manager.update(*arrays), timeout_s)
 
     def write_insert(self, indices: np.ndarray, priorities: np.ndarray | None, timeout_s: float) -> bool:
         check_indices(indices, self._manager.capacity)
         if priorities is not None:
             check_priorities(priorities)
         arrays = indices.copy(), None if priorities is None else priorities.copy()
-        return self._submit(lambda: self._manager.insert(*arrays), timeout_s)
+        return self._submit("insert", lambda: self._manager.insert(*arrays), timeout_s)
 
     def attach_bell(self, bell: _native.Doorbell) -> None:
         self._bell = bell
@@ -161,9 +175,25 @@ class _PythonExecutor(ABC):
         if self._bell is not None:
             self._bell.ring()
 
+    def seconds(self) -> dict[str, float]:
+        return dict(self._times.spent)
+
+    def keep_events(self, most: int) -> None:
+        self._times.keep_events(most)
+
+    def events(self) -> list[Event]:
+        return self._times.events()
+
+    def _timed(self, kind: str, request: _Request) -> Sample | int | None:
+        self._times.begin()
+        try:
+            return request()
+        finally:
+            self._times.end(kind)
+
     @abstractmethod
-    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> bool:
-        """Take a request for at most `samples` samples; False if the queue stays full."""
+    def _submit(self, kind: str, request: _Request, timeout_s: float) -> bool:
+        """Take a request of the kind "sample", "update" or "insert"; False if the queue stays full."""
 
     @abstractmethod
     def _unanswered(self) -> int: ...
@@ -172,10 +202,10 @@ class _PythonExecutor(ABC):
 class _Inline(_PythonExecutor):
     """Executes each request when it is written."""
 
-    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> bool:
+    def _submit(self, kind: str, request: _Request, timeout_s: float) -> bool:
         if self._closed:
             raise _closed()
-        response = request()
+        response = self._timed(kind, request)
         if isinstance(response, Sample):
             self._responses.append(response)
             self._ring()
@@ -203,20 +233,20 @@ class _ThreadAutorun(_PythonExecutor):
     def __init__(self, manager: ReplayManager, depth: int) -> None:
         super().__init__(manager, depth)
         self._changed = threading.Condition()
-        self._requests: deque[tuple[_Request, int]] = deque()  # the first is being executed
+        self._requests: deque[tuple[str, _Request]] = deque()  # the first is being executed
         self._samples_queued = 0
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._loop, name="pearl-replay-requests", daemon=True)
         self._thread.start()
 
-    def _submit(self, request: _Request, timeout_s: float, samples: int = 0) -> bool:
+    def _submit(self, kind: str, request: _Request, timeout_s: float) -> bool:
         with self._changed:
             if self._closed:
                 raise _closed()
             if not self._changed.wait_for(lambda: len(self._requests) < self._depth, timeout_s):
                 return False
-            self._requests.append((request, samples))
-            self._samples_queued += samples
+            self._requests.append((kind, request))
+            self._samples_queued += kind == "sample"
             self._changed.notify_all()
             return True
 
@@ -226,21 +256,21 @@ class _ThreadAutorun(_PythonExecutor):
                 self._changed.wait_for(lambda: bool(self._requests) or self._closed)
                 if not self._requests:
                     return
-                request, samples = self._requests[0]
+                kind, request = self._requests[0]
             response: Sample | int | None = None
             error: Exception | None = None
             try:
-                response = request()
+                response = self._timed(kind, request)
             except Exception as raised:  # the host's next poll raises it
                 error = raised
             with self._changed:
                 self._requests.popleft()
-                self._samples_queued -= samples
+                self._samples_queued -= kind == "sample"
                 self._error = self._error or error
                 if isinstance(response, Sample):
                     self._responses.append(response)
                 self._changed.notify_all()
-            if samples or error is not None:
+            if kind == "sample" or error is not None:
                 self._ring()
 
     def _unanswered(self) -> int:

@@ -74,6 +74,7 @@ class CollectionBuffer:
             "actor": message["counts"][2:3].copy(),
             "policy_version": message["counts"][3:4].copy(),
             "rows": np.array([rows]),
+            "span": message["span"].copy(),
         }
         dcq.release()
         return summary

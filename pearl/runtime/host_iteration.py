@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 import numpy as np
@@ -50,18 +51,24 @@ class HostIteration:
 
     def advance(self, pace: IterationPace) -> None:
         """Move at most one batch at each of the three places; never waits."""
+        start = 0.0  # of the first move; a call without one costs no clock
         # A batch is trained: its new priorities go back to the Replay Manager.
         if done := self._ldq.peek():
+            start = time.perf_counter()
             result, _ = done
             self._rrq.write_update(result["indices"], result["priorities"], result["generations"])
             pace.trained(float(result["td_error"][0]), batch=int(result["batch"][0]))
             self._ldq.release()
         # Request the next batch.
         if pace.may_sample():
+            start = start or time.perf_counter()
             self._rrq.write_sample(self._batch_size, pace.beta)
             pace.sampling()
         # A batch is sampled: the Learner gets it.
         if sample := self._rrq.poll():
+            start = start or time.perf_counter()
             self._laq.assign(sample, self._storage, batch=self._assigned)
             pace.sampled(self._assigned, sample.indices)
             self._assigned += 1
+        if start:
+            self._laq.times.record("messages", start, time.perf_counter())

@@ -33,6 +33,8 @@ class Options:
     eval_max_steps: int = 30_000  # a game of Atari may take 27,000
     bench_paced: bool = False
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
+    trace: Path | None = None
+    plain: bool = False
 
 
 def _whole(text: str) -> int:
@@ -202,6 +204,14 @@ def parse_options(
         metavar="R",
         help='stop early when the mean greedy return reaches R; "none" or "inf": use all steps (default: %(default)s)',
     )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write what each thread did when, and how full the queues were, to a file that https://ui.perfetto.dev "
+        "opens: the newest 50,000 events of each thread",
+    )
+    add("--plain", action="store_true", help="plain lines instead of the live view, also on a terminal")
     a = parser.parse_args(arguments)
     if a.bench_paced and not a.bench:
         parser.error("--bench-paced belongs to --bench: give both")
@@ -221,4 +231,6 @@ def parse_options(
         until_return=a.until_return,
         eval_max_steps=a.eval_max_steps,
         actor_timeout_s=a.actor_timeout,
+        trace=a.trace,
+        plain=a.plain,
     )

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-_REFRESH_S = 0.2
+    from pearl.runtime.telemetry import Activity
+
+_REFRESH_S, _SLOWEST_REFRESH_S = 0.25, 2.0
+_DRAWING_SHARE = 0.005  # of the host's time
 _RATE_WINDOW_S = 30.0
 
 
@@ -27,12 +30,14 @@ class _Shown(NamedTuple):
     replay_ratio: float
     episodes: int
     note: str
+    activity: Callable[[], Activity] | None = None
 
 
 class ProgressDisplay:
     """Steps, speeds and returns of a training run; a context manager, used from one thread.
 
-    On a terminal, two lines that stay at the bottom, redrawn at most five times a second; elsewhere one plain line
+    On a terminal, lines that stay at the bottom, redrawn at most four times a second, and less often (down to every
+    two seconds) where drawing would take more than half a percent of the time. Elsewhere, or if `plain`, one plain line
     every `plain_interval_s` seconds, without control codes. A resumed run gives the steps it starts at as
     `initial_steps`, so that the time left is estimated from the steps done now. Nothing is drawn between calls: no
     thread competes with the host loop.
@@ -45,10 +50,12 @@ class ProgressDisplay:
         *,
         initial_steps: int = 0,
         plain_interval_s: float = 5.0,
+        plain: bool = False,
     ) -> None:
         self._total = total_steps
         self._console = console or _stdout_console()
-        self._interval_s = _REFRESH_S if _can_redraw(self._console) else plain_interval_s
+        self._redraws = not plain and _can_redraw(self._console)
+        self._interval_s = _REFRESH_S if self._redraws else plain_interval_s
         self._latest = _Shown(initial_steps, None, 0.0, 0.0, 0.0, 0, "")
         self._live: Live | None = None
         self._start_clock()
@@ -60,7 +67,7 @@ class ProgressDisplay:
 
     def __enter__(self) -> ProgressDisplay:
         self._start_clock()
-        if _can_redraw(self._console):
+        if self._redraws:
             from rich.live import Live
 
             self._live = Live(self._bar(self._started), console=self._console, auto_refresh=False)
@@ -70,6 +77,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._latest = self._latest._replace(activity=None)  # nothing runs any more
         self._show(time.monotonic())
         if self._live is not None:
             self._live.stop()
@@ -85,13 +93,14 @@ class ProgressDisplay:
         replay_ratio: float,
         episodes: int,
         note: str = "",
+        activity: Callable[[], Activity] | None = None,
     ) -> None:
         """Show the state of the run, unless it was shown a moment ago: cheap enough for every iteration.
 
         `steps` counts environment steps; `eps` and `gps` are trained experiences and gradient steps per second. An
-        unknown `mean_return` (None or NaN) shows as a dash.
+        unknown `mean_return` (None or NaN) shows as a dash. `activity` is asked when a terminal is redrawn.
         """
-        self._latest = _Shown(steps, mean_return, eps, gps, replay_ratio, episodes, note)
+        self._latest = _Shown(steps, mean_return, eps, gps, replay_ratio, episodes, note, activity)
         now = time.monotonic()
         if now - self._shown_at >= self._interval_s:
             self._show(now)
@@ -106,9 +115,12 @@ class ProgressDisplay:
         while len(self._history) > 2 and now - self._history[0][0] > _RATE_WINDOW_S:
             self._history.popleft()
         if self._live is not None:
+            began = time.thread_time()
             self._live.update(self._bar(now), refresh=True)
+            wanted_s = (time.thread_time() - began) / _DRAWING_SHARE
+            self._interval_s = min(max(wanted_s, _REFRESH_S), _SLOWEST_REFRESH_S)
         else:
-            _print_line(self._console, f"{self._steps_text()}  {self._clock_text(now)}  {self._stats_text()}")
+            _print_line(self._console, f"{self._steps_text()}  {self._clock_text(now)}  {self._stats_text(now)}")
 
     def _bar(self, now: float) -> RenderableType:
         from rich.console import Group
@@ -122,7 +134,13 @@ class ProgressDisplay:
         row.add_column(no_wrap=True)
         bar = ProgressBar(total=max(1, self._total), completed=min(self._latest.steps, self._total))
         row.add_row(bar, Text(self._steps_text(), "bold"), Text(self._clock_text(now), "cyan"))
-        return Group(row, Text(self._stats_text(), "dim", no_wrap=True, overflow="ellipsis"))
+        lines: list[RenderableType] = [row, Text(self._stats_text(now), "dim", no_wrap=True, overflow="ellipsis")]
+        if self._latest.activity is not None:
+            from pearl.runtime.dashboard import dashboard, fits
+
+            if fits(activity := self._latest.activity(), self._console):
+                lines.append(dashboard(activity, self._console))
+        return Group(*lines)
 
     def _steps_text(self) -> str:
         # Whole percents round down: 100 % means done. A run may be resumed for fewer steps than it had done.
@@ -130,15 +148,19 @@ class ProgressDisplay:
         return f"{self._latest.steps:,}/{self._total:,} steps {percent}%"
 
     def _clock_text(self, now: float) -> str:
-        (since, before), steps = self._history[0], self._latest.steps
-        left = math.inf
+        steps, left = self._latest.steps, math.inf
         if steps >= self._total:
             left = 0.0
-        elif steps > before and now > since:
-            left = (self._total - steps) * (now - since) / (steps - before)
+        elif (speed := self._speed(now)) > 0:
+            left = (self._total - steps) / speed
         return f"{_duration(now - self._started)} elapsed, {_duration(left)} left"
 
-    def _stats_text(self) -> str:
+    def _speed(self, now: float) -> float:
+        """Environment steps per second, lately."""
+        since, before = self._history[0]
+        return (self._latest.steps - before) / (now - since) if now > since else 0.0
+
+    def _stats_text(self, now: float) -> str:
         shown = self._latest
         unknown = shown.mean_return is None or math.isnan(shown.mean_return)
         parts = [
@@ -146,6 +168,7 @@ class ProgressDisplay:
             f"episodes {shown.episodes:,}",
             f"EPS {shown.eps:,.0f}",
             f"GPS {shown.gps:,.0f}",
+            f"env steps/s {self._speed(now):,.0f}",
             f"replay ratio {shown.replay_ratio:.3g}",
         ]
         return "  ".join(parts + [shown.note] * bool(shown.note))

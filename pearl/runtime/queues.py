@@ -15,8 +15,9 @@ class DataCollectionQueue(ColumnQueue):
     """DCQ: one actor's transitions to the host, up to `rows` a message, with the episodes that ended on the way.
 
     Next to the transitions: their first priorities `(rows,)`, where the algorithm has actors give these;
-    `episode_return` and `episode_length` `(rows,)`; and `counts`, which are how many episodes ended, the environment
-    steps that the message stands for, the actor's index, and the version of the policy that acted.
+    `episode_return` and `episode_length` `(rows,)`; `counts`, which are how many episodes ended, the environment
+    steps that the message stands for, the actor's index, and the version of the policy that acted; and `span`, when the
+    actor began and ended the message, in seconds of `time.perf_counter()`, which all processes share.
     """
 
     def __init__(self, transition: TransitionSpec, rows: int, slots: int, bell: Bell | None = None) -> None:
@@ -29,6 +30,7 @@ class DataCollectionQueue(ColumnQueue):
                 FieldSpec("episode_return", (rows,), "float64"),
                 FieldSpec("episode_length", (rows,), "int64"),
                 FieldSpec("counts", (4,), "int64"),
+                FieldSpec("span", (2,), "float64"),
             ],
             slots,
             bell,

@@ -47,6 +47,16 @@ class StepRate:
             self._window.popleft()
 
     @property
+    def last(self) -> float:
+        """When the last steps were done, in seconds of `time.monotonic()`."""
+        return self._last
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which a batch was under way, up to the last steps."""
+        return self._busy_s
+
+    @property
     def total_s(self) -> float:
         """Seconds since the first batch."""
         return 0.0 if self._first is None else self._last - self._first

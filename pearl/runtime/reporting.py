@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +23,7 @@ from pearl.runtime.rate import StepRate
 from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
+from pearl.runtime.telemetry import Telemetry, iteration_text
 from pearl.spec import TrainSpec
 
 logger = logging.getLogger("pearl.runtime")
@@ -47,13 +49,17 @@ class Program:
     """What the composer knew when it wrote the program.
 
     `predicted_eps` are experiences trained per second at the program's replay ratio; `predicted_free_eps` while
-    training and Actors run free, as --bench lets them.
+    training and Actors run free, as --bench lets them. `predicted_us` are the microseconds of an iteration's parts, by
+    the names in `pearl.runtime.telemetry.PARTS`; `devices` names the devices of `actors`, `replay_manager`, `storage`
+    and `learner`. Programs of earlier versions have none of the three.
     """
 
     name: str
     predicted_eps: float
     composed_from: str = ""
     predicted_free_eps: float | None = None
+    predicted_us: Mapping[str, float] = field(default_factory=dict)
+    devices: Mapping[str, str] = field(default_factory=dict)
 
     def predicted(self, replay_ratio: float) -> float:
         """The prediction for a run that keeps this ratio, the program's own or infinity."""
@@ -78,9 +84,12 @@ class Reporter:
     `open`, as in a benchmark, `say` prints and `show` does nothing.
     """
 
-    def __init__(self, program: Program, options: Options, train: TrainSpec, rate: StepRate) -> None:
+    def __init__(
+        self, program: Program, options: Options, train: TrainSpec, rate: StepRate, telemetry: Telemetry
+    ) -> None:
         self._program, self._options, self._rate = program, options, rate
         self._batch_size, self._replay_ratio = train.batch_size, train.replay_ratio
+        self._telemetry = telemetry
         self._folder = RunFolder(options)
         self._log: RunLog | None = None
         self._display: ProgressDisplay | None = None
@@ -108,7 +117,7 @@ class Reporter:
             resume_step=step if step else None,
             resume_wall_s=counters.wall_s,
         )
-        self._display = ProgressDisplay(self._options.timesteps, initial_steps=step)
+        self._display = ProgressDisplay(self._options.timesteps, initial_steps=step, plain=self._options.plain)
         self._display.__enter__()
 
     def close(
@@ -150,6 +159,7 @@ class Reporter:
             replay_ratio=self._subject.achieved_ratio(),
             episodes=counters.episodes,
             note=self._greedy_note,
+            activity=self._telemetry.activity,
         )
         if now - self._logged_at >= max(_LOG_INTERVAL_S, self.wall_s() / _LOGGED_ROWS):
             self._logged_at = now
@@ -198,6 +208,7 @@ class Reporter:
                 "td_error": self.td_error,
                 **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
                 **self._replay_scalars(),
+                **self._telemetry.scalars(),
             },
         )
 
@@ -222,7 +233,7 @@ class Reporter:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def rates(self) -> dict[str, float | None]:
+    def rates(self) -> dict[str, object]:
         """Print and return the rates of the run."""
         batch, ratio = self._batch_size, self._replay_ratio
         predicted = self._program.predicted(ratio)
@@ -237,16 +248,21 @@ class Reporter:
             f"Trained:        {busy:,.0f} EPS while a batch was under way{against}; "
             f"{overall:,.0f} EPS overall, waiting for data included"
         )
+        times = self._telemetry.iteration_times()
+        iteration = {"predicted_us": dict(self._program.predicted_us), **dataclasses.asdict(times)}
+        if times.measured_us:
+            self.say(f"Iteration:      {iteration_text(self._program.predicted_us, times.measured_us)}")
         return {
             "measured_eps": busy,
             "predicted_eps": predicted,
             "overall_eps": overall,
             "overall_gps": self._rate.overall,
             "paced_at": None if math.isinf(ratio) else ratio,
+            "iteration": iteration,
         }
 
     def summary(
-        self, rates: Mapping[str, float | None], *, env: str, stopped: str, update_delay: int, actor_restarts: int
+        self, rates: Mapping[str, object], *, env: str, stopped: str, update_delay: int, actor_restarts: int
     ) -> dict[str, object]:
         """The content of summary.json, without the evaluations."""
         counters, replay = self._subject.counters, self._subject.replay.statistics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.ipc.queues import WeightSyncQueue
@@ -26,7 +27,10 @@ class InlineActor:
             self._actor.load_weights(weights, self._wsq.version)
         message = self._dcq.reserve()
         assert message is not None
-        self._dcq.publish(self._actor.collect(message))
+        start = time.perf_counter()
+        rows = self._actor.collect(message)
+        message["span"][:] = start, time.perf_counter()
+        self._dcq.publish(rows)
         return True
 
     def restarted(self, env_steps: int) -> InlineActor:

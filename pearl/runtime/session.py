@@ -51,6 +51,8 @@ from pearl.runtime.run_log import configure_logging
 from pearl.runtime.run_state import Counters, HostStorage, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
 from pearl.runtime.supervision import Supervisor
+from pearl.runtime.telemetry import Telemetry
+from pearl.runtime.trace import Trace
 from pearl.runtime.workers import TrainingLoop, Worker
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
@@ -103,7 +105,14 @@ class Session:
         self._saved = (-1, -1, options.checkpoint_dir)
         self._steps_before = 0  # gradient steps of the parts resumed from
         self._rate = StepRate()
-        self._report = Reporter(program, options, train, self._rate)
+        self._telemetry = Telemetry(
+            self._rate,
+            self.insertion_rows,
+            devices=program.devices,
+            serial=options.serial,
+            trace=None if options.trace is None else Trace(options.trace),
+        )
+        self._report = Reporter(program, options, train, self._rate, self._telemetry)
         self._supervisor = Supervisor(options.run_dir, serial=options.serial, say=self._report.say)
 
     # --- set-up -----------------------------------------------------------------------------------------------------
@@ -124,6 +133,7 @@ class Session:
     ) -> None:
         try:
             self._supervisor.stop_parties()
+            self._telemetry.write_trace(self._report.say)
         finally:
             self._evaluation_envs.close()
             self._shared_warnings.uninstall()
@@ -258,10 +268,12 @@ class Session:
                     "after the last update of priorities, a delay of 0."
                 )
             self._flow.update_delay = 0
+        self._telemetry.watch_worker(worker)
         self._supervisor.launch(worker)
 
     def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
+        self._telemetry.watch_actors(dcqs)
         timeout_s = self.options.actor_timeout_s
         self._supervisor.launch_actors(
             self._actor_setups(len(dcqs)),
@@ -274,6 +286,7 @@ class Session:
     def watch(self, rrq: ReplayRequestQueue) -> None:
         """Have the RRQ's answers wake the host, and let the session tell when nothing is under way."""
         rrq.attach_bell(self.bell.native)
+        self._telemetry.watch_replay(rrq)
         self._supervisor.watch(rrq)
 
     def _interrupted(self) -> bool:
@@ -344,7 +357,9 @@ class Session:
         if self.options.serial:
             self._supervisor.run_inline(self.actors.env, collect=not self._flow.draining)
         else:
+            start = time.perf_counter()
             self.bell.wait(self._seen, _WAIT_S)
+            self._telemetry.waited(start, time.perf_counter())
 
     def wants_data(self, buffer: CollectionBuffer) -> bool:
         """Whether the host may take another message from the actors."""
@@ -352,7 +367,10 @@ class Session:
 
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
         """Whether to insert the buffer now: no slot that the insertion takes is being trained on."""
-        return self._flow.insertion_due(buffer)
+        if not self._flow.insertion_due(buffer):
+            return False
+        self._telemetry.insertion_begins(buffer)
+        return True
 
     def may_sample(self) -> bool:
         """Whether to sample: the data flow allows it, at most D updates ahead, one request at a time."""
@@ -384,6 +402,7 @@ class Session:
         """A DCQ message was taken into the buffer."""
         rows, steps, actor, version = (int(message[key][0]) for key in ("rows", "env_steps", "actor", "policy_version"))
         self._flow.collected(rows, steps, version)
+        self._telemetry.collected(actor, *message["span"].tolist())
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             self.counters.episodes += 1
             self.counters.returns.append(float(ret))
@@ -392,6 +411,7 @@ class Session:
     def inserted(self) -> None:
         """The buffer entered the Data Storage."""
         self._flow.inserted()
+        self._telemetry.inserted()
 
     def sampling(self) -> None:
         """A sampling was requested."""
@@ -409,6 +429,7 @@ class Session:
         """The batch with the id `batch` came back trained; None in setting 2: `iterations` that were granted did."""
         self._report.td_error = td_error
         self._flow.trained(iterations, batch)
+        self._telemetry.trained()
 
     # --- checkpoints, evaluations -----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from pearl.error_place import described
 from pearl.errors import PearlError, QueueClosedError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.learner.protocol import FusedIteration, FusedLoop, Learner
+from pearl.recorder import Event, Recorder
 from pearl.replay.protocol import ReplayManager, Sample
 from pearl.runtime.queues import batch_fields
 from pearl.spec import FieldSpec, TransitionSpec
@@ -42,11 +43,11 @@ class LearnerStorage(Protocol):
 class Worker:
     """A loop over an input queue, in a thread, or step by step in serial mode.
 
-    An exception inside it is kept, and raised in the host by `check`.
+    An exception inside it is kept, and raised in the host by `check`. `laq` is its input queue, `ldq` its output queue.
     """
 
-    def __init__(self, name: str, queue: ColumnQueue, bell: Bell, prepare: Callable[[], None]) -> None:
-        self._name, self._queue, self._bell, self._prepare = name, queue, bell, prepare
+    def __init__(self, name: str, laq: ColumnQueue, ldq: ColumnQueue, bell: Bell, prepare: Callable[[], None]) -> None:
+        self._name, self.laq, self.ldq, self._bell, self._prepare = name, laq, ldq, bell, prepare
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._prepared = False
@@ -61,6 +62,26 @@ class Worker:
 
     def restarted(self) -> None:
         """Serial mode, after a checkpoint: continue as a resumed run would."""
+        raise NotImplementedError
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far on `sample`, `gather`, `train`, `update` and `publish`, as far as the loop does these.
+
+        A `TrainingLoop` may be asked only while no grant runs.
+        """
+        raise NotImplementedError
+
+    @property
+    def host(self) -> Recorder:
+        """What the host's thread spends on batches for this loop: `messages`, and the `gather` during these."""
+        return Recorder()
+
+    def keep_events(self, most: int) -> None:
+        """Keep the newest `most` events of each thread; at first none are kept. Call it before `launch`."""
+        raise NotImplementedError
+
+    def events(self) -> dict[str, list[Event]]:
+        """The events kept, by the name of their thread; call it after `stop`."""
         raise NotImplementedError
 
     def launch(self) -> None:
@@ -102,7 +123,7 @@ class Worker:
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Close the input queue and wait for the loop to end."""
-        self._queue.close()
+        self.laq.close()
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -117,10 +138,12 @@ class _WeightPublisher:
         self._staging = np.zeros(learner.weight_count, np.float32)
         self._steps = 0
 
-    def stepped(self) -> None:
+    def stepped(self, times: Recorder) -> None:
         self._steps += 1
         if self._steps % self._interval == 0:
+            times.begin()
             self.publish()
+            times.end("publish")
 
     def restart(self) -> None:
         """As after construction: publish the newest weights and restart the count."""
@@ -136,10 +159,17 @@ _OF_SAMPLE = {field.name for field in batch_fields(1, None)}
 
 
 class AssignmentQueue(ColumnQueue):
-    """LAQ of setting 1: sampled batches to the Learner. Without `transition`, the data stay with the Learner."""
+    """LAQ of setting 1: sampled batches to the Learner. Without `transition`, the data stay with the Learner.
+
+    `times` are those of the host's thread: `messages` of batches, and the `gather` during these.
+    """
 
     def __init__(self, batch_size: int, transition: TransitionSpec | None, slots: int) -> None:
         super().__init__(batch_fields(batch_size, transition), slots)
+
+    def _attach(self, *state: Any) -> None:
+        super()._attach(*state)
+        self.times = Recorder()
 
     def assign(self, sample: Sample, storage: Storage | None = None, *, batch: int = 0) -> None:
         """Host: hand a sampled batch to the Learner, with its transitions unless they stay with the Learner.
@@ -155,7 +185,9 @@ class AssignmentQueue(ColumnQueue):
         message["generations"][:] = sample.generations
         if columns := {name: column for name, column in message.items() if name not in _OF_SAMPLE}:
             assert storage is not None
+            start = time.perf_counter()
             storage.gather(sample.indices, columns)
+            self.times.record("gather", start, time.perf_counter())
         self.publish()
 
 
@@ -193,8 +225,10 @@ class LearnerWorker(Worker):
         weight_sync_interval: int,
         storage: LearnerStorage | None = None,
     ) -> None:
-        super().__init__("Learner", laq, bell, target.prepare)
-        self._laq, self._ldq, self._learner, self._storage = laq, ldq, target, storage
+        super().__init__("Learner", laq, ldq, bell, target.prepare)
+        self._host = laq.times
+        self._learner, self._storage = target, storage
+        self._times = Recorder()
         self._publisher = _WeightPublisher(target, wsq, weight_sync_interval)
         self._publisher.publish()
 
@@ -204,18 +238,23 @@ class LearnerWorker(Worker):
 
     def last_batch(self) -> dict[str, np.ndarray]:
         """The batch of the message that is being processed."""
-        found = self._laq.peek()
+        found = self.laq.peek()
         return {} if found is None else {name: column.copy() for name, column in found[0].items() if name != "batch"}
 
     def take(self, timeout_s: float) -> bool:
         """Train one batch."""
-        found = self._laq.peek(timeout_s)
+        found = self.laq.peek(timeout_s)
         if found is None:
             return False
-        message = found[0]
-        batch = message if self._storage is None else self._storage.gather(message["indices"])
+        message, times = found[0], self._times
+        times.begin()
+        batch: Mapping[str, Any] = message
+        if self._storage is not None:
+            batch = self._storage.gather(message["indices"])
+            times.end("gather")
         result = self._learner.step(batch, message["weights"])
-        done = self._ldq.reserve(timeout_s=60.0)
+        times.end("train")
+        done = self.ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the Learner's results for 60 s.")
         done["batch"][0] = message["batch"][0]
@@ -223,10 +262,28 @@ class LearnerWorker(Worker):
         done["generations"][:] = message["generations"]
         done["priorities"][:] = result.priorities
         done["td_error"][0] = result.td_error
-        self._publisher.stepped()
-        self._ldq.publish()
-        self._laq.release()
+        self._publisher.stepped(times)
+        self.ldq.publish()
+        self.laq.release()
         return True
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far on `train` and `publish`, and on `gather` where the data are with the Learner."""
+        return self._times.spent
+
+    @property
+    def host(self) -> Recorder:
+        """What the host's thread spends on batches for this loop: `messages`, and the `gather` during these."""
+        return self._host
+
+    def keep_events(self, most: int) -> None:
+        """Keep the newest `most` events of the Learner's thread and of the host's messages."""
+        self._times.keep_events(most)
+        self._host.keep_events(most)
+
+    def events(self) -> dict[str, list[Event]]:
+        """The events of the Learner's thread."""
+        return {self._name: self._times.events()}
 
 
 class GrantQueue(ColumnQueue):
@@ -251,23 +308,6 @@ class ProgressQueue(ColumnQueue):
         super().__init__([FieldSpec("iterations", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], slots, bell)
 
 
-class _Seconds:
-    """Adds up where the time goes; `now` is the end of the part before."""
-
-    def __init__(self) -> None:
-        self.spent = dict.fromkeys(("sample", "gather", "train", "update", "publish"), 0.0)
-        self._now = 0.0
-
-    def begin(self) -> None:
-        self._now = time.perf_counter()
-
-    def end(self, part: str) -> None:
-        """What ran since `begin`, or since the last `end`, was `part`."""
-        now = time.perf_counter()
-        self.spent[part] += now - self._now
-        self._now = now
-
-
 _Trained: TypeAlias = tuple[np.ndarray, np.ndarray, list[np.ndarray]]  # slots, weights and columns of a batch
 
 
@@ -281,7 +321,7 @@ class _AnyIteration:
         learner: Learner,
         batch: dict[str, np.ndarray],
         sampling: threading.RLock,
-        clock: _Seconds,
+        clock: Recorder,
     ) -> None:
         self._replay, self._storage, self._learner, self._batch = replay, storage, learner, batch
         self._clock = clock
@@ -315,7 +355,7 @@ class _FusedIteration:
         storage: Storage,
         batch: dict[str, np.ndarray],
         sampling: threading.RLock,
-        clock: _Seconds,
+        clock: Recorder,
     ) -> None:
         self._fused, self._storage, self._batch, self._sampling = fused, storage, batch, sampling
         self._clock = clock
@@ -347,7 +387,7 @@ class _InterpretedLoop:
     ) -> None:
         self._laq, self._ldq = laq, ldq
         self._publisher = publisher
-        self._clock = _Seconds()
+        self._clock = Recorder("sample", "gather", "train", "update", "publish")
         self._sampling = threading.RLock()  # it knows its owner, who may release it twice
         fused = learner.fused_iteration(replay, storage, len(next(iter(batch.values()))))
         self._iteration: _AnyIteration | _FusedIteration = (
@@ -365,9 +405,7 @@ class _InterpretedLoop:
         td_error = 0.0
         for _ in range(iterations):
             td_error += self._iteration.train(beta)
-            self._clock.begin()
-            self._publisher.stepped()
-            self._clock.end("publish")
+            self._publisher.stepped(self._clock)
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the training loop's progress for 60 s.")
@@ -381,6 +419,15 @@ class _InterpretedLoop:
 
     def seconds(self) -> dict[str, float]:
         return dict(self._clock.spent)
+
+    def keep_events(self, most: int) -> None:
+        self._clock.keep_events(most)
+
+    def events(self) -> list[Event]:
+        return self._clock.events()
+
+    def events_ahead(self) -> list[Event]:
+        return []
 
     def restart(self) -> None:
         self._publisher.restart()
@@ -418,7 +465,7 @@ class TrainingLoop(Worker):
         transition: TransitionSpec,
         weight_sync_interval: int,
     ) -> None:
-        super().__init__("training loop", laq, bell, learner.prepare)
+        super().__init__("training loop", laq, ldq, bell, learner.prepare)
         self._names = [f.name for f in transition.fields]
         self._dtypes = [(np.dtype(f.dtype), f.shape) for f in transition.fields]
         queues = (laq.native, ldq.native, wsq.native)
@@ -440,6 +487,25 @@ class TrainingLoop(Worker):
     def take(self, timeout_s: float) -> bool:
         """Run the granted iterations."""
         return self.kernel.run_once(timeout_s)
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far on `sample`, `gather`, `train`, `update` and `publish`; ask only while no grant runs.
+
+        Where the device runs an iteration as one, all of it is `train`. Where a thread draws batches ahead, `gather` is
+        the wait for it.
+        """
+        return self.kernel.seconds()
+
+    def keep_events(self, most: int) -> None:
+        """Keep the newest `most` events of each thread of the loop."""
+        self.kernel.keep_events(most)
+
+    def events(self) -> dict[str, list[Event]]:
+        """The events of the loop's thread, and of one that draws batches ahead."""
+        found = {self._name: self.kernel.events()}
+        if ahead := self.kernel.events_ahead():
+            found["drawing ahead"] = ahead
+        return found
 
     def last_batch(self) -> dict[str, np.ndarray]:
         """The batch of the iteration that failed."""

@@ -351,6 +351,7 @@ def test_a_dcq_message_holds_rows_of_transitions_and_the_episodes_that_ended(spa
         "episode_return": ((6,), "float64"),
         "episode_length": ((6,), "int64"),
         "counts": ((4,), "int64"),
+        "span": ((2,), "float64"),
     }
     process = spawn(exit_with_rows, queue)
     process.join(60)

@@ -54,6 +54,16 @@ PROGRAM = Program(
     name="cartpole",
     predicted_eps=2124439.0,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
     predicted_free_eps=2124439.0,  # with Actors that run free, as with --bench
+    predicted_us={
+        "sampling": 10.0,
+        "gather": 0.254,
+        "insertion": 10.177,
+        "update": 10.0,
+        "training": 20.0,
+        "communication": 2.33,
+        "iteration": 30.126,
+    },
+    devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu1", "learner": "cpu1"},
     composed_from="the devices found on the machine that composed it",
 )
 ACTORS = ActorSpec(

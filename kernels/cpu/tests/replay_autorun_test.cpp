@@ -30,6 +30,7 @@ void the_thread_gives_what_direct_calls_give() {
   SumTreeReplay direct(kCapacity, 16, 0.6, 3);
   SumTreeReplay served(kCapacity, 16, 0.6, 3);
   ReplayAutorun autorun(served, kBatch, 4);
+  autorun.keep_events(100);
   alignas(64) char memory[64] = {};
   Doorbell bell(memory, sizeof memory);
   autorun.attach_bell(&bell);
@@ -57,7 +58,13 @@ void the_thread_gives_what_direct_calls_give() {
   CHECK(autorun.drain(10.0));
   CHECK(autorun.pending() == 0);
   CHECK(served.state().total == direct.state().total);
+  using Operation = ReplayAutorun::Operation;
+  for (const Operation operation : {Operation::kSample, Operation::kUpdate, Operation::kInsert})
+    CHECK(autorun.seconds(operation) > 0.0);
   autorun.stop();
+  const auto events = autorun.events().events();
+  CHECK(events.size() == 100);
+  for (std::size_t i = 1; i < events.size(); ++i) CHECK(events[i].start >= events[i - 1].end);
   CHECK(throws<QueueClosedError>([&] { autorun.write_sample(kBatch, 0.4, 0.0); }));
 }
 

@@ -190,6 +190,25 @@ void grants_are_run_and_answered(bool prefetch) {
   CHECK(throws<QueueClosedError>([&] { loop.run_once(1.0); }));
 }
 
+void the_newest_events_are_kept(bool prefetch) {
+  Fixture f;
+  TrainingLoop loop = f.loop(4, prefetch);
+  f.grant(3);
+  CHECK(loop.run_once(1.0) && loop.events().events().empty());  // none unless asked for
+  loop.keep_events(6);
+  f.grant(20);
+  CHECK(loop.run_once(1.0));
+  for (const EventRing* ring : {&loop.events(), &loop.events_ahead()}) {
+    const auto events = ring->events();
+    if (ring == &loop.events()) CHECK(events.size() == 6);
+    if (!prefetch && ring == &loop.events_ahead()) CHECK(events.empty());
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      CHECK(events[i].end >= events[i].start);
+      if (i > 0) CHECK(events[i].start >= events[i - 1].end);
+    }
+  }
+}
+
 void errors_leave_the_window_open(bool prefetch) {
   Fixture f;
   TrainingLoop loop = f.loop(1, prefetch);
@@ -357,6 +376,7 @@ void errors_of_drawing_ahead_reach_the_loop() {
 int main() {
   for (const bool prefetch : {false, true}) {
     grants_are_run_and_answered(prefetch);
+    the_newest_events_are_kept(prefetch);
     errors_leave_the_window_open(prefetch);
     the_host_inserts_between_samplings(prefetch);
     closing_ends_a_grant_early(prefetch);

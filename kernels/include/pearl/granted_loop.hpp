@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "pearl/event_ring.hpp"
 #include "pearl/futex.hpp"
 #include "pearl/slot_queue.hpp"
 #include "pearl/snapshot.hpp"
@@ -74,21 +75,40 @@ class GrantedLoop {
   };
   // Only while no grant runs.
   Seconds seconds() const { return seconds_; }
+  // Keeps the newest `most` events of each thread, named as the parts; at first none. Only while no grant runs.
+  void keep_events(std::size_t most) {
+    events_.keep(most);
+    events_ahead_.keep(most);
+  }
+  // Of the loop's thread, and of the thread that draws batches ahead, if there is one. Only while no grant runs.
+  const EventRing& events() const { return events_; }
+  const EventRing& events_ahead() const { return events_ahead_; }
   InsertionWindow& window() { return window_; }
 
  protected:
-  // Adds the seconds since the last lap.
+  // Adds the seconds since the last lap to a part, and records them as an event.
   class Stopwatch {
    public:
-    void lap(double& seconds) {
-      const auto now = Clock::now();
-      seconds += std::chrono::duration<double>(now - last_).count();
+    Stopwatch(Seconds& spent, EventRing& events) : spent_(spent), events_(events) {}
+    void begin() { last_ = EventRing::Clock::now(); }
+    void lap(double Seconds::* part) {
+      const auto now = EventRing::Clock::now();
+      spent_.*part += std::chrono::duration<double>(now - last_).count();
+      events_.record(name_of(part), last_, now);
       last_ = now;
     }
 
    private:
-    using Clock = std::chrono::steady_clock;
-    Clock::time_point last_ = Clock::now();
+    static const char* name_of(double Seconds::* part) {
+      if (part == &Seconds::sample) return "sample";
+      if (part == &Seconds::gather) return "gather";
+      if (part == &Seconds::train) return "train";
+      return part == &Seconds::update ? "update" : "publish";
+    }
+
+    Seconds& spent_;
+    EventRing& events_;
+    EventRing::Clock::time_point last_ = EventRing::Clock::now();
   };
   struct Progress {
     std::int64_t iterations = 0;
@@ -114,6 +134,8 @@ class GrantedLoop {
 
   InsertionWindow window_;
   Seconds seconds_;
+  EventRing events_;
+  EventRing events_ahead_;  // of a thread that draws batches ahead
 
  private:
   Queues queues_;

@@ -4,6 +4,7 @@
 // responses, in order. The thread never takes the GIL.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "pearl/doorbell.hpp"
+#include "pearl/event_ring.hpp"
 #include "pearl/futex.hpp"
 #include "pearl/replay_operations.hpp"
 
@@ -46,8 +48,17 @@ class ReplayAutorun {
   // The bell rings at each response and error. Call before the first request.
   void attach_bell(Doorbell* bell) { bell_.store(bell, std::memory_order_release); }
 
- private:
   enum class Operation { kSample, kUpdate, kInsert };
+  // Seconds that the thread spent on requests of one kind since construction. Any thread.
+  double seconds(Operation operation) const {
+    return 1e-9 * static_cast<double>(spent_ns_[static_cast<std::size_t>(operation)].load(std::memory_order_relaxed));
+  }
+  // Keeps the newest `most` requests as events; at first none. Call before the first request.
+  void keep_events(std::size_t most) { events_.keep(most); }
+  // Only after stop().
+  const EventRing& events() const { return events_; }
+
+ private:
   struct Items {
     std::size_t count = 0;
     std::vector<std::int64_t> indices;
@@ -71,6 +82,7 @@ class ReplayAutorun {
   bool write(Operation operation, std::size_t count, double timeout_s, Fill fill);
   void loop();
   void execute(Request& request);
+  void count_time(Operation operation, EventRing::Clock::time_point start);
   void fail(std::exception_ptr error);
 
   ReplayOperations& replay_;
@@ -86,6 +98,8 @@ class ReplayAutorun {
   std::atomic<bool> has_error_{false};
   std::mutex error_mutex_;
   std::exception_ptr error_;
+  std::array<std::atomic<std::int64_t>, 3> spent_ns_{};  // by the thread, for each operation
+  EventRing events_;
   Signal work_{};
   Signal progress_{};
   std::atomic<Doorbell*> bell_{nullptr};

@@ -40,7 +40,7 @@ class TrainingLoop final : public GrantedLoop {
     learner::Batch batch;
   };
   Progress run_iterations(std::int64_t iterations, double beta) override;
-  void draw(Drawn& drawn, double beta, Stopwatch& watch, Seconds& spent);
+  void draw(Drawn& drawn, double beta, Stopwatch& watch);
   void update(const Drawn& drawn);
 
   SumTreeReplay& replay_;
