@@ -18,8 +18,11 @@ import numpy as np
 from composer.algorithm1 import parse_metric, place, watts_missing
 from composer.calibration import CalibrationStore
 from composer.codegen.program import ProgramSource, check_problem, generate
+from composer.edited import check_edited
+from composer.evidence import MatrixAt, all_modelled, gather_evidence
 from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
+from composer.modelled_rows import follows_work
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform, usable, with_cores_of_host
 from composer.problem import Problem
@@ -88,6 +91,7 @@ class Composer:
         self._platform: Platform | None = None
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
+        self._edited: Placement | None = None
         self._problem: Problem | None = None
         self._networks: tuple[NetworkSpec, ...] = ()
 
@@ -206,6 +210,21 @@ class Composer:
         TrainSpec(**schedule)
         self._training = schedule
 
+    def set_placement(self, placement: Placement) -> None:
+        """An edited placement of an earlier composition, whose choice `run` takes in place of Algorithm 1's.
+
+        A choice may be edited: `replay_manager`, `learner`, `storage`, `implementation`, and the parameters of a
+        candidate. `run` raises PlacementError, which names the field, if anything else differs from what it composes.
+        Without device files it composes for the platform of the placement, as discovery would measure its memory again.
+        Raises PlacementError for a placement without `evidence`.
+        """
+        if placement.evidence is None:
+            raise PlacementError(
+                "The edited placement has no evidence, which states the platform it was composed for: an older version "
+                "wrote it, or the key was removed. Compose again and edit the new file."
+            )
+        self._edited = placement
+
     # --- the steps --------------------------------------------------------------------------------------------------
 
     def run(self, *, timesteps: int | None = None) -> tuple[ReplayConfig, LearnerConfig]:
@@ -227,27 +246,32 @@ class Composer:
         for line in imported:
             self._say(line)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
-        placed = functools.partial(
+        rule = StorageRule(
+            {device.name: device for device in self._platform.devices},
+            self._platform.host.name,
+            self._problem.replay,
+            self._problem.transition.nbytes,
+        )
+        decide = functools.partial(
             place,
-            self._matrix,
-            self._platform,
             metric=self._metric,
             batch_size=self._problem.train.batch_size,
             transition_bytes=self._problem.transition.nbytes,
             actor_count=self._problem.actors.count,
             envs_per_actor=self._problem.actors.envs_per_actor,
-            storage_rule=StorageRule(
-                {device.name: device for device in self._platform.devices},
-                self._platform.host.name,
-                self._problem.replay,
-                self._problem.transition.nbytes,
-            ),
+            storage_rule=rule,
             sharing=profiler.sharing,
             messages_us=profiler.messages_us,
             replay_ratio=self._problem.train.replay_ratio,
             priority_update_delay=self._problem.train.priority_update_delay,
         )
-        self._placement = placed(wholes=profiler.whole_iterations(self._matrix, placed()))
+        wholes = profiler.whole_iterations(self._matrix, decide(self._matrix, self._platform))
+        placement = decide(self._matrix, self._platform, wholes=wholes)
+        evidence = gather_evidence(decide, placement, self._matrix, self._platform, rule, self._matrix_at(store))
+        self._placement = dataclasses.replace(placement, evidence=evidence)
+        if self._edited is not None:
+            check_edited(self._edited, self._placement)
+            self._placement = self._edited
         self._say(_learners_line(self._matrix, self._placement))
         return self._placement.replay_config, self._placement.learner_config
 
@@ -270,18 +294,21 @@ class Composer:
 
         `replay` and `learner` are the results of `run`, which may be edited: another pair of devices, or another
         implementation of the Learner, is taken from the placement's alternatives. An edited `placement` replaces the
-        composer's own. The other arguments are the defaults of the program's options. None keeps the default of the
-        option; for `until_return` that is the environment's registered reward threshold ("none" or infinity: no early
-        stop).
+        composer's own for this program; `set_placement` says what can be edited. The other arguments are the defaults
+        of the program's options. None keeps the default of the option; for `until_return` that is the environment's
+        registered reward threshold ("none" or infinity: no early stop).
 
         The program names paths relative to its own file, so that all can be moved together. Without `run_dir` the run
         goes to the folder `runs/<name of the program>` next to it. A relative `run_dir` counts from the current folder,
         as `path` does; an absolute one outside of the program's folder stays absolute.
 
         Raises ConfigurationError for a default that its option would refuse, or for too few `timesteps` for any
-        training; PlacementError for a pair, or an implementation on it, that the placement does not have;
+        training; PlacementError for a pair, or an implementation on it, that the placement does not have, and
+        for a `placement` with other numbers than were composed;
         GenerationError for a program that cannot be written.
         """
+        if placement is not None:
+            check_edited(placement, self.placement)
         placement = placement or self.placement
         assert self._problem is not None
         placement = placement.with_choice(
@@ -369,6 +396,8 @@ class Composer:
             print(f"  {text}", flush=True)
 
     def _discover(self) -> Platform:
+        if self._edited is not None and self._edited.evidence is not None:
+            return self._edited.evidence.platform
         self._say("no device file given: discovering this machine")
         devices, connections = discover(progress=self._say, own_silicon=True)
         return Platform(tuple(devices), tuple(connections))
@@ -463,6 +492,23 @@ class Composer:
             missing = [device.name for device in unstated if backend_of(device).takes_primitives(device)]
             if missing:
                 raise watts_missing(missing)
+
+    def _matrix_at(self, store: CalibrationStore) -> MatrixAt | None:
+        """The matrix at another batch size and fanout; None where a part of it would have to be measured."""
+        platform, problem = self.platform, self._problem
+        assert problem is not None
+        if not (all_modelled(self.matrix) and all(follows_work(device) for device in usable(platform)[0])):
+            return None
+
+        def matrix_at(batch_size: int, fanout: int) -> AssignmentMatrix:
+            other = dataclasses.replace(
+                problem,
+                train=dataclasses.replace(problem.train, batch_size=batch_size),
+                replay=dataclasses.replace(problem.replay, fanout=fanout),
+            )
+            return Profiler(platform, _profiled(other), store, lambda _: None).matrix()
+
+        return matrix_at
 
     def _check_supports(self, trainer: object) -> None:
         """Raise TrainerError if a forced implementation of the Learner cannot train the trainer."""

@@ -372,3 +372,8 @@ class _Roofline:
 ESTIMATORS: Mapping[str, Callable[[Device, ModelledWork], ModelledRow]] = MappingProxyType(
     {null.ESTIMATOR: stated_row, fpga.ESTIMATOR: possible_fpga_row, model.ESTIMATOR: processor_row}
 )
+
+
+def follows_work(device: Device) -> bool:
+    """Whether the device's row is modelled from the work, so that it is known for other batch sizes and fanouts."""
+    return backend_of(device).estimator(device) in (fpga.ESTIMATOR, model.ESTIMATOR)

@@ -6,15 +6,19 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import pandas as pd
 from rich.console import RenderableType
 
+from composer.evidence import Evidence
 from composer.matrix import UnavailableDevice, UnsupportedLearner
 from composer.report import microseconds, placement_report, plain
 from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
+
+if TYPE_CHECKING:
+    from composer.explain import Explanation
 
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -304,7 +308,7 @@ class Placement:
     `candidates` holds every pair, once for each implementation of the Learner, best first. `replay_manager`, `learner`
     and `storage` name the chosen devices, `implementation` the chosen implementation of the Learner. To change the
     choice, call `with_choice` or edit the JSON document. `replay_ratio` is the assumed ratio at which the Actors
-    collect while the Learner trains; None: they run free.
+    collect while the Learner trains; None: they run free. `evidence` is what `explain` shows beyond the costs.
     """
 
     replay_manager: str
@@ -323,6 +327,7 @@ class Placement:
     unsupported: tuple[UnsupportedLearner, ...] = ()
     replay_ratio: float | None = None
     priority_update_delay: int = 1
+    evidence: Evidence | None = None
 
     FORMAT = "pearl-placement"
     VERSION = 2
@@ -344,13 +349,13 @@ class Placement:
         for candidate in self.candidates:
             if not math.isclose(candidate.eps * candidate.t_itr_us, self.batch_size * 1e6, rel_tol=1e-6):
                 raise ConfigurationError(
-                    f"The pair {' + '.join(candidate.pair)} trains {self.batch_size} experiences in "
-                    f"{candidate.t_itr_us!r} us, but its eps are {candidate.eps!r}."
+                    f"The pair {' + '.join(candidate.pair)} trains a batch_size of {self.batch_size} experiences in "
+                    f"t_itr_us of {candidate.t_itr_us!r}, but its eps are {candidate.eps!r}."
                 )
         storages = [option.device for option in self.chosen.storage]
         if self.storage not in storages:
             raise PlacementError(
-                f"The Data Storage of RM on {self.replay_manager!r} and Learner on {self.learner!r} can be on "
+                f"storage: the Data Storage of RM on {self.replay_manager!r} and Learner on {self.learner!r} can be on "
                 f"{', '.join(storages)}; found {self.storage!r}."
             )
 
@@ -364,9 +369,12 @@ class Placement:
         reasons = [i.reason for i in self.impossible if (i.replay_manager, i.learner) == self._names[:2]]
         reasons += [f"unsupported: {u.reason}" for u in self.unsupported if u.implementation == self.implementation]
         because = f" ({'; '.join(reasons)})" if reasons else ""
+        known = {name for candidate in self.candidates for name in candidate.names}
+        fields = dict(zip(("replay_manager", "learner", "implementation"), self._names, strict=True))
+        wrong = [name for name, value in fields.items() if value not in known] or list(fields)
         raise PlacementError(
-            f"RM on {self.replay_manager!r} and the {self.implementation} Learner on {self.learner!r} is not a pair of "
-            f"this placement{because}. The pairs are (RM + Learner): {pairs}."
+            f"{', '.join(wrong)}: RM on {self.replay_manager!r} and the {self.implementation} Learner on "
+            f"{self.learner!r} is not a pair of this placement{because}. The pairs are (RM + Learner): {pairs}."
         )
 
     @property
@@ -535,6 +543,15 @@ class Placement:
     def from_json(cls, text: str) -> Placement:
         """Read a document of `to_json`, which may have been edited; raises ConfigurationError or PlacementError."""
         return from_document(cls, text, cls.FORMAT, cls.VERSION)
+
+    def explain(self, *, pairs: int = 4) -> Explanation:
+        """The costs term by term of the choice and the next best `pairs`, what decides, and what would change it.
+
+        Print the result as text, or with rich.
+        """
+        from composer.explain import Explanation
+
+        return Explanation((self,), pairs)
 
     def __rich__(self) -> RenderableType:
         return placement_report(self)

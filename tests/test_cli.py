@@ -107,11 +107,11 @@ def test_help_in_a_process_of_its_own_loads_no_torch():
     with pearl_command("--help", stdout=subprocess.PIPE) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    for command in ("devices", "compose", "run", "bench", "report"):
+    for command in ("devices", "compose", "explain", "run", "bench", "report", "portability"):
         assert command in output
 
 
-@pytest.mark.parametrize("command", ["devices", "compose", "run", "bench", "report"])
+@pytest.mark.parametrize("command", ["devices", "compose", "explain", "run", "bench", "report", "portability"])
 def test_every_command_explains_itself(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pearl.cli.app import app, examples
+from pearl.cli.explain import read_placement
 from pearl.cli.output import check_writable, console, write_file
 from pearl.process_limits import check_address_space
 from pearl.runtime.launch import shown
@@ -19,6 +20,7 @@ from pearl.runtime.launch import shown
         "pearl compose examples/cartpole.toml",
         "pearl compose my.toml --output programs/mine.py",
         "pearl compose my.toml --implementation torch",
+        "pearl compose my.toml --placement edited.json",
     ),
 )
 def _compose(
@@ -33,6 +35,10 @@ def _compose(
     matrix_json: Annotated[
         Path | None,
         typer.Option("--matrix-json", help="Where the matrix goes. Default: PROGRAM.matrix.json next to the program."),
+    ] = None,
+    placement: Annotated[
+        Path | None,
+        typer.Option(help="An edited placement, whose choice the program takes. Its numbers must be as composed."),
     ] = None,
     implementation: Annotated[
         str | None,
@@ -49,12 +55,15 @@ def _compose(
     check_address_space()
     from composer.spec_file import load_spec
 
+    edited = None if placement is None else read_placement(placement)  # faults show before anything is measured
     composer, options = load_spec(spec, implementation=implementation, output=output)
     path = options.path
     matrix_json = matrix_json or path.with_name(f"{path.stem}.matrix.json")
     placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")
     for file in (path, matrix_json, placement_json):
         check_writable(file)
+    if edited is not None:
+        composer.set_placement(edited)
     replay, learner = composer.run(timesteps=options.timesteps)
     console().print(composer.matrix, composer.placement)
     # Before the program, since none can be written if a null device was chosen: then these files are the result.

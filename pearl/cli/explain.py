@@ -1,0 +1,93 @@
+"""`pearl explain`: the terms of a placement, what decides, and what would change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pearl.cli.app import app, examples
+from pearl.cli.output import console
+from pearl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from composer.placement import Placement
+
+
+@app.command(
+    name="explain",
+    epilog=examples(
+        "pearl explain examples/runs/cartpole",
+        "pearl explain examples/runs/cartpole/program.py --pairs 10",
+        "pearl explain batch64.placement.json batch512.placement.json",
+    ),
+)
+def _explain(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="A placement (.json), a program that was composed, or the folder of a run. Several are compared.",
+        ),
+    ],
+    pairs: Annotated[int, typer.Option(min=0, help="How many rejected pairs are shown term by term.")] = 4,
+) -> None:
+    """Explain a placement: every term of each pair, which decides, and what would change the choice.
+
+    Break-even values say at which speed of a device, or at which latency or bandwidth of a link, another pair becomes
+    the choice; where all times are modelled, also at which batch size and fanout. Then comes the Data Storage: the
+    traffic and the memory of each device. Several placements of one problem, such as of several batch sizes, are
+    compared instead.
+    """
+    from composer.explain import Explanation
+
+    files = [placement_file(source) for source in sources]
+    placements = tuple(read_placement(file) for file in files)
+    console().print(Explanation(placements, pairs, tuple(map(str, files))))
+
+
+def placement_file(source: Path) -> Path:
+    """The placement that `source` names: itself, that of a program, or that of a run folder; ConfigurationError."""
+    if source.is_dir():
+        tried = [source / "placement.json", *sorted(source.glob("*.placement.json"))]
+        run = source.resolve()
+        tried.append(run.parent.parent / f"{run.name}.placement.json")  # the default run folder of a program
+    elif source.suffix == ".py":
+        tried = [source.with_name(f"{source.stem}.placement.json"), source.with_name("placement.json")]
+    else:
+        return source
+    found = [file for file in tried if file.is_file()]
+    if not found:
+        raise ConfigurationError(
+            f"There is no placement for {source}: looked for {', '.join(dict.fromkeys(map(str, tried)))}. "
+            "`pearl compose` and Composer.save write one; name that file."
+        )
+    if source.is_dir() and found[0].name != "placement.json" and len(found) > 1:
+        raise ConfigurationError(f"{source} has several placements: {', '.join(map(str, found))}. Name one of them.")
+    return found[0]
+
+
+def read_placement(file: Path) -> Placement:
+    """The placement in a JSON file; an error names the file."""
+    from composer.placement import Placement
+
+    text = read_text(file)
+    try:
+        return Placement.from_json(text)
+    except ConfigurationError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def read_text(file: Path) -> str:
+    """The text of a file that `pearl compose` writes; raises ConfigurationError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The file {file} cannot be read: {error.strerror or error}. `pearl compose` writes placements, matrices."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"The file {file} is not UTF-8 text. `pearl compose` writes placements, matrices."
+        ) from error
