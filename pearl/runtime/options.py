@@ -33,6 +33,7 @@ class Options:
     eval_max_steps: int = 30_000  # a game of Atari may take 27,000
     bench_paced: bool = False
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
+    program: Path | None = None  # the program's own file
 
 
 def _whole(text: str) -> int:
@@ -221,4 +222,5 @@ def parse_options(
         until_return=a.until_return,
         eval_max_steps=a.eval_max_steps,
         actor_timeout_s=a.actor_timeout,
+        program=None if program is None else Path(program).resolve(),
     )

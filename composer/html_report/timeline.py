@@ -1,0 +1,189 @@
+"""The timeline of an iteration over devices and queues: as predicted from its terms, and as a trace recorded it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from markupsafe import Markup
+
+from composer.html_report.svg import WIDTH, drawing, element, fitting, label, markup
+from composer.html_report.trace import Span, Trace
+from composer.placement import IterationTerms, Placement
+from composer.report import microseconds
+
+_LANE, _TEXT = 22.0, 15.0  # heights of a lane's row and of the text above it
+_SHOWN_BATCHES = 3
+_MOST_LANES = 16
+_MOST_SPANS = 1500
+_KINDS = ("sampling", "message", "gather", "training", "update", "insertion")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work on a lane; `mark` is the short text inside it."""
+
+    lane: str
+    name: str
+    kind: str
+    mark: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class _Task:
+    lane: str
+    name: str
+    kind: str
+    us: float
+    after: tuple[tuple[int, str], ...]  # batch and name of each task that ends before
+    exclusive: bool = True  # whether the lane does one task at a time
+
+
+def predicted_schedule(placement: Placement) -> list[Work]:
+    """The work of a few batches in the steady state, as the predicted terms imply.
+
+    Each task starts as early as its device, the data and the priority update delay allow. Contention is not drawn.
+    """
+    terms, delay = placement.terms, placement.delay_in_effect
+    count = delay + 2 + _SHOWN_BATCHES
+    waiting = [(batch, task) for batch in range(count) for task in _tasks(batch, terms, delay, placement)]
+    ends: dict[tuple[int, str], float] = {}
+    free: dict[str, float] = {}
+    done: list[tuple[int, Work]] = []
+    while waiting:
+        startable = [
+            (max([free.get(task.lane, 0.0) if task.exclusive else 0.0, *(ends[key] for key in task.after)]), order)
+            for order, (_, task) in enumerate(waiting)
+            if all(key in ends for key in task.after)
+        ]
+        start, order = min(startable)
+        batch, task = waiting.pop(order)
+        ends[batch, task.name] = end = start + task.us
+        if task.exclusive:
+            free[task.lane] = end
+        done.append((batch, Work(task.lane, f"batch {batch}: {task.name}", task.kind, str(batch), start, end)))
+    first = count - _SHOWN_BATCHES
+    begin = min(work.start_us for batch, work in done if batch == first)
+    end = max(work.end_us for batch, work in done if batch == count - 1)
+    return [work for _, work in done if work.end_us > begin and work.start_us < end and work.end_us > work.start_us]
+
+
+def _tasks(batch: int, terms: IterationTerms, delay: int, placement: Placement) -> list[_Task]:
+    replay, learner = f"Replay Manager on {placement.replay_manager}", f"Learner on {placement.learner}"
+    if placement.setting == 2:
+        replay = learner = f"Replay Manager and Learner on {placement.learner}"
+    host, actors = "Host: RRQ, LAQ and LDQ", f"Insertion into {placement.replay_manager}"
+    updated = ((batch - delay - 1, "updating priorities"),) if batch > delay else ()
+    message = terms.messages_us / 2
+    gather_us = float(getattr(terms, "gather_us", 0.0))  # placements have no such term yet
+    to_learner, back = terms.sample_transfer_us + message, terms.priority_transfer_us + message
+    gather = f"Gather from the Data Storage on {placement.storage}"
+    inserting = actors if placement.setting == 2 or not delay else replay
+    return [
+        _Task(replay, "sampling", "sampling", terms.sample_us, updated),
+        _Task(host, "to the Learner", "message", to_learner, ((batch, "sampling"),), exclusive=False),
+        _Task(gather, "gather", "gather", gather_us, ((batch, "to the Learner"),), exclusive=False),
+        _Task(learner, "training", "training", terms.learner_us, ((batch, "gather"),)),
+        _Task(host, "priorities back", "message", back, ((batch, "training"),), exclusive=False),
+        _Task(replay, "updating priorities", "update", terms.update_us, ((batch, "priorities back"),)),
+        _Task(inserting, "insertion", "insertion", terms.insertion_us, ((batch, "sampling"),)),
+    ]
+
+
+def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
+    """Lanes over time, in microseconds from the first piece of work; None where there is nothing to draw."""
+    if not work:
+        return None
+    begin, end = min(w.start_us for w in work), max(w.end_us for w in work)
+    lanes = list(dict.fromkeys(w.lane for w in work))
+    scale = WIDTH / max(end - begin, 1e-12)
+    description = "; ".join(
+        f"{w.lane}: {w.name} from {microseconds(w.start_us - begin)} to {microseconds(w.end_us - begin)} µs"
+        for w in work[:60]
+    )
+    height = len(lanes) * (_LANE + _TEXT) + 22
+    root = drawing(title, description, height, "drawing timeline")
+    for row, lane in enumerate(lanes):
+        top = row * (_LANE + _TEXT)
+        label(root, 0, top + 11, lane, class_="lane")
+        element(root, "rect", x=0.0, y=top + _TEXT, width=WIDTH, height=_LANE - 4, class_="rail")
+        for piece in (w for w in work if w.lane == lane):
+            x = (piece.start_us - begin) * scale
+            width = max(0.7, (piece.end_us - piece.start_us) * scale)
+            group = element(root, "g", class_=f"work {piece.kind}")
+            times = f"{microseconds(piece.end_us - piece.start_us)} µs"
+            element(group, "title", f"{piece.name}, {times}")
+            element(group, "rect", x=x, y=top + _TEXT, width=width, height=_LANE - 4)
+            if (shown := fitting(piece.mark, width - 4, 10)) and shown == piece.mark and width >= 8:
+                label(group, x + width / 2, top + _TEXT + 13, shown, class_="mark", anchor="middle")
+    base = height - 16
+    element(root, "line", x1=0.0, y1=base, x2=WIDTH, y2=base, class_="axis")
+    label(root, 0, base + 13, "0", class_="tick")
+    label(root, WIDTH, base + 13, f"{microseconds(end - begin)} µs", class_="tick", anchor="end")
+    return markup(root)
+
+
+def traced_window(trace: Trace) -> list[Work]:
+    """A few iterations in the middle of a trace, as work over the traced threads."""
+    spans = [span for span in trace.spans if span.duration_us > 0]
+    if not spans:
+        return []
+    steps = [span for span in spans if "train" in span.name.lower()] or _longest(spans)
+    lane = steps[0].lane
+    steps = [span for span in steps if span.lane == lane]
+    middle = steps[len(steps) // 2]
+    # Medians, as a single gap may be long: an evaluation or a checkpoint.
+    starts = [span.start_us for span in steps]
+    gaps = [after - before for before, after in pairwise(starts) if after > before]
+    period = statistics.median(gaps) if gaps else middle.duration_us * 2
+    begin, end = middle.start_us - 0.6 * period, middle.start_us + (_SHOWN_BATCHES - 0.4) * period
+    inside = [span for span in spans if span.start_us < end and span.start_us + span.duration_us > begin]
+    lanes = list(dict.fromkeys(span.lane for span in inside))[:_MOST_LANES]
+    return [
+        Work(
+            span.lane,
+            span.name,
+            _kind(span.name),
+            span.name,
+            max(begin, span.start_us),
+            min(end, span.start_us + span.duration_us),
+        )
+        for span in inside[:_MOST_SPANS]
+        if span.lane in lanes
+    ]
+
+
+def _longest(spans: Iterable[Span]) -> list[Span]:
+    """The spans of the name that takes the most time in all."""
+    totals: dict[str, float] = {}
+    found = list(spans)
+    for span in found:
+        totals[span.name] = totals.get(span.name, 0.0) + span.duration_us
+    name = max(totals, key=lambda key: totals[key] if math.isfinite(totals[key]) else 0.0)
+    return [span for span in found if span.name == name]
+
+
+def _kind(name: str) -> str:
+    """The kind of work that a name means, which gives its colour; `other` where it says none."""
+    words = {
+        "sampl": "sampling",
+        "gather": "gather",
+        "train": "training",
+        "learn": "training",
+        "updat": "update",
+        "insert": "insertion",
+        "commun": "message",
+        "messag": "message",
+    }
+    return next((kind for word, kind in words.items() if word in name.lower()), "other")
+
+
+def kinds_in(work: Iterable[Work]) -> tuple[str, ...]:
+    """The kinds of work that are drawn, in the order of an iteration."""
+    found = {piece.kind for piece in work}
+    return tuple(kind for kind in (*_KINDS, "other") if kind in found)
