@@ -92,7 +92,7 @@ def _value(name: str, measurement: Measurement, fastest: float, slowest: float) 
     level, against = 0, "fastest"
     if us > fastest > 0:
         level = min(LEVELS - 1, max(1, round((LEVELS - 1) * math.log(us / fastest) / math.log(slowest / fastest))))
-        against = f"{us / fastest:,.3g}x"
+        against = f"{us / fastest:,.3g}x the fastest"
     low, high = microseconds(measurement.p20_us), microseconds(measurement.p80_us)
     if measurement.n:
         source = f"{measurement.source}, {low} to {high}"
@@ -153,6 +153,7 @@ def _pair(placement: Placement, candidate: Candidate, most_eps: float, most_per_
 class Stage:
     """A part of the iteration that runs beside the others; the slowest one gives the time of an iteration."""
 
+    name: str
     us: str
     bar: Markup
     slowest: bool
@@ -162,16 +163,22 @@ class Stage:
 def stages(placement: Placement) -> list[Stage]:
     """The stages of a predicted iteration with their terms above zero, the largest first."""
     found = placement.terms.stages()
+    if placement.terms.delay:
+        names = [f"a batch's way, {placement.terms.delay + 1} under way", "Learner", "Replay Manager"]
+    else:
+        names = ["with training", "with insertion"]
+    names += [f"stage {number + 1}" for number in range(len(names), len(found))]
     totals = [sum(stage.values()) for stage in found]
     longest = max(totals)
     return [
         Stage(
+            name,
             microseconds(total),
             bar(total / longest if longest else 0.0, "eps"),
             total == longest,
             tuple((name, microseconds(us)) for name, us in sorted(stage.items(), key=lambda item: -item[1]) if us > 0),
         )
-        for stage, total in zip(found, totals, strict=True)
+        for name, stage, total in zip(names, found, totals, strict=False)
     ]
 
 

@@ -34,7 +34,7 @@ def facts(device: Device) -> str:
         ("cores", device.cores),
         ("GB", device.memory_gb),
         ("DSPs", device.dsp),
-        ("W active", device.active_watts),
+        ("W", device.active_watts),
     )
     known = [f"{value:,.4g} {unit}" for unit, value in numbers if value is not None]
     return ", ".join([device.kind if device.kind == device.backend else f"{device.kind} ({device.backend})", *known])
@@ -78,8 +78,9 @@ def _device(root: ET.Element, device: Device, placement: Placement, x: float, y:
     kind = "chosen" if placed else "unused" if unused else "idle"
     element(root, "rect", x=x, y=y, width=WIDTH - x - 1, height=_BOX, rx=6.0, class_=f"device {kind}")
     width = WIDTH - x - 18
+    name_width = min(width / 2, 7.5 * len(device.name))
     label(root, x + 9, y + 17, device.name, width / 2, "name")
-    label(root, WIDTH - 10, y + 17, facts(device), width / 2, "facts", anchor="end")
+    label(root, WIDTH - 10, y + 17, facts(device), width - name_width, "facts", anchor="end")
     if not placed:
         label(root, x + 9, y + 44, f"not used: {unused}" if unused else "no primitive is placed here", width, "facts")
     # At most four badges, which fit the width of the host's box.

@@ -100,13 +100,10 @@ def learning_curves(record: RunRecord) -> list[Figure]:
         series = [*_training_returns(record, column), *_greedy_returns(record, column)]
         drawn = chart(f"Returns over {axis}", axis, "return", series)
         if drawn is not None:
-            figures.append(Figure(f"Undiscounted return of an episode over {axis}", drawn))
-    rates = [
-        Series(name, *_points(record.progress, "wall_s", key), style=style)
-        for style, (name, key) in enumerate((("EPS", "eps"),))
-    ]
+            figures.append(Figure(f"Return over {axis}", drawn))
+    rates = [Series("EPS", *_points(record.progress, "wall_s", "eps"))]
     if (drawn := chart("EPS over time", "seconds", "EPS", rates, from_zero=True)) is not None:
-        figures.append(Figure("Experiences trained per second (EPS) over seconds, waiting included", drawn))
+        figures.append(Figure("EPS over seconds, waiting included", drawn))
     return figures
 
 
@@ -189,6 +186,9 @@ class Comparison:
 def comparisons(record: RunRecord) -> list[Comparison]:
     """One comparison for each file that has measured an iteration; else the prediction alone."""
     composed = {} if record.composition is None else predicted_us(record.composition.placement)
+    stated = (values.get("iteration") for values in (record.summary, record.bench))
+    said = (_numbers(iteration.get("predicted_us")) for iteration in stated if isinstance(iteration, dict))
+    composed = next((numbers for numbers in said if numbers), composed)
     found = []
     for source, values in (
         ("in the run (summary.json)", record.summary),

@@ -20,6 +20,9 @@ _SHOWN_BATCHES = 3
 _MOST_LANES = 16
 _MOST_SPANS = 1500
 _KINDS = ("sampling", "message", "gather", "training", "update", "insertion")
+# The Replay Manager's work is short: its kinds differ in height, not by colour alone. Top and height, of a lane's 18.
+_HEIGHTS = {"sampling": (0.0, 6.0), "update": (6.0, 6.0), "insertion": (12.0, 6.0)}
+_WHOLE = (0.0, 18.0)
 
 
 @dataclass(frozen=True)
@@ -74,24 +77,38 @@ def predicted_schedule(placement: Placement) -> list[Work]:
 
 
 def _tasks(batch: int, terms: IterationTerms, delay: int, placement: Placement) -> list[_Task]:
+    """The tasks of a batch. Each lane gets the work that `IterationTerms.stages` counts for its device."""
     replay, learner = f"Replay Manager on {placement.replay_manager}", f"Learner on {placement.learner}"
+    inserting = replay if delay else f"Insertion into {placement.replay_manager}"
     if placement.setting == 2:
         replay = learner = f"Replay Manager and Learner on {placement.learner}"
-    host, actors = "Host: RRQ, LAQ and LDQ", f"Insertion into {placement.replay_manager}"
-    updated = ((batch - delay - 1, "updating priorities"),) if batch > delay else ()
-    message = terms.messages_us / 2
-    gather_us = float(getattr(terms, "gather_us", 0.0))  # placements have no such term yet
-    to_learner, back = terms.sample_transfer_us + message, terms.priority_transfer_us + message
     gather = f"Gather from the Data Storage on {placement.storage}"
-    inserting = actors if placement.setting == 2 or not delay else replay
+    host = "Host and queues: RRQ, LAQ, LDQ"
+    ready: tuple[tuple[int, str], ...] = ((batch - delay - 1, "updating priorities"),) if batch > delay else ()
+    if batch and not delay:
+        ready += ((batch - 1, "insertion"),)
+    at_replay = terms.replay_transfer_us / 2
+    at_learner = max(0.0, terms.sample_transfer_us + terms.priority_transfer_us - terms.replay_transfer_us) / 2
+    # Of a message's time a device spends the share of one batch; for the rest, only the batch waits.
+    share = terms.messages_us / 2 / (delay + 1)
+    gather_us = float(getattr(terms, "gather_us", 0.0))  # placements have no such term yet
+
+    def task(lane: str, name: str, kind: str, us: float, after: str, exclusive: bool = True) -> _Task:
+        return _Task(lane, name, kind, us, ((batch, after),) if after else ready, exclusive)
+
     return [
-        _Task(replay, "sampling", "sampling", terms.sample_us, updated),
-        _Task(host, "to the Learner", "message", to_learner, ((batch, "sampling"),), exclusive=False),
-        _Task(gather, "gather", "gather", gather_us, ((batch, "to the Learner"),), exclusive=False),
-        _Task(learner, "training", "training", terms.learner_us, ((batch, "gather"),)),
-        _Task(host, "priorities back", "message", back, ((batch, "training"),), exclusive=False),
-        _Task(replay, "updating priorities", "update", terms.update_us, ((batch, "priorities back"),)),
-        _Task(inserting, "insertion", "insertion", terms.insertion_us, ((batch, "sampling"),)),
+        task(replay, "sampling", "sampling", terms.sample_us, ""),
+        task(replay, "sending the batch", "message", at_replay, "sampling"),
+        task(host, "message to the Learner", "message", terms.messages_us / 2 - share, "sending the batch", False),
+        task(gather, "gather", "gather", gather_us, "message to the Learner", False),
+        task(learner, "taking the batch", "message", at_learner + share, "gather"),
+        task(learner, "training", "training", terms.learner_us, "taking the batch"),
+        task(learner, "sending priorities", "message", at_learner + share, "training"),
+        task(host, "message to the RM", "message", terms.messages_us / 2 - share, "sending priorities", False),
+        task(replay, "taking priorities", "message", at_replay, "message to the RM"),
+        task(replay, "updating priorities", "update", terms.update_us, "taking priorities"),
+        task(replay, "talking through the host", "message", 2 * share if delay else 0.0, "sampling"),
+        task(inserting, "insertion", "insertion", terms.insertion_us, "sampling"),
     ]
 
 
@@ -106,8 +123,8 @@ def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
         f"{w.lane}: {w.name} from {microseconds(w.start_us - begin)} to {microseconds(w.end_us - begin)} µs"
         for w in work[:60]
     )
-    height = len(lanes) * (_LANE + _TEXT) + 22
-    root = drawing(title, description, height, "drawing timeline")
+    bottom = len(lanes) * (_LANE + _TEXT) + 6
+    root = drawing(title, description, bottom + 16)
     for row, lane in enumerate(lanes):
         top = row * (_LANE + _TEXT)
         label(root, 0, top + 11, lane, class_="lane")
@@ -118,13 +135,14 @@ def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
             group = element(root, "g", class_=f"work {piece.kind}")
             times = f"{microseconds(piece.end_us - piece.start_us)} µs"
             element(group, "title", f"{piece.name}, {times}")
-            element(group, "rect", x=x, y=top + _TEXT, width=width, height=_LANE - 4)
-            if (shown := fitting(piece.mark, width - 4, 10)) and shown == piece.mark and width >= 8:
+            offset, height = _HEIGHTS.get(piece.kind, _WHOLE)
+            element(group, "rect", x=x, y=top + _TEXT + offset, width=width, height=height)
+            whole = (offset, height) == _WHOLE and width >= 8
+            if whole and (shown := fitting(piece.mark, width - 4, 10)) == piece.mark:
                 label(group, x + width / 2, top + _TEXT + 13, shown, class_="mark", anchor="middle")
-    base = height - 16
-    element(root, "line", x1=0.0, y1=base, x2=WIDTH, y2=base, class_="axis")
-    label(root, 0, base + 13, "0", class_="tick")
-    label(root, WIDTH, base + 13, f"{microseconds(end - begin)} µs", class_="tick", anchor="end")
+    element(root, "line", x1=0.0, y1=bottom, x2=WIDTH, y2=bottom, class_="axis")
+    label(root, 0, bottom + 13, "0", class_="tick")
+    label(root, WIDTH, bottom + 13, f"{microseconds(end - begin)} µs", class_="tick", anchor="end")
     return markup(root)
 
 
@@ -183,7 +201,7 @@ def _kind(name: str) -> str:
     return next((kind for word, kind in words.items() if word in name.lower()), "other")
 
 
-def kinds_in(work: Iterable[Work]) -> tuple[str, ...]:
-    """The kinds of work that are drawn, in the order of an iteration."""
+def kinds_in(work: Iterable[Work]) -> list[tuple[str, float, float]]:
+    """The kinds of work that are drawn, in the order of an iteration, each with its top and height in a lane."""
     found = {piece.kind for piece in work}
-    return tuple(kind for kind in (*_KINDS, "other") if kind in found)
+    return [(kind, *_HEIGHTS.get(kind, _WHOLE)) for kind in (*_KINDS, "other") if kind in found]
