@@ -37,7 +37,7 @@ def facts(device: Device) -> str:
         ("W", device.active_watts),
     )
     known = [f"{value:,.4g} {unit}" for unit, value in numbers if value is not None]
-    return ", ".join([device.kind if device.kind == device.backend else f"{device.kind} ({device.backend})", *known])
+    return ", ".join([*dict.fromkeys((device.kind, device.backend)), *known])
 
 
 def link_text(platform: Platform, source: str, target: str) -> str:
