@@ -39,7 +39,7 @@ class Composition:
 
     def to_json(self) -> str:
         """A versioned JSON document that `from_json` reads back to an equal composition."""
-        return to_document(self, self.FORMAT, self.VERSION)
+        return to_document(self, self.FORMAT, self.VERSION, indent=None)
 
     @classmethod
     def from_json(cls, text: str) -> Composition:

@@ -106,7 +106,9 @@ def write_run(folder: Path, composition: Composition | None = None, name: str = 
     (folder / "composition.json").write_text(composition.to_json())
     terms = dict(zip(TERMS, (12.5, 40.0, 6.2, 8.1, 310.0, 55.0, 372.0), strict=True))
     factors = dict(zip(TERMS, (1.04, 1.31, 0.9, 1.0, 1.07, 1.22, 1.08), strict=True))
-    iteration = {"predicted_us": terms, "measured_us": {key: terms[key] * factors[key] for key in TERMS}}
+    measured = {key: terms[key] * factors[key] for key in TERMS}
+    spread = {key: [0.95 * us, 1.08 * us] for key, us in measured.items()}
+    iteration = {"predicted_us": terms, "measured_us": measured, "spread_us": spread}
     eps = composition.placement.eps
     rates = {"measured_eps": eps * 0.93, "predicted_eps": eps, "overall_eps": eps * 0.5, "iteration": iteration}
     score = {"episodes": 100, "mean": 18.4, "std": 1.9, "min": 12.0, "max": 21.0}
@@ -135,7 +137,9 @@ def write_run(folder: Path, composition: Composition | None = None, name: str = 
 
 def _write_tables(folder: Path) -> None:
     generator = np.random.default_rng(0)
-    progress = ["wall_s,env_steps,gradient_steps,episodes,training_return,eps,gps,queue/DCQ,queue/LAQ"]
+    progress = [
+        "wall_s,env_steps,gradient_steps,episodes,training_return,eps,gps,queue/DCQ,queue/LAQ,busy/learner,busy/replay_manager"
+    ]
     episodes = ["env_steps,wall_s,actor,return,length,episodes"]
     evaluations = ["env_steps,wall_s,kind,weights_step,mean_return,std_return,episodes"]
     for number in range(1, 801):
@@ -143,10 +147,9 @@ def _write_tables(folder: Path) -> None:
         mean = -21 + 41 / (1 + np.exp(-(number - 350) / 60))
         episodes.append(f"{step},{wall:.2f},{number % 4},{mean + 2 * generator.normal():.2f},3000,1")
         eps = 1.6e5 * (1 + 0.05 * generator.normal()) if number > 20 else 0.0
-        levels = generator.integers(0, 3, 2)
-        progress.append(
-            f"{wall:.2f},{step},{step // 33},{number},{mean:.2f},{eps:.0f},{eps / BATCH:.1f},{levels[0]},{levels[1]}"
-        )
+        levels = generator.integers(0, 3, 2) / 2
+        progress.append(f"{wall:.2f},{step},{step // 33},{number},{mean:.2f},{eps:.0f},{eps / BATCH:.1f}")
+        progress[-1] += f",{levels[0]},{levels[1]},0.93,0.1"
         if number % 40 == 0:
             evaluations.append(f"{step},{wall:.2f},progress,{step},{mean + 1:.2f},1.0,20")
     evaluations.append("2000000,2320,best,1900000,19.7,1.9,100")
@@ -157,9 +160,16 @@ def _write_tables(folder: Path) -> None:
 
 def trace_events() -> list[dict[str, object]]:
     """Iterations of about 400 us on three threads, and the level of one queue."""
-    names = ((1, "Host Runtime"), (2, "Replay Manager on cpu0"), (3, "Learner on gpu0"))
+    names = ((1, 1, "Host Runtime"), (1, 2, "Replay Manager"), (2, 3, "Learner"))
     events: list[dict[str, object]] = [
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in names
+        *(
+            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+            for pid, name in ((1, "cpu0"), (2, "gpu0"))
+        ),
+        *(
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            for pid, tid, name in names
+        ),
     ]
     for batch in range(50):
         start = 400.0 * batch
@@ -170,6 +180,6 @@ def trace_events() -> list[dict[str, object]]:
             (2, "update", 394, 8),
             (2, "insertion", 20, 6),
         ):
-            events.append({"ph": "X", "pid": 1, "tid": tid, "name": name, "ts": start + at, "dur": us})
+            events.append({"ph": "X", "pid": 1 + tid // 3, "tid": tid, "name": name, "ts": start + at, "dur": us})
         events.append({"ph": "C", "pid": 1, "name": "LAQ", "ts": start + 60, "args": {"messages": batch % 3}})
     return events

@@ -62,7 +62,7 @@ def test_the_page_shows_every_section(page: str) -> None:
         "Platform and placement",
         "Prediction and measurement",
         "Timeline of iterations",
-        "Queues",
+        "Queues and busy shares",
         "Primitive-device assignment matrix",
         "Every placement",
     ]
@@ -129,8 +129,8 @@ def test_each_placement_has_eps_and_eps_per_watt(page: str) -> None:
 
 def test_terms_are_compared_with_their_measurement(page: str) -> None:
     rows = [" ".join("".join(row.itertext()).split()) for row in parsed(page).iter("tr")]
-    assert "gather 40.00 µs predicted 52.40 µs measured 1.31x, longer" in rows
-    assert "iteration 372.0 µs predicted 401.8 µs measured 1.08x, agrees" in rows
+    assert "gather 40.00 µs predicted 52.40 µs measured 1.31x, longerp20 to p80: 49.78 to 56.59 µs" in rows
+    assert "iteration 372.0 µs predicted 401.8 µs measured 1.08x, agreesp20 to p80: 381.7 to 433.9 µs" in rows
     assert all(any(row.startswith(term) for row in rows) for term in TERMS)
 
 
@@ -158,12 +158,12 @@ def test_the_drawn_batches_take_the_predicted_time() -> None:
         assert [stage.slowest for stage in stages(choice)].count(True) == 1
 
 
-def test_a_trace_shows_a_few_iterations_from_its_middle(run: Path) -> None:
+def test_a_trace_shows_a_few_iterations_from_near_its_end(run: Path) -> None:
     window = traced_window(read_trace(run / "trace.json"))
-    assert {work.lane for work in window} == {"Host Runtime", "Replay Manager on cpu0", "Learner on gpu0"}
+    assert {work.lane for work in window} == {"Host Runtime on cpu0", "Replay Manager on cpu0", "Learner on gpu0"}
     assert 3 <= sum(work.kind == "training" for work in window) <= 5
-    assert min(work.start_us for work in window) > 9_000
-    assert max(work.end_us for work in window) < 12_000
+    assert min(work.start_us for work in window) > 17_000
+    assert max(work.end_us for work in window) < 20_000
 
 
 def test_events_of_a_trace_that_are_not_understood_are_left_out(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_events_of_a_trace_that_are_not_understood_are_left_out(tmp_path: Path) 
 
 def test_queue_levels_come_from_the_table_and_the_trace(page: str) -> None:
     text = text_of(page)
-    for caption in ("DCQ: fill level over seconds", "LAQ: fill level over seconds", "LAQ, traced: fill level"):
+    for caption in ("DCQ: share filled over seconds", "LAQ: fill level over traced", "Busy share of each primitive"):
         assert caption in text
 
 
@@ -320,7 +320,7 @@ def test_a_chart_draws_any_numbers(x: list[float], y: list[float], from_zero: bo
     assert "nan" not in drawn.replace("A chart", "")
     height = float(root.attrib["viewBox"].split()[3])
     for circle in root.iter("circle"):
-        assert -1 <= float(circle.attrib["cx"]) <= 401
+        assert -1 <= float(circle.attrib["cx"]) <= 361
         assert -1 <= float(circle.attrib["cy"]) <= height
 
 

@@ -90,7 +90,7 @@ def test_the_page_fits_the_screen_and_loads_nothing(tmp_path: Path, width: int) 
     assert found["beyond"] == []
     assert len(found["drawings"]) >= 9
     assert min(found["drawings"]) > 300
-    assert found["text"] >= 9
+    assert found["text"] >= 11
     assert (found["requests"], found["scripts"]) == (0, 0)
     assert found["styled"] == "1120px"  # the policy lets the page's own style sheet through
     assert found["title"] == "dqn-Pong: PEARL report"

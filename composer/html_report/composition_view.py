@@ -43,7 +43,7 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatRow:
-    """A device, or another implementation of the Learner on it; `span` counts the rows of its device."""
+    """A device, or another implementation of the Learner on it."""
 
     device: str
     cells: tuple[HeatCell, ...]
@@ -68,7 +68,9 @@ def heat_rows(matrix: AssignmentMatrix, placement: Placement) -> list[HeatRow]:
         rows.append(HeatRow(row.device, tuple(cell_of(row.device, *found) for found in row.cells())))
         for other in row.others:
             cells = tuple(cell_of(row.device, *found) for found in other.cells())
-            rows.append(HeatRow(row.device, (HeatCell("RM only", "", (), chosen=False, reason="as above"), *cells)))
+            alone = other.learner
+            name = f"{row.device} ({alone.implementation if isinstance(alone, LearnerCell) else 'another Learner'})"
+            rows.append(HeatRow(name, (HeatCell("RM only", "", (), chosen=False, reason="as above"), *cells)))
     return rows
 
 

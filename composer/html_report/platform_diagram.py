@@ -61,7 +61,7 @@ def platform_diagram(composition: Composition) -> Markup:
         + (f", connected to {host.name} with {link_text(platform, host.name, device.name)}" if device != host else "")
         for device in (host, *others)
     )
-    root = drawing("Platform", description, _BOX + len(others) * (_GAP + _BOX) + 2)
+    root = drawing("Platform", description, _BOX + len(others) * (_GAP + _BOX) + 3)
     _device(root, host, placement, 1.0, 1.0, reasons.get(host.name, ""))
     y = _BOX + 1.0
     for device in others:

@@ -85,7 +85,9 @@ def _read_composition(path: Path) -> Composition:
     try:
         return Composition.from_json(text)
     except PearlError as error:
-        raise ConfigurationError(f"{path} cannot be used: {error} Compose again.") from error
+        raise ConfigurationError(
+            f"{path} cannot be used: {error} Compose again, or name another with --composition."
+        ) from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _EVALUATIONS = {  # kinds of evaluations.csv in words
     "last and best": "last and best weights, new episodes",
 }
 _MOST_QUEUES = 12
+_STYLES = 7  # of lines, in the style sheet
 _CLOSE = 0.1  # a measurement within this share of its prediction agrees with it
 
 
@@ -140,24 +141,31 @@ def _points(table: pd.DataFrame | None, x: str, y: str) -> tuple[np.ndarray, np.
 
 
 def queue_levels(record: RunRecord) -> list[Figure]:
-    """The fill level of each queue over the run (columns queue/... of progress.csv), and over the trace."""
+    """How full the queues and how busy the primitives are: over the run (progress.csv), and queues over the trace."""
     figures = []
-    if record.progress is not None:
-        columns = [str(name) for name in record.progress.columns if str(name).lower().startswith("queue")]
-        for column in columns[:_MOST_QUEUES]:
-            name = column.partition("/")[2] or column
-            figures += _level(name, "seconds", *_points(record.progress, "wall_s", column))
+    columns = [] if record.progress is None else list(map(str, record.progress.columns))
+    busy = [
+        Series(column.partition("/")[2], *_points(record.progress, "wall_s", column), style=style % _STYLES)
+        for style, column in enumerate(name for name in columns if name.startswith("busy/"))
+    ]
+    if (drawn := chart("Busy share of each primitive", "seconds", "share", busy[:_STYLES], from_zero=True)) is not None:
+        figures.append(Figure("Busy share of each primitive over seconds", drawn))
+    for column in [name for name in columns if name.startswith("queue/")][:_MOST_QUEUES]:
+        name = column.partition("/")[2]
+        figures += _level(name, "share filled over seconds", "seconds", *_points(record.progress, "wall_s", column))
     trace = record.trace or Trace(())
     for name, (times, levels) in list(trace.counters.items())[:_MOST_QUEUES]:
         times_ms = (np.array(times) - min(times)) / 1e3
         order = np.argsort(times_ms, kind="stable")
-        figures += _level(f"{name}, traced", "milliseconds", times_ms[order], np.array(levels)[order])
+        figures += _level(
+            name, "fill level over traced milliseconds", "milliseconds", times_ms[order], np.array(levels)[order]
+        )
     return figures
 
 
-def _level(name: str, axis: str, x: np.ndarray, y: np.ndarray) -> list[Figure]:
-    drawn = chart(f"Fill level of {name}", axis, "level", [Series(name, x, y, "steps")], from_zero=True)
-    return [] if drawn is None else [Figure(f"{name}: fill level over {axis}", drawn)]
+def _level(name: str, what: str, axis: str, x: np.ndarray, y: np.ndarray) -> list[Figure]:
+    drawn = chart(f"{name}: {what}", axis, "level", [Series(name, x, y, "steps")], from_zero=True)
+    return [] if drawn is None else [Figure(f"{name}: {what}", drawn)]
 
 
 # --- Prediction against measurement ---------------------------------------------------------------------------------
@@ -173,6 +181,7 @@ class Term:
     measured: str
     measured_bar: Markup
     verdict: str
+    spread: str
 
 
 @dataclass(frozen=True)
@@ -197,10 +206,11 @@ def comparisons(record: RunRecord) -> list[Comparison]:
         iteration = values.get("iteration")
         if isinstance(iteration, dict):
             predicted = _numbers(iteration.get("predicted_us")) or composed
-            if terms := _terms(predicted, _numbers(iteration.get("measured_us"))):
+            measured, spread = _numbers(iteration.get("measured_us")), iteration.get("spread_us")
+            if terms := _terms(predicted, measured, spread if isinstance(spread, dict) else {}):
                 found.append(Comparison(source, terms))
     if not found and composed:
-        found.append(Comparison("", _terms(composed, {})))
+        found.append(Comparison("", _terms(composed, {}, {})))
     return found
 
 
@@ -211,7 +221,9 @@ def _numbers(values: object) -> dict[str, float]:
     return {name: value for name, value in found.items() if 0 <= value <= 1e300}
 
 
-def _terms(predicted: Mapping[str, float], measured: Mapping[str, float]) -> tuple[Term, ...]:
+def _terms(
+    predicted: Mapping[str, float], measured: Mapping[str, float], spread: Mapping[str, object]
+) -> tuple[Term, ...]:
     longest = max([*predicted.values(), *measured.values()], default=0.0)
 
     def shown(values: Mapping[str, float], name: str, class_: str) -> tuple[str, Markup]:
@@ -224,10 +236,19 @@ def _terms(predicted: Mapping[str, float], measured: Mapping[str, float]) -> tup
             *shown(predicted, name, "predicted"),
             *shown(measured, name, "measured"),
             _verdict(predicted.get(name), measured.get(name)),
+            _spread(spread.get(name)),
         )
         for name in TERMS
         if name in predicted or name in measured
     )
+
+
+def _spread(found: object) -> str:
+    """The 20th and the 80th percentile in words; empty where these are not two numbers."""
+    if not isinstance(found, list) or len(found) != 2:
+        return ""
+    low, high = (number({"us": value}, "us") for value in found)
+    return f"{microseconds(low)} to {microseconds(high)}" if 0 <= low <= high <= 1e300 else ""
 
 
 def _verdict(predicted: float | None, measured: float | None) -> str:

@@ -1,6 +1,6 @@
 """Small functions that draw SVG for a page: all text is escaped, all colours are classes of the page's style sheet.
 
-Drawings are 400 units wide, so that their text reads on a phone, where a unit is about a pixel.
+Drawings are 360 units wide, so that their text reads on a phone, where a unit is about a pixel.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-WIDTH = 400.0
+WIDTH = 360.0
 
 _CHARACTER = 6.1  # units of the width of a character at the usual size, an upper estimate
 _MOST_POINTS = 400  # of a line; more would be finer than the screen
 _MOST_MARKS = 600
-_LEFT, _RIGHT, _TOP, _PLOT = 46.0, 8.0, 8.0, 170.0  # of a chart: margins, and the height of its plot
+_LEFT, _RIGHT, _TOP, _PLOT = 42.0, 8.0, 8.0, 160.0  # of a chart: margins, and the height of its plot
 
 Attribute = str | float
 
@@ -105,12 +105,14 @@ class Series:
 def chart(title: str, x_label: str, y_label: str, series: Sequence[Series], from_zero: bool = False) -> Markup | None:
     """Lines and marks over two axes; None where there is no point to draw.
 
-    Long lines are means over bins, long clouds of dots are thinned. `from_zero` starts the y axis at 0.
+    Long lines are means over bins, long clouds of dots are thinned. The x axis includes 0; so does the y axis with
+    `from_zero`.
     """
     drawn = [one for one in (given.finite() for given in series) if len(one.x)]
     if not drawn:
         return None
-    xs, ys = (_ticks(*_extent([getattr(one, axis) for one in drawn], axis == "y" and from_zero)) for axis in "xy")
+    xs = _ticks(*_extent([one.x for one in drawn], with_zero=True))
+    ys = _ticks(*_extent([one.y for one in drawn], from_zero))
     rows = _legend_rows([one.name for one in drawn]) if len(drawn) > 1 else []
     bottom = _TOP + _PLOT
     root = drawing(title, _described(drawn, x_label, y_label), bottom + 36 + 16 * len(rows))

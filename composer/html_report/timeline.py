@@ -19,6 +19,7 @@ _LANE, _TEXT = 22.0, 15.0  # heights of a lane's row and of the text above it
 _SHOWN_BATCHES = 3
 _MOST_LANES = 16
 _MOST_SPANS = 1500
+_WINDOW = 0.9  # where a trace is shown, as a share: fast threads may have kept their newest events only
 _KINDS = ("sampling", "message", "gather", "training", "update", "insertion")
 # The Replay Manager's work is short: its kinds differ in height, not by colour alone. Top and height, of a lane's 18.
 _HEIGHTS = {"sampling": (0.0, 6.0), "update": (6.0, 6.0), "insertion": (12.0, 6.0)}
@@ -147,19 +148,19 @@ def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
 
 
 def traced_window(trace: Trace) -> list[Work]:
-    """A few iterations in the middle of a trace, as work over the traced threads."""
+    """A few iterations near the end of a trace, as work over the traced threads."""
     spans = [span for span in trace.spans if span.duration_us > 0]
     if not spans:
         return []
     steps = [span for span in spans if "train" in span.name.lower()] or _longest(spans)
     lane = steps[0].lane
     steps = [span for span in steps if span.lane == lane]
-    middle = steps[len(steps) // 2]
+    first = steps[int(_WINDOW * (len(steps) - 1))]
     # Medians, as a single gap may be long: an evaluation or a checkpoint.
     starts = [span.start_us for span in steps]
     gaps = [after - before for before, after in pairwise(starts) if after > before]
-    period = statistics.median(gaps) if gaps else middle.duration_us * 2
-    begin, end = middle.start_us - 0.6 * period, middle.start_us + (_SHOWN_BATCHES - 0.4) * period
+    period = statistics.median(gaps) if gaps else first.duration_us * 2
+    begin, end = first.start_us - 0.6 * period, first.start_us + (_SHOWN_BATCHES - 0.4) * period
     inside = [span for span in spans if span.start_us < end and span.start_us + span.duration_us > begin]
     lanes = list(dict.fromkeys(span.lane for span in inside))[:_MOST_LANES]
     return [

@@ -54,6 +54,7 @@ def read_trace(path: Path) -> Trace:
 
 def _trace_of(events: list[dict[str, Any]]) -> Trace:
     threads = {(_id(e, "pid"), _id(e, "tid")): _name_in(e) for e in events if e.get("name") == "thread_name"}
+    devices = {_id(e, "pid"): _name_in(e) for e in events if e.get("name") == "process_name"}
     spans: list[Span] = []
     counters: dict[str, tuple[list[float], list[float]]] = {}
     for event in events:
@@ -62,7 +63,8 @@ def _trace_of(events: list[dict[str, Any]]) -> Trace:
             continue
         name, place = str(event.get("name", "?")), (_id(event, "pid"), _id(event, "tid"))
         if event.get("ph") == "X" and (duration := _number(event.get("dur"))) is not None and duration >= 0:
-            spans.append(Span(threads.get(place) or f"thread {place[1]}", name, start, duration))
+            thread, device = threads.get(place) or f"thread {place[1]}", devices.get(place[0])
+            spans.append(Span(f"{thread} on {device}" if device else thread, name, start, duration))
         elif event.get("ph") == "C" and isinstance(event.get("args"), dict):
             values = {key: _number(value) for key, value in event["args"].items()}
             for key, value in values.items():
