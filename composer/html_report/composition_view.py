@@ -166,7 +166,7 @@ def stages(placement: Placement) -> list[Stage]:
     """The stages of a predicted iteration with their terms above zero, the largest first."""
     found = placement.terms.stages()
     if placement.terms.delay:
-        names = [f"a batch's way, {placement.terms.delay + 1} under way", "Learner", "Replay Manager"]
+        names = [f"a batch through all devices, {placement.terms.delay + 1} under way", "Learner", "Replay Manager"]
     else:
         names = ["with training", "with insertion"]
     names += [f"stage {number + 1}" for number in range(len(names), len(found))]

@@ -152,6 +152,7 @@ def queue_levels(record: RunRecord) -> list[Figure]:
         figures.append(Figure("Busy share of each primitive over seconds", drawn))
     for column in [name for name in columns if name.startswith("queue/")][:_MOST_QUEUES]:
         name = column.partition("/")[2]
+        name = name.upper() if len(name) == 3 else name  # DCQ, LAQ, ...
         figures += _level(name, "share filled over seconds", "seconds", *_points(record.progress, "wall_s", column))
     trace = record.trace or Trace(())
     for name, (times, levels) in list(trace.counters.items())[:_MOST_QUEUES]:
@@ -261,7 +262,8 @@ def _verdict(predicted: float | None, measured: float | None) -> str:
     ratio = measured / predicted
     if abs(ratio - 1) <= _CLOSE:
         return f"{ratio:.2f}x, agrees"
-    return f"{ratio:,.3g}x, {'longer' if ratio > 1 else 'shorter'}"
+    shown = f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
+    return f"{shown}x, {'longer' if ratio > 1 else 'shorter'}"
 
 
 def prediction_differs(record: RunRecord) -> str:
