@@ -100,7 +100,7 @@ def test_slower_cells_have_a_stronger_shade() -> None:
         for cell in row.cells:
             for value in cell.values:
                 found.setdefault(value.name, []).append((float(value.us.replace(",", "")), value.level))
-    assert set(found) == {"sample", "insert", "update", "step"}
+    assert set(found) == {"sample", "insert", "update", "step", "gather", "store"}
     for values in found.values():
         levels = [level for _, level in sorted(values)]
         assert levels == sorted(levels)
@@ -112,7 +112,7 @@ def test_the_chosen_cells_and_placement_are_marked_in_words() -> None:
     chosen = [
         (row.device, cell.column) for row in heat_rows(made.matrix, made.placement) for cell in row.cells if cell.chosen
     ]
-    assert chosen == [("cpu0", "RM only"), ("gpu0", "Learner only")]
+    assert chosen == [("cpu0", "RM only"), ("gpu0", "Learner only"), ("gpu0", "Data Storage")]
     shown, left_out = pairs(made.placement)
     assert [pair.chosen for pair in shown] == [True] + [False] * 8
     assert not left_out

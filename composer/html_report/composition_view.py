@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from composer.html_report.svg import bar
-from composer.matrix import AssignmentMatrix, Cell, LearnerCell, Measurement, MissingCell, PairCell
+from composer.matrix import COLUMNS, AssignmentMatrix, Cell, LearnerCell, Measurement, MissingCell, PairCell
 from composer.placement import Candidate, Placement
 from composer.report import microseconds
 from pearl.errors import ConfigurationError
 
 LEVELS = 7  # shades of the heat map
+SAME = "as above"  # a cell that does not depend on the Learner's implementation
 _MOST_PAIRS = 40
 
 
@@ -70,7 +71,8 @@ def heat_rows(matrix: AssignmentMatrix, placement: Placement) -> list[HeatRow]:
             cells = tuple(cell_of(row.device, *found) for found in other.cells())
             alone = other.learner
             name = f"{row.device} ({alone.implementation if isinstance(alone, LearnerCell) else 'another Learner'})"
-            rows.append(HeatRow(name, (HeatCell("RM only", "", (), chosen=False, reason="as above"), *cells)))
+            same, storage = (HeatCell(column, "", (), chosen=False, reason=SAME) for column in (COLUMNS[0], COLUMNS[3]))
+            rows.append(HeatRow(name, (same, *cells, storage)))
     return rows
 
 
@@ -83,6 +85,8 @@ def _all_measurements(matrix: AssignmentMatrix) -> Iterator[tuple[str, Measureme
 def _is_chosen(placement: Placement, device: str, column: str, cell: Cell) -> bool:
     if column == "RM only":
         return placement.setting == 1 and device == placement.replay_manager
+    if column == "Data Storage":
+        return device == placement.storage
     chosen_column = "RM & Learner" if placement.setting == 2 else "Learner only"
     learner = cell.learner if isinstance(cell, PairCell) else cell
     implementation = learner.implementation if isinstance(learner, LearnerCell) else ""
@@ -166,7 +170,12 @@ def stages(placement: Placement) -> list[Stage]:
     """The stages of a predicted iteration with their terms above zero, the largest first."""
     found = placement.terms.stages()
     if placement.terms.delay:
-        names = [f"a batch through all devices, {placement.terms.delay + 1} under way", "Learner", "Replay Manager"]
+        names = [
+            f"a batch through all devices, {placement.terms.delay + 1} under way",
+            "Learner",
+            "Replay Manager",
+            "host",
+        ]
     else:
         names = ["with training", "with insertion"]
     names += [f"stage {number + 1}" for number in range(len(names), len(found))]
@@ -189,10 +198,12 @@ def predicted_us(placement: Placement) -> dict[str, float]:
     terms = placement.terms
     return {
         "sampling": terms.sample_us,
-        "insertion": terms.insert_us,
+        "gather": terms.gather_us,
+        "insertion": terms.insert_us + terms.store_us,
         "update": terms.update_us,
         "training": terms.learner_us,
-        "communication": terms.sample_transfer_us
+        "communication": terms.batch_transfer_us
+        + terms.sample_transfer_us
         + terms.insert_transfer_us
         + terms.priority_transfer_us
         + terms.messages_us,

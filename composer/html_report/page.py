@@ -16,6 +16,7 @@ import pearl
 from composer.html_report import composition_view, run_view, timeline
 from composer.html_report.platform_diagram import platform_diagram
 from composer.html_report.record import RunRecord, read_run
+from composer.matrix import COLUMNS
 from composer.placement import Placement
 from composer.report import left_out_line, microseconds
 from composer.templates import template_folders
@@ -88,6 +89,8 @@ def render(record: RunRecord) -> str:
             heat_rows=None if made is None else composition_view.heat_rows(made.matrix, made.placement),
             pairs=None if made is None else composition_view.pairs(made.placement),
             storages=None if made is None else _storages(made.placement),
+            columns=COLUMNS,
+            same=composition_view.SAME,
             left_out=() if made is None else _left_out(made.placement),
             us=microseconds,
             notes=notes,

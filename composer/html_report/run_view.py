@@ -271,10 +271,10 @@ def prediction_differs(record: RunRecord) -> str:
     said: Any = number(record.summary or record.bench, "predicted_eps")
     if record.composition is None or not said > 0:
         return ""
-    composed = record.composition.placement.eps
-    if abs(composed - said) <= 0.1 + 1e-6 * composed:
+    placement = record.composition.placement
+    if any(abs(eps - said) <= 0.1 + 1e-6 * eps for eps in (placement.eps, placement.free_eps)):
         return ""
     return (
-        f"The run's program predicted {said:,.0f} EPS, its composition {composed:,.0f}: "
+        f"The run's program predicted {said:,.0f} EPS, its composition {placement.eps:,.0f}: "
         "they belong to different compositions."
     )

@@ -83,8 +83,10 @@ def _tasks(batch: int, terms: IterationTerms, delay: int, placement: Placement) 
     inserting = replay if delay else f"Insertion into {placement.replay_manager}"
     if placement.setting == 2:
         replay = learner = f"Replay Manager and Learner on {placement.learner}"
-    gather = f"Gather from the Data Storage on {placement.storage}"
     host = "Host and queues: RRQ, LAQ, LDQ"
+    messages = "Messages through the host"
+    gathering = learner if terms.learner_gathers or not delay else host
+    storing = host if delay else inserting
     ready: tuple[tuple[int, str], ...] = ((batch - delay - 1, "updating priorities"),) if batch > delay else ()
     if batch and not delay:
         ready += ((batch - 1, "insertion"),)
@@ -92,24 +94,30 @@ def _tasks(batch: int, terms: IterationTerms, delay: int, placement: Placement) 
     at_learner = max(0.0, terms.sample_transfer_us + terms.priority_transfer_us - terms.replay_transfer_us) / 2
     # Of a message's time a device spends the share of one batch; for the rest, only the batch waits.
     share = terms.messages_us / 2 / (delay + 1)
-    gather_us = float(getattr(terms, "gather_us", 0.0))  # placements have no such term yet
+    waiting = terms.messages_us / 2 - share
 
     def task(lane: str, name: str, kind: str, us: float, after: str, exclusive: bool = True) -> _Task:
         return _Task(lane, name, kind, us, ((batch, after),) if after else ready, exclusive)
 
     return [
         task(replay, "sampling", "sampling", terms.sample_us, ""),
-        task(replay, "sending the batch", "message", at_replay, "sampling"),
-        task(host, "message to the Learner", "message", terms.messages_us / 2 - share, "sending the batch", False),
-        task(gather, "gather", "gather", gather_us, "message to the Learner", False),
-        task(learner, "taking the batch", "message", at_learner + share, "gather"),
+        task(replay, "sending the samples", "message", at_replay, "sampling"),
+        task(messages, "message to the Learner", "message", waiting, "sending the samples", False),
+        task(learner, "taking the samples", "message", at_learner + share, "message to the Learner"),
+        task(gathering, "gather", "gather", terms.gather_us, "taking the samples"),
+        task(learner, "taking the batch", "message", terms.batch_transfer_us, "gather"),
         task(learner, "training", "training", terms.learner_us, "taking the batch"),
         task(learner, "sending priorities", "message", at_learner + share, "training"),
-        task(host, "message to the RM", "message", terms.messages_us / 2 - share, "sending priorities", False),
+        task(messages, "message to the RM", "message", waiting, "sending priorities", False),
         task(replay, "taking priorities", "message", at_replay, "message to the RM"),
         task(replay, "updating priorities", "update", terms.update_us, "taking priorities"),
-        task(replay, "talking through the host", "message", 2 * share if delay else 0.0, "sampling"),
-        task(inserting, "insertion", "insertion", terms.insertion_us, "sampling"),
+        # Nothing waits for these.
+        *(
+            task(lane, f"talking, {lane}", "message", 2 * share if delay else 0.0, "sampling")
+            for lane in (replay, host)
+        ),
+        task(storing, "storing transitions", "insertion", terms.store_us, "sampling"),
+        task(inserting, "insertion", "insertion", terms.insertion_us, "storing transitions"),
     ]
 
 
