@@ -83,8 +83,8 @@ def _tasks(batch: int, terms: IterationTerms, delay: int, placement: Placement) 
     inserting = replay if delay else f"Insertion into {placement.replay_manager}"
     if placement.setting == 2:
         replay = learner = f"Replay Manager and Learner on {placement.learner}"
-    host = "Host and queues: RRQ, LAQ, LDQ"
-    messages = "Messages through the host"
+    host = "Host Runtime"
+    messages = "Queues: RRQ, LAQ, LDQ"
     gathering = learner if terms.learner_gathers or not delay else host
     storing = host if delay else inserting
     ready: tuple[tuple[int, str], ...] = ((batch - delay - 1, "updating priorities"),) if batch > delay else ()
