@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import math
@@ -156,6 +157,11 @@ def test_the_drawn_batches_take_the_predicted_time() -> None:
         for before, after in pairwise(starts):
             assert after - before == pytest.approx(candidate.t_itr_us, rel=0.01)
         assert [stage.slowest for stage in stages(choice)].count(True) == 1
+
+
+def test_a_huge_delay_is_drawn_as_well() -> None:
+    placement = dataclasses.replace(server().placement, priority_update_delay=100_000)
+    assert 0 < len(predicted_schedule(placement)) < 100
 
 
 def test_a_trace_shows_a_few_iterations_from_near_its_end(run: Path) -> None:

@@ -17,6 +17,7 @@ from composer.report import microseconds
 
 _LANE, _TEXT = 22.0, 15.0  # heights of a lane's row and of the text above it
 _SHOWN_BATCHES = 3
+_MOST_DELAY = 24  # that is drawn: with more batches under way, the slowest device alone decides
 _MOST_LANES = 16
 _MOST_SPANS = 1500
 _WINDOW = 0.9  # where a trace is shown, as a share: fast threads may have kept their newest events only
@@ -53,8 +54,10 @@ def predicted_schedule(placement: Placement) -> list[Work]:
 
     Each task starts as early as its device, the data and the priority update delay allow. Contention is not drawn.
     """
-    terms, delay = placement.terms, placement.delay_in_effect
-    count = delay + 2 + _SHOWN_BATCHES
+    terms, delay = placement.terms, min(placement.delay_in_effect, _MOST_DELAY)
+    first = delay + 2
+    last = first + _SHOWN_BATCHES
+    count = last + delay + 2  # the last ones are not drawn, but they keep the devices as busy as ever
     waiting = [(batch, task) for batch in range(count) for task in _tasks(batch, terms, delay, placement)]
     ends: dict[tuple[int, str], float] = {}
     free: dict[str, float] = {}
@@ -71,9 +74,8 @@ def predicted_schedule(placement: Placement) -> list[Work]:
         if task.exclusive:
             free[task.lane] = end
         done.append((batch, Work(task.lane, f"batch {batch}: {task.name}", task.kind, str(batch), start, end)))
-    first = count - _SHOWN_BATCHES
-    begin = min(work.start_us for batch, work in done if batch == first)
-    end = max(work.end_us for batch, work in done if batch == count - 1)
+    begin = min(work.start_us for batch, work in done if batch == first and work.kind == "training")
+    end = max(work.end_us for batch, work in done if batch == last and work.kind == "training")
     return [work for _, work in done if work.end_us > begin and work.start_us < end and work.end_us > work.start_us]
 
 
