@@ -18,6 +18,7 @@ import numpy as np
 from composer.algorithm1 import parse_metric, place, watts_missing
 from composer.calibration import CalibrationStore
 from composer.codegen.program import ProgramSource, check_problem, generate
+from composer.composition import Composition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
 from composer.fpga.imported_replay import with_imported
@@ -42,6 +43,7 @@ from pearl.learner.extract import extract_networks
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
+from pearl.runtime.composition_file import composition_file
 from pearl.runtime.launch import run_command, shown
 from pearl.runtime.options import check_count, check_goal
 from pearl.runtime.replay_ratio import check_samples_last, check_training_begins
@@ -298,6 +300,9 @@ class Composer:
         of the program's options. None keeps the default of the option; for `until_return` that is the environment's
         registered reward threshold ("none" or infinity: no early stop).
 
+        The devices, the matrix and the placement in effect go to PROGRAM.composition.json next to the program. Each run
+        keeps a copy in its folder, from which `pearl report` draws them.
+
         The program names paths relative to its own file, so that all can be moved together. Without `run_dir` the run
         goes to the folder `runs/<name of the program>` next to it. A relative `run_dir` counts from the current folder,
         as `path` does; an absolute one outside of the program's folder stays absolute.
@@ -349,6 +354,11 @@ class Composer:
             ),
             {device.name: device for device in self.platform.devices},
         )
+        composition = Composition.of(self.platform, self.matrix, placement)
+        try:
+            write_text(composition_file(path), composition.to_json() + "\n")
+        except OSError as error:
+            raise GenerationError(f"The composition of {path} cannot be written next to it: {error}.") from error
         if self._progress:
             print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
         return path

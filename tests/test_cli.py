@@ -441,6 +441,9 @@ def test_compose_run_report(composed, tmp_path):
         "checkpoint-0000004",
     ):
         assert text in result.stdout
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    for text in ("Platform and placement", "Every placement", "Return over environment steps", "EPS over seconds"):
+        assert text in page
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "summary.json").unlink()
     result = invoke("report", tmp_path / "run")

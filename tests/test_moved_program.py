@@ -75,7 +75,8 @@ def original(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> 
 
 
 def test_two_programs_in_one_folder_share_nothing(original: Path) -> None:
-    named = {f"{name}{end}" for name in ("one", "two") for end in (".py", ".matrix.json", ".placement.json")}
+    ends = (".py", ".matrix.json", ".placement.json", ".composition.json")
+    named = {f"{name}{end}" for name in ("one", "two") for end in ends}
     assert files(original / "programs") == named
     texts = {name: (original / "programs" / f"{name}.py").read_text() for name in ("one", "two")}
     for name, text in texts.items():

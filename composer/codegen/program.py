@@ -22,6 +22,7 @@ from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.problem import Problem
 from composer.storage_rule import StorageRule, storage_stays_on_host
+from composer.templates import template_folders
 from pearl.atomic_file import write_text
 from pearl.backends import backend_of, backends, check_implementation, devices_of, learners, runs_on
 from pearl.backends.protocol import Factory, LearnerImplementation
@@ -307,10 +308,8 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
 
 
 def _environment() -> jinja2.Environment:
-    here = Path(__file__).resolve().parent.parent
-    folders = [here / "runtime_templates", here.parent / "runtime_templates"]
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([f for f in folders if f.is_dir()]),
+        loader=jinja2.FileSystemLoader(template_folders()),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

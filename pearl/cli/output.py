@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not JSON ({error}). It is written at the end of a run.") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"{path} must hold an object, as written at the end of a run; found {found!r:.60}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +14,9 @@ import typer
 from pearl.byte_size import readable_size
 from pearl.cli.app import app, examples
 from pearl.cli.iteration import iteration_table
-from pearl.cli.output import console, facts_table, read_json
+from pearl.cli.output import check_writable, console, facts_table, read_json, write_file
 from pearl.cli.run import rates_table
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, GenerationError
 from pearl.runtime.scores import best_text, last_text, number
 
 if TYPE_CHECKING:
@@ -24,9 +25,36 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 65_536  # the end of a table, which contains its last row
 
 
-@app.command(name="report", epilog=examples("pearl report runs/dqn_cartpole"))
-def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
-    """Summarise the results of a run: summary, evaluation, progress, learning curve and checkpoints."""
+@app.command(
+    name="report",
+    epilog=examples(
+        "pearl report runs/dqn_cartpole",
+        "pearl report runs/dqn_cartpole --output report.html --open",
+        "pearl report runs/dqn_cartpole --trace trace.json",
+    ),
+)
+def _report(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Where the HTML report goes. Default: RUN_DIR/report.html.")
+    ] = None,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML report.")] = True,
+    show: Annotated[bool, typer.Option("--open", help="Open the HTML report in the browser.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="The trace of the run. Default: RUN_DIR/trace.json, if it is there.")
+    ] = None,
+    composition: Annotated[
+        Path | None,
+        typer.Option(help="PROGRAM.composition.json, for a run folder without a copy of it."),
+    ] = None,
+) -> None:
+    """Summarise the results of a run here, and write an HTML report.
+
+    The report shows the platform and the placement, the matrix, the cost of every placement, the prediction and the
+    measurement of an iteration, queues and learning curves. It is one file, which loads nothing and works offline.
+    """
+    if not html and (output is not None or show or trace is not None or composition is not None):
+        raise ConfigurationError("--no-html writes no HTML report: leave out the other options, or --no-html.")
     summary_path, progress_path, bench_path = (
         run_dir / name for name in ("summary.json", "progress.csv", "bench.json")
     )
@@ -60,6 +88,21 @@ def _report(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")
         if table := iteration_table(rates):
             out.print(table)
     _print_files(run_dir, checkpoints)
+    if html:
+        _write_html(run_dir, output or run_dir / "report.html", show=show, trace=trace, composition=composition)
+
+
+def _write_html(run_dir: Path, path: Path, *, show: bool, trace: Path | None, composition: Path | None) -> None:
+    from composer.html_report.page import report_page
+
+    try:
+        check_writable(path)
+        write_file(path, report_page(run_dir, composition=composition, trace=trace))
+    except GenerationError as error:
+        raise GenerationError(f"{error} --output says where the HTML report goes, --no-html writes none.") from error
+    print(f"{'Report:':<16}{path}")
+    if show and not webbrowser.open(path.resolve().as_uri()):
+        raise ConfigurationError(f"No browser was found to open {path}. Open it by hand.")
 
 
 def _summary_table(summary: Mapping[str, Any]) -> Table:

@@ -67,7 +67,7 @@ def draw_learning_curve(directory: Path, title: str = "Learning curve") -> Figur
         raise ConfigurationError(
             f"{directory} holds no finished episode to draw (episodes.csv). Train for longer, or check the path."
         )
-    evaluations = _read_evaluations(directory / "evaluations.csv")
+    evaluations = read_evaluations(directory / "evaluations.csv")
     figure = Figure(figsize=(11, 4.6), dpi=150)
     figure.set_layout_engine("constrained", wspace=0.05)
     FigureCanvasAgg(figure)
@@ -89,7 +89,7 @@ def draw_learning_curve(directory: Path, title: str = "Learning curve") -> Figur
     return figure
 
 
-def _read_evaluations(path: Path) -> pd.DataFrame | None:
+def read_evaluations(path: Path) -> pd.DataFrame | None:
     """Kind and mean return of each evaluation, with the environment steps and the time at which its weights were."""
     table = _read_csv(path, _EVALUATION_COLUMNS, "kind")
     if table is None:

@@ -35,6 +35,7 @@ class Options:
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
     trace: Path | None = None
     plain: bool = False
+    program: Path | None = None  # the program's own file
 
 
 def _whole(text: str) -> int:
@@ -233,4 +234,5 @@ def parse_options(
         actor_timeout_s=a.actor_timeout,
         trace=a.trace,
         plain=a.plain,
+        program=None if program is None else Path(program).resolve(),
     )

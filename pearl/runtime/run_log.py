@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from pearl.errors import ConfigurationError
 from pearl.runtime.backup import move_aside
+from pearl.runtime.composition_file import COMPOSITION_OF_RUN
 from pearl.runtime.csv_table import CsvTable, ResumePoint, Row
 from pearl.runtime.log_file import LogFile
 
@@ -205,7 +206,9 @@ def _move_earlier(directory: Path) -> None:
         "evaluations.csv",
         "tensorboard",
         "learning_curve.png",
+        "report.html",
         "summary.json",
+        COMPOSITION_OF_RUN,
         "weights.safetensors",
         "best_weights.safetensors",
     )

@@ -44,5 +44,8 @@ def decimals(*returns: float) -> int:
 
 def number(values: Mapping[str, Any], key: str) -> float:
     """The number `key` of a JSON object; NaN if it is missing or no number."""
-    value = values.get(key, float("nan"))
-    return float(value) if isinstance(value, int | float) else float("nan")
+    value = values.get(key)
+    try:
+        return float(value) if isinstance(value, int | float) else float("nan")
+    except OverflowError:  # a whole number of hundreds of digits
+        return float("nan")

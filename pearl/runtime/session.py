@@ -38,6 +38,7 @@ from pearl.runtime.backup import move_aside
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_saver import CheckpointSaver
 from pearl.runtime.collection import CollectionBuffer
+from pearl.runtime.composition_file import keep_composition
 from pearl.runtime.data_flow import DataFlow, OffPolicy
 from pearl.runtime.data_storage import make_storage
 from pearl.runtime.evaluation import EvaluationEnvs
@@ -243,9 +244,11 @@ class Session:
             best,
         )
         if self.options.bench:
+            keep_composition(self.options.program, self.options.run_dir)
             self._report.say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
             return
-        self._report.open()
+        self._report.open()  # moves an earlier run's composition aside
+        keep_composition(self.options.program, self.options.run_dir)
 
     def _make_exponents(self, replay: ReplayManager) -> ScheduledExponents:
         spec = self.replay_spec

@@ -1,0 +1,133 @@
+"""Puts the report of a run together: one HTML file without scripts, which loads nothing and works offline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import jinja2
+from markupsafe import Markup
+
+import pearl
+from composer.html_report import composition_view, run_view, timeline
+from composer.html_report.platform_diagram import platform_diagram
+from composer.html_report.record import RunRecord, read_run
+from composer.matrix import COLUMNS
+from composer.placement import Placement
+from composer.report import left_out_line, microseconds
+from composer.templates import template_folders
+from pearl.errors import PearlError
+
+_T = TypeVar("_T")
+
+# Neither HTML nor XML may hold these; a name from a file may.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_MOST_LISTED = 40
+
+
+def report_page(folder: Path, *, composition: Path | None = None, trace: Path | None = None) -> str:
+    """The report of the run in `folder` as HTML text, which is also well-formed XML.
+
+    `composition` names a PROGRAM.composition.json in place of the run's own, `trace` the file of `--trace`; raises
+    ConfigurationError where a named file cannot be read. What else is missing or damaged is said on the page.
+    """
+    return render(read_run(folder, composition, trace))
+
+
+def render(record: RunRecord) -> str:
+    """The page of a record."""
+    notes = [note for note in (*record.notes, run_view.prediction_differs(record)) if note]
+
+    def section(build: Callable[[], _T]) -> _T | None:
+        """The section; None, with a note, where an edited composition does not fit together."""
+        try:
+            return build()
+        except PearlError as error:
+            notes.append(str(error))
+            return None
+
+    made = record.composition
+    styles = _environment().get_template("report.css").render()
+    name = str(record.summary.get("program") or record.folder.resolve().name or "run")
+    predicted = [] if made is None else section(lambda: timeline.predicted_schedule(made.placement)) or []
+    traced = [] if record.trace is None else timeline.traced_window(record.trace)
+    text = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=name[:200],
+            version=pearl.__version__,
+            environment=run_view.text_of(record.summary.get("environment")),
+            styles=Markup(styles),
+            style_hash=base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode(),
+            key_numbers=run_view.key_numbers(record),
+            facts=run_view.facts(record),
+            curves=run_view.learning_curves(record),
+            queues=run_view.queue_levels(record),
+            comparisons=run_view.comparisons(record),
+            placement=None if made is None else made.placement,
+            platform=None if made is None else section(lambda: platform_diagram(made)),
+            connections=None
+            if made is None
+            else section(
+                lambda: [
+                    (c.source, c.target, f"{c.latency_us:,.4g}", f"{c.bandwidth_gbps:,.4g}") for c in made.connections
+                ]
+            ),
+            unused_links=None
+            if made is None
+            else section(lambda: [f"{c.source} to {c.target}" for c in made.platform.unused_connections]),
+            stages=None if made is None else composition_view.stages(made.placement),
+            predicted_timeline=timeline.draw_schedule(predicted, "Predicted timeline"),
+            predicted_kinds=timeline.kinds_in(predicted),
+            traced_timeline=timeline.draw_schedule(traced, "Traced timeline"),
+            traced_kinds=timeline.kinds_in(traced),
+            heat_rows=None if made is None else composition_view.heat_rows(made.matrix, made.placement),
+            pairs=None if made is None else composition_view.pairs(made.placement),
+            storages=None if made is None else _storages(made.placement),
+            columns=COLUMNS,
+            same=composition_view.SAME,
+            left_out=() if made is None else _left_out(made.placement),
+            us=microseconds,
+            notes=notes,
+        )
+    )
+    return _FORBIDDEN.sub("\ufffd", text)
+
+
+def _storages(placement: Placement) -> list[tuple[str, str, str]]:
+    return [
+        (
+            option.device,
+            microseconds(option.traffic_us),
+            "chosen" if option.device == placement.storage else placement.why_not_storage(option),
+        )
+        for option in placement.chosen.storage
+    ]
+
+
+def _left_out(placement: Placement) -> list[str]:
+    lines = [
+        *(f"{found.device} is left out: {found.reason}" for found in placement.unavailable),
+        *map(left_out_line, placement.unsupported),
+        *(
+            f"RM on {pair.replay_manager} with the Learner on {pair.learner} is not possible: {pair.reason}"
+            for pair in placement.impossible
+        ),
+    ]
+    more = len(lines) - _MOST_LISTED
+    return lines if more <= 0 else [*lines[:_MOST_LISTED], f"and {more:,} more, which the composition file lists."]
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_folders()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
