@@ -6,15 +6,17 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-import pandas as pd
 from rich.console import RenderableType
 
 from composer.matrix import UnavailableDevice, UnsupportedLearner
 from composer.report import microseconds, placement_report, plain
 from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -486,6 +488,8 @@ class Placement:
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per candidate, best first: devices, implementation, cost, its terms, storage, whether chosen."""
+        import pandas as pd  # here, because loading pandas takes 0.2 s
+
         rows = []
         for candidate in self.candidates:
             is_chosen = candidate is self.chosen

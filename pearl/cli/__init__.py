@@ -6,6 +6,6 @@ Commands import what they need when they run, so that help and errors of usage a
 from pearl.cli.app import app, main
 
 # The help lists the commands in this order.
-from pearl.cli import devices, compose, calibration, fpga_report, run, report  # isort: skip
+from pearl.cli import devices, compose, calibrate, fpga_report, run, report  # isort: skip
 
-__all__ = ["app", "calibration", "compose", "devices", "fpga_report", "main", "report", "run"]
+__all__ = ["app", "calibrate", "compose", "devices", "fpga_report", "main", "report", "run"]
