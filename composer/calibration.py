@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -24,14 +24,22 @@ from composer.serialization import from_document, to_document
 from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.cache_folder import cache_folder
+from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError
 from pearl.spec import Scalar
 
 log = logging.getLogger(__name__)
 
 FORMAT = "pearl-calibration"
-VERSION = 1
+VERSION = 2
 LOCK_TIMEOUT_S = 10.0
+
+SIZES = ("batch_size", "capacity")
+"""The parameters of a key between whose values measurements can be interpolated."""
+SOFTWARE = ("trainer_source", "replay_kernels")
+"""The parameters of a key that are hashes of code."""
+VENDOR_REPORT = "fpga_report"
+"""The primitive of entries that come from an FPGA compiler's report: `imported` on every machine."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,17 @@ class CalibrationKey:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What is measured, of any size and with any version of the software."""
+        rest = tuple((name, value) for name, value in self.parameters if name not in SIZES + SOFTWARE)
+        return (self.primitive, self.device_fingerprint, self.shapes, self.dtype, rest)
+
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """The measurements of one key, by name."""
+
     key: CalibrationKey
     measurements: tuple[tuple[str, Measurement], ...]
 
@@ -69,17 +85,39 @@ class _Entry:
 
     @property
     def imported(self) -> bool:
+        """Whether another machine measured it."""
         return any(measurement.source == "imported" for _, measurement in self.measurements)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that was measured: its devices, each with its fingerprint in `calibration`, and their connections.
+
+    `discovered`: PEARL measured the connections itself, with the version `pearl_version`. `imported`: it is not this
+    machine.
+    """
+
+    devices: tuple[Device, ...]
+    connections: tuple[Connection, ...]
+    pearl_version: str
+    discovered: bool = False
+    imported: bool = False
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for records of the same machine: the newest is kept."""
+        return (self.discovered, self.imported, frozenset((d.name, d.calibration) for d in self.devices))
 
 
 @dataclass(frozen=True)
 class _Document:
     """The content of a calibration file."""
 
-    entries: tuple[_Entry, ...]
+    entries: tuple[Entry, ...]
+    machines: tuple[Machine, ...] = ()
 
 
-_Entries: TypeAlias = "dict[str, _Entry]"
+_Entries: TypeAlias = "dict[str, Entry]"
 
 
 def default_path() -> Path:
@@ -90,10 +128,6 @@ def default_path() -> Path:
     return cache_folder() / f"calibration-{VERSION}.json"
 
 
-class _OtherVersionError(Exception):
-    """The file is a calibration store of another version of the format."""
-
-
 @dataclass(frozen=True)
 class Imported:
     """Counts of an imported file: all entries, those that are new here, and those of other versions of PEARL."""
@@ -101,35 +135,95 @@ class Imported:
     new: int
     total: int
     other_versions: int
+    machines: tuple[Machine, ...] = ()
+
+
+class _UnusableError(Exception):
+    """The file is no calibration store of this version; `kind` is part of the name under which it is set aside."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
 
 
 class CalibrationStore:
     """Measurements by CalibrationKey, in `path` (default: `default_path()`).
 
-    Safe for several processes; one store object belongs to one thread. Where the file cannot be written, or is of
-    another version of the format, the store keeps its measurements in memory and warns once.
+    Safe for several processes; one store object belongs to one thread. A file that is corrupt, or of another version of
+    the format, is renamed, with a warning that names it. Where the file cannot be written, the store keeps its
+    measurements in memory and warns once.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path is not None else default_path()
         self._warned = False
         self._entries: _Entries = {}
+        self._machines: tuple[Machine, ...] = ()
+        self._seen: tuple[int, ...] = ()  # of the file whose content is in memory
+        self._subjects: dict[tuple[object, ...], list[Entry]] | None = None
         try:
-            self._entries = self._load()
-        except _OtherVersionError as error:
-            self._warn_once(f"{error}, and measurements stay in memory", "Choose another file.")
+            self._read()
+        except _UnusableError as found:
+            try:
+                with self._lock():  # another process may have just replaced the file
+                    self._read_or_set_aside()
+            except OSError as error:
+                self._warn_once(f"cannot be renamed ({error.strerror or error}), but {found}")
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines that were measured, the newest last."""
+        return self._machines
 
     def get(self, key: CalibrationKey) -> dict[str, Measurement] | None:
         """The measurements of `key` by name, or None."""
         entry = self._entries.get(key.digest)
         return dict(entry.measurements) if entry else None
 
+    def similar(self, key: CalibrationKey) -> Sequence[Entry]:
+        """The entries that differ from `key` at most in sizes and in versions of the software."""
+        if self._subjects is None:
+            self._subjects = {}
+            for entry in self._entries.values():
+                self._subjects.setdefault(entry.key.subject, []).append(entry)
+        return self._subjects.get(key.subject, ())
+
+    def has_device(self, fingerprint: str) -> bool:
+        """Whether there are measurements of a device with this fingerprint."""
+        return any(entry.key.device_fingerprint == fingerprint for entry in self._entries.values())
+
     def put(self, key: CalibrationKey, measurements: Mapping[str, Measurement]) -> None:
         """Keep `measurements` in place of any others of this key, and write the file."""
-        self._write({key.digest: _Entry(key, tuple(measurements.items()))})
+        self._write({key.digest: Entry(key, tuple(measurements.items()))})
+
+    def record(self, machine: Machine) -> None:
+        """Keep the machine in place of an earlier record of it."""
+        if machine not in self._machines:
+            self._write({}, (machine,))
+
+    def require_writable(self) -> None:
+        """Raise ConfigurationError if the file cannot be written."""
+        self._write({}, required=True)
+
+    def export(self) -> tuple[str, int]:
+        """The text of a calibration file for another machine, and the count of its entries: all that this one measured.
+
+        ConfigurationError if that is nothing.
+        """
+        entries = {
+            digest: entry
+            for digest, entry in self._entries.items()
+            if not entry.imported or entry.key.primitive == VENDOR_REPORT
+        }
+        if not entries:
+            raise ConfigurationError(
+                f"{self.path} has no measurements of this machine to export. Make some: pearl calibrate SPEC"
+            )
+        own = tuple(machine for machine in self._machines if not machine.imported)
+        return _encode(entries, own), len(entries)
 
     def import_file(self, path: Path | str) -> Imported:
         """Add the measurements of another machine's calibration file.
@@ -142,7 +236,7 @@ class CalibrationStore:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"The calibration file {path} cannot be read: {error}") from error
         try:
-            theirs = _decode_entries(text)
+            theirs, machines = _decode(text)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path} is no calibration file of this version: {error}") from error
         new: _Entries = {}
@@ -150,56 +244,58 @@ class CalibrationStore:
             mine = self._entries.get(digest)
             if mine is None or mine.imported:
                 taken = tuple((n, dataclasses.replace(m, source="imported")) for n, m in entry.measurements)
-                new[digest] = _Entry(entry.key, taken)
-        self._write(new, required=True)
+                new[digest] = Entry(entry.key, taken)
+        machines = tuple(dataclasses.replace(machine, imported=True) for machine in machines)
+        self._write(new, machines, required=True)
         others = sum(entry.key.pearl_version != __version__ for entry in theirs.values())
-        return Imported(len(new), len(theirs), others)
+        return Imported(len(new), len(theirs), others, machines)
 
-    def _load(self) -> _Entries:
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Merge the file into memory, unless its content is known; raises _UnusableError."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            seen = self._stamp()
+            text = self.path.read_text(encoding="utf-8") if seen != self._seen else None
         except FileNotFoundError:
-            return {}
+            return
         except UnicodeDecodeError as error:
-            return self._set_aside(str(error))
+            raise _UnusableError("corrupt", f"is corrupt: {error}") from error
         except OSError as error:
             self._warn_once(f"cannot be read ({error.strerror or error})")
-            return {}
+            return
+        if text is None:
+            return
         try:
-            return _decode_entries(text)
+            entries, machines = _decode(text)
         except ConfigurationError as error:
             version = _version(text)
-            if version not in (None, VERSION):
-                raise _OtherVersionError(
-                    f"is of version {version}, and this PEARL reads version {VERSION}: the file is not changed"
-                ) from error
-            return self._set_aside(str(error))
+            if version in (None, VERSION):
+                raise _UnusableError("corrupt", f"is corrupt: {error}") from error
+            what = f"is of version {version}, and this PEARL reads version {VERSION}."
+            raise _UnusableError(f"version-{version}", what) from error
+        self._keep(self._entries | entries, _newest((*self._machines, *machines)))
+        self._seen = seen
 
-    def _set_aside(self, reason: str) -> _Entries:
-        aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns()}")
+    def _read_or_set_aside(self) -> None:
+        """`_read` under the lock; a file that cannot be used is renamed, and its content is kept."""
         try:
+            self._read()
+        except _UnusableError as error:
+            aside = self.path.with_name(f"{self.path.name}.{error.kind}-{time.time_ns()}")
             self.path.replace(aside)
-        except FileNotFoundError:
-            return {}  # another process has just renamed it
-        except OSError as error:
-            self._warn_once(f"is corrupt ({reason}) and cannot be renamed ({error.strerror or error})")
-            return {}
-        log.warning("The calibration file %s is corrupt and was renamed to %s: %s", self.path, aside, reason)
-        return {}
+            log.warning("The calibration file %s was renamed to %s. It %s", self.path, aside, error)
 
-    def _write(self, new: _Entries, *, required: bool = False) -> None:
-        self._entries = self._entries | new
+    def _write(self, new: _Entries, machines: tuple[Machine, ...] = (), *, required: bool = False) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._lock():
-                self._entries = self._entries | self._load() | new
-                document = _Document(tuple(entry for _, entry in sorted(self._entries.items())))
-                write_text(self.path, to_document(document, FORMAT, VERSION, indent=None))
-        except _OtherVersionError as error:
-            if required:
-                raise ConfigurationError(f"The calibration file {self.path} {error}. Choose another file.") from error
-            self._warn_once(f"{error}, and measurements stay in memory", "Choose another file.")
+                self._read_or_set_aside()
+                self._keep(self._entries | new, _newest((*self._machines, *machines)))
+                write_text(self.path, _encode(self._entries, self._machines))
+                self._seen = self._stamp()
         except OSError as error:
+            self._keep(self._entries | new, _newest((*self._machines, *machines)))
             if required:
                 raise ConfigurationError(
                     f"The calibration file {self.path} cannot be written: {error.strerror or error}. Set "
@@ -207,10 +303,18 @@ class CalibrationStore:
                 ) from error
             self._warn_once(f"cannot be written ({error.strerror or error}); measurements stay in memory")
 
-    def _warn_once(self, what: str, advice: str = "Set PEARL_CACHE_DIR to a writable folder.") -> None:
+    def _keep(self, entries: _Entries, machines: tuple[Machine, ...]) -> None:
+        self._entries, self._machines, self._subjects = entries, machines, None
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Numbers that change when the file is replaced or edited."""
+        found = self.path.stat()
+        return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+    def _warn_once(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("The calibration file %s %s. %s", self.path, what, advice)
+            log.warning("The calibration file %s %s. Set PEARL_CACHE_DIR to a writable folder.", self.path, what)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -245,9 +349,23 @@ def _version(text: str) -> int | None:
     return version
 
 
-def _decode_entries(text: str) -> _Entries:
-    entries = from_document(_Document, text, FORMAT, VERSION).entries
-    found = {entry.key.digest: entry for entry in entries}
-    if len(found) < len(entries):
+def _newest(machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
+    """One record of each machine, the newest."""
+    found: dict[tuple[object, ...], Machine] = {}
+    for machine in machines:
+        found.pop(machine.identity, None)  # the newest is last
+        found[machine.identity] = machine
+    return tuple(found.values())
+
+
+def _encode(entries: _Entries, machines: tuple[Machine, ...]) -> str:
+    document = _Document(tuple(entry for _, entry in sorted(entries.items())), machines)
+    return to_document(document, FORMAT, VERSION, indent=None)
+
+
+def _decode(text: str) -> tuple[_Entries, tuple[Machine, ...]]:
+    document = from_document(_Document, text, FORMAT, VERSION)
+    found = {entry.key.digest: entry for entry in document.entries}
+    if len(found) < len(document.entries):
         raise ConfigurationError(f"{FORMAT}: expected one entry for each key; found a key twice.")
-    return found
+    return found, document.machines

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
 import logging
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from composer.absent import check_absent, unlike_measured
 from composer.algorithm1 import parse_metric, place, watts_missing
+from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
+from composer.calibration_plan import Planner
 from composer.codegen.program import ProgramSource, check_problem, generate
 from composer.composition import Composition
 from composer.edited import check_edited
@@ -65,9 +71,18 @@ from pearl.spec import (
 logger = logging.getLogger("pearl.composer")
 
 _T = TypeVar("_T")
+_Profiler = TypeVar("_Profiler", bound=Profiler)
 
 _MEASURED_FILE_BYTES = 2**30
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """How many measurements were made, and how many were known."""
+
+    measured: int
+    known: int
 
 
 class Composer:
@@ -236,46 +251,50 @@ class Composer:
         program: too few for any training are refused at once. Raises ConfigurationError that names what is missing or
         wrong, and GenerationError for a problem without a program, both before anything is measured.
         """
-        stated = self._read_files()
-        self._problem = self._check_problem()
-        if timesteps is not None:
-            check_training_begins(self._problem.train, timesteps)
-        self._platform = stated or self._discover()
-        self._check_devices(self._platform)
-        problem, store = _profiled(self._problem), CalibrationStore(self._store_path)
-        profiler = Profiler(self._platform, problem, store, self._say)
-        self._matrix, imported = with_imported(profiler.matrix(), self._platform, problem, store)
-        for line in imported:
-            self._say(line)
-        self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
-        rule = StorageRule(
-            {device.name: device for device in self._platform.devices},
-            self._platform.host.name,
-            self._problem.replay,
-            self._problem.transition.nbytes,
-        )
-        decide = functools.partial(
-            place,
-            metric=self._metric,
-            batch_size=self._problem.train.batch_size,
-            transition_bytes=self._problem.transition.nbytes,
-            actor_count=self._problem.actors.count,
-            envs_per_actor=self._problem.actors.envs_per_actor,
-            storage_rule=rule,
-            sharing=profiler.sharing,
-            messages_us=profiler.messages_us,
-            replay_ratio=self._problem.train.replay_ratio,
-            priority_update_delay=self._problem.train.priority_update_delay,
-        )
-        wholes = profiler.whole_iterations(self._matrix, decide(self._matrix, self._platform))
-        placement = decide(self._matrix, self._platform, wholes=wholes)
-        evidence = gather_evidence(decide, placement, self._matrix, self._platform, rule, self._matrix_at(store))
-        self._placement = dataclasses.replace(placement, evidence=evidence)
+        profiler = self._prepare(Profiler, timesteps)
+        self._compose(profiler)
         if self._edited is not None:
-            check_edited(self._edited, self._placement)
+            check_edited(self._edited, self.placement)
             self._placement = self._edited
-        self._say(_learners_line(self._matrix, self._placement))
-        return self._placement.replay_config, self._placement.learner_config
+        self._say(_learners_line(self.matrix, self.placement))
+        return self.placement.replay_config, self.placement.learner_config
+
+    def profile(self, *, watch: Callable[[str], None] | None = None) -> Profiled:
+        """Run, and return how much was measured for it; later runs measure nothing.
+
+        `watch` gets a line of text before each measurement that is made; what it raises ends profiling, and everything
+        measured so far is kept. Raises as `run` does.
+        """
+        profiler = self._prepare(Profiler)
+        profiler.watch = watch or profiler.watch
+        self._compose(profiler)
+        return Profiled(profiler.misses, profiler.hits + profiler.imports)
+
+    def missing_measurements(self) -> frozenset[str]:
+        """About which measurements `profile` would make, as digests of their keys; measures nothing.
+
+        Some may turn out not to be needed, and others may be needed. Raises as `run` does.
+        """
+        planner = self._prepare(Planner)
+        self._place(planner, planner.matrix())
+        return frozenset(planner.missing)
+
+    def resized(
+        self, *, batch_size: int | None = None, capacity: int | None = None, fanout: int | str | None = None
+    ) -> Composer:
+        """A composer of the same problem with another batch size, capacity of the replay, or fanout.
+
+        Raises ConfigurationError for a size that `set_training` or `set_replay` would refuse, or before `set_replay`.
+        """
+        if self._replay is None:
+            raise ConfigurationError("Composer.resized() needs set_replay(size) to be called first.")
+        other = copy.copy(self)
+        if batch_size is not None:
+            other.set_training(**{**self._training, "batch_size": batch_size})
+        sizes = {"capacity": capacity, "fanout": fanout}
+        changed: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
+        other._replay = dataclasses.replace(self._replay, **changed)
+        return other
 
     def runtime_gen(
         self,
@@ -405,12 +424,73 @@ class Composer:
         if self._progress:
             print(f"  {text}", flush=True)
 
-    def _discover(self) -> Platform:
+    def _prepare(self, kind: type[_Profiler], timesteps: int | None = None) -> _Profiler:
+        """Check the problem and read the machine; a profiler for both."""
+        stated, store = self._read_files(), CalibrationStore(self._store_path)
+        if stated is not None:
+            check_absent(stated, store)
+        self._problem = self._check_problem(stated)
+        if timesteps is not None:
+            check_training_begins(self._problem.train, timesteps)
+        self._platform = stated or self._discover(store)
+        self._check_devices(self._platform)
+        for line in unlike_measured(self._platform, store):
+            self._say(line)
+        problem = self._problem if self._platform.host.absent else _profiled(self._problem)
+        return kind(self._platform, problem, store, self._say)
+
+    def _compose(self, profiler: Profiler) -> None:
+        """Set matrix and placement, and keep the machine in the store."""
+        matrix, imported = with_imported(profiler.matrix(), profiler.platform, profiler.problem, profiler.store)
+        self._matrix = matrix
+        for line in imported:
+            self._say(line)
+        imports = f", {profiler.imports} imported" if profiler.imports else ""
+        self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
+        if (machine := machine_of(profiler.platform, discovered=self._device_file is None)) is not None:
+            profiler.store.record(machine)
+        placement = self._place(profiler, matrix)
+        decide, rule = self._decision(profiler)
+        at = self._matrix_at(profiler.store)
+        evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, at)
+        self._placement = dataclasses.replace(placement, evidence=evidence)
+
+    def _place(self, profiler: Profiler, matrix: AssignmentMatrix) -> Placement:
+        decide, _ = self._decision(profiler)
+        drafted = decide(matrix, profiler.platform)
+        return decide(matrix, profiler.platform, wholes=profiler.whole_iterations(matrix, drafted))
+
+    def _decision(self, profiler: Profiler) -> tuple[Callable[..., Placement], StorageRule]:
+        """`place` for this problem, and the rule for the Data Storage that it follows."""
+        problem, platform = _made(self._problem, "problem"), profiler.platform
+        devices = {device.name: device for device in platform.devices}
+        rule = StorageRule(devices, platform.host.name, problem.replay, problem.transition.nbytes)
+        decide = functools.partial(
+            place,
+            metric=self._metric,
+            batch_size=problem.train.batch_size,
+            transition_bytes=problem.transition.nbytes,
+            actor_count=problem.actors.count,
+            envs_per_actor=problem.actors.envs_per_actor,
+            storage_rule=rule,
+            sharing=profiler.sharing,
+            messages_us=profiler.messages_us,
+            replay_ratio=problem.train.replay_ratio,
+            priority_update_delay=problem.train.priority_update_delay,
+        )
+        return decide, rule
+
+    def _discover(self, store: CalibrationStore) -> Platform:
+        """Devices and connections of this machine; bandwidths that an earlier run measured are not measured again."""
         if self._edited is not None and self._edited.evidence is not None:
             return self._edited.evidence.platform
         self._say("no device file given: discovering this machine")
-        devices, connections = discover(progress=self._say, own_silicon=True)
-        return Platform(tuple(devices), tuple(connections))
+        devices, _ = discover(measure=False, own_silicon=True)
+        if (known := discovered_before(devices, store)) is not None:
+            self._say("the links and memory of this machine are known from an earlier run")
+            return known
+        measured, connections = discover(progress=self._say, own_silicon=True)
+        return Platform(tuple(measured), tuple(connections))
 
     def _read_files(self) -> Platform | None:
         if self._device_file is None and self._connection_file is None:
@@ -431,7 +511,7 @@ class Composer:
             )
         return platform
 
-    def _check_problem(self) -> Problem:
+    def _check_problem(self, platform: Platform | None = None) -> Problem:
         missing = [
             call
             for call, value in (
@@ -462,7 +542,7 @@ class Composer:
         check_messages_fit(self._replay, self._actors, train)
         rows = message_rows(self._actors, train)
         check_samples_last(self._replay, train, insertion_rows(self._replay, self._actors, rows) + rows)
-        _check_memory(self._replay, transition)
+        _check_memory(self._replay, transition, platform)
         self._check_supports(trainer)
         self._networks = extract_networks(trainer, observation_space.shape)
         if note := flattening_note(trainer):
@@ -545,13 +625,19 @@ def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:
     return f"Learner on {placement.learner}: {', '.join(steps)}"
 
 
-def _check_memory(replay: ReplaySpec, transition: TransitionSpec) -> None:
-    """Raise CapacityError if the Data Storage does not fit the free memory; one in a file always fits."""
+def _check_memory(replay: ReplaySpec, transition: TransitionSpec, platform: Platform | None) -> None:
+    """Raise CapacityError if the Data Storage does not fit the free memory, or all memory of a host that is absent.
+
+    One in a file always fits.
+    """
     if replay.storage == "memmap":
         return
+    room = free_memory()
+    if platform is not None and any(device.absent for device in platform.devices) and platform.host.absent:
+        room = sys.maxsize if platform.host.memory_gb is None else int(platform.host.memory_gb * 1e9)
     shared = sum(f.nbytes for f in transition.fields if f.name == NEXT_OBS and replay.share_next_obs)
     try:
-        check_fits(replay.capacity, transition.nbytes - shared, free_memory())
+        check_fits(replay.capacity, transition.nbytes - shared, room)
     except CapacityError as error:
         once = "" if shared else "store next observations once (share_next_obs=True), or "
         raise CapacityError(f'{error} Or {once}keep the Data Storage on disk (storage="memmap").') from error

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
-import pandas as pd
 from rich.console import RenderableType
 
 from composer.report import learner_tuning, matrix_report, plain
 from composer.serialization import from_document, to_document
 from composer.wording import require
 from pearl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Source: TypeAlias = Literal["measured", "modelled", "imported"]
 Candidacy: TypeAlias = tuple[
@@ -37,7 +39,8 @@ def _require_counts(what: str, **counts: int) -> None:
 class Measurement:
     """A latency in microseconds: `value_us` is the median of `n` samples, `p20_us` and `p80_us` their spread.
 
-    A modelled value has n = 0 and no spread.
+    A modelled value has n = 0 and no spread. `note` is what a reader of the value must know: parts such as
+    "extrapolated: batch above 256" with "; " between them. Tables show only the word before the colon.
     """
 
     value_us: float
@@ -46,6 +49,7 @@ class Measurement:
     n: int
     source: Source
     samples: tuple[float, ...] | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         require(self.source in SOURCES, f"A measurement's source is {' or '.join(SOURCES)}; found {self.source!r}.")
@@ -291,21 +295,23 @@ class AssignmentMatrix:
         raise ConfigurationError(f"The matrix has the columns {', '.join(COLUMNS)}; found {column!r}.")
 
     def to_pandas(self) -> pd.DataFrame:
-        """One line per latency: device, column, latency, p50_us, p20_us, p80_us, n, source, parameters.
+        """One line per latency: device, column, latency, p50_us, p20_us, p80_us, n, source, parameters, note.
 
         A missing cell is one line with the reason in `parameters`. The lines of the fastest implementation of the
         Learner come first; `parameters` name the implementation.
         """
+        import pandas as pd  # here, because loading pandas takes 0.2 s
+
         lines: list[tuple[object, ...]] = []
         for row in self.rows:
             for column, cell in (*row.cells(), *(pair for other in row.others for pair in other.cells())):
                 if isinstance(cell, MissingCell):
-                    lines.append((row.device, column, None, math.nan, math.nan, math.nan, 0, None, cell.reason))
+                    lines.append((row.device, column, None, math.nan, math.nan, math.nan, 0, None, cell.reason, ""))
                     continue
                 for name, m in cell.measurements():
                     values = (m.value_us, m.p20_us, m.p80_us, m.n, m.source)
-                    lines.append((row.device, column, name, *values, cell.parameters))
-        names = ["device", "column", "latency", "p50_us", "p20_us", "p80_us", "n", "source", "parameters"]
+                    lines.append((row.device, column, name, *values, cell.parameters, m.note))
+        names = ["device", "column", "latency", "p50_us", "p20_us", "p80_us", "n", "source", "parameters", "note"]
         return pd.DataFrame(lines, columns=names)
 
     def to_json(self) -> str:

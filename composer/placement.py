@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-import pandas as pd
 from rich.console import RenderableType
 
 from composer.evidence import Evidence
@@ -18,6 +17,8 @@ from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from composer.explain import Explanation
 
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
@@ -514,6 +515,8 @@ class Placement:
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per candidate, best first: devices, implementation, cost, its terms, storage, whether chosen."""
+        import pandas as pd  # here, because loading pandas takes 0.2 s
+
         rows = []
         for candidate in self.candidates:
             is_chosen = candidate is self.chosen

@@ -30,6 +30,7 @@ from pearl.devices.description import (
     QUANTITIES,
     Connection,
     Device,
+    check_calibration,
     check_selector,
 )
 from pearl.errors import ConfigurationError, DeviceFileError, PlacementError
@@ -285,7 +286,7 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
 
 
 def _device_values(row: _Row) -> dict[str, Any]:
-    values: dict[str, Any] = {column: row.text(column) for column in ("name", "selector", "shares_with")}
+    values: dict[str, Any] = {column: row.text(column) for column in ("name", "selector", "shares_with", "calibration")}
     if not NAME_PATTERN.fullmatch(values["name"]):
         row.fault("name", NAME_RULE)
     kind = values["kind"] = row.one_of("kind", KINDS)
@@ -298,6 +299,11 @@ def _device_values(row: _Row) -> dict[str, Any]:
             check_selector(kind, backend, values["selector"])  # type: ignore[arg-type]  # one of KINDS
         except ConfigurationError as error:
             row.fault("selector", f"a selector of the {backend} backend", f" {error}")
+        if backend in fitting and values["calibration"]:
+            try:
+                check_calibration(kind, backend, values["calibration"])  # type: ignore[arg-type]  # one of KINDS
+            except ConfigurationError as error:
+                row.fault("calibration", "the fingerprint of a device that was measured, or nothing", f" {error}")
     for column in QUANTITIES:
         values[column] = row.number(column, zero_allowed=column in MAY_BE_ZERO)
     return values
@@ -444,6 +450,19 @@ class Platform:
         bandwidth = 1.0 / (1.0 / first.bandwidth_gbps + 1.0 / second.bandwidth_gbps)
         return Link(first.latency_us + second.latency_us, bandwidth, (source, host.name, target))
 
+    @cached_property
+    def availability(self) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:
+        """The usable devices; and the others, each with the reason. Backends are asked once."""
+        ready: list[Device] = []
+        unavailable: list[tuple[Device, str]] = []
+        for device in self.devices:
+            availability = device.availability()
+            if availability.ok:
+                ready.append(device)
+            else:
+                unavailable.append((device, availability.reason))
+        return tuple(ready), tuple(unavailable)
+
     def _is_used(self, start: Device, end: Device) -> bool:
         """Whether programs use a connection between the two devices."""
         return start == end or self.host in (start, end) or backend_of(start).talks_directly(start, end)
@@ -472,7 +491,7 @@ def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
     here = describe_cpu().logical_cores
     devices, changed = list(platform.devices), []
     for place, device in enumerate(devices):
-        if backend_of(device).on_host_cores(device) and (device.cores or 0) > here:
+        if not device.absent and backend_of(device).on_host_cores(device) and (device.cores or 0) > here:
             devices[place] = replace(device, cores=here)
             changed.append(
                 f"{device.name}: the device CSV states {device.cores} cores, of which this process may use {here}; "
@@ -483,12 +502,4 @@ def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
 
 def usable(platform: Platform) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:
     """The devices whose backend and hardware are available here; the other devices, each with the reason."""
-    ready: list[Device] = []
-    unavailable: list[tuple[Device, str]] = []
-    for device in platform.devices:
-        availability = device.availability()
-        if availability.ok:
-            ready.append(device)
-        else:
-            unavailable.append((device, availability.reason))
-    return tuple(ready), tuple(unavailable)
+    return platform.availability

@@ -94,9 +94,11 @@ def _cell_lines(cell: Cell) -> dict[str, str]:
 
 def _source_text(measurement: Measurement) -> str:
     """The source of a value, such as `measured n=50 +-4%` or `modelled`."""
+    heads = dict.fromkeys(part.partition(":")[0] for part in measurement.note.split("; ") if part)
+    source = ", ".join((measurement.source, *heads))
     if measurement.n == 0:
-        return measurement.source
-    return f"{measurement.source} n={measurement.n} +-{measurement.spread / 2:.0%}"
+        return source
+    return f"{source} n={measurement.n} +-{measurement.spread / 2:.0%}"
 
 
 def _choice_table(placement: Placement) -> Table:

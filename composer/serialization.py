@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -13,11 +14,17 @@ from pearl.errors import ConfigurationError
 
 _T = TypeVar("_T")
 
+_LARGEST = 1e300  # of a number
+
 
 def to_document(value: Any, name: str, version: int, indent: int | None = 2) -> str:
     """The frozen dataclass `value` as JSON, after the name and the version of the document's format."""
-    document = {"format": name, "version": version, **dataclasses.asdict(value)}
-    return json.dumps(document, indent=indent, allow_nan=False)
+    document = {"format": name, "version": version, **_fields_of(value)}
+    return json.dumps(document, indent=indent, allow_nan=False, default=_fields_of)
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def from_document(cls: type[_T], text: str, name: str, version: int) -> _T:
@@ -75,6 +82,8 @@ def decode(expected: Any, data: object, where: str) -> Any:
         kinds = get_args(expected)
         if not isinstance(data, list):
             raise ConfigurationError(f"{where}: expected a list; found {_short(data)}.")
+        if kinds == (float, Ellipsis) and all(type(item) is float and abs(item) <= _LARGEST for item in data):
+            return tuple(data)  # samples: most of a calibration store
         if kinds[-1] is Ellipsis:
             kinds = (kinds[0],) * len(data)
         require(len(data) == len(kinds), f"{where}: expected {len(kinds)} items; found {_short(data)}.")
@@ -84,7 +93,7 @@ def decode(expected: Any, data: object, where: str) -> Any:
 
 def _decode_scalar(expected: Any, data: object, where: str) -> object:
     if expected is float and isinstance(data, (int, float)) and not isinstance(data, bool):
-        require(abs(data) <= 1e300, f"{where}: expected a finite number; found {_short(data)}.")
+        require(abs(data) <= _LARGEST, f"{where}: expected a finite number; found {_short(data)}.")
         return float(data)
     if expected in (str, bool, int) and type(data) is expected:
         require(not isinstance(data, int) or abs(data) < 2**63, f"{where}: expected a whole number that fits 64 bits.")
@@ -110,7 +119,7 @@ def _decode_union(kinds: tuple[Any, ...], data: object, where: str) -> Any:
 def _decode_dataclass(cls: type[Any], data: object, where: str) -> Any:
     if not isinstance(data, dict):
         raise ConfigurationError(f"{where}: expected an object; found {_short(data)}.")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key in data:
         if key not in fields:
@@ -123,6 +132,11 @@ def _decode_dataclass(cls: type[Any], data: object, where: str) -> Any:
         return cls(**values)
     except ConfigurationError as error:
         raise type(error)(f"{where}: {error}") from error
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)  # compiles each annotation
 
 
 def _short(data: object) -> str:

@@ -7,15 +7,17 @@ import json
 import logging
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer import calibration
-from composer.calibration import CalibrationKey, CalibrationStore, Imported, default_path
+from composer.calibration import CalibrationKey, CalibrationStore, Imported, Machine, default_path
 from composer.matrix import Measurement
 from pearl import __version__
+from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError
 
 VALUES = {"sample": Measurement.from_samples([1.0, 2.0, 3.0]), "update": Measurement.modelled(7.25)}
@@ -82,21 +84,47 @@ def test_versions_of_the_format_share_a_cache(
     assert not list(tmp_path.glob("*corrupt*"))
 
 
-def test_a_named_file_of_another_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_file_of_another_version_is_set_aside_named_and_rebuilt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
     path = tmp_path / "c.json"
-    path.write_text('{"format": "pearl-calibration", "version": 99, "entries": []}')
+    path.write_text(f'{{"format": "pearl-calibration", "version": {version}, "entries": []}}')
     content = path.read_bytes()
     store = CalibrationStore(path)
     store.put(key(), VALUES)
-    assert store.get(key()) == VALUES
-    assert path.read_bytes() == content
+    (aside,) = tmp_path.glob(f"c.json.version-{version}-*")
+    assert aside.read_bytes() == content
+    assert str(aside) in caplog.text
+    assert CalibrationStore(path).get(key()) == VALUES
+
+
+def test_a_file_that_another_process_replaces_by_a_newer_one_is_set_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    store = CalibrationStore(path)
+    store.put(key(), VALUES)
+    path.write_text('{"format": "pearl-calibration", "version": 99, "entries": []}')
+    store.put(key("learner"), VALUES)
+    assert list(tmp_path.glob("c.json.version-99-*"))
+    assert len(CalibrationStore(path)) == 2
+
+
+def test_only_the_process_that_finds_the_corrupt_file_sets_it_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("{")
+    lock = CalibrationStore._lock
+
+    def repaired_meanwhile(store: CalibrationStore) -> Any:
+        monkeypatch.setattr(CalibrationStore, "_lock", lock)
+        path.unlink(missing_ok=True)
+        CalibrationStore(path).put(key(), VALUES)
+        return lock(store)
+
+    monkeypatch.setattr(CalibrationStore, "_lock", repaired_meanwhile)
+    assert CalibrationStore(path).get(key()) == VALUES
     assert not list(tmp_path.glob("*corrupt*"))
-    assert caplog.text.count("version 99") == 1
-    path.unlink()
-    other = CalibrationStore(path)
-    path.write_bytes(content)  # a newer PEARL writes it meanwhile
-    other.put(key(), VALUES)
-    assert path.read_bytes() == content
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -189,7 +217,7 @@ def test_a_file_that_is_no_calibration_is_not_imported(tmp_path: Path) -> None:
         store.import_file(tmp_path / "other.json")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         store.import_file(tmp_path / "absent.json")
-    (tmp_path / "other.json").write_text('{"format": "pearl-calibration", "version": 1, "entries": [{"key": 1}]}')
+    (tmp_path / "other.json").write_text('{"format": "pearl-calibration", "version": 2, "entries": [{"key": 1}]}')
     with pytest.raises(ConfigurationError, match=r"other\.json is no calibration file.*entries\[0\]"):
         store.import_file(tmp_path / "other.json")
 
@@ -200,19 +228,70 @@ def test_an_import_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ConfigurationError, match=r"c\.json cannot be written.*PEARL_CACHE_DIR"):
         CalibrationStore(tmp_path / "file" / "c.json").import_file(theirs.path)
-    other = '{"format": "pearl-calibration", "version": 99, "entries": []}'
-    (tmp_path / "other.json").write_text(other)
-    with pytest.raises(ConfigurationError, match=r"other\.json is of version 99.*Choose another file"):
-        CalibrationStore(tmp_path / "other.json").import_file(theirs.path)
-    assert (tmp_path / "other.json").read_text() == other
+
+
+def machine(calibration: str = "0123456789abcdef", **changes: object) -> Machine:
+    row = Device("cpu0", "cpu", "cpu", cores=2, calibration=calibration)
+    base = Machine((row,), (Connection("cpu0", "cpu0", 0.1, 10.0),), __version__)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_the_newest_record_of_a_machine_is_kept(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "c.json")
+    store.record(machine())
+    store.record(machine("fedcba9876543210"))
+    newer = machine(connections=())
+    store.record(newer)
+    assert CalibrationStore(store.path).machines == (machine("fedcba9876543210"), newer)
+
+
+def test_an_export_holds_what_was_measured_here_and_the_reports_of_compilers(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "c.json")
+    with pytest.raises(ConfigurationError, match="no measurements of this machine to export"):
+        store.export()
+    theirs = CalibrationStore(tmp_path / "theirs.json")
+    theirs.put(key("pair"), VALUES)
+    theirs.record(machine("fedcba9876543210"))
+    store.import_file(theirs.path)
+    store.put(key(), VALUES)
+    report = {"sample": dataclasses.replace(VALUES["sample"], source="imported")}
+    store.put(key(calibration.VENDOR_REPORT), report)
+    store.record(machine())
+    text, count = store.export()
+    (tmp_path / "export.json").write_text(text)
+    exported = CalibrationStore(tmp_path / "export.json")
+    assert count == len(exported) == 2
+    assert exported.get(key()) == VALUES
+    assert exported.get(key(calibration.VENDOR_REPORT)) == report
+    assert exported.machines == (machine(),)
+    assert [found.imported for found in store.machines] == [True, False]
+
+
+def test_a_store_of_many_samples_is_written_and_read_whole(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "c.json")
+    values = {"sample": Measurement.from_samples([0.5 + k for k in range(2000)])}
+    for number in range(20):
+        store.put(key(f"primitive {number}"), values)
+    assert len(found := CalibrationStore(store.path)) == 20
+    assert found.get(key("primitive 7")) == values
+
+
+@pytest.mark.parametrize("sample", ["1e301", "-1", '"1"', "true", "null", "1e999"])
+def test_a_sample_that_is_no_latency_makes_a_file_unusable(tmp_path: Path, sample: str) -> None:
+    store = CalibrationStore(tmp_path / "c.json")
+    store.put(key(), {"sample": Measurement.from_samples([1.0, 2.0, 3.0])})
+    text = store.path.read_text()
+    store.path.write_text(text.replace("[1.0, 2.0, 3.0]", f"[1.0, {sample}, 3.0]"))
+    assert len(CalibrationStore(store.path)) == 0
+    assert list(tmp_path.glob("c.json.corrupt-*"))
 
 
 def test_default_path_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("PEARL_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_path() == Path("/home/someone/.cache/pearl/calibration-1.json")
+    assert default_path() == Path("/home/someone/.cache/pearl/calibration-2.json")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert default_path() == Path("/xdg/pearl/calibration-1.json")
+    assert default_path() == Path("/xdg/pearl/calibration-2.json")
     monkeypatch.setenv("PEARL_CACHE_DIR", "/here")
-    assert default_path() == Path("/here/calibration-1.json")
+    assert default_path() == Path("/here/calibration-2.json")

@@ -63,6 +63,12 @@ class Asked:
         names = ("sample", "insert", "update", "gather", "store", "step", "transition", "iteration")
         return {name: Measurement.modelled(9.0) for name in names}
 
+    def has_device(self, _: str) -> bool:
+        return True
+
+    def record(self, _: object) -> None:
+        pass
+
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

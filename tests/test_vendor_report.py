@@ -431,7 +431,7 @@ def test_the_command_shows_a_report_and_imports_it(tmp_path: Path, monkeypatch: 
     assert (
         "Imported for board: 2 levels, samples every 67 cycles, updates every 58 cycles, 349.9 MHz" in imported.output
     )
-    assert len(CalibrationStore(tmp_path / "cache" / "calibration-1.json")) == 1
+    assert len(CalibrationStore(tmp_path / "cache" / "calibration-2.json")) == 1
     unknown = CliRunner().invoke(app, [*into, "card"])
     assert unknown.exit_code == 1
     refused = CliRunner().invoke(app, ["fpga-report", str(tmp_path)])

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from composer.calibration import CalibrationKey, CalibrationStore
+from composer.calibration import VENDOR_REPORT, CalibrationKey, CalibrationStore
 from composer.fpga.learner_pipeline import pipeline_of
 from composer.fpga.model import FANOUTS, FpgaPart, ReplayTree, share
 from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
@@ -97,7 +97,7 @@ def _key(device: Device, tree: ReplayTree | None = None, build: LearnerBuild | N
     if build is not None:
         sizes |= {"batch": build.batch_size, "copies": build.copies}
     signature = "" if build is None else build.signature
-    return CalibrationKey("fpga_report", device.fingerprint(), tuple(sizes.items()), signature, "", __version__, "", "")
+    return CalibrationKey(VENDOR_REPORT, device.fingerprint(), tuple(sizes.items()), signature, "", __version__, "", "")
 
 
 # --- into the matrix -------------------------------------------------------------------------------------------------

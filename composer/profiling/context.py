@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
+from composer.absent import NotCalibratedError, imported_times, not_calibrated
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.contention import CoreSharing
 from composer.matrix import Measurement
@@ -45,38 +48,54 @@ from pearl.replay.arguments import TIME_MODES
 
 logger = logging.getLogger("pearl.composer")
 
+BUDGET_S = 1.0  # of one measurement
+
 _FANOUTS = (4, 8, 16, 32, 64)
 _WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 
 
+def _nothing(_: str) -> None:
+    pass
+
+
 @dataclass
 class ProfilingContext:
-    """The problem to profile on a platform. `report` gets a line for each measurement, of about `budget_s` seconds."""
+    """The problem to profile on a platform. `report` gets a line for each measurement, of about `budget_s` seconds.
+
+    `watch` gets the line too, but only before a measurement that is made; what it raises ends profiling.
+    """
 
     platform: Platform
     problem: Problem
     store: CalibrationStore
     report: Callable[[str], None] = print
-    budget_s: float = 1.0
+    budget_s: float = BUDGET_S
+    watch: Callable[[str], None] = _nothing
     hits: int = field(default=0, init=False)
     misses: int = field(default=0, init=False)
+    imports: int = field(default=0, init=False)
     _fingerprints: dict[Device, str] = field(default_factory=dict, init=False, repr=False)
+    _begun: str = field(default="", init=False, repr=False)
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
     def known(
-        self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]]
+        self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]], device: Device
     ) -> dict[str, Measurement]:
-        """The measurements `names` under `key`, from the store or by `work`, which returns their samples.
+        """The measurements `names` under the `key` of `device`, from the store or by `work`, which returns samples.
 
-        Raises TrainerError if the user's trainer fails meanwhile.
+        Nothing is measured on an absent device: NotCalibratedError if its times are not known. Raises TrainerError if
+        the user's trainer fails meanwhile.
         """
+        if device.absent:
+            return self._imported(key, names, device)
         found = self.store.get(key)
         if found is not None and set(names) <= set(found):
             self.hits += 1
             return found
+        self.watch(self._begun)
         self.misses += 1
         try:
             measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
@@ -89,6 +108,28 @@ class ProfilingContext:
             ) from error
         self.store.put(key, measured)
         return measured
+
+    def _imported(self, key: CalibrationKey, names: tuple[str, ...], device: Device) -> dict[str, Measurement]:
+        found = imported_times(self.store, key, names)
+        if found is None:
+            raise not_calibrated(self.store, device, f"the primitive {key.primitive!r} for this problem")
+        self.imports += 1
+        for note in filter(None, dict.fromkeys(measurement.note for measurement in found.values())):
+            line = f"{device.name}: imported times of the primitive {key.primitive!r}: {note}"
+            if "extrapolated" in note:
+                logger.warning("%s", line)
+            else:
+                self.report(line)
+        return found
+
+    def where_calibrated(self, device: Device) -> AbstractContextManager[None]:
+        """Skips a measurement that an absent device lacks: others, of other parameters, may be known."""
+        return contextlib.suppress(NotCalibratedError) if device.absent else contextlib.nullcontext()
+
+    def begin(self, line: str) -> None:
+        """Announce a measurement, which may be known already."""
+        self._begun = line
+        self.report(line)
 
     def key(
         self, primitive: str, device: Device, parameters: Mapping[str, Any], implementation: str | None = None
@@ -224,7 +265,8 @@ class ProfilingContext:
         if further := self.problem.transition.further:
             parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
         key = self.key("actor", self.platform.host, parameters)
-        transition = self.known(key, ("transition",), self._measure_actor)["transition"]
+        self._begun = f"{self.platform.host.name}: an Actor"
+        transition = self.known(key, ("transition",), self._measure_actor, self.platform.host)["transition"]
         return transition.value_us / min(actors.count, self.platform.host.cores or 1)
 
     @functools.cached_property

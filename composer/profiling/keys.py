@@ -55,17 +55,19 @@ def calibration_key(
 ) -> CalibrationKey:
     """Everything that a measurement of `primitive` depends on; with `implementation` the Learner takes part in it.
 
-    `fingerprint` is the device's; `networks()` describes the trainer's, and is not asked for where no trainer runs.
+    `fingerprint` is the device's; `networks()` describes the trainer's, and is not asked for where no trainer runs. The
+    kernels of an absent device are not known: its key has none.
     """
     import torch
 
     shapes = " ".join(f"{f.name}{list(f.shape)}{f.dtype}" for f in problem.transition.fields)
     everything = {
         **parameters,
-        "batch_size": problem.train.batch_size,
         "env_count": problem.actors.env_count,
         "vectorization": problem.actors.vectorization,
     }
+    if primitive != "actor":
+        everything["batch_size"] = problem.train.batch_size
     if primitive not in ("replay", "storage"):
         everything |= {
             "trainer": problem.trainer_class.__qualname__,
@@ -73,11 +75,13 @@ def calibration_key(
             "settings": repr(sorted(problem.settings.items())),
             "networks": networks(),
         }
-    module = backend_of(device).kernels
-    hashes = [kernel_hash(implementation, module), source_hash(primitive)]
     if implementation is not None:
         everything["implementation"] = implementation
-        if primitive == "pair":
+    hashes: list[str] = []
+    if not device.absent:
+        module = backend_of(device).kernels
+        hashes = [kernel_hash(implementation, module), source_hash(primitive)]
+        if implementation is not None and primitive == "pair":
             hashes.append(kernel_hash(module=module))
     return CalibrationKey(
         primitive,

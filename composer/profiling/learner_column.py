@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from composer.absent import not_calibrated
 from composer.matrix import LearnerCell
 from composer.profiling.context import ProfilingContext
 from composer.profiling.measuring import measure, on_own_thread
@@ -26,15 +27,19 @@ def learner_cell(context: ProfilingContext, device: Device, implementation: str)
     cells = []
     for candidate in candidates:
         threads, parts = candidate.threads, candidate.sub_batches
-        context.report(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
-        found = context.known(
-            context.key("learner", device, {"threads": threads, "sub_batches": parts}, implementation),
-            ("step",),
-            functools.partial(measure_learner, context, device, implementation, threads, parts),
-        )
-        cells.append(LearnerCell(found["step"], threads, parts, implementation))
-        if sharing is not None and sharing.keeps_up(cells[-1].step.value_us, threads):
+        context.begin(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
+        with context.where_calibrated(device):
+            found = context.known(
+                context.key("learner", device, {"threads": threads, "sub_batches": parts}, implementation),
+                ("step",),
+                functools.partial(measure_learner, context, device, implementation, threads, parts),
+                device,
+            )
+            cells.append(LearnerCell(found["step"], threads, parts, implementation))
+        if sharing is not None and cells and sharing.keeps_up(cells[-1].step.value_us, cells[-1].threads):
             break  # the paper's rule: the fewest threads that keep up with the Actors
+    if not cells:
+        raise not_calibrated(context.store, device, f"the {implementation} Learner of this problem")
     if sharing is not None:
         return min(cells, key=lambda c: sharing.rank(c.step.value_us, c.threads))
     return min(cells, key=lambda c: c.step.value_us)

@@ -35,8 +35,10 @@ def pair_cell(
     plain = _measured(context, device, replay, learner, prefetch=False)
     if not _may_prefetch(context, device, learner):
         return plain
-    ahead = _measured(context, device, replay, learner, prefetch=True)
-    return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
+    with context.where_calibrated(device):
+        ahead = _measured(context, device, replay, learner, prefetch=True)
+        return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
+    return plain
 
 
 def pair_parameters(context: ProfilingContext, replay: ReplayCell, threads: int) -> dict[str, Any]:
@@ -53,11 +55,12 @@ def _measured(
 ) -> PairCell:
     name, threads = learner.implementation, learner.threads
     ahead = ", prefetching" if prefetch else ""
-    context.report(f"{device.name}: Replay Manager and {name} Learner together{ahead}")
+    context.begin(f"{device.name}: Replay Manager and {name} Learner together{ahead}")
     found = context.known(
         context.key("pair", device, {**pair_parameters(context, replay, threads), "prefetch": prefetch}, name),
         ("sample", "gather", "insert", "update", "step"),
         functools.partial(measure_pair, context, device, name, replay, threads, prefetch=prefetch),
+        device,
     )
     return PairCell(
         dataclasses.replace(replay, sample=found["sample"], insert=found["insert"], update=found["update"]),
@@ -76,6 +79,8 @@ def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCel
         return False
     if sharing.keeps_up(learner.step.value_us, learner.threads):
         return False
+    if device.absent:
+        return True  # if it was worth measuring there
     # A loop in Python draws nothing ahead, so a difference would be noise.
     made: Any = context.make_learner(learner.implementation, device, learner.threads)
     return bool(made.loops_natively)

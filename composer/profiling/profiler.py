@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from composer.absent import NotCalibratedError
 from composer.contention import CoreSharing, WholeIteration
 from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.matrix import (
@@ -74,7 +75,8 @@ class Profiler(ProfilingContext):
     def _row(self, device: Device) -> MatrixRow:
         if (estimator := backend_of(device).estimator(device)) is not None:
             return self._estimated_row(device, estimator)
-        self.report(f"profiling {device.name}")
+        absent = f"{device.name} is of another machine: its times are imported"
+        self.report(absent if device.absent else f"profiling {device.name}")
         replay = self._tried(device, lambda: replay_cell(self, device))
         storage = self._tried(device, lambda: storage_cell(self, device))
         tried = [
@@ -101,10 +103,11 @@ class Profiler(ProfilingContext):
             cause = error.__cause__ if isinstance(error, TrainerError) else error
             by_backend = isinstance(cause, Exception) and backend_of(device).is_failure(cause)
             failed = by_backend or isinstance(error, (CapacityError, DeviceError))
-            if not failed or device == self.platform.host:
+            if not failed or (device == self.platform.host and not isinstance(error, NotCalibratedError)):
                 raise
             reason = f"{device.name} failed: {described(cause)}" if by_backend and cause is not None else str(error)
-            logger.warning("A measurement failed on %s, which is left out of it: %s", device.name, reason)
+            if not isinstance(error, NotCalibratedError):
+                logger.warning("A measurement failed on %s, which is left out of it: %s", device.name, reason)
             return MissingCell(reason.partition("\n")[0])
 
     def _estimated_row(self, device: Device, estimator: str) -> MatrixRow:

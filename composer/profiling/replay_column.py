@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 
+from composer.absent import not_calibrated
 from composer.matrix import MissingCell, ReplayCell
 from composer.profiling.context import ProfilingContext
 from composer.profiling.measuring import measure, on_own_thread
@@ -23,13 +24,17 @@ def replay_cell(context: ProfilingContext, device: Device) -> ReplayCell | Missi
     most = max(1, (device.cores or 1) - context.busy)  # the paper's W: the threads that Actors and Learner leave
     counts = backend_of(device).replay_workers(device, context.problem.train.batch_size, most)
     for fanout, workers in itertools.product(context.fanouts(), counts):
-        context.report(f"{device.name}: Replay Manager, fanout {fanout}, {workers} thread(s)")
-        found = context.known(
-            context.key("replay", device, context.replay_parameters(fanout, workers)),
-            ("sample", "insert", "update"),
-            functools.partial(measure_replay, context, device, fanout, workers),
-        )
-        cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout, workers))
+        context.begin(f"{device.name}: Replay Manager, fanout {fanout}, {workers} thread(s)")
+        with context.where_calibrated(device):
+            found = context.known(
+                context.key("replay", device, context.replay_parameters(fanout, workers)),
+                ("sample", "insert", "update"),
+                functools.partial(measure_replay, context, device, fanout, workers),
+                device,
+            )
+            cells.append(ReplayCell(found["sample"], found["insert"], found["update"], fanout, workers))
+    if not cells:
+        raise not_calibrated(context.store, device, "the Replay Manager of this problem")
     return min(cells, key=lambda c: c.sample.value_us + c.update.value_us)
 
 

@@ -24,12 +24,11 @@ def storage_cell(context: ProfilingContext, device: Device) -> StorageCell | Mis
         return MissingCell("it has no Data Storage")
     if made is not None and context.storage_stays_on_host:
         return MissingCell("storage= and share_next_obs= of the replay need the host")
-    context.report(f"{device.name}: Data Storage")
+    context.begin(f"{device.name}: Data Storage")
     everything = context.replay_parameters(context.fanouts()[0])
     parameters = {name: everything[name] for name in _SETTINGS}
-    found = context.known(
-        context.key("storage", device, parameters), ("gather", "store"), lambda: measure_storage(context, device)
-    )
+    key = context.key("storage", device, parameters)
+    found = context.known(key, ("gather", "store"), lambda: measure_storage(context, device), device)
     return StorageCell(found["gather"], found["store"])
 
 

@@ -31,11 +31,11 @@ def messages_us(context: ProfilingContext) -> float:
         return 0.0
     if (stated := backend_of(host).messages_us(host)) is not None:
         return stated
-    context.report("messages through the host")
+    context.begin("messages through the host")
     delay, mode = train.priority_update_delay, context.problem.replay.mode
     key = context.key("messages", host, {"priority_update_delay": delay, "mode": mode})
     work = functools.partial(measure_messages, train.batch_size, delay, mode)
-    return context.known(key, ("iteration",), lambda: {"iteration": work()})["iteration"].value_us
+    return context.known(key, ("iteration",), lambda: {"iteration": work()}, host)["iteration"].value_us
 
 
 def whole_iterations(
@@ -96,7 +96,7 @@ def _pair_us(context: ProfilingContext, device: Device, pair: PairCell, busy: in
     if not busy:
         return sum(latency.value_us for name, latency in pair.measurements() if name != "insert")
     name, threads = pair.learner.implementation, pair.learner.threads
-    context.report(f"{device.name}: Replay Manager and {name} Learner together, while Actors run")
+    context.begin(f"{device.name}: Replay Manager and {name} Learner together, while Actors run")
 
     def work() -> dict[str, list[float]]:
         with busy_processes(busy):
@@ -105,7 +105,8 @@ def _pair_us(context: ProfilingContext, device: Device, pair: PairCell, busy: in
         return {"iteration": [sum(float(np.mean(parts[part])) for part in ("sample", "gather", "step", "update"))]}
 
     parameters = {**pair_parameters(context, pair.replay, threads), "busy": busy}
-    return context.known(context.key("pair", device, parameters, name), ("iteration",), work)["iteration"].value_us
+    key = context.key("pair", device, parameters, name)
+    return context.known(key, ("iteration",), work, device)["iteration"].value_us
 
 
 def _pipeline_us(
@@ -123,7 +124,7 @@ def _pipeline_us(
     parameters = {
         **pair_parameters(context, replay, learner.threads),
         "replay_device": context.fingerprint(on_i),
-        "replay_kernels": kernel_hash(module=backend_of(on_i).kernels),
+        "replay_kernels": "" if on_i.absent else kernel_hash(module=backend_of(on_i).kernels),
         "priority_update_delay": train.priority_update_delay,
         "own_storage": own_storage,
         "busy": busy,
@@ -151,6 +152,6 @@ def _pipeline_us(
     key = context.key("pipeline", on_j, parameters, learner.implementation)
     if key.digest not in known:  # the key is the same for rows that differ in name only
         beside = ", while Actors run" if busy else ""
-        context.report(f"{on_i.name}, {on_j.name}: Replay Manager and {learner.implementation} Learner{beside}")
-        known[key.digest] = context.known(key, ("iteration",), work)["iteration"].value_us
+        context.begin(f"{on_i.name}, {on_j.name}: Replay Manager and {learner.implementation} Learner{beside}")
+        known[key.digest] = context.known(key, ("iteration",), work, on_j)["iteration"].value_us
     return known[key.digest]

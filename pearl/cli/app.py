@@ -78,8 +78,9 @@ def _pearl(
 ) -> None:
     """Compose deep reinforcement learning for the heterogeneous machine at hand.
 
-    Describe the machine (devices), have every primitive profiled and placed and a training program written
-    (compose), run that program (run), measure its speed (bench), and summarise its results (report).
+    Describe the machine (devices), measure in advance or for another machine (calibrate), have every primitive
+    profiled and placed and a training program written (compose), run that program (run), measure its speed (bench),
+    and summarise its results (report).
     """
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"

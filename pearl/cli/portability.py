@@ -72,7 +72,7 @@ def _platform(file: Path, batch_size: int | None) -> PlatformPortability:
     if kind == CALIBRATION:
         raise ConfigurationError(
             f"{source} is a calibration file, which states times of primitives but no machine. Import it (`pearl "
-            "calibration import`), compose with that machine's device and connection CSV, and name the placement."
+            "calibrate --import FILE`), compose with that machine's device and connection CSV, and name the placement."
         )
     if kind != AssignmentMatrix.FORMAT:
         return of_placement(str(file), read_placement(source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -18,6 +19,8 @@ KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 NAME_RULE = "1 to 64 letters, digits, or any of _ . : -"
 SELECTOR_LENGTH = 256
+FINGERPRINT_PATTERN = re.compile(r"[0-9a-f]{16}")
+FINGERPRINT_RULE = "a fingerprint, 16 of the digits 0-9 and a-f,"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Availability:
 class Device:
     """One row of the device CSV; a value that is not known is None.
 
-    `shares_with` names another device on the same silicon: work on one slows the other down.
+    `shares_with` names another device on the same silicon: work on one slows the other down. `calibration` is the
+    fingerprint of the hardware that the row describes: if this machine's is another, the device is `absent`.
     Frequencies are in MHz, memory in GB (10^9 bytes), bandwidth in gigabytes per second, `sram_kb` in KB (10^3
     bytes), power in watts. `cores` are logical cores of a CPU, multiprocessors of a GPU.
     """
@@ -51,6 +55,7 @@ class Device:
     idle_watts: float | None = None
     active_watts: float | None = None
     shares_with: str = ""
+    calibration: str = ""
 
     def __post_init__(self) -> None:
         from pearl.backends import csv_names
@@ -73,36 +78,48 @@ class Device:
             raise ConfigurationError(
                 f"Device {self.name!r}: shares_with must name another device; found {self.shares_with!r}."
             )
+        if self.calibration:
+            check_calibration(self.kind, self.backend, self.calibration)
         for column in QUANTITIES:
             if (value := getattr(self, column)) is not None:
                 _check_quantity(f"Device {self.name!r}: {column}", value, may_be_zero=column in MAY_BE_ZERO)
 
     def availability(self) -> Availability:
-        """Whether the device can be used on this machine; null and modelled devices count as usable.
+        """Whether the device can be used on this machine; null, modelled and absent devices count as usable.
 
         For a cuda device this imports torch, for a sycl device it loads the SYCL runtime.
         """
         from pearl.backends import backend_of
 
-        return backend_of(self).availability(self)
+        return Availability(True) if self.absent else backend_of(self).availability(self)
+
+    @functools.cached_property
+    def absent(self) -> bool:
+        """Whether the row is of another machine's hardware, on which nothing runs or is measured here."""
+        return bool(self.calibration) and self.calibration != _fingerprint_here(self)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the hardware, its driver, or its row of the CSV.
 
-        Names are left out: a renamed device keeps its measurements.
+        Names are left out: a renamed device keeps its measurements. An absent device has the one that its row states.
         """
-        named = ("name", "shares_with")
-        facts: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in named}
-        from pearl.backends import backend_of
+        return self.calibration or _fingerprint_here(self)
 
-        if (hardware := backend_of(self).hardware(self)) is not None:
-            facts = {"kind": self.kind, "backend": self.backend, "hardware": hardware}
-        text = json.dumps(facts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+def _fingerprint_here(device: Device) -> str:
+    """The fingerprint of this machine's hardware that the row selects."""
+    left_out = ("name", "shares_with", "calibration")
+    facts: dict[str, object] = {f.name: getattr(device, f.name) for f in fields(device) if f.name not in left_out}
+    from pearl.backends import backend_of
+
+    if (hardware := backend_of(device).hardware(device)) is not None:
+        facts = {"kind": device.kind, "backend": device.backend, "hardware": hardware}
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 DEVICE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Device))
-QUANTITIES: tuple[str, ...] = tuple(name for name in DEVICE_COLUMNS[4:] if name != "shares_with")
+QUANTITIES: tuple[str, ...] = tuple(name for name in DEVICE_COLUMNS[4:] if name not in ("shares_with", "calibration"))
 MAY_BE_ZERO: frozenset[str] = frozenset({"dsp", "sram_kb", "luts", "idle_watts"})
 
 
@@ -140,3 +157,17 @@ def check_selector(kind: DeviceKind, backend: str, selector: str) -> None:
         )
     if backend in csv_names(kind):
         backend_for(kind, backend).check_selector(kind, selector)
+
+
+def check_calibration(kind: DeviceKind, backend: str, calibration: str) -> None:
+    """Raise ConfigurationError unless a device of `kind` with this `backend` may state this `calibration`."""
+    from pearl.backends import backend_for
+
+    if not FINGERPRINT_PATTERN.fullmatch(calibration):
+        raise ConfigurationError(
+            f"A calibration must be {FINGERPRINT_RULE} of a device that was measured; found {calibration!r:.80}."
+        )
+    if not backend_for(kind, backend).is_here:
+        raise ConfigurationError(
+            f"A device of backend {backend} is never measured: leave its calibration empty; found {calibration!r}."
+        )
