@@ -22,6 +22,7 @@ from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform, usable, with_cores_of_host
+from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.report import microseconds
@@ -226,6 +227,7 @@ class Composer:
         self._matrix, imported = with_imported(profiler.matrix(), self._platform, problem, store)
         for line in imported:
             self._say(line)
+        self._matrix = with_rates(self._matrix, self._platform, problem.train.batch_size)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
         placed = functools.partial(
             place,
@@ -319,6 +321,7 @@ class Composer:
                 run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
                 until_return=goal,
                 run_options=run_options,
+                power=power_plan(self.platform, placement),
             ),
             {device.name: device for device in self.platform.devices},
         )
@@ -459,7 +462,7 @@ class Composer:
                 f"implementation={forced!r} out."
             )
         if self._metric == "power_efficiency":
-            unstated = [device for device in devices if device.active_watts is None]
+            unstated = [device for device in devices if power_of(platform, (device.name,)).missing]
             missing = [device.name for device in unstated if backend_of(device).takes_primitives(device)]
             if missing:
                 raise watts_missing(missing)

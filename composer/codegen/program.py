@@ -29,15 +29,17 @@ from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
+from pearl.runtime.power import PowerPlan
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 # The names that a program imports where it uses them, by module.
 _IMPORTABLE: dict[str, set[str]] = {
+    "pearl.devices": {"Device"},
     "pearl.exploration": {kind.__name__ for kind in EXPLORATIONS},
     "pearl.replay": {"ReplayRequestQueue", *(kind.__name__ for kind in SCHEDULES)},
     "pearl.runtime": {
         *("AssignmentQueue", "CollectionBuffer", "DataCollectionQueue", "DoneQueue", "GrantQueue", "HostIteration"),
-        *("LearnerWorker", "Program", "ProgressQueue", "Session", "TrainingLoop", "WeightSyncQueue"),
+        *("LearnerWorker", "PowerPlan", "Program", "ProgressQueue", "Session", "TrainingLoop", "WeightSyncQueue"),
         *("import_class", "parse_options", "run_program"),
     },
     "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
@@ -63,6 +65,7 @@ class ProgramSource:
     run_dir: Path
     until_return: float | None
     run_options: Mapping[str, int] = field(default_factory=dict)  # defaults of further options of the program
+    power: PowerPlan = field(default_factory=PowerPlan)
 
 
 def _origin(source: ProgramSource) -> str:
@@ -196,6 +199,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": _origin(source),
+        "power": {"used": _devices(source.power.used), "idle": _devices(source.power.idle)},
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
@@ -236,6 +240,19 @@ def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Fa
     if placement.storage != learner or storage_stays_on_host(problem.replay):
         return None
     return backend_of(devices[learner]).storage(devices[learner])
+
+
+def _devices(devices: Iterable[Device]) -> list[str]:
+    """The devices with their stated power, as items of a PowerPlan's tuples."""
+    names = ("name", "kind", "backend", "selector", "idle_watts", "active_watts")
+    found = []
+    for device in devices:
+        stated = [(name, value) for name in names if (value := getattr(device, name)) not in (None, "")]
+        arguments = [f"{name}={literal(value)}" for name, value in stated]
+        flat = f"Device({', '.join(arguments)})"
+        lines = "".join(f"                {argument},\n" for argument in arguments)
+        found.append(flat if len(flat) < 108 else f"Device(\n{lines}            )")
+    return found
 
 
 def _exponents(replay: ReplaySpec) -> dict[str, str]:

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pearl.atomic_file import write_text
-from pearl.devices.description import CONNECTION_COLUMNS, DEVICE_COLUMNS, Connection, Device
+from pearl.devices.description import (
+    CONNECTION_COLUMNS,
+    DEVICE_COLUMNS,
+    NEEDED_CONNECTION_COLUMNS,
+    Connection,
+    Device,
+)
 from pearl.errors import ConfigurationError
 
 
@@ -47,9 +53,11 @@ def write_csv(
     connection_path: str | Path,
 ) -> None:
     """Write the device CSV and the connection CSV; ConfigurationError names a path that cannot be written."""
+    stated = any(link.active_watts is not None for link in connections)
+    link_columns = CONNECTION_COLUMNS if stated else NEEDED_CONNECTION_COLUMNS
     tables: tuple[tuple[str | Path, tuple[str, ...], Sequence[object]], ...] = (
         (device_path, DEVICE_COLUMNS, devices),
-        (connection_path, CONNECTION_COLUMNS, connections),
+        (connection_path, link_columns, connections),
     )
     for path, columns, rows in tables:
         text = io.StringIO(newline="")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
+    from pearl.runtime.power import PowerPlan
     from pearl.runtime.queues import DataCollectionQueue
     from pearl.runtime.reporting import Program
     from pearl.runtime.session import Session
@@ -40,6 +41,7 @@ __all__ = [
     "HostIteration",
     "LearnerWorker",
     "Options",
+    "PowerPlan",
     "Program",
     "ProgressQueue",
     "Session",
@@ -58,6 +60,7 @@ _MODULES = {
     "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
+    "power": ("PowerPlan",),
     "queues": ("DataCollectionQueue",),
     "reporting": ("Program",),
     "session": ("Session",),

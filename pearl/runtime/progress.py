@@ -27,6 +27,7 @@ class _Shown(NamedTuple):
     replay_ratio: float
     episodes: int
     note: str
+    eps_per_watt: float | None = None
 
 
 class ProgressDisplay:
@@ -85,13 +86,14 @@ class ProgressDisplay:
         replay_ratio: float,
         episodes: int,
         note: str = "",
+        eps_per_watt: float | None = None,
     ) -> None:
         """Show the state of the run, unless it was shown a moment ago: cheap enough for every iteration.
 
         `steps` counts environment steps; `eps` and `gps` are trained experiences and gradient steps per second. An
-        unknown `mean_return` (None or NaN) shows as a dash.
+        unknown `mean_return` (None or NaN) shows as a dash, an unknown `eps_per_watt` not at all.
         """
-        self._latest = _Shown(steps, mean_return, eps, gps, replay_ratio, episodes, note)
+        self._latest = _Shown(steps, mean_return, eps, gps, replay_ratio, episodes, note, eps_per_watt)
         now = time.monotonic()
         if now - self._shown_at >= self._interval_s:
             self._show(now)
@@ -145,6 +147,7 @@ class ProgressDisplay:
             "return -" if unknown else f"return {shown.mean_return:.4g}",
             f"episodes {shown.episodes:,}",
             f"EPS {shown.eps:,.0f}",
+            *([] if shown.eps_per_watt is None else [f"EPS/W {shown.eps_per_watt:,.1f}"]),
             f"GPS {shown.gps:,.0f}",
             f"replay ratio {shown.replay_ratio:.3g}",
         ]

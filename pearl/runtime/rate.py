@@ -47,6 +47,16 @@ class StepRate:
             self._window.popleft()
 
     @property
+    def since(self) -> float | None:
+        """The time of the first batch, by `time.monotonic`; None before it."""
+        return self._first
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds during which a batch was under way, up to the last step."""
+        return self._busy_s
+
+    @property
     def total_s(self) -> float:
         """Seconds since the first batch."""
         return 0.0 if self._first is None else self._last - self._first
