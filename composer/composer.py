@@ -70,12 +70,14 @@ class Composer:
     """Describe the machine and the problem with `set_*`, then call `run` and `runtime_gen`.
 
     `progress` prints a line for each measurement. `calibration` is the file that keeps measurements between runs
-    (default: a file in the user's cache folder).
+    (default: a file in the user's cache folder); with `remeasure`, it measures again what is kept there.
     """
 
-    def __init__(self, *, progress: bool = True, calibration: str | Path | None = None) -> None:
+    def __init__(
+        self, *, progress: bool = True, calibration: str | Path | None = None, remeasure: bool = False
+    ) -> None:
         self._progress = progress
-        self._store_path = calibration
+        self._store_path, self._remeasure = calibration, remeasure
         self._device_file: Path | None = None
         self._connection_file: Path | None = None
         self._metric: Metric = "throughput"
@@ -222,7 +224,7 @@ class Composer:
             check_training_begins(self._problem.train, timesteps)
         self._platform = stated or self._discover()
         self._check_devices(self._platform)
-        problem, store = _profiled(self._problem), CalibrationStore(self._store_path)
+        problem, store = _profiled(self._problem), CalibrationStore(self._store_path, remeasure=self._remeasure)
         profiler = Profiler(self._platform, problem, store, self._say)
         self._matrix, imported = with_imported(profiler.matrix(), self._platform, problem, store)
         for line in imported:

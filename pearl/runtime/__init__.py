@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.power import PowerPlan
     from pearl.runtime.queues import DataCollectionQueue
+    from pearl.runtime.recomposition import Composition
     from pearl.runtime.reporting import Program
     from pearl.runtime.session import Session
     from pearl.runtime.trainer_import import import_class
@@ -35,6 +36,7 @@ __all__ = [
     "Bell",
     "CollectionBuffer",
     "ColumnQueue",
+    "Composition",
     "DataCollectionQueue",
     "DoneQueue",
     "GrantQueue",
@@ -62,6 +64,7 @@ _MODULES = {
     "options": ("Options", "parse_options"),
     "power": ("PowerPlan",),
     "queues": ("DataCollectionQueue",),
+    "recomposition": ("Composition",),
     "reporting": ("Program",),
     "session": ("Session",),
     "trainer_import": ("import_class",),

@@ -33,6 +33,10 @@ class Options:
     eval_max_steps: int = 30_000  # a game of Atari may take 27,000
     bench_paced: bool = False
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
+    recompose: bool = False
+    drift_threshold: float = 1.5
+    drift_seconds: float = 60.0
+    program: Path | None = None  # its file
 
 
 def _whole(text: str) -> int:
@@ -59,6 +63,16 @@ def _seconds(text: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return value
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 1):
+        raise argparse.ArgumentTypeError(f"expected a number above 1, found {text!r}")
     return value
 
 
@@ -196,6 +210,28 @@ def parse_options(
         f"{ActorSpec.timeout_s:g} unless set)",
     )
     add(
+        "--recompose",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="when iterations drift from the prediction: save a checkpoint, measure and place again, and go on with "
+        "the new program, which is written next to this one",
+    )
+    add(
+        "--drift-threshold",
+        type=_factor,
+        default=Options.drift_threshold,
+        metavar="X",
+        help="iterations drift if they take more than X times the predicted time, or less than 1/X of it "
+        "(default: %(default)s)",
+    )
+    add(
+        "--drift-seconds",
+        type=_seconds,
+        default=Options.drift_seconds,
+        metavar="S",
+        help="how long they must drift before it is reported (default: %(default)s)",
+    )
+    add(
         "--until-return",
         type=_return,
         default=check_goal(until_return),
@@ -205,6 +241,8 @@ def parse_options(
     a = parser.parse_args(arguments)
     if a.bench_paced and not a.bench:
         parser.error("--bench-paced belongs to --bench: give both")
+    if a.recompose and (a.serial or a.bench):
+        parser.error(f"--recompose has no use with {'--serial' if a.serial else '--bench'}: leave one of them out")
     return Options(
         timesteps=a.timesteps,
         seed=a.seed,
@@ -221,4 +259,8 @@ def parse_options(
         until_return=a.until_return,
         eval_max_steps=a.eval_max_steps,
         actor_timeout_s=a.actor_timeout,
+        recompose=a.recompose,
+        drift_threshold=a.drift_threshold,
+        drift_seconds=a.drift_seconds,
+        program=None if program is None else Path(program),
     )

@@ -20,6 +20,7 @@ from pearl.runtime.outcome import Evaluator, write_summary
 from pearl.runtime.power import PowerLog, PowerPlan, power_text
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.rate import StepRate
+from pearl.runtime.recomposition import Composition
 from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
@@ -56,6 +57,7 @@ class Program:
     composed_from: str = ""
     predicted_free_eps: float | None = None
     power: PowerPlan = field(default_factory=PowerPlan)
+    composition: Composition | None = None
 
     def predicted(self, replay_ratio: float) -> float:
         """The prediction for a run that keeps this ratio, the program's own or infinity."""

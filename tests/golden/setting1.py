@@ -31,6 +31,7 @@ from pearl.replay import ReplayRequestQueue, make_replay_manager
 from pearl.runtime import (
     AssignmentQueue,
     CollectionBuffer,
+    Composition,
     DataCollectionQueue,
     DoneQueue,
     HostIteration,
@@ -55,6 +56,14 @@ PROGRAM = Program(
     predicted_eps=2124439.0,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
     predicted_free_eps=2124439.0,  # with Actors that run free, as with --bench
     composed_from="the devices found on the machine that composed it",
+    composition=Composition(  # what --recompose asks the composer for
+        trainer="TinyDQN",
+        placed=(
+            "Replay Manager on cpu0 (fanout 16), torch Learner on cpu1 (threads 2, sub_batches 1), Data Storage on cpu1"
+        ),
+        devices="",
+        connections="",
+    ),
 )
 ACTORS = ActorSpec(
     env="CartPole-v1",

@@ -30,6 +30,7 @@ from pearl.backends.cpu.learner import NativeLearner
 from pearl.replay import make_replay_manager
 from pearl.runtime import (
     CollectionBuffer,
+    Composition,
     DataCollectionQueue,
     GrantQueue,
     Program,
@@ -47,6 +48,15 @@ PROGRAM = Program(
     predicted_eps=1578064.9,  # a second, not waiting for data, with Actors that collect at a replay ratio of 8
     predicted_free_eps=1578064.9,  # with Actors that run free, as with --bench
     composed_from="the devices found on the machine that composed it",
+    composition=Composition(  # what --recompose asks the composer for
+        trainer="DQN",
+        placed=(
+            "Replay Manager on cpu0 (fanout 16), native Learner on cpu0 (threads 1, sub_batches 1), Data Storage on "
+            "cpu0"
+        ),
+        devices="",
+        connections="",
+    ),
 )
 ACTORS = ActorSpec(
     env="CartPole-v1",
