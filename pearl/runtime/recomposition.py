@@ -15,9 +15,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pearl.runtime.options import Options
+if TYPE_CHECKING:
+    from pearl.runtime.options import Options
 
 # Ctrl-C is answered with one line also during the imports.
 _COMPOSE = (
