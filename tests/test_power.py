@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from composer.matrix import AssignmentMatrix, MissingCell
 from composer.placement import Placement
 from composer.platform import Platform, read_connections, read_devices
 from composer.power import power_of, power_plan, with_rates
-from pearl.backends.cpu.power import RaplMeter, rapl_meter
+from pearl.backends.cpu import power as cpu_power
+from pearl.backends.cpu.perf_power import perf_meter
+from pearl.backends.cpu.power import RaplMeter, cpu_meter, rapl_meter
 from pearl.backends.cuda.power import nvml_meter
 from pearl.cli import app
-from pearl.devices import Connection, Device, write_csv
+from pearl.devices import Connection, Device, discovery, write_csv
 from pearl.errors import ConfigurationError, DeviceError, DeviceFileError
 from pearl.runtime.power import PowerLog, PowerPlan
 from pearl.runtime.rate import StepRate
@@ -98,6 +101,68 @@ def test_a_counter_with_a_strange_value_is_an_error(tmp_path: Path, text: str) -
     zone(tmp_path, "0", "package-0", text)
     with pytest.raises(DeviceError, match="must hold whole microjoules"):
         rapl_meter(tmp_path)
+
+
+def energy_events(sys: Path, **events: tuple[str, str]) -> None:
+    folder = sys / "bus/event_source/devices/power"
+    (folder / "events").mkdir(parents=True)
+    (folder / "type").write_text("22\n")
+    (folder / "cpumask").write_text("0,28\n")
+    for name, (event, scale) in events.items():
+        (folder / "events" / f"energy-{name}").write_text(f"{event}\n")
+        (folder / "events" / f"energy-{name}.scale").write_text(f"{scale}\n")
+
+
+def test_perf_counts_each_package_and_the_memory(tmp_path: Path) -> None:
+    energy_events(tmp_path, pkg=("event=0x02", "0.5"), ram=("event=0x03", "0.25"))
+    counts = {(2, 0): 100, (2, 28): 10, (3, 0): 8, (3, 28): 4}
+    writers: dict[tuple[int, int], int] = {}
+
+    def open_event(kind: int, config: int, cpu: int) -> int:
+        assert kind == 22
+        reader, writers[config, cpu] = os.pipe()
+        os.write(writers[config, cpu], counts[config, cpu].to_bytes(8, "little"))
+        return reader
+
+    meter = perf_meter(tmp_path, open_event)
+    assert meter is not None
+    for which, writer in writers.items():
+        os.write(writer, (counts[which] + 4).to_bytes(8, "little"))
+        os.close(writer)
+    assert meter.joules() == pytest.approx(4 * (0.5 + 0.5 + 0.25 + 0.25))
+    assert (meter.source, meter.counter) == ("RAPL by perf", "RAPL")
+
+
+def test_perf_without_events_has_no_meter_and_faults_are_named(tmp_path: Path) -> None:
+    def refuse(kind: int, config: int, cpu: int) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    assert perf_meter(tmp_path) is None
+    energy_events(tmp_path, pkg=("event=0x02", "0.5"))
+    with pytest.raises(DeviceError, match=r"may not count.*sudo sysctl kernel\.perf_event_paranoid=0"):
+        perf_meter(tmp_path, refuse)
+    (tmp_path / "bus/event_source/devices/power/events/energy-pkg").write_text("energy\n")
+    with pytest.raises(DeviceError, match="expected an event such as event=0x02; found 'energy"):
+        perf_meter(tmp_path, refuse)
+
+
+def test_perf_takes_over_where_the_files_may_not_be_read_and_both_ways_are_named_where_it_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(which: str) -> Any:
+        def refused(sys: Path) -> None:
+            raise DeviceError(f"Allow {which}")
+
+        return refused
+
+    monkeypatch.setattr(cpu_power, "rapl_meter", refuse("files"))
+    with pytest.raises(DeviceError, match="Allow files"):  # this kernel has no events
+        cpu_meter(tmp_path)
+    monkeypatch.setattr(cpu_power, "perf_meter", lambda sys: "perf")
+    assert cpu_meter(tmp_path) == "perf"
+    monkeypatch.setattr(cpu_power, "perf_meter", refuse("events"))
+    with pytest.raises(DeviceError, match=r"Allow files\. Or: Allow events"):
+        cpu_meter(tmp_path)
 
 
 # --- NVML -----------------------------------------------------------------------------------------------------------
@@ -297,6 +362,25 @@ def test_a_run_measures_what_has_a_counter_and_states_the_rest(meter: FakeMeter)
     assert (again := log.read()) is not None
     assert again.seconds == 2
     assert again.sources["cpu0"] == "100.0 W measured by RAPL"
+
+
+def test_discovery_measures_the_power_at_rest_and_says_why_it_cannot(
+    meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((10.0, 12.0))
+    monkeypatch.setattr(discovery.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(discovery.time, "sleep", lambda _: setattr(meter, "total", 43.0))
+    said: list[str] = []
+    cpu, sycl = discovery._with_idle_watts((CPU, Device("sycl:cpu0", "cpu", "sycl", shares_with="cpu0")), said.append)
+    assert (cpu.idle_watts, sycl.idle_watts) == (21.5, None)
+    assert said == ["Measuring the power of cpu0 at rest"]
+
+    def refuse(self: object, device: Device) -> None:
+        raise DeviceError("Allow it: sudo chmod ...")
+
+    monkeypatch.setattr("pearl.backends.cpu.CpuBackend.power_meter", refuse)
+    assert discovery._with_idle_watts((CPU,), said.append) == [CPU]
+    assert said[-1] == "The power of cpu0 is not measured: Allow it: sudo chmod ..."
 
 
 def test_two_rows_of_one_counter_count_once(meter: FakeMeter) -> None:

@@ -194,13 +194,13 @@ def test_a_drifting_run_saves_and_goes_on_also_if_it_cannot_be_composed_again(tm
     program = make_program(tmp_path, setting=setting, capacity=200_000)
     mispredict(program)
     (tmp_path / "devices.csv").unlink()
-    arguments = (*ARGUMENTS, "--timesteps", "12000", "--recompose", "--drift-seconds", "0.6")
+    arguments = (*ARGUMENTS, "--timesteps", "30000", "--recompose", "--drift-seconds", "0.2")
     with running(program, *arguments) as started:
         pid = started.process.pid
         assert started.wait() == 0, started.output
         output = started.output
         assert pid == started.process.pid
-    assert re.search(r"Stopping: composing again, as for 0.6 s iterations take [\d,.]+ us, [\d.]+ times the", output)
+    assert re.search(r"Stopping: composing again, as for 0.2 s iterations take [\d,.]+ us, [\d.]+ times the", output)
     assert re.search(r"devices.csv cannot be read.*\nThe run goes on with program.py", output)
     step = re.search(r"Resumed from .* at step ([\d,]+)", output)
     assert step is not None
@@ -213,9 +213,9 @@ def test_a_drifting_run_saves_and_goes_on_also_if_it_cannot_be_composed_again(tm
 def test_without_recompose_a_drift_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
     program = make_program(tmp_path)
     mispredict(program)
-    code, output = run(program, *ARGUMENTS, "--timesteps", "8000", "--drift-seconds", "0.5")
+    code, output = run(program, *ARGUMENTS, "--timesteps", "30000", "--drift-seconds", "0.2")
     assert code == 0, output
-    assert output.count("warning: For 0.5 s, iterations take") == 1
+    assert output.count("warning: For 0.2 s, iterations take") == 1
     assert "--recompose would measure and place again" in output
 
 
@@ -224,9 +224,9 @@ def test_a_drifting_run_goes_on_in_a_new_program_with_another_placement(tmp_path
     composer = described(write_csv_pair(tmp_path, ONE_CPU), capacity=200_000)
     composer.run()
     placement = composer.placement.with_choice(implementation="torch")
-    program = composer.runtime_gen(placement=placement, path=tmp_path / "program.py", timesteps=12_000)
+    program = composer.runtime_gen(placement=placement, path=tmp_path / "program.py", timesteps=30_000)
     mispredict(program)
-    code, output = run(program, *ARGUMENTS, "--recompose", "--drift-seconds", "0.6")
+    code, output = run(program, *ARGUMENTS, "--recompose", "--drift-seconds", "0.2")
     assert code == 0, output
     assert "Now it is:         Replay Manager on cpu0 (fanout 16), native Learner on cpu0" in output
     assert (tmp_path / "program_recomposed_1.py").is_file()

@@ -81,9 +81,9 @@ class CpuBackend(Backend):
 
     def power_meter(self, device: Device) -> PowerMeter | None:
         """RAPL, of all packages of this machine together."""
-        from pearl.backends.cpu.power import rapl_meter
+        from pearl.backends.cpu.power import cpu_meter
 
-        return rapl_meter()
+        return cpu_meter()
 
     def replay(self, device: Device) -> Factory:
         """The sum tree in C++."""

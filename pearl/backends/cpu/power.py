@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pearl.backends.cpu.perf_power import perf_meter
 from pearl.control_groups import SYS
 from pearl.devices.power import PowerMeter, WrappingCounter
 from pearl.errors import DeviceError
@@ -42,6 +43,24 @@ def rapl_meter(sys: Path = SYS) -> PowerMeter | None:
     """
     zones = [zone for zone in sorted((sys / "class/powercap").glob("intel-rapl:*")) if _counts(zone)]
     return RaplMeter(zones) if zones else None
+
+
+def cpu_meter(sys: Path = SYS) -> PowerMeter | None:
+    """A meter of this machine's CPU: RAPL by its files, else by perf's events; None if there is neither.
+
+    Raises DeviceError if this user may use neither, with both ways to get the right.
+    """
+    try:
+        meter = rapl_meter(sys)
+    except DeviceError as refused:
+        try:
+            meter = perf_meter(sys)
+        except DeviceError as also_refused:
+            raise DeviceError(f"{refused}. Or: {also_refused}") from also_refused
+        if meter is None:
+            raise
+        return meter
+    return perf_meter(sys) if meter is None else meter
 
 
 def _counts(zone: Path) -> bool:
