@@ -398,6 +398,14 @@ class Platform:
         return self.device(second).name in self._silicon[self.device(first).name]
 
     @cached_property
+    def silicon(self) -> tuple[tuple[Device, ...], ...]:
+        """The devices, those that are one piece of silicon together, in the order of the file."""
+        groups: dict[str, list[Device]] = {}
+        for device in self.devices:
+            groups.setdefault(min(self._silicon[device.name]), []).append(device)
+        return tuple(map(tuple, groups.values()))
+
+    @cached_property
     def _silicon(self) -> dict[str, set[str]]:
         """For each device, the names of all devices on the same piece of silicon."""
         groups = {device.name: {device.name} for device in self.devices}

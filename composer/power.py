@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from composer.matrix import AssignmentMatrix, StatedPower
@@ -38,7 +38,7 @@ def power_of(platform: Platform, used: Collection[str], routes: Iterable[tuple[s
     active = idle = 0.0
     missing: list[str] = []
     unstated: list[str] = []
-    for group in silicon(platform):
+    for group in platform.silicon:
         at_work = [device for device in group if device.name in used]
         watts = _active_watts(platform, group, at_work) if at_work else _highest(group, _idle)
         if at_work:
@@ -56,7 +56,7 @@ def power_plan(platform: Platform, placement: Placement) -> PowerPlan:
     host, (i, j) = placement.host, placement.chosen.pair
     used: list[Device] = []
     idle: list[Device] = []
-    for group in silicon(platform):
+    for group in platform.silicon:
         shown = next((device for device in group if not device.shares_with), group[0])
         plain = Device(shown.name, shown.kind, shown.backend, shown.selector)
         if at_work := [device for device in group if device.name in (host, i, j)]:
@@ -71,16 +71,6 @@ def with_rates(matrix: AssignmentMatrix, platform: Platform, batch_size: int) ->
     watts = ((name, power_of(platform, (name,)).active_watts) for name in matrix.devices)
     power = tuple(StatedPower(name, found) for name, found in watts if found is not None)
     return dataclasses.replace(matrix, batch_size=batch_size, power=power)
-
-
-def silicon(platform: Platform) -> Iterator[tuple[Device, ...]]:
-    """The devices of the platform, those that are one piece of silicon together, in the order of the platform."""
-    seen: set[str] = set()
-    for device in platform.devices:
-        if device.name not in seen:
-            group = tuple(d for d in platform.devices if platform.shared_silicon(device.name, d.name))
-            seen.update(d.name for d in group)
-            yield group
 
 
 def _active_watts(platform: Platform, group: Sequence[Device], at_work: Sequence[Device]) -> float | None:

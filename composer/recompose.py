@@ -135,8 +135,9 @@ def main(text: str) -> NoReturn:
     except KeyboardInterrupt:
         print(f"Interrupted. The checkpoint is kept: {run_command(program)} --resume", file=sys.stderr)
         sys.exit(130)
-    except PearlError as error:
-        print(f"Error: {error}\nThe run goes on with {shown(program)}.", file=sys.stderr, flush=True)
+    except Exception as error:  # whatever it is, the run must go on
+        message = str(error) if isinstance(error, PearlError) else described(error)
+        print(f"Error: {message}\nThe run goes on with {shown(program)}.", file=sys.stderr, flush=True)
     else:
         if made.before == made.now:
             print("The best placement is the same: from now on, a drift is only reported.", flush=True)

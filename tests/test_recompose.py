@@ -228,7 +228,7 @@ def test_a_drifting_run_goes_on_in_a_new_program_with_another_placement(tmp_path
     mispredict(program)
     code, output = run(program, *ARGUMENTS, "--recompose", "--drift-seconds", "0.2")
     assert code == 0, output
-    assert "Now it is:         Replay Manager on cpu0 (fanout 16), native Learner on cpu0" in output
+    assert "Now it is:         Replay Manager on cpu0, native Learner on cpu0" in output
     assert (tmp_path / "program_recomposed_1.py").is_file()
     assert "Resumed from" in output
     assert_nothing_was_lost(tmp_path / "runs/program")

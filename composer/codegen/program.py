@@ -40,17 +40,8 @@ _IMPORTABLE: dict[str, set[str]] = {
     "pearl.replay": {"ReplayRequestQueue", *(kind.__name__ for kind in SCHEDULES)},
     "pearl.runtime": {
         *("AssignmentQueue", "CollectionBuffer", "Composition", "DataCollectionQueue", "DoneQueue", "GrantQueue"),
-        *(
-            "HostIteration",
-            "LearnerWorker",
-            "PowerPlan",
-            "Program",
-            "ProgressQueue",
-            "Session",
-            "TrainingLoop",
-            "WeightSyncQueue",
-        ),
-        *("import_class", "parse_options", "run_program"),
+        *("HostIteration", "LearnerWorker", "PowerPlan", "Program", "ProgressQueue", "Session", "TrainingLoop"),
+        *("WeightSyncQueue", "import_class", "parse_options", "run_program"),
     },
     "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
 }
@@ -253,14 +244,11 @@ def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Fa
     return backend_of(devices[learner]).storage(devices[learner])
 
 
-def placed_text(placement: Placement, replay: ReplayConfig | None = None, learner: LearnerConfig | None = None) -> str:
-    """Where the primitives of a placement are and how they run, in words; the configurations may have been edited."""
-    replay, learner = replay or placement.replay_config, learner or placement.learner_config
-    tuning = ", ".join(f"{name} {getattr(learner, name)}" for name in ("threads", "sub_batches"))
-    prefetch = ", prefetching" if learner.prefetch else ""
+def placed_text(placement: Placement) -> str:
+    """Where the primitives of a placement are, in words."""
     return (
-        f"Replay Manager on {replay.device} (fanout {replay.fanout}), {learner.implementation} Learner on "
-        f"{learner.device} ({tuning}{prefetch}), Data Storage on {placement.storage}"
+        f"Replay Manager on {placement.replay_manager}, {placement.implementation} Learner on {placement.learner}, "
+        f"Data Storage on {placement.storage}"
     )
 
 
@@ -273,7 +261,7 @@ def _composition(source: ProgramSource, trainer: str) -> dict[str, object]:
 
     value = Composition(
         trainer,
-        placed_text(source.placement, source.replay, source.learner),
+        placed_text(source.placement),
         devices=seen(source.device_file),
         connections=seen(source.connection_file),
         metric=source.placement.metric,

@@ -313,7 +313,7 @@ class Session:
 
     def _drift_watch(self) -> DriftWatch | None:
         """None where the prediction does not hold: there is none, or the run is a benchmark or serial."""
-        options, predicted = self.options, self.program.predicted_eps
+        options, predicted = self.options, self.program.predicted(self.train.replay_ratio)
         if predicted <= 0 or options.bench or options.serial:
             return None
         terms = {ITERATION: self.train.batch_size / predicted * 1e6}

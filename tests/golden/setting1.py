@@ -58,9 +58,7 @@ PROGRAM = Program(
     composed_from="the devices found on the machine that composed it",
     composition=Composition(  # what --recompose asks the composer for
         trainer="TinyDQN",
-        placed=(
-            "Replay Manager on cpu0 (fanout 16), torch Learner on cpu1 (threads 2, sub_batches 1), Data Storage on cpu1"
-        ),
+        placed="Replay Manager on cpu0, torch Learner on cpu1, Data Storage on cpu1",
         devices="",
         connections="",
     ),

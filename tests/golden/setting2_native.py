@@ -50,10 +50,7 @@ PROGRAM = Program(
     composed_from="the devices found on the machine that composed it",
     composition=Composition(  # what --recompose asks the composer for
         trainer="DQN",
-        placed=(
-            "Replay Manager on cpu0 (fanout 16), native Learner on cpu0 (threads 1, sub_batches 1), Data Storage on "
-            "cpu0"
-        ),
+        placed="Replay Manager on cpu0, native Learner on cpu0, Data Storage on cpu0",
         devices="",
         connections="",
     ),
