@@ -16,7 +16,7 @@ from composer.matrix import AssignmentMatrix, StatedPower
 from composer.placement import Placement
 from composer.platform import Platform
 from pearl.devices.description import Device
-from pearl.runtime.power import PowerPlan
+from pearl.runtime.power import PoweredDevice, PowerPlan
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def power_of(platform: Platform, used: Collection[str], routes: Iterable[tuple[s
 def power_plan(platform: Platform, placement: Placement) -> PowerPlan:
     """The devices of the machine with their stated power, for the program of the placement."""
     host, (i, j) = placement.host, placement.chosen.pair
-    used: list[Device] = []
-    idle: list[Device] = []
+    used: list[PoweredDevice] = []
+    idle: list[PoweredDevice] = []
     for group in platform.silicon:
         shown = next((device for device in group if not device.shares_with), group[0])
-        plain = Device(shown.name, shown.kind, shown.backend, shown.selector)
+        plain = PoweredDevice(shown.name, shown.kind, shown.backend, shown.selector)
         if at_work := [device for device in group if device.name in (host, i, j)]:
             used.append(dataclasses.replace(plain, active_watts=_active_watts(platform, group, at_work)))
         else:

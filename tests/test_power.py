@@ -29,7 +29,7 @@ from pearl.backends.cuda.power import nvml_meter
 from pearl.cli import app
 from pearl.devices import Connection, Device, discovery, write_csv
 from pearl.errors import ConfigurationError, DeviceError, DeviceFileError
-from pearl.runtime.power import PowerLog, PowerPlan
+from pearl.runtime.power import PoweredDevice, PowerLog, PowerPlan
 from pearl.runtime.rate import StepRate
 
 RANGE_UJ = 262_143_328_850
@@ -318,6 +318,12 @@ def test_a_program_knows_one_device_for_each_piece_of_silicon() -> None:
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
+def row(device: Device) -> PoweredDevice:
+    return PoweredDevice(
+        device.name, device.kind, device.backend, device.selector, device.idle_watts, device.active_watts
+    )
+
+
 class FakeMeter:
     source, counter, most_seconds = "RAPL", "RAPL", math.inf
 
@@ -339,7 +345,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> FakeMeter:
 
 def test_a_run_measures_what_has_a_counter_and_states_the_rest(meter: FakeMeter) -> None:
     now = 100.0
-    plan = PowerPlan((CPU, FPGA), (Device("gpu0", "gpu", "cuda", idle_watts=55),), link_watts=2)
+    plan = PowerPlan((row(CPU), row(FPGA)), (PoweredDevice("gpu0", "gpu", "cuda", idle_watts=55),), link_watts=2)
     log, rate = PowerLog(plan, clock=lambda: now), StepRate()
     log.follow(rate)
     assert log.read() is None  # before the first batch
@@ -385,7 +391,7 @@ def test_discovery_measures_the_power_at_rest_and_says_why_it_cannot(
 
 def test_two_rows_of_one_counter_count_once(meter: FakeMeter) -> None:
     now = 0.0
-    log, rate = PowerLog(PowerPlan((CPU, Device("cpu1", "cpu", "cpu"))), clock=lambda: now), StepRate()
+    log, rate = PowerLog(PowerPlan((row(CPU), PoweredDevice("cpu1", "cpu", "cpu"))), clock=lambda: now), StepRate()
     rate.started()
     log.follow(rate)
     now, meter.total = 2.0, 100.0
@@ -394,7 +400,7 @@ def test_two_rows_of_one_counter_count_once(meter: FakeMeter) -> None:
 
 
 def test_a_counter_that_fails_gives_way_to_the_stated_power_and_says_why(meter: FakeMeter) -> None:
-    log, rate = PowerLog(PowerPlan((CPU,)), clock=lambda: 1.0), StepRate()
+    log, rate = PowerLog(PowerPlan((row(CPU),)), clock=lambda: 1.0), StepRate()
     rate.started()
     log.follow(rate)
     meter.total = None
@@ -404,7 +410,7 @@ def test_a_counter_that_fails_gives_way_to_the_stated_power_and_says_why(meter: 
 
 
 def test_power_that_is_not_known_is_none_and_names_the_column() -> None:
-    log, rate = PowerLog(PowerPlan((GPU, Device("gpu1", "gpu", "model")))), StepRate()
+    log, rate = PowerLog(PowerPlan((row(GPU), PoweredDevice("gpu1", "gpu", "not imported")))), StepRate()
     rate.started()
     log.follow(rate)
     assert (power := log.read()) is not None
@@ -419,7 +425,7 @@ def test_a_program_reports_stated_power_in_progress_summary_and_bench(tmp_path: 
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=1100)
     text = program.read_text()
     ast.parse(text)
-    assert 'Device(name="cpu0", kind="cpu", backend="cpu", active_watts=60.0)' in text
+    assert 'PoweredDevice(name="cpu0", kind="cpu", backend="cpu", active_watts=60.0)' in text
     assert max(map(len, text.splitlines())) <= 120
     code, output = run(program, "--eval-episodes", "1")
     assert code == 0, output

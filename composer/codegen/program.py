@@ -29,18 +29,26 @@ from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
-from pearl.runtime.power import PowerPlan
+from pearl.runtime.power import PoweredDevice, PowerPlan
 from pearl.runtime.recomposition import Composition
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 # The names that a program imports where it uses them, by module.
 _IMPORTABLE: dict[str, set[str]] = {
-    "pearl.devices": {"Device"},
     "pearl.exploration": {kind.__name__ for kind in EXPLORATIONS},
     "pearl.replay": {"ReplayRequestQueue", *(kind.__name__ for kind in SCHEDULES)},
     "pearl.runtime": {
         *("AssignmentQueue", "CollectionBuffer", "Composition", "DataCollectionQueue", "DoneQueue", "GrantQueue"),
-        *("HostIteration", "LearnerWorker", "PowerPlan", "Program", "ProgressQueue", "Session", "TrainingLoop"),
+        *(
+            "HostIteration",
+            "LearnerWorker",
+            "PowerPlan",
+            "PoweredDevice",
+            "Program",
+            "ProgressQueue",
+            "Session",
+            "TrainingLoop",
+        ),
         *("WeightSyncQueue", "import_class", "parse_options", "run_program"),
     },
     "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
@@ -274,16 +282,16 @@ def _composition(source: ProgramSource, trainer: str) -> dict[str, object]:
     return {f.name: found for f in fields if (found := getattr(value, f.name)) != f.default}
 
 
-def _devices(devices: Iterable[Device]) -> list[str]:
+def _devices(devices: Iterable[PoweredDevice]) -> list[str]:
     """The devices with their stated power, as items of a PowerPlan's tuples."""
     names = ("name", "kind", "backend", "selector", "idle_watts", "active_watts")
     found = []
     for device in devices:
         stated = [(name, value) for name in names if (value := getattr(device, name)) not in (None, "")]
         arguments = [f"{name}={literal(value)}" for name, value in stated]
-        flat = f"Device({', '.join(arguments)})"
+        flat = f"PoweredDevice({', '.join(arguments)})"
         lines = "".join(f"                {argument},\n" for argument in arguments)
-        found.append(flat if len(flat) < 108 else f"Device(\n{lines}            )")
+        found.append(flat if len(flat) < 108 else f"PoweredDevice(\n{lines}            )")
     return found
 
 

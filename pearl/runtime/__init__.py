@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
-    from pearl.runtime.power import PowerPlan
+    from pearl.runtime.power import PoweredDevice, PowerPlan
     from pearl.runtime.queues import DataCollectionQueue
     from pearl.runtime.recomposition import Composition
     from pearl.runtime.reporting import Program
@@ -44,6 +44,7 @@ __all__ = [
     "LearnerWorker",
     "Options",
     "PowerPlan",
+    "PoweredDevice",
     "Program",
     "ProgressQueue",
     "Session",
@@ -62,7 +63,7 @@ _MODULES = {
     "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
-    "power": ("PowerPlan",),
+    "power": ("PowerPlan", "PoweredDevice"),
     "queues": ("DataCollectionQueue",),
     "recomposition": ("Composition",),
     "reporting": ("Program",),

@@ -8,13 +8,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pearl.backends import backend_of
-from pearl.devices.description import Device
+from pearl.devices.description import Device, DeviceKind
 from pearl.devices.power import PowerMeter
-from pearl.errors import DeviceError
+from pearl.errors import ConfigurationError, DeviceError
 from pearl.runtime.rate import StepRate
 from pearl.runtime.scores import number
 
 _POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class PoweredDevice:
+    """A row of the device CSV, as far as power is concerned; the program need not know its backend."""
+
+    name: str
+    kind: DeviceKind
+    backend: str
+    selector: str = ""
+    idle_watts: float | None = None
+    active_watts: float | None = None
+
+    def meter(self) -> PowerMeter | None:
+        """The device's energy counter; None if it has none. DeviceError if it cannot be read."""
+        try:
+            device = Device(self.name, self.kind, self.backend, self.selector)
+        except ConfigurationError:  # its backend is a module that this program does not import
+            return None
+        return backend_of(device).power_meter(device)
 
 
 @dataclass(frozen=True)
@@ -24,8 +44,8 @@ class PowerPlan:
     `active_watts` of the devices used include their own memory. `link_watts` is the power of the links in use.
     """
 
-    used: tuple[Device, ...] = ()
-    idle: tuple[Device, ...] = ()
+    used: tuple[PoweredDevice, ...] = ()
+    idle: tuple[PoweredDevice, ...] = ()
     link_watts: float = 0.0
 
     @property
@@ -58,7 +78,7 @@ class Power:
 class _Silicon:
     """One device: its meter if it has one, else its stated power."""
 
-    device: Device
+    device: PoweredDevice
     used: bool
     meter: PowerMeter | None = None
     problem: str = ""  # why its counter cannot be read
@@ -112,7 +132,7 @@ class PowerLog:
             part = _Silicon(device, used)
             self._parts.append(part)
             try:
-                meter = backend_of(device).power_meter(device)
+                meter = device.meter()
             except DeviceError as error:
                 part.problem = str(error)
                 continue
