@@ -34,6 +34,7 @@ from composer.placement import (
     StorageOption,
 )
 from composer.platform import Platform
+from composer.power import power_of
 from composer.storage_rule import StorageRule
 from pearl.errors import ConfigurationError, PlacementError
 
@@ -80,10 +81,11 @@ def place(
     """Run PEARL's Algorithm 1 on `matrix`.
 
     Step 1 chooses the devices of Replay Manager and Learner, and the Learner's implementation, with the most
-    experiences per second (or per joule) in the program's steady state: in setting 1 with a `priority_update_delay`
-    above 0, sampling runs beside training (`IterationTerms.stages`), else Eq. 7 holds. Costs within 1e-9 are a tie: it
-    goes to the least traffic between devices, then to the fewest devices, then to the order of the matrix (Replay
-    Manager's device, Learner's device, implementations of the latter). Step 2 puts the Data Storage on
+    experiences per second (or per joule that the machine takes, `Candidate.machine_watts`) in the program's steady
+    state: in setting 1 with a `priority_update_delay` above 0, sampling runs beside training
+    (`IterationTerms.stages`), else Eq. 7 holds. Costs within 1e-9 are a tie: it goes to the least traffic between
+    devices, then to the fewest devices, then to the order of the matrix (Replay Manager's device, Learner's device,
+    implementations of the latter). Step 2 puts the Data Storage on
     `storage_forced`, or on the device with the least transfer time among those that `storage_rule` allows (None: both
     devices and the host). Ties within 1e-9 go to the Learner's device, then to the Actors', then to the Replay
     Manager's.
@@ -237,6 +239,9 @@ class _Search:
         free = self._beside_actors(terms, j, learner, whole, math.inf)
         terms = self._beside_actors(terms, j, learner, whole, collect_us)
         used = tuple(dict.fromkeys((host, i, j)))
+        power = power_of(self.platform, used, ((host, i), (host, j), (i, j)))
+        if power.missing and self.metric == "power_efficiency":
+            raise watts_missing(power.missing)
         on_i, on_j = self.platform.device(i), self.platform.device(j)
         return Candidate(
             replay=ReplayConfig(i, on_i.backend, on_i.selector, replay.fanout, replay.workers),
@@ -253,7 +258,9 @@ class _Search:
             t_itr_us=terms.t_itr_us,
             eps=self.batch_size / terms.t_itr_us * 1e6,
             free_us=free.t_itr_us,
-            watts=self._watts(used),
+            watts=power.active_watts,
+            idle_watts=power.idle_watts,
+            idle_unstated=power.unstated,
             devices_used=len(used),
             message_bytes=(2 * batch_message if i != j else 0) + (insert_message if i != host else 0),
             route=to_learner.hops,
@@ -274,19 +281,6 @@ class _Search:
     def _there_and_back_us(self, i: str, j: str, nbytes: int) -> float:
         """The time of a message from `i` to `j` and of one back."""
         return self.platform.link(i, j).transfer_us(nbytes) + self.platform.link(j, i).transfer_us(nbytes)
-
-    def _watts(self, names: tuple[str, ...]) -> float | None:
-        """The power of the devices; of devices on one piece of silicon only the highest counts."""
-        watts: dict[str, float] = {}
-        for name in names:
-            found = self.platform.device(name).active_watts
-            if found is None:
-                if self.metric == "power_efficiency":
-                    raise watts_missing([name])
-                return None
-            silicon = next((other for other in watts if self.platform.shared_silicon(other, name)), name)
-            watts[silicon] = max(found, watts.get(silicon, 0.0))
-        return float(sum(watts.values()))
 
     def _storage(
         self, *, learner_device: str, host: str, replay_device: str, pair_gather: Measurement | None

@@ -149,13 +149,16 @@ class _UnusableError(Exception):
 class CalibrationStore:
     """Measurements by CalibrationKey, in `path` (default: `default_path()`).
 
-    Safe for several processes; one store object belongs to one thread. A file that is corrupt, or of another version of
-    the format, is renamed, with a warning that names it. Where the file cannot be written, the store keeps its
-    measurements in memory and warns once.
+    With `remeasure`, entries of earlier runs are not returned, unless they were imported: they are measured again and
+    replaced. Safe for several processes; one store object belongs to one thread. A file that is corrupt, or of another
+    version of the format, is renamed, with a warning that names it. Where the file cannot be written, the store keeps
+    its measurements in memory and warns once.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, *, remeasure: bool = False) -> None:
         self.path = Path(path) if path is not None else default_path()
+        self._remeasure = remeasure
+        self._measured_now: set[str] = set()
         self._warned = False
         self._entries: _Entries = {}
         self._machines: tuple[Machine, ...] = ()
@@ -181,7 +184,9 @@ class CalibrationStore:
     def get(self, key: CalibrationKey) -> dict[str, Measurement] | None:
         """The measurements of `key` by name, or None."""
         entry = self._entries.get(key.digest)
-        return dict(entry.measurements) if entry else None
+        if entry is None or (self._remeasure and not entry.imported and key.digest not in self._measured_now):
+            return None
+        return dict(entry.measurements)
 
     def similar(self, key: CalibrationKey) -> Sequence[Entry]:
         """The entries that differ from `key` at most in sizes and in versions of the software."""
@@ -197,6 +202,7 @@ class CalibrationStore:
 
     def put(self, key: CalibrationKey, measurements: Mapping[str, Measurement]) -> None:
         """Keep `measurements` in place of any others of this key, and write the file."""
+        self._measured_now.add(key.digest)
         self._write({key.digest: Entry(key, tuple(measurements.items()))})
 
     def record(self, machine: Machine) -> None:

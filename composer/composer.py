@@ -32,6 +32,7 @@ from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
 from composer.modelled_rows import follows_work
 from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
 from composer.platform import Platform, usable, with_cores_of_host
+from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.report import microseconds
@@ -89,12 +90,14 @@ class Composer:
     """Describe the machine and the problem with `set_*`, then call `run` and `runtime_gen`.
 
     `progress` prints a line for each measurement. `calibration` is the file that keeps measurements between runs
-    (default: a file in the user's cache folder).
+    (default: a file in the user's cache folder); with `remeasure`, it measures again what is kept there.
     """
 
-    def __init__(self, *, progress: bool = True, calibration: str | Path | None = None) -> None:
+    def __init__(
+        self, *, progress: bool = True, calibration: str | Path | None = None, remeasure: bool = False
+    ) -> None:
         self._progress = progress
-        self._store_path = calibration
+        self._store_path, self._remeasure = calibration, remeasure
         self._device_file: Path | None = None
         self._connection_file: Path | None = None
         self._metric: Metric = "throughput"
@@ -370,6 +373,7 @@ class Composer:
                 run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
                 until_return=goal,
                 run_options=run_options,
+                power=power_plan(self.platform, placement),
             ),
             {device.name: device for device in self.platform.devices},
         )
@@ -426,7 +430,7 @@ class Composer:
 
     def _prepare(self, kind: type[_Profiler], timesteps: int | None = None) -> _Profiler:
         """Check the problem and read the machine; a profiler for both."""
-        stated, store = self._read_files(), CalibrationStore(self._store_path)
+        stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
         if stated is not None:
             check_absent(stated, store)
         self._problem = self._check_problem(stated)
@@ -442,6 +446,7 @@ class Composer:
     def _compose(self, profiler: Profiler) -> None:
         """Set matrix and placement, and keep the machine in the store."""
         matrix, imported = with_imported(profiler.matrix(), profiler.platform, profiler.problem, profiler.store)
+        matrix = with_rates(matrix, profiler.platform, profiler.problem.train.batch_size)
         self._matrix = matrix
         for line in imported:
             self._say(line)
@@ -578,7 +583,7 @@ class Composer:
                 f"implementation={forced!r} out."
             )
         if self._metric == "power_efficiency":
-            unstated = [device for device in devices if device.active_watts is None]
+            unstated = [device for device in devices if power_of(platform, (device.name,)).missing]
             missing = [device.name for device in unstated if backend_of(device).takes_primitives(device)]
             if missing:
                 raise watts_missing(missing)

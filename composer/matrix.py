@@ -257,12 +257,25 @@ class UnsupportedLearner:
 
 
 @dataclass(frozen=True)
+class StatedPower:
+    """The active power of a device, as the device CSV states it."""
+
+    device: str
+    active_watts: float
+
+
+@dataclass(frozen=True)
 class AssignmentMatrix:
-    """A row per usable device; and the devices and the implementations of the Learner that are left out."""
+    """A row per usable device; and the devices and the implementations of the Learner that are left out.
+
+    `batch_size` (0: not known) and `power` of the devices give the cells' EPS and EPS per watt.
+    """
 
     rows: tuple[MatrixRow, ...]
     unavailable: tuple[UnavailableDevice, ...] = ()
     unsupported: tuple[UnsupportedLearner, ...] = ()
+    batch_size: int = 0
+    power: tuple[StatedPower, ...] = ()
 
     FORMAT = "pearl-assignment-matrix"
     VERSION = 2
@@ -293,6 +306,23 @@ class AssignmentMatrix:
             if name == column:
                 return cell
         raise ConfigurationError(f"The matrix has the columns {', '.join(COLUMNS)}; found {column!r}.")
+
+    def eps(self, cell: Cell) -> float | None:
+        """Experiences per second if an iteration has the cell's latencies alone, by Eq. 7 without transfers.
+
+        None for a missing cell, or if the batch size or all of the latencies are not known.
+        """
+        us = {name: measurement.value_us for name, measurement in cell.measurements()}
+        collecting = us.get("store", 0.0) + us.get("insert", 0.0)
+        training = us.get("step", 0.0) + us.get("update", 0.0)
+        t_itr_us = us.get("sample", 0.0) + us.get("gather", 0.0) + max(collecting, training)
+        return self.batch_size / t_itr_us * 1e6 if self.batch_size and t_itr_us else None
+
+    def eps_per_watt(self, device: str, cell: Cell) -> float | None:
+        """The cell's EPS per watt of `device` alone; None where its power is not stated."""
+        watts = next((found.active_watts for found in self.power if found.device == device), None)
+        eps = self.eps(cell)
+        return None if eps is None or watts is None else eps / watts
 
     def to_pandas(self) -> pd.DataFrame:
         """One line per latency: device, column, latency, p50_us, p20_us, p80_us, n, source, parameters, note.

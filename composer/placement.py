@@ -203,8 +203,10 @@ class Candidate:
     """One pair of devices for Replay Manager and Learner, and an implementation of the latter, with its cost.
 
     `terms`, `t_itr_us` and `eps`, training experiences per second, are with the best Data Storage. `watts` is the
-    active power of all devices used, including the host; None where the device CSV does not state it. `storage` lists
-    the devices for the Data Storage, best first. `free_us` is `t_itr_us` with Actors that run free.
+    active power of all devices used, including the host, and of their memories and links; None where the device CSV
+    does not state it. `idle_watts` is the power of the machine's devices that stay idle; `idle_unstated` names those
+    for which the device CSV states none, which counts as 0. `storage` lists the devices for the Data Storage, best
+    first. `free_us` is `t_itr_us` with Actors that run free.
     """
 
     replay: ReplayConfig
@@ -218,6 +220,8 @@ class Candidate:
     route: tuple[str, ...]  # devices on the way from RM to Learner
     storage: tuple[StorageOption, ...]
     free_us: float | None = None
+    idle_watts: float = 0.0
+    idle_unstated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no search gives, such as those of a document that was cut or edited wrongly."""
@@ -225,7 +229,7 @@ class Candidate:
         for part, values in (
             ("terms", dataclasses.asdict(self.terms)),
             *((f"storage on {option.device}", dataclasses.asdict(option)) for option in self.storage),
-            ("pair", {"message_bytes": self.message_bytes}),
+            ("pair", {"message_bytes": self.message_bytes, "idle_watts": self.idle_watts}),
         ):
             for name, value in values.items():
                 if isinstance(value, float | int) and not 0 <= value < math.inf:
@@ -267,16 +271,31 @@ class Candidate:
         """The terms with the Data Storage of `option`, one of `storage`."""
         return self.terms.with_storage(option, learner=self.learner.device)
 
+    @property
+    def machine_watts(self) -> float | None:
+        """The power of the devices used and of those that stay idle; None where the device CSV does not state it."""
+        return None if self.watts is None else self.watts + self.idle_watts
+
+    @property
+    def eps_per_watt(self) -> float | None:
+        """EPS per watt of the devices used, which is experiences per joule; None where their power is not stated."""
+        return None if self.watts is None else self.eps / self.watts
+
+    @property
+    def eps_per_machine_watt(self) -> float | None:
+        """EPS per watt of the whole machine, the devices that stay idle included."""
+        return None if self.machine_watts is None else self.eps / self.machine_watts
+
     def score(self, metric: Metric) -> float:
-        """The value to maximise: experiences per second, or per joule."""
+        """The value to maximise: experiences per second, or per joule of the whole machine."""
         if metric == "throughput":
             return self.eps
-        if not self.watts:
+        if self.eps_per_machine_watt is None:
             raise ConfigurationError(
                 f"The watts of {' and '.join(self.pair)} are not known, so the pair has no power efficiency. "
                 "Fill active_watts in the device CSV and compose again."
             )
-        return self.eps / self.watts
+        return self.eps_per_machine_watt
 
 
 @dataclass(frozen=True)
@@ -457,6 +476,22 @@ class Placement:
         return self.chosen.watts
 
     @property
+    def idle_watts(self) -> float:
+        """Power of the machine's devices that stay idle, as far as the device CSV states it."""
+        return self.chosen.idle_watts
+
+    @property
+    def eps_per_watt(self) -> float | None:
+        """Predicted EPS per watt of the devices used; None where the device CSV does not state their power."""
+        return None if self.watts is None else self.eps / self.watts
+
+    @property
+    def eps_per_machine_watt(self) -> float | None:
+        """Predicted EPS per watt of the whole machine, the devices that stay idle included."""
+        watts = self.chosen.machine_watts
+        return None if watts is None else self.eps / watts
+
+    @property
     def alternatives(self) -> tuple[Alternative, ...]:
         """Every other pair, best first."""
         chosen = self.chosen
@@ -532,6 +567,11 @@ class Placement:
                     "eq7_us": candidate.terms.eq7_us,
                     "eps": candidate.eps,
                     "watts": math.nan if candidate.watts is None else candidate.watts,
+                    "idle_watts": candidate.idle_watts,
+                    "eps_per_watt": math.nan if candidate.eps_per_watt is None else candidate.eps_per_watt,
+                    "eps_per_machine_watt": (
+                        math.nan if candidate.eps_per_machine_watt is None else candidate.eps_per_machine_watt
+                    ),
                     **dataclasses.asdict(candidate.terms),
                     "reason": "" if is_chosen else self.why_not(candidate),
                 }
@@ -574,11 +614,12 @@ def _reason(candidate: Candidate, chosen: Candidate, metric: Metric) -> str:
     ratio = max(worse, 1 / worse)
     times = f"{ratio:.2f}x" if ratio >= 1.01 else f"{ratio - 1:.2%}"
     if metric == "power_efficiency":
-        share = (candidate.watts or 0.0) / (chosen.watts or 1.0) * (1 if worse > 1 else -1)
+        ours, theirs = chosen.machine_watts or 0.0, candidate.machine_watts or 0.0
+        share = theirs / (ours or 1.0) * (1 if worse > 1 else -1)
         slower = candidate.t_itr_us / chosen.t_itr_us * (1 if worse > 1 else -1)
         verdict = f"{times} {'fewer' if worse > 1 else 'more'} experiences per joule"
-        if share > slower or chosen.watts is None or candidate.watts is None:
-            return f"{verdict}: {candidate.watts or 0:,.0f} W instead of {chosen.watts or 0:,.0f} W"
+        if share > slower or not ours or not theirs:
+            return f"{verdict}: {theirs:,.0f} W instead of {ours:,.0f} W"
         return f"{verdict}: {_largest_difference(candidate, chosen, more=candidate.t_itr_us > chosen.t_itr_us)}"
     return f"{times} {'slower' if worse > 1 else 'faster'}: {_largest_difference(candidate, chosen, more=worse > 1)}"
 

@@ -27,6 +27,7 @@ from pearl.devices.description import (
     MAY_BE_ZERO,
     NAME_PATTERN,
     NAME_RULE,
+    NEEDED_CONNECTION_COLUMNS,
     QUANTITIES,
     Connection,
     Device,
@@ -315,7 +316,7 @@ def read_connections(path: str | Path, devices: Sequence[Device]) -> tuple[Conne
     A header without rows is a machine without links. A row that repeats an earlier one is dropped.
     """
     faults = _Faults(Path(path))
-    _, rows = _read_table(Path(path), CONNECTION_COLUMNS, CONNECTION_COLUMNS, faults)
+    _, rows = _read_table(Path(path), CONNECTION_COLUMNS, NEEDED_CONNECTION_COLUMNS, faults)
     names = [device.name for device in devices]
     found: dict[tuple[str, str], tuple[int, Connection]] = {}
     for row in rows:
@@ -327,9 +328,10 @@ def read_connections(path: str | Path, devices: Sequence[Device]) -> tuple[Conne
                 row.fault(column, f"a device of the device CSV ({listed(names)})", advice)
         latency = row.number("latency_us", required=True, zero_allowed=True)
         bandwidth = row.number("bandwidth_gbps", required=True)
+        watts = row.number("active_watts", zero_allowed=True)
         if latency is None or bandwidth is None:
             continue
-        link = Connection(ends["source"], ends["target"], latency, bandwidth)
+        link = Connection(ends["source"], ends["target"], latency, bandwidth, watts)
         line, earlier = found.setdefault((link.source, link.target), (row.line, link))
         if earlier != link:
             advice = f" Line {line} states other values for {link.source} -> {link.target}: keep one of the rows."
@@ -402,6 +404,14 @@ class Platform:
         return self.device(second).name in self._silicon[self.device(first).name]
 
     @cached_property
+    def silicon(self) -> tuple[tuple[Device, ...], ...]:
+        """The devices, those that are one piece of silicon together, in the order of the file."""
+        groups: dict[str, list[Device]] = {}
+        for device in self.devices:
+            groups.setdefault(min(self._silicon[device.name]), []).append(device)
+        return tuple(map(tuple, groups.values()))
+
+    @cached_property
     def _silicon(self) -> dict[str, set[str]]:
         """For each device, the names of all devices on the same piece of silicon."""
         groups = {device.name: {device.name} for device in self.devices}
@@ -430,6 +440,14 @@ class Platform:
         if (source, target) not in self._links:
             self._links[source, target] = self._route(source, target)
         return self._links[source, target]
+
+    def link_watts(self, source: str, target: str) -> float:
+        """The power of the connection between two devices, or of a device's own memory, as far as it is stated.
+
+        Where the two directions state different values, the higher one counts.
+        """
+        rows = (self._rows.get(pair) for pair in ((source, target), (target, source)))
+        return max((row.active_watts or 0.0 for row in rows if row is not None), default=0.0)
 
     def _route(self, source: str, target: str) -> Link:
         start, end = self.device(source), self.device(target)

@@ -13,11 +13,12 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from composer.matrix import AssignmentMatrix, Cell, LearnerCell, Measurement, UnsupportedLearner
-    from composer.placement import LearnerConfig, Placement
+    from composer.placement import Candidate, LearnerConfig, Placement
 
 _WIDTH = 120
 _PAIRS_SHOWN = 100  # of the possible pairs, and of the impossible ones
 _LINES = ("sample", "gather", "insert", "store", "update", "step", "with")
+_RATES = ("EPS", "EPS/W")
 
 
 def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
@@ -29,8 +30,9 @@ def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
     primitives = matrix.columns[:3]
     table = ascii_table(title, ("device", "", *primitives))
     for row in matrix.rows:
-        columns = [_cell_lines(cell) for name, cell in row.cells() if name in primitives]
-        shown = [name for name in _LINES if any(name in lines for lines in columns)]
+        cells_of = (cell for name, cell in row.cells() if name in primitives)
+        columns = [_cell_lines(cell) | _rate_lines(matrix, row.device, cell) for cell in cells_of]
+        shown = [name for name in (*_LINES, *_RATES) if any(name in lines for lines in columns)]
         for number, name in enumerate(shown):
             device = Text(row.device if number == 0 else "")
             cells = [Text(lines.get(name, "")) for lines in columns]
@@ -78,6 +80,21 @@ def microseconds(value: float) -> str:
     return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
 
 
+def per_watt_text(value: float) -> str:
+    """EPS per watt in text."""
+    return microseconds(value)
+
+
+def power_text(candidate: Candidate) -> tuple[str, str]:
+    """The watts, and the EPS per watt, of the devices in use; and with idle devices if these draw power."""
+    if candidate.watts is None or candidate.eps_per_watt is None or candidate.eps_per_machine_watt is None:
+        return "", ""
+    watts, per_watt = f"{candidate.watts:,.0f}", per_watt_text(candidate.eps_per_watt)
+    if not candidate.idle_watts:
+        return watts, per_watt
+    return f"{watts} + {candidate.idle_watts:,.0f}", f"{per_watt} / {per_watt_text(candidate.eps_per_machine_watt)}"
+
+
 def learner_tuning(learner: LearnerCell | LearnerConfig) -> str:
     """The parameters of a Learner in words, without its implementation."""
     tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}"
@@ -90,6 +107,13 @@ def _cell_lines(cell: Cell) -> dict[str, str]:
         return {_LINES[0]: cell.parameters}
     lines = {name: f"{microseconds(m.value_us):>7} {_source_text(m)}" for name, m in cell.measurements()}
     return {**lines, "with": cell.parameters}
+
+
+def _rate_lines(matrix: AssignmentMatrix, device: str, cell: Cell) -> dict[str, str]:
+    """EPS and EPS per watt of the device, if an iteration had the cell's latencies alone."""
+    eps, per_watt = matrix.eps(cell), matrix.eps_per_watt(device, cell)
+    lines = {} if eps is None else {"EPS": f"{eps:>7,.0f}"}
+    return lines if per_watt is None else {**lines, "EPS/W": f"{per_watt_text(per_watt):>7} stated W"}
 
 
 def _source_text(measurement: Measurement) -> str:
@@ -112,29 +136,52 @@ def _choice_table(placement: Placement) -> Table:
     _add_row(table, "Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition")
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
     _add_row(table, "Actors", placement.host, actors)
-    power = "" if placement.watts is None else f", {placement.watts:,.0f} W"
+    power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
     table.caption = (
         f"predicted: {microseconds(placement.t_itr_us)} us per iteration, "
         f"{placement.eps:,.0f} EPS, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
     )
+    if placement.watts is not None:
+        table.caption += f"\n{_power_note(placement)}"
     return table
 
 
+def _per_watt(placement: Placement) -> str:
+    used, machine = placement.eps_per_watt, placement.eps_per_machine_watt
+    assert used is not None
+    assert machine is not None
+    with_idle = f" ({per_watt_text(machine)} with idle devices)" if placement.idle_watts else ""
+    return f"{per_watt_text(used)} EPS/W{with_idle}"
+
+
+def _power_note(placement: Placement) -> str:
+    """Where the watts are from, and what they do not count."""
+    note = "watts as stated in the device CSV"
+    if placement.idle_watts:
+        note += f"; devices that stay idle draw {placement.idle_watts:,.0f} W more"
+    if unstated := placement.chosen.idle_unstated:
+        note += f"; idle_watts of {', '.join(unstated)} not stated, taken as 0"
+    return note
+
+
 def _pairs_table(placement: Placement) -> Table:
-    title, costs = "Pairs of devices, best first", ("T_itr us", "Eq. 7 us", "EPS", "W")
+    title, costs = "Pairs of devices, best first", ("T_itr us", "Eq. 7 us", "EPS", "W", "EPS/W")
     table = ascii_table(title, ("RM", "Learner", *costs, "why"), right=costs)
     for candidate in placement.candidates[:_PAIRS_SHOWN]:
         reason = "chosen" if candidate is placement.chosen else placement.why_not(candidate)
-        watts = "" if candidate.watts is None else f"{candidate.watts:,.0f}"
         devices = (candidate.replay.device, f"{candidate.learner.device} ({candidate.learner.implementation})")
         latencies = (microseconds(us) for us in (candidate.t_itr_us, candidate.terms.eq7_us))
-        cost = (*latencies, f"{candidate.eps:,.0f}", watts)
+        cost = (*latencies, f"{candidate.eps:,.0f}", *power_text(candidate))
         _add_row(table, *devices, *cost, reason)
     for pair in placement.impossible[:_PAIRS_SHOWN]:
-        _add_row(table, pair.replay_manager, pair.learner, "-", "-", "-", "", f"not possible: {pair.reason}")
+        _add_row(table, pair.replay_manager, pair.learner, "-", "-", "-", "", "", f"not possible: {pair.reason}")
     hidden = sum(max(0, len(pairs) - _PAIRS_SHOWN) for pairs in (placement.candidates, placement.impossible))
+    notes = []
+    if any(candidate.idle_watts for candidate in placement.candidates):
+        notes.append("W: devices in use + idle devices; EPS/W: per watt of those in use / of all")
     if hidden:
-        table.caption = f"{hidden:,} more pairs are in the placement itself, and in its JSON"
+        notes.append(f"{hidden:,} more pairs are in the placement itself, and in its JSON")
+    table.caption = "\n".join(notes) or None
     return table
 
 

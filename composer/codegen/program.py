@@ -30,6 +30,8 @@ from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
+from pearl.runtime.power import PoweredDevice, PowerPlan
+from pearl.runtime.recomposition import Composition
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 # The names that a program imports where it uses them, by module.
@@ -37,9 +39,18 @@ _IMPORTABLE: dict[str, set[str]] = {
     "pearl.exploration": {kind.__name__ for kind in EXPLORATIONS},
     "pearl.replay": {"ReplayRequestQueue", *(kind.__name__ for kind in SCHEDULES)},
     "pearl.runtime": {
-        *("AssignmentQueue", "CollectionBuffer", "DataCollectionQueue", "DoneQueue", "GrantQueue", "HostIteration"),
-        *("LearnerWorker", "Program", "ProgressQueue", "Session", "TrainingLoop", "WeightSyncQueue"),
-        *("import_class", "parse_options", "run_program"),
+        *("AssignmentQueue", "CollectionBuffer", "Composition", "DataCollectionQueue", "DoneQueue", "GrantQueue"),
+        *(
+            "HostIteration",
+            "LearnerWorker",
+            "PowerPlan",
+            "PoweredDevice",
+            "Program",
+            "ProgressQueue",
+            "Session",
+            "TrainingLoop",
+        ),
+        *("WeightSyncQueue", "import_class", "parse_options", "run_program"),
     },
     "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
 }
@@ -64,6 +75,7 @@ class ProgramSource:
     run_dir: Path
     until_return: float | None
     run_options: Mapping[str, int] = field(default_factory=dict)  # defaults of further options of the program
+    power: PowerPlan = field(default_factory=PowerPlan)
 
 
 def _origin(source: ProgramSource) -> str:
@@ -196,6 +208,8 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": _origin(source),
+        "power": {"used": _devices(source.power.used), "idle": _devices(source.power.idle)},
+        "composition": _composition(source, trainer.name),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
@@ -257,6 +271,49 @@ def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Fa
     if placement.storage != learner or storage_stays_on_host(problem.replay):
         return None
     return backend_of(devices[learner]).storage(devices[learner])
+
+
+def placed_text(placement: Placement) -> str:
+    """Where the primitives of a placement are, in words."""
+    return (
+        f"Replay Manager on {placement.replay_manager}, {placement.implementation} Learner on {placement.learner}, "
+        f"Data Storage on {placement.storage}"
+    )
+
+
+def _composition(source: ProgramSource, trainer: str) -> dict[str, object]:
+    """The arguments of the program's Composition; the last ones are left out where they have their default values."""
+    problem, here = source.problem, source.path.resolve().parent
+
+    def seen(file: Path | None) -> str:
+        return "" if file is None else os.path.relpath(file.resolve(), here)
+
+    value = Composition(
+        trainer,
+        placed_text(source.placement),
+        devices=seen(source.device_file),
+        connections=seen(source.connection_file),
+        metric=source.placement.metric,
+        implementation=problem.implementation,
+        imported_from=problem.imported_from,
+        fanout=problem.replay.fanout,
+        priority_update_delay=problem.train.priority_update_delay,
+    )
+    fields = dataclasses.fields(value)
+    return {f.name: found for f in fields if (found := getattr(value, f.name)) != f.default}
+
+
+def _devices(devices: Iterable[PoweredDevice]) -> list[str]:
+    """The devices with their stated power, as items of a PowerPlan's tuples."""
+    names = ("name", "kind", "backend", "selector", "idle_watts", "active_watts")
+    found = []
+    for device in devices:
+        stated = [(name, value) for name in names if (value := getattr(device, name)) not in (None, "")]
+        arguments = [f"{name}={literal(value)}" for name, value in stated]
+        flat = f"PoweredDevice({', '.join(arguments)})"
+        lines = "".join(f"                {argument},\n" for argument in arguments)
+        found.append(flat if len(flat) < 108 else f"PoweredDevice(\n{lines}            )")
+    return found
 
 
 def _exponents(replay: ReplaySpec) -> dict[str, str]:
@@ -324,7 +381,7 @@ def _seal(text: str) -> str:
     return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
-def _edited(path: Path) -> bool:
+def is_edited(path: Path) -> bool:
     """Whether the program at `path`, if any, was edited since it was composed."""
     if not path.exists():
         return False
@@ -341,7 +398,7 @@ def generate(source: ProgramSource, devices: Mapping[str, Device]) -> Path:
     path, text = source.path, render(source, devices)
     text += _seal(text)
     try:
-        if _edited(path):
+        if is_edited(path):
             logger.warning("%s was edited since it was composed; it is kept as %s.", path, put_aside(path).name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text, executable=True)

@@ -53,7 +53,8 @@ def laid_out(value: object, column: int, indent: int = 0) -> str:
         words = re.findall(r"\S*\s*", value)
         if len(words) <= 2:  # one word, and the empty end
             return flat
-        lines = [pad + _quoted(text) for text in _wrapped(words, _LINE_LENGTH - len(pad) - 2)]
+        fits = len(pad) + len(flat) <= _LINE_LENGTH
+        lines = [pad + flat] if fits else [pad + _quoted(t) for t in _wrapped(words, _LINE_LENGTH - len(pad) - 2)]
         return "\n".join(["(", *lines, " " * indent + ")"])
     if isinstance(value, (tuple, list, Mapping, *EXPLORATIONS)):
         opening, items, closing = _parts(value)

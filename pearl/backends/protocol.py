@@ -19,6 +19,7 @@ from pearl.devices.description import Availability, Connection, Device, DeviceKi
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pearl.devices.power import PowerMeter
     from pearl.learner.protocol import Learner
     from pearl.replay.protocol import ReplayManager
     from pearl.spec import ReplaySpec, TransitionSpec
@@ -218,6 +219,13 @@ class Backend:
     def emulated(self, device: Device) -> bool:
         """Whether the device is an emulator: programs work there, but their times mean nothing."""
         return False
+
+    def power_meter(self, device: Device) -> PowerMeter | None:
+        """A meter of the energy of the device's silicon; None if it has no counter.
+
+        Raises DeviceError if there is a counter that cannot be read; it says how to get the right.
+        """
+        return None
 
     def takes_primitives(self, device: Device) -> bool:
         """Whether the device can always take a primitive, so that its power must be stated in advance."""

@@ -17,6 +17,7 @@ from pearl.cli.iteration import iteration_table
 from pearl.cli.output import check_writable, console, facts_table, read_json, write_file
 from pearl.cli.run import rates_table
 from pearl.errors import ConfigurationError, GenerationError
+from pearl.runtime.power import power_text
 from pearl.runtime.scores import best_text, last_text, number
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _summary_table(summary: Mapping[str, Any]) -> Table:
         f"{measured:,.0f} while a batch was under way (predicted {predicted:,.0f}), "
         f"{overall:,.0f} since the first batch, waiting included"
     )
+    if number(summary, "watts") > 0:
+        facts["power"] = power_text(summary)
     facts["last weights"], facts["best weights"] = last_text(summary), best_text(summary)
     return facts_table(f"Run of {summary.get('program', 'a program')}", facts)
 

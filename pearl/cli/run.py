@@ -15,6 +15,7 @@ from pearl.cli.iteration import iteration_table
 from pearl.cli.output import console, facts_table, read_json
 from pearl.errors import ConfigurationError
 from pearl.runtime.launch import run_generated
+from pearl.runtime.power import power_text
 from pearl.runtime.scores import number
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def rates_table(rates: Mapping[str, Any]) -> Table:
     pace = number(rates, "paced_at")
     how = f"at a replay ratio of {pace:g}" if math.isfinite(pace) else "with Actors that run free"
     share = f"{measured / predicted:.2f} of the prediction" if predicted else "no prediction"
+    power = {"power": power_text(rates)} if number(rates, "watts") > 0 else {}
     return facts_table(
         f"Experiences trained per second (EPS) of {rates.get('program', 'the program')}",
         {
@@ -96,5 +98,6 @@ def rates_table(rates: Mapping[str, Any]) -> Table:
             "measured, while a batch was under way": f"{measured:,.0f} ({share})",
             "measured, waiting for data included": f"{overall:,.0f}",
             "gradient steps per second (GPS), waiting included": f"{number(rates, 'overall_gps'):,.1f}",
+            **power,
         },
     )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
 from pearl.errors import ConfigurationError
@@ -125,20 +125,27 @@ MAY_BE_ZERO: frozenset[str] = frozenset({"dsp", "sram_kb", "luts", "idle_watts"}
 
 @dataclass(frozen=True)
 class Connection:
-    """One row of the connection CSV: `bandwidth_gbps` in gigabytes per second; source may equal target."""
+    """One row of the connection CSV: `bandwidth_gbps` in gigabytes per second; source may equal target.
+
+    `active_watts` is the power of the link, or of the device's own memory, while it is used; None: not stated.
+    """
 
     source: str
     target: str
     latency_us: float
     bandwidth_gbps: float
+    active_watts: float | None = None
 
     def __post_init__(self) -> None:
         link = f"Connection {self.source} -> {self.target}"
         _check_quantity(f"{link}: latency_us", self.latency_us, may_be_zero=True)
         _check_quantity(f"{link}: bandwidth_gbps", self.bandwidth_gbps, may_be_zero=False)
+        if self.active_watts is not None:
+            _check_quantity(f"{link}: active_watts", self.active_watts, may_be_zero=True)
 
 
 CONNECTION_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Connection))
+NEEDED_CONNECTION_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Connection) if f.default is MISSING)
 
 
 def _check_quantity(name: str, value: float, *, may_be_zero: bool) -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
     from pearl.runtime.options import Options, parse_options
+    from pearl.runtime.power import PoweredDevice, PowerPlan
     from pearl.runtime.queues import DataCollectionQueue
+    from pearl.runtime.recomposition import Composition
     from pearl.runtime.reporting import Program
     from pearl.runtime.session import Session
     from pearl.runtime.trainer_import import import_class
@@ -34,12 +36,15 @@ __all__ = [
     "Bell",
     "CollectionBuffer",
     "ColumnQueue",
+    "Composition",
     "DataCollectionQueue",
     "DoneQueue",
     "GrantQueue",
     "HostIteration",
     "LearnerWorker",
     "Options",
+    "PowerPlan",
+    "PoweredDevice",
     "Program",
     "ProgressQueue",
     "Session",
@@ -58,7 +63,9 @@ _MODULES = {
     "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
     "options": ("Options", "parse_options"),
+    "power": ("PowerPlan", "PoweredDevice"),
     "queues": ("DataCollectionQueue",),
+    "recomposition": ("Composition",),
     "reporting": ("Program",),
     "session": ("Session",),
     "trainer_import": ("import_class",),

@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from pearl.error_place import described
 from pearl.errors import PearlError
 from pearl.process_limits import check_address_space, limit_reached
+from pearl.runtime.recomposition import RecompositionDueError, compose_again
 from pearl.standard_streams import keep_standard_streams
 
 DEBUG_VARIABLE = "PEARL_DEBUG"  # set and not empty: errors come with their traceback
@@ -49,8 +50,11 @@ def run_program(main: Callable[[], int]) -> None:
     keep_standard_streams()
     if signal.getsignal(signal.SIGINT) is _end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    request = None
     try:
         code = main()
+    except RecompositionDueError as due:
+        code, request = 0, due.request
     except KeyboardInterrupt as error:
         print("Interrupted.", file=sys.stderr)
         number = error.args[0] if error.args else None  # of the signal, from `Interruption`
@@ -65,6 +69,8 @@ def run_program(main: Callable[[], int]) -> None:
             raise
         else:
             code = _failed(f"{described(error)}. The full traceback is in {log}.")
+    if request is not None:
+        compose_again(request)
     # Only Python's own shutdown is left: let Ctrl-C end it at once.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)

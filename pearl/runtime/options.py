@@ -35,6 +35,9 @@ class Options:
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
     trace: Path | None = None
     plain: bool = False
+    recompose: bool = False
+    drift_threshold: float = 1.5
+    drift_seconds: float = 60.0
     program: Path | None = None  # the program's own file
 
 
@@ -62,6 +65,16 @@ def _seconds(text: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return value
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 1):
+        raise argparse.ArgumentTypeError(f"expected a number above 1, found {text!r}")
     return value
 
 
@@ -199,6 +212,28 @@ def parse_options(
         f"{ActorSpec.timeout_s:g} unless set)",
     )
     add(
+        "--recompose",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="when iterations drift from the prediction: save a checkpoint, measure and place again, and go on with "
+        "the new program, which is written next to this one",
+    )
+    add(
+        "--drift-threshold",
+        type=_factor,
+        default=Options.drift_threshold,
+        metavar="X",
+        help="iterations drift if they take more than X times the predicted time, or less than 1/X of it "
+        "(default: %(default)s)",
+    )
+    add(
+        "--drift-seconds",
+        type=_seconds,
+        default=Options.drift_seconds,
+        metavar="S",
+        help="how long they must drift before it is reported (default: %(default)s)",
+    )
+    add(
         "--until-return",
         type=_return,
         default=check_goal(until_return),
@@ -216,6 +251,8 @@ def parse_options(
     a = parser.parse_args(arguments)
     if a.bench_paced and not a.bench:
         parser.error("--bench-paced belongs to --bench: give both")
+    if a.recompose and (a.serial or a.bench):
+        parser.error(f"--recompose has no use with {'--serial' if a.serial else '--bench'}: leave one of them out")
     return Options(
         timesteps=a.timesteps,
         seed=a.seed,
@@ -234,5 +271,8 @@ def parse_options(
         actor_timeout_s=a.actor_timeout,
         trace=a.trace,
         plain=a.plain,
+        recompose=a.recompose,
+        drift_threshold=a.drift_threshold,
+        drift_seconds=a.drift_seconds,
         program=None if program is None else Path(program).resolve(),
     )

@@ -31,6 +31,7 @@ class _Shown(NamedTuple):
     episodes: int
     note: str
     activity: Callable[[], Activity] | None = None
+    eps_per_watt: float | None = None
 
 
 class ProgressDisplay:
@@ -94,13 +95,15 @@ class ProgressDisplay:
         episodes: int,
         note: str = "",
         activity: Callable[[], Activity] | None = None,
+        eps_per_watt: float | None = None,
     ) -> None:
         """Show the state of the run, unless it was shown a moment ago: cheap enough for every iteration.
 
         `steps` counts environment steps; `eps` and `gps` are trained experiences and gradient steps per second. An
-        unknown `mean_return` (None or NaN) shows as a dash. `activity` is asked when a terminal is redrawn.
+        unknown `mean_return` (None or NaN) shows as a dash, an unknown `eps_per_watt` not at all. `activity` is asked
+        when a terminal is redrawn.
         """
-        self._latest = _Shown(steps, mean_return, eps, gps, replay_ratio, episodes, note, activity)
+        self._latest = _Shown(steps, mean_return, eps, gps, replay_ratio, episodes, note, activity, eps_per_watt)
         now = time.monotonic()
         if now - self._shown_at >= self._interval_s:
             self._show(now)
@@ -167,6 +170,7 @@ class ProgressDisplay:
             "return -" if unknown else f"return {shown.mean_return:.4g}",
             f"episodes {shown.episodes:,}",
             f"EPS {shown.eps:,.0f}",
+            *([] if shown.eps_per_watt is None else [f"EPS/W {shown.eps_per_watt:,.1f}"]),
             f"GPS {shown.gps:,.0f}",
             f"env steps/s {self._speed(now):,.0f}",
             f"replay ratio {shown.replay_ratio:.3g}",

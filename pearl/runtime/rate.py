@@ -52,6 +52,11 @@ class StepRate:
         return self._last
 
     @property
+    def since(self) -> float | None:
+        """The time of the first batch, by `time.monotonic`; None before it."""
+        return self._first
+
+    @property
     def busy_s(self) -> float:
         """Seconds in which a batch was under way, up to the last steps."""
         return self._busy_s

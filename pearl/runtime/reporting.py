@@ -18,8 +18,10 @@ from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.learning_curve import plot_learning_curve
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import Evaluator, write_summary
+from pearl.runtime.power import PowerLog, PowerPlan, power_text
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.rate import StepRate
+from pearl.runtime.recomposition import Composition
 from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
@@ -60,6 +62,8 @@ class Program:
     predicted_free_eps: float | None = None
     predicted_us: Mapping[str, float] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
+    power: PowerPlan = field(default_factory=PowerPlan)
+    composition: Composition | None = None
 
     def predicted(self, replay_ratio: float) -> float:
         """The prediction for a run that keeps this ratio, the program's own or infinity."""
@@ -95,6 +99,7 @@ class Reporter:
         self._display: ProgressDisplay | None = None
         self._greedy_note = ""  # the last greedy evaluation, as the display shows it
         self._shown_at = self._logged_at = self._folder_checked_at = -math.inf
+        self._power = PowerLog(program.power)
         self._started = time.monotonic()
         self.td_error = self.beta = math.nan
         self._subject: Subject
@@ -146,6 +151,7 @@ class Reporter:
 
     def show(self) -> None:
         """Update display, log files and run folder, if that is due."""
+        self._power.follow(self._rate)
         now = time.monotonic()
         if self._display is None or now - self._shown_at < _SHOW_INTERVAL_S:
             return
@@ -160,6 +166,7 @@ class Reporter:
             episodes=counters.episodes,
             note=self._greedy_note,
             activity=self._telemetry.activity,
+            eps_per_watt=self._eps_per_watt(),
         )
         if now - self._logged_at >= max(_LOG_INTERVAL_S, self.wall_s() / _LOGGED_ROWS):
             self._logged_at = now
@@ -167,6 +174,11 @@ class Reporter:
         if now - self._folder_checked_at >= _LOG_INTERVAL_S:
             self._folder_checked_at = now
             self.keep_folder()
+
+    def _eps_per_watt(self) -> float | None:
+        """EPS per watt of the devices in use since the first batch; None where their power is not known."""
+        power = self._power.newest()
+        return None if power is None or not power.watts else self._rate.overall * self._batch_size / power.watts
 
     def show_last(self) -> None:
         """Show and log the final counts."""
@@ -206,11 +218,17 @@ class Reporter:
                 "gps": gps,
                 "replay_ratio": subject.achieved_ratio(),
                 "td_error": self.td_error,
+                **self._power_scalars(),
                 **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
                 **self._replay_scalars(),
                 **self._telemetry.scalars(),
             },
         )
+
+    def _power_scalars(self) -> dict[str, float]:
+        power = self._power.newest()
+        watts = None if power is None else power.watts
+        return {} if watts is None else {"power/watts": watts, "power/eps_per_watt": self._eps_per_watt() or math.nan}
 
     def _replay_scalars(self) -> dict[str, float]:
         replay = self._subject.replay
@@ -234,7 +252,7 @@ class Reporter:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def rates(self) -> dict[str, object]:
-        """Print and return the rates of the run."""
+        """Print and return the rates and the power of the run."""
         batch, ratio = self._batch_size, self._replay_ratio
         predicted = self._program.predicted(ratio)
         pace = "with Actors that run free" if math.isinf(ratio) else f"at a replay ratio of {ratio:g}"
@@ -259,7 +277,28 @@ class Reporter:
             "overall_gps": self._rate.overall,
             "paced_at": None if math.isinf(ratio) else ratio,
             "iteration": iteration,
+            **self._power_rates(overall, predicted),
         }
+
+    def _power_rates(self, eps: float, predicted: float) -> dict[str, object]:
+        """Print and return the mean power, and `eps`, which was `predicted`, per watt."""
+        for problem in self._power.problems:
+            logger.warning("%s", problem)
+        power = self._power.read()
+        if power is None or power.machine_watts is None or not power.watts:
+            sources = {} if power is None else power.sources
+            return {"watts": None, "power_sources": sources}
+        stated = self._program.power.stated_watts
+        rates: dict[str, object] = {
+            "watts": power.watts,
+            "idle_watts": power.idle_watts,
+            "eps_per_watt": eps / power.watts,
+            "eps_per_machine_watt": eps / power.machine_watts,
+            "predicted_eps_per_watt": predicted / stated if stated else None,
+            "power_sources": power.sources,
+        }
+        self.say(f"Power:          {power_text(rates)}")
+        return rates
 
     def summary(
         self, rates: Mapping[str, object], *, env: str, stopped: str, update_delay: int, actor_restarts: int

@@ -41,12 +41,14 @@ from pearl.runtime.collection import CollectionBuffer
 from pearl.runtime.composition_file import keep_composition
 from pearl.runtime.data_flow import DataFlow, OffPolicy
 from pearl.runtime.data_storage import make_storage
+from pearl.runtime.drift import ITERATION, DriftWatch
 from pearl.runtime.evaluation import EvaluationEnvs
 from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_summary
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
+from pearl.runtime.recomposition import RecompositionDueError, Request
 from pearl.runtime.reporting import Program, Reporter, Subject
 from pearl.runtime.run_log import configure_logging
 from pearl.runtime.run_state import Counters, HostStorage, RunState
@@ -61,6 +63,7 @@ logger = logging.getLogger("pearl.runtime")
 
 _WAIT_S = 0.05
 _LOOK_S = 0.002  # between looks at signals, failures and the display
+_DRIFT_INTERVAL_S = 1.0
 
 
 class Session:
@@ -115,6 +118,9 @@ class Session:
         )
         self._report = Reporter(program, options, train, self._rate, self._telemetry)
         self._supervisor = Supervisor(options.run_dir, serial=options.serial, say=self._report.say)
+        self._drift = self._drift_watch()
+        self._drift_at = (-math.inf, 0, 0.0)  # time, steps and busy seconds of the last observation
+        self._recompose_because = ""
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -308,6 +314,7 @@ class Session:
         supervisor.check_workers()
         self._interrupted()
         supervisor.check_actors(self.counters.env_steps)
+        self._watch_drift()
         if self.options.bench and self._rate.total_s >= self.options.bench_seconds and not flow.warming_up:
             supervisor.stop("measured")
         ended = not self.options.bench and self.counters.env_steps >= self.options.timesteps
@@ -338,6 +345,38 @@ class Session:
             return True
         self._look_at = now + _LOOK_S
         return False
+
+    def _drift_watch(self) -> DriftWatch | None:
+        """None where the prediction does not hold: there is none, or the run is a benchmark or serial."""
+        options, predicted = self.options, self.program.predicted(self.train.replay_ratio)
+        if predicted <= 0 or options.bench or options.serial:
+            return None
+        terms = {ITERATION: self.train.batch_size / predicted * 1e6}
+        return DriftWatch(terms, options.drift_threshold, options.drift_seconds)
+
+    def _watch_drift(self) -> None:
+        """Once in a while compare the iterations with the prediction; report a drift, or stop to compose again."""
+        (at, steps, busy_s), now, rate = self._drift_at, time.monotonic(), self._rate
+        if self._drift is None or now - at < min(_DRIFT_INTERVAL_S, self.options.drift_seconds / 2):
+            return
+        self._drift_at = now, rate.steps, rate.busy_s
+        if rate.steps <= steps or math.isinf(at):
+            return
+        drift = self._drift.observe(now, {ITERATION: (rate.busy_s - busy_s) / (rate.steps - steps) * 1e6})
+        if drift is None or self._supervisor.stop_reason:
+            return
+        if not self.options.recompose:
+            advice = "; --recompose would measure and place again" if self.program.composition is not None else ""
+            logger.warning("For %g s, %s%s.", self.options.drift_seconds, drift, advice)
+        elif self.program.composition is None or self.options.program is None:
+            logger.warning(
+                "For %g s, %s. This program cannot be composed again: it does not state its Composition and its file "
+                "(parse_options(program=__file__)). Compose it with this version of PEARL.",
+                *(self.options.drift_seconds, drift),
+            )
+        else:
+            self._recompose_because = str(drift)
+            self._supervisor.stop(f"composing again, as for {self.options.drift_seconds:g} s {drift}")
 
     def _due(self, ended: bool) -> list[Callable[[], None]]:
         due: list[Callable[[], None]] = []
@@ -489,6 +528,11 @@ class Session:
             if unsaved is not None:  # where the state is now must not be lost behind the failure
                 logger.warning("%s", unsaved)
             raise supervisor.failure
+        if self._recompose_because and not supervisor.signalled:
+            if unsaved is not None:
+                raise unsaved
+            assert self.options.program is not None
+            raise RecompositionDueError(Request.of(self.options.program, self.options, self._recompose_because))
         self._warn_of_no_training()
         directory = self.options.run_dir
         summary = report.summary(

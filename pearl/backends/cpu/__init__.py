@@ -16,6 +16,7 @@ from pearl.backends.protocol import (
     powers_of_two,
 )
 from pearl.devices.description import Connection, Device, DeviceKind
+from pearl.devices.power import PowerMeter
 from pearl.errors import ConfigurationError
 
 TORCH_LEARNER = LearnerImplementation(
@@ -79,6 +80,12 @@ class CpuBackend(Backend):
     def on_host_cores(self, device: Device) -> bool:
         """The CPU is the host."""
         return True
+
+    def power_meter(self, device: Device) -> PowerMeter | None:
+        """RAPL, of all packages of this machine together."""
+        from pearl.backends.cpu.power import cpu_meter
+
+        return cpu_meter()
 
     def replay(self, device: Device) -> Factory:
         """The sum tree in C++."""

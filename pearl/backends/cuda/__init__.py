@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pearl.backends.cpu import TORCH_LEARNER
 from pearl.backends.protocol import Backend, Discovered, Discovery, Factory, LearnerParameters, powers_of_two
 from pearl.devices.description import Availability, Device, DeviceKind
+from pearl.devices.power import PowerMeter
 
 _MOST_STREAMS = 16
 
@@ -48,6 +49,14 @@ class CudaBackend(Backend):
         from pearl.backends.cuda.device import cuda_identity, cuda_index
 
         return cuda_identity(cuda_index(device.selector))
+
+    def power_meter(self, device: Device) -> PowerMeter | None:
+        """NVML; None if torch does not see the GPU."""
+        from pearl.backends.cuda.device import cuda_index, cuda_uuid
+        from pearl.backends.cuda.power import nvml_meter
+
+        uuid = cuda_uuid(cuda_index(device.selector))
+        return None if uuid is None else nvml_meter(uuid)
 
     def is_failure(self, error: Exception) -> bool:
         """Out of memory, or an error of the driver."""

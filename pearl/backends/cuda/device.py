@@ -86,6 +86,15 @@ def cuda_identity(index: int) -> str:
     )
 
 
+def cuda_uuid(index: int) -> str | None:
+    """The UUID of CUDA device `index`, as NVML writes it ("GPU-..."); None if torch sees no such device."""
+    torch, _ = _torch()
+    if torch is None or index >= torch.cuda.device_count():
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+    return None if not uuid else uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text)

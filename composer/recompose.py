@@ -1,0 +1,148 @@
+"""Composes a generated program again, from its own values, with new measurements: `--recompose` of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from composer.codegen.program import is_edited, placed_text
+from composer.composer import Composer
+from pearl.error_place import described
+from pearl.errors import ConfigurationError, PearlError
+from pearl.runtime.launch import run_command, shown
+from pearl.runtime.recomposition import Composition, Request, become
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+
+logger = logging.getLogger("pearl.composer")
+
+_NUMBERED = re.compile(r"_recomposed_\d+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recomposed:
+    """A program that was composed again: the new program, and where the primitives were and are placed, in words."""
+
+    program: Path
+    before: str
+    now: str
+
+
+def recompose(program: Path, defaults: Mapping[str, Any] | None = None, *, progress: bool = True) -> Recomposed:
+    """Measure anew for the generated `program`, place again, and write a new program next to it.
+
+    The program is imported, not run: its trainer class, ACTORS, REPLAY, TRAIN, SETTINGS and Composition count, also as
+    edited. No measurement of the calibration store is used; the new ones replace them there. `defaults` are arguments
+    of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what composing raises.
+    """
+    module = _imported(program)
+    composition, trainer = _composition(module, program)
+    if is_edited(program):
+        logger.warning(
+            "%s was edited since it was composed. The new program has its ACTORS, REPLAY, TRAIN and SETTINGS, but no "
+            "other edits.",
+            program.name,
+        )
+    composer = Composer(progress=progress, remeasure=True)
+    _describe(composer, module, composition, trainer, program.parent)
+    composer.run()
+    path = _next_name(program)
+    composer.runtime_gen(path=path, **(defaults or {}))
+    return Recomposed(path, composition.placed, placed_text(composer.placement))
+
+
+def _imported(program: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location("_pearl_program", program)
+    if found is None or found.loader is None or not program.is_file():
+        raise ConfigurationError(f"There is no program {program} to compose again.")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses of the program look for their module
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:  # whatever an edited program does at import
+        raise ConfigurationError(f"{program} cannot be imported to be composed again: {described(error)}.") from error
+    except SystemExit as error:  # the trainer class cannot be imported, as a printed message says
+        raise ConfigurationError(f"{program} cannot be imported to be composed again.") from error
+    return module
+
+
+def _composition(module: ModuleType, program: Path) -> tuple[Composition, type]:
+    composition = getattr(getattr(module, "PROGRAM", None), "composition", None)
+    expected = {"ACTORS": ActorSpec, "REPLAY": ReplaySpec, "TRAIN": TrainSpec, "SETTINGS": dict}
+    wrong = [name for name, kind in expected.items() if not isinstance(getattr(module, name, None), kind)]
+    trainer = getattr(module, composition.trainer, None) if isinstance(composition, Composition) else None
+    if not isinstance(composition, Composition) or not isinstance(trainer, type) or wrong:
+        lacks = wrong[0] if wrong else "composition of its PROGRAM, with the name of the trainer class"
+        raise ConfigurationError(
+            f"{program} cannot be composed again: expected what the composer writes into programs; found no {lacks}. "
+            "Compose it with this version of PEARL."
+        )
+    return composition, trainer
+
+
+def _describe(composer: Composer, module: ModuleType, composition: Composition, trainer: type, folder: Path) -> None:
+    """Tell the composer what it was told when it composed the program."""
+    if composition.devices:
+        composer.set_device_file(_from(folder, composition.devices))
+        composer.set_connection_file(_from(folder, composition.connections))
+    composer.set_opt_metric(composition.metric)
+    actors, replay, train = _values(module.ACTORS), _values(module.REPLAY), _values(module.TRAIN)
+    composer.set_actors(actors.pop("count"), **actors)
+    composer.set_train_function(
+        trainer,
+        implementation=composition.implementation,
+        imported_from=composition.imported_from,
+        **module.SETTINGS,
+    )
+    composer.set_replay(replay.pop("capacity"), **{**replay, "fanout": composition.fanout})
+    composer.set_training(**{**train, "priority_update_delay": composition.priority_update_delay})
+
+
+def _from(folder: Path, name: str) -> Path:
+    return Path(os.path.relpath(folder / name))
+
+
+def _values(record: Any) -> dict[str, Any]:
+    """The fields of a frozen dataclass, not copied: a schedule stays a schedule."""
+    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+
+
+def _next_name(program: Path) -> Path:
+    stem, number = _NUMBERED.sub("", program.stem), 1
+    while (path := program.with_name(f"{stem}_recomposed_{number}{program.suffix}")).exists():
+        number += 1
+    return path
+
+
+def main(text: str) -> NoReturn:
+    """Compose the program of the request again and become the new program; the old one goes on if that fails."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    environment = dict(os.environ)  # importing a program may change it
+    request = Request.from_json(text)
+    program = Path(request.program)
+    print(f"Composing {shown(program)} again: {request.drift}.", flush=True)
+    arguments = ["--resume", "--no-recompose"]
+    try:
+        made = recompose(program, request.defaults)
+    except KeyboardInterrupt:
+        print(f"Interrupted. The checkpoint is kept: {run_command(program)} --resume", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:  # whatever it is, the run must go on
+        message = str(error) if isinstance(error, PearlError) else described(error)
+        print(f"Error: {message}\nThe run goes on with {shown(program)}.", file=sys.stderr, flush=True)
+    else:
+        if made.before == made.now:
+            print("The best placement is the same: from now on, a drift is only reported.", flush=True)
+        else:
+            print(f"The placement was: {made.before}.\nNow it is:         {made.now}.", flush=True)
+            arguments = ["--resume", "--recompose"]
+        program = made.program
+    become([sys.executable, str(program), *request.arguments, *arguments], environment)
