@@ -37,6 +37,7 @@ from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.report import microseconds
 from composer.storage_rule import StorageRule
+from composer.trials import check_budget, with_trials
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.normalization import normalization_warnings
@@ -75,6 +76,7 @@ _T = TypeVar("_T")
 _Profiler = TypeVar("_Profiler", bound=Profiler)
 
 _MEASURED_FILE_BYTES = 2**30
+_TRIAL_STEPS = 2**40  # a trial ends by time
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
 
 
@@ -247,18 +249,25 @@ class Composer:
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
-    def run(self, *, timesteps: int | None = None) -> tuple[ReplayConfig, LearnerConfig]:
+    def run(self, *, timesteps: int | None = None, budget_s: float | None = None) -> tuple[ReplayConfig, LearnerConfig]:
         """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
         Afterwards `matrix`, `placement` and `networks` are set. `timesteps`, if known, are the environment steps of the
-        program: too few for any training are refused at once. Raises ConfigurationError that names what is missing or
+        program: too few for any training are refused at once. With `budget_s` the programs of the most promising
+        placements are tried by turns, for about as many seconds, and the fastest is placed; without, the measurements
+        of the primitives alone decide. Raises ConfigurationError that names what is missing or
         wrong, and GenerationError for a problem without a program, both before anything is measured.
         """
+        if budget_s is not None:
+            check_budget(budget_s)
         profiler = self._prepare(Profiler, timesteps)
         self._compose(profiler)
         if self._edited is not None:
             check_edited(self._edited, self.placement)
             self._placement = self._edited
+        elif budget_s is not None:
+            with tempfile.TemporaryDirectory(prefix="pearl-trials-") as folder:
+                self._placement = with_trials(self.placement, self._write_trial, Path(folder), budget_s, self._say)
         self._say(_learners_line(self.matrix, self.placement))
         return self.placement.replay_config, self.placement.learner_config
 
@@ -385,6 +394,14 @@ class Composer:
         if self._progress:
             print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
         return path
+
+    def _write_trial(self, placement: Placement, path: Path) -> Path:
+        """Write the program of a placement to try, as `runtime_gen` does."""
+        progress, self._progress = self._progress, False
+        try:
+            return self.runtime_gen(placement=placement, path=path, timesteps=_TRIAL_STEPS)
+        finally:
+            self._progress = progress
 
     def save(self, folder: str | Path) -> Path:
         """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -286,6 +287,11 @@ class Candidate:
         """EPS per watt of the whole machine, the devices that stay idle included."""
         return None if self.machine_watts is None else self.eps / self.machine_watts
 
+    @property
+    def choice(self) -> dict[str, str]:
+        """The arguments of `Placement.with_choice` that choose it."""
+        return dict(zip(("replay_manager", "learner", "implementation"), self.names, strict=True))
+
     def score(self, metric: Metric) -> float:
         """The value to maximise: experiences per second, or per joule of the whole machine."""
         if metric == "throughput":
@@ -296,6 +302,34 @@ class Candidate:
                 "Fill active_watts in the device CSV and compose again."
             )
         return self.eps_per_machine_watt
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a candidate's program did when it was tried: experiences trained per second, in each of its runs."""
+
+    replay_manager: str
+    learner: str
+    implementation: str
+    eps: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.eps or not all(0 < eps < math.inf for eps in self.eps):
+            raise ConfigurationError(f"A trial has experiences per second above 0, for each run; found {self.eps!r}.")
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """As `Candidate.names`."""
+        return self.replay_manager, self.learner, self.implementation
+
+    @property
+    def median_eps(self) -> float:
+        """The median of the runs."""
+        return statistics.median(self.eps)
+
+    def __str__(self) -> str:
+        runs = "1 run" if len(self.eps) == 1 else f"{len(self.eps)} runs, {min(self.eps):,.0f} to {max(self.eps):,.0f}"
+        return f"{self.median_eps:,.0f} EPS ({runs})"
 
 
 @dataclass(frozen=True)
@@ -347,6 +381,7 @@ class Placement:
     unsupported: tuple[UnsupportedLearner, ...] = ()
     replay_ratio: float | None = None
     priority_update_delay: int = 1
+    trials: tuple[Trial, ...] = ()
     evidence: Evidence | None = None
 
     FORMAT = "pearl-placement"
@@ -448,19 +483,32 @@ class Placement:
 
     @property
     def eps(self) -> float:
-        """Predicted training experiences per second, under `assumption`."""
-        return self.batch_size / self.t_itr_us * 1e6
+        """Predicted training experiences per second, under `assumption`; where its program was tried, those it had."""
+        trial = self.trial(self.chosen)
+        return self.batch_size / self.t_itr_us * 1e6 if trial is None else trial.median_eps
 
     @property
     def free_eps(self) -> float:
         """Predicted training experiences per second with Actors that run free, as in a program's --bench."""
         chosen = self.chosen
         slower_us = 0.0 if chosen.free_us is None else chosen.free_us - chosen.t_itr_us
-        return self.batch_size / (self.t_itr_us + slower_us) * 1e6
+        return self.eps * self.t_itr_us / (self.t_itr_us + slower_us)
+
+    def trial(self, candidate: Candidate) -> Trial | None:
+        """What the candidate's program did, if it was tried."""
+        return next((trial for trial in self.trials if trial.names == candidate.names), None)
+
+    def tried_score(self, candidate: Candidate) -> float:
+        """`Candidate.score` with the experiences per second of its trial, where there is one."""
+        trial, score = self.trial(candidate), candidate.score(self.metric)
+        return score if trial is None else score * trial.median_eps / candidate.eps
 
     @property
     def assumption(self) -> str:
         """The assumption of the prediction, in words."""
+        if self.trial(self.chosen) is not None:
+            ratio = "" if self.replay_ratio is None else f" at a replay ratio of {self.replay_ratio:g}"
+            return f"not waiting for data, as its program did when it was tried{ratio}"
         if self.replay_ratio is None:
             return "not waiting for data, with Actors that run free"
         return f"not waiting for data, with Actors that collect at a replay ratio of {self.replay_ratio:g}"
@@ -539,6 +587,10 @@ class Placement:
 
     def why_not(self, candidate: Candidate) -> str:
         """One line that says why the choice is preferred to `candidate`, or by how much the choice is worse."""
+        ours, theirs = self.trial(self.chosen), self.trial(candidate)
+        if ours is not None and theirs is not None and candidate is not self.chosen:
+            worse = self.tried_score(self.chosen) / self.tried_score(candidate)
+            return f"{max(worse, 1 / worse):.2f}x {'slower' if worse > 1 else 'faster'} when tried: {theirs}"
         return _reason(candidate, self.chosen, self.metric)
 
     def why_not_storage(self, option: StorageOption) -> str:

@@ -137,8 +137,10 @@ def _choice_table(placement: Placement) -> Table:
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
     _add_row(table, "Actors", placement.host, actors)
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
+    trial = placement.trial(placement.chosen)
+    tried = "" if trial is None else f", tried: {trial}"
     table.caption = (
-        f"predicted: {microseconds(placement.t_itr_us)} us per iteration, "
+        f"predicted: {microseconds(placement.t_itr_us)} us per iteration{tried}, "
         f"{placement.eps:,.0f} EPS, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
     )
     if placement.watts is not None:

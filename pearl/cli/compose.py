@@ -20,6 +20,7 @@ from pearl.runtime.launch import shown
         "pearl compose examples/cartpole.toml",
         "pearl compose my.toml --output programs/mine.py",
         "pearl compose my.toml --implementation torch",
+        "pearl compose my.toml --budget 60",
         "pearl compose my.toml --placement edited.json",
     ),
 )
@@ -39,6 +40,10 @@ def _compose(
     placement: Annotated[
         Path | None,
         typer.Option(help="An edited placement, whose choice the program takes. Its numbers must be as composed."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Try the programs of the most promising placements for so many seconds; place the fastest."),
     ] = None,
     implementation: Annotated[
         str | None,
@@ -64,7 +69,7 @@ def _compose(
         check_writable(file)
     if edited is not None:
         composer.set_placement(edited)
-    replay, learner = composer.run(timesteps=options.timesteps)
+    replay, learner = composer.run(timesteps=options.timesteps, budget_s=budget)
     console().print(composer.matrix, composer.placement)
     # Before the program, since none can be written if a null device was chosen: then these files are the result.
     write_file(matrix_json, composer.matrix.to_json() + "\n")
