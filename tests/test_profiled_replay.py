@@ -53,7 +53,7 @@ def composer_of(spec: ReplaySpec, files: tuple[Path, Path], **problem: Any) -> C
 class Asked:
     """A calibration store that knows every measurement, and is asked for these keys."""
 
-    def __init__(self, _: object = None) -> None:
+    def __init__(self, _: object = None, *, remeasure: bool = False) -> None:
         Asked.keys = defaultdict(set)
 
     keys: dict[str, set[CalibrationKey]]

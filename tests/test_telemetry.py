@@ -120,11 +120,13 @@ def test_times_are_medians_over_intervals_and_parts_not_measured_are_absent() ->
     assert times.measured_us == pytest.approx(expected)
     assert times.spread_us["iteration"][0] == pytest.approx(7.4)
     assert times.spread_us["iteration"][1] > 50
+    assert telemetry.newest_us()["training"] == pytest.approx(91.0)
 
 
 def test_a_run_without_iterations_has_no_times() -> None:
     telemetry = Telemetry(StepRate(), 32, devices={})
     assert telemetry.iteration_times() == telemetry_module.IterationTimes({}, {}, 0)
+    assert telemetry.newest_us() == {}
     assert telemetry.activity().levels == {}
 
 

@@ -272,7 +272,7 @@ def test_cycles_are_those_of_the_slowest_level_and_of_the_way_through_all() -> N
     for measured, count in ((cell.update, 32), (cell.insert, 16)):
         assert measured.value_us == pytest.approx(((count - 1) * 2 * 29 + 2 * (31 + 29) + 2 * (root + 12)) / 287.5)
     assert {m.source for _, m in cell.measurements()} == {"imported"}
-    assert (cell.fanout, cell.workers) == (16, 2)
+    assert (cell.fanout, cell.workers) == (16, 1)
 
 
 def test_what_is_imported_is_there_in_the_next_process(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ class Session:
         options, predicted = self.options, self.program.predicted(self.train.replay_ratio)
         if predicted <= 0 or options.bench or options.serial:
             return None
-        terms = {ITERATION: self.train.batch_size / predicted * 1e6}
+        terms = {**self.program.predicted_us, ITERATION: self.train.batch_size / predicted * 1e6}
         return DriftWatch(terms, options.drift_threshold, options.drift_seconds)
 
     def _watch_drift(self) -> None:
@@ -362,7 +362,8 @@ class Session:
         self._drift_at = now, rate.steps, rate.busy_s
         if rate.steps <= steps or math.isinf(at):
             return
-        drift = self._drift.observe(now, {ITERATION: (rate.busy_s - busy_s) / (rate.steps - steps) * 1e6})
+        iteration_us = (rate.busy_s - busy_s) / (rate.steps - steps) * 1e6
+        drift = self._drift.observe(now, {**self._telemetry.newest_us(), ITERATION: iteration_us})
         if drift is None or self._supervisor.stop_reason:
             return
         if not self.options.recompose:

@@ -198,6 +198,13 @@ class Telemetry:
             spent["insertion"] += requests["insert"]
         return spent
 
+    def newest_us(self) -> dict[str, float]:
+        """Mean microseconds of an iteration's parts in the last interval; empty before there is one."""
+        for before, after in zip(self._moments[-2::-1], self._moments[:0:-1], strict=False):
+            if after.iterations > before.iterations:
+                return _times_us(before, after)
+        return {}
+
     def iteration_times(self) -> IterationTimes:
         """The times of an iteration's parts; call it when the loops have ended."""
         if self._moments and self._rate.steps > self._moments[-1].iterations:
