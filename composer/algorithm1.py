@@ -17,6 +17,7 @@ from composer.matrix import (
     LearnerOption,
     Measurement,
     MissingCell,
+    PairCell,
     ReplayCell,
     StorageCell,
 )
@@ -190,12 +191,12 @@ class _Search:
                 reasons: dict[str, None] = {}
                 found: list[Candidate] = []
                 for option in self.matrix[learner_device].learners:
-                    replay, learner, gather = self._cells(replay_device, learner_device, option)
+                    replay, learner, pair = self._cells(replay_device, learner_device, option)
                     reasons.update((cell.reason, None) for cell in (replay, learner) if isinstance(cell, MissingCell))
                     if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
                         continue
                     try:
-                        found.append(self._candidate(replay_device, replay, learner_device, learner, gather))
+                        found.append(self._candidate(replay_device, replay, learner_device, learner, pair))
                     except PlacementError as error:  # no route between two devices
                         reasons[str(error)] = None
                 candidates += found
@@ -205,22 +206,21 @@ class _Search:
 
     def _cells(
         self, i: str, j: str, option: LearnerOption
-    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell, Measurement | None]:
-        """The two primitives' cells, and the gather between them where the pair has its own."""
+    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell, PairCell | None]:
+        """The two primitives' cells, and the pair's where they share a device."""
         if i != j:
             return self.matrix[i].replay, option.learner, None
         pair = option.pair
-        return (pair, pair, None) if isinstance(pair, MissingCell) else (pair.replay, pair.learner, pair.gather)
+        return (pair, pair, None) if isinstance(pair, MissingCell) else (pair.replay, pair.learner, pair)
 
-    def _candidate(
-        self, i: str, replay: ReplayCell, j: str, learner: LearnerCell, pair_gather: Measurement | None
-    ) -> Candidate:
+    def _candidate(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell, pair: PairCell | None) -> Candidate:
         host = self.platform.host.name
         batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
         to_learner = self.platform.link(i, j)
         step_us = learner.step.value_us
         if self.sharing is not None and self.platform.shared_silicon(host, j):
             step_us = self.sharing.step_us(step_us, learner.threads)
+        pair_gather = None if pair is None else pair.gather
         storage = self._storage(learner_device=j, host=host, replay_device=i, pair_gather=pair_gather)
         terms = IterationTerms(
             sample_us=replay.sample.value_us,
@@ -233,6 +233,7 @@ class _Search:
             messages_us=self.messages_us if i != j else 0.0,
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
+            inserts_between=pair is not None and pair.inserts_between,
         ).with_storage(storage[0], learner=j)
         whole_us = self.pipelines.get((i, j, learner.implementation), 0.0)
         if whole_us > terms.t_itr_us:
@@ -250,6 +251,7 @@ class _Search:
                 learner.streams,
                 learner.implementation,
                 learner.prefetch,
+                learner.unroll,
             ),
             terms=terms,
             t_itr_us=terms.t_itr_us,

@@ -81,6 +81,8 @@ def microseconds(value: float) -> str:
 def learner_tuning(learner: LearnerCell | LearnerConfig) -> str:
     """The parameters of a Learner in words, without its implementation."""
     tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}, streams {learner.streams}"
+    if learner.unroll:
+        tuning += f", unroll {', '.join('-'.join(map(str, network)) for network in learner.unroll)}"
     return f"{tuning}{', prefetching' if learner.prefetch else ''}"
 
 

@@ -149,6 +149,8 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
             f"The {learner.implementation} Learner splits batches over its threads: sub_batches must be 1; found "
             f"{learner.sub_batches}. Correct it."
         )
+    if learner.unroll and "unroll" not in found.arguments:
+        raise GenerationError(f"The {learner.implementation} Learner has no unroll: it must be empty. Correct it.")
     if learner.prefetch and "prefetch" not in found.arguments:
         raise GenerationError(
             f"The {learner.implementation} Learner draws no batches ahead: prefetch must be False. Correct it."
@@ -157,7 +159,9 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
 
 
 def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, device: str) -> dict[str, object]:
-    values = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
+    values: dict[str, object] = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
+    if learner.unroll:
+        values["unroll"] = learner.unroll
     if learner.prefetch:
         values["prefetch"] = True
     return {name: values[name] for name in found.arguments if name in values}

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from composer.contention import CoreSharing
 from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
+from composer.fpga.learner_program import LearnerProgram
 from composer.matrix import (
     AssignmentMatrix,
     Candidacy,
@@ -132,6 +133,11 @@ class Profiler(ProfilingContext):
             pipeline = pipeline_of(self.probe)
         except TrainerError as error:
             pipeline = str(error)
+        program: LearnerProgram | str
+        try:
+            program = LearnerProgram.of(self.probe)
+        except TrainerError as error:
+            program = str(error)
         return ModelledWork(
             problem.train.batch_size,
             min(problem.actors.env_count, problem.replay.capacity),
@@ -139,6 +145,7 @@ class Profiler(ProfilingContext):
             problem.replay.capacity,
             self.fanouts(),
             pipeline,
+            program,
             implementation=problem.implementation,
         )
 
