@@ -91,6 +91,9 @@ def _check_parameters(source: ProgramSource) -> None:
     ):
         if type(value) is not int or value < 1:
             raise GenerationError(f"{name} must be a whole number of at least 1; found {value!r}. Correct it.")
+    for factor in (factor for network in source.learner.unroll for factor in network):
+        if type(factor) is not int or factor < 1 or factor & (factor - 1):
+            raise GenerationError(f"unroll takes powers of two; found {factor!r}. Correct it.")
     dataclasses.replace(source.problem.replay, fanout=source.replay.fanout)  # ConfigurationError if it is no fanout
 
 

@@ -242,7 +242,7 @@ class ReplayTree:
         advice = f"At most {fits:,} fit" if fits else "Not even one fits"
         raise CapacityError(
             f"A sum tree of {self.capacity:,} priorities with fanout {self.fanout} needs {kb(needed)} of on-chip "
-            f"memory; {part.name} has {kb(part.available)}: {_more(needed, part.available, over[0])}. {advice}."
+            f"memory; {part.name} has {kb(part.available)}: {more(needed, part.available, over[0])}. {advice}."
         )
 
     def sampling_cycles_printed(self, batch_size: int) -> int:
@@ -519,7 +519,7 @@ def _raise_too_large(space: _Space) -> None:
     raise CapacityError(
         f"The Learner's pipeline of {len(units)} units needs at least {needed.dsps:,.0f} DSP blocks and {kb(needed)} "
         f"of on-chip memory; {part.name} has {part.available.dsps:,.0f} and {kb(part.available)}: "
-        f"{_more(needed, part.available, over[0])}. {would_fit}, or a larger part."
+        f"{more(needed, part.available, over[0])}. {would_fit}, or a larger part."
     )
 
 
@@ -528,7 +528,8 @@ def kb(resources: Resources) -> str:
     return f"{resources.sram_kb:,.0f} KB"
 
 
-def _more(needed: Resources, available: Resources, what: Constraint) -> str:
+def more(needed: Resources, available: Resources, what: Constraint) -> str:
+    """How much of the resource `what` is missing."""
     need, have = (dict(zip(_CONSTRAINTS, found.values, strict=True))[what] for found in (needed, available))
     unit = "KB" if what == "on-chip memory" else what
     times = f" ({need / have:.3g} times what there is)" if have else ""

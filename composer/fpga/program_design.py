@@ -22,6 +22,7 @@ from composer.fpga.model import (
     Resources,
     batch_splits,
     kb,
+    more,
 )
 from composer.fpga.nominal_kernels import Memory, nominal_replay, nominal_step, nominal_weighing, submit_interval
 from composer.fpga.replay_timing import ReplayTiming
@@ -93,20 +94,19 @@ def program_tree(capacity: int, fanout: int, part: FpgaPart) -> ReplayTree:
     """The tree of a program; CapacityError if the kernels cannot have it, or `part` cannot hold it."""
     check_tree(capacity, fanout)
     tree = ReplayTree(capacity, fanout)
-    if not replay_resources(tree, part).exceeding(part.available):
+    needed = replay_resources(tree, part)
+    if not (over := needed.exceeding(part.available)):
         return tree
     fits, too_many = 0, capacity
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         small = replay_resources(dataclasses.replace(tree, capacity=middle), part)
         fits, too_many = (fits, middle) if small.exceeding(part.available) else (middle, too_many)
-    needed = replay_resources(tree, part)
     advice = f"At most {fits:,} fit" if fits else "Not even one fits"
     raise CapacityError(
         f"A sum tree of {capacity:,} priorities with fanout {fanout} needs {kb(needed)} of on-chip memory, of which "
         f"{replay_bits(tree) // tree.levels[-1].nodes} bits for each slot; {part.name} has {kb(part.available)}: "
-        f"{needed.sram_kb - part.available.sram_kb:,.0f} KB too few ({needed.sram_kb / part.available.sram_kb:.3g} "
-        f"times what there is). {advice}."
+        f"{more(needed, part.available, over[0])}. {advice}."
     )
 
 
