@@ -18,6 +18,9 @@ from composer.fpga.reported_stages import one_pass
 from composer.fpga.step_timing import StagePass, StepTiming, WeighingPass, WeightPass
 from composer.fpga.vendor_report import BlockReport
 
+MOVED = 4  # weights that a WU moves at once: kMoved of pearl/fpga_learner.hpp
+SIBLINGS = 16  # that a search reads at once: kSiblings of pearl/fpga_replay.hpp
+
 _WORD_BYTES = 4  # float32
 
 
@@ -87,8 +90,7 @@ def _layer_pass(stage: Stage, layer: ProgramLayer, unroll: int, arithmetic: int)
         slopes = [loop(row), loop(layer.row // lanes)] if stage.activated else []
         items = [loop(outputs), work, *slopes, *(loop(row),) * stage.wires]
     else:
-        before = cycles(loop(layer.outputs * layer.row), loop(outputs * BLOCK))
-        after = weights
+        after = weights  # as many blocks as it has cleared
         items = [loop(outputs), loop(row), work]
     interval, latency = _pass(loop(0, *items, latency=float(arithmetic)))
     return StagePass(before, interval, latency, after)
@@ -107,7 +109,7 @@ def _weight_passes(program: LearnerProgram, memory: Memory) -> Mapping[str, Weig
     for name, (network, number) in program.weight_stages.items():
         layer, vectors = program.networks[network][number], 1 + program.has_target(network)
         stream = cycles(*(loop(layer.outputs, loop(layer.row // BLOCK)), loop(blocks(layer.outputs))) * vectors)
-        move = cycles(loop(layer.outputs, loop(layer.inputs)), loop(layer.outputs))
+        move = cycles(loop(layer.outputs, loop(-(-layer.inputs // MOVED))), loop(-(-layer.outputs // MOVED)))
         found[name] = WeightPass(
             max(stream, _shared(streamed, name, memory)),
             cycles(loop(layer.words // BLOCK)),
@@ -130,10 +132,10 @@ def _shared(words: Mapping[str, int], name: str, memory: Memory) -> float:
 def nominal_replay(fanout: int, depth: int, row_interval: int = 1) -> ReplayTiming:
     """The tree's pipeline. `row_interval` are the cycles that `collect` takes for a sample, to send it to a Learner.
 
-    A search reads the siblings one after the other, all but the last; nothing else has an inner loop.
+    A search reads up to `SIBLINGS` siblings at a time; nothing else has an inner loop.
     """
     once = _pass(loop(0))
-    search = _pass(loop(0, loop(fanout - 1), latency=1.0))
+    search = _pass(loop(0, loop(max(1, fanout // SIBLINGS)), latency=1.0))
     sampling = StageTiming.of([once, *(search,) * depth], [row_interval])
     return ReplayTiming(sampling, StageTiming.of([once] * (depth + 1), [1], passes=2))
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from composer.fpga.learner_program import BLOCK, LearnerProgram, ProgramLayer, Stage, Unroll, most_unroll, padded
 from composer.fpga.model import (
@@ -24,7 +24,15 @@ from composer.fpga.model import (
     kb,
     more,
 )
-from composer.fpga.nominal_kernels import Memory, nominal_replay, nominal_step, nominal_weighing, submit_interval
+from composer.fpga.nominal_kernels import (
+    MOVED,
+    SIBLINGS,
+    Memory,
+    nominal_replay,
+    nominal_step,
+    nominal_weighing,
+    submit_interval,
+)
 from composer.fpga.replay_timing import ReplayTiming
 from composer.fpga.step_timing import JoinedStep, StepTiming
 from pearl.backends.fpga.replay import check_tree
@@ -38,8 +46,8 @@ PIPE_ITEMS = 64  # of pipes of requests, weights and gradients: PEARL_PIPE_ITEMS
 
 _WORD_BITS = 32
 _DETAIL_BITS, _RESULT_BITS = 160, 128
-# Multiply-adds of a weight update: 16 for the squares of a block, and about 10 for Adam's move of one weight.
-_WU_MACS = BLOCK + 10
+# Multiply-adds of a weight update: 16 for the squares of a block, and about 10 for Adam's move of a weight.
+_WU_MACS = BLOCK + 10 * MOVED
 _LOSS_MACS = 4  # Huber or squared loss of an item
 
 
@@ -75,8 +83,9 @@ def replay_resources(tree: ReplayTree, part: FpgaPart) -> Resources:
     Integers need no DSP blocks. The logic of its stages is not counted: a few thousand LUTs.
     """
     memories = _Memories(part)
+    together = min(tree.fanout, SIBLINGS)
     for level in tree.levels:
-        memories.add(level.bits, level.nodes)
+        memories.add(together * level.bits, level.nodes // together)
     for bits in SLOT_BITS:
         memories.add(bits, tree.levels[-1].nodes)
     memories.add(REQUEST_BITS, PIPE_ITEMS, tree.depth + 1)
@@ -225,6 +234,23 @@ def _candidates(program: LearnerProgram) -> tuple[Unroll, ...]:
     return tuple(dict.fromkeys(slowest))
 
 
+def _neighbours(program: LearnerProgram, unroll: Unroll) -> Iterator[Unroll]:
+    """UF of one layer doubled, for each layer that this may help."""
+    for network, layers in enumerate(program.networks):
+        for number, layer in enumerate(layers):
+            factor = 2 * unroll[network][number]
+            if factor <= most_unroll(layer):
+                changed = (*unroll[network][:number], factor, *unroll[network][number + 1 :])
+                yield (*unroll[:network], changed, *unroll[network + 1 :])
+
+
+def _order(design: ProgramDesign) -> tuple[float, float, int]:
+    return design.cycles, design.resources.dsps, design.copies
+
+
+_Cycles: TypeAlias = "Callable[[StepTiming], tuple[int, JoinedStep | None]]"
+
+
 @dataclass(frozen=True)
 class ProgramSpace:
     """All designs of `program` for a batch on `part`, whose device memory moves `bytes_per_cycle`."""
@@ -264,31 +290,49 @@ class ProgramSpace:
         paced = replay or nominal_replay(tree.fanout, tree.depth, submit_interval(self.program))
         return timing.joined(paced, tree.depth, nominal_weighing(self.batch_size), 1)
 
-    def _designs(
-        self, part: FpgaPart, cycles: Callable[[StepTiming], tuple[int, JoinedStep | None]]
-    ) -> Iterator[ProgramDesign]:
-        """The designs that fit, with each DP and UF."""
-        program, memory = self.program, Memory(self.bytes_per_cycle)
+    def _best(self, part: FpgaPart, cycles: _Cycles) -> ProgramDesign:
+        """The best design of each DP, with more UF in single layers where that helps and fits; the best of these."""
+        found = []
         for copies in batch_splits(self.batch_size):
-            if copies > program.most_copies:
-                return
-            too_large: Constraint | None = None
-            for unroll in _candidates(program):
-                used = learner_resources(program, self.batch_size, copies, unroll, part)
-                if over := used.exceeding(part.available):
-                    too_large = over[0]
-                    continue
-                timing = nominal_step(
-                    program, self.batch_size, copies, unroll, memory, part.parameters.arithmetic_cycles
-                )
-                taken, joined = cycles(timing)
-                yield ProgramDesign(timing, unroll, used, taken, too_large or "the work", joined)
-
-    def _best(self, part: FpgaPart, cycles: Callable[[StepTiming], tuple[int, JoinedStep | None]]) -> ProgramDesign:
-        found = list(self._designs(part, cycles))
+            if copies > self.program.most_copies:
+                break
+            reason: Constraint = "the work"
+            designs = []
+            for unroll in _candidates(self.program):
+                design = self._design(part, cycles, copies, unroll, reason)
+                if isinstance(design, ProgramDesign):
+                    designs.append(design)
+                else:
+                    reason = design
+            if designs:
+                found.append(self._climbed(part, cycles, min(designs, key=_order)))
         if not found:
             self._raise_too_large(part)
-        return min(found, key=lambda design: (design.cycles, design.resources.dsps, design.copies))
+        return min(found, key=_order)
+
+    def _climbed(self, part: FpgaPart, cycles: _Cycles, best: ProgramDesign) -> ProgramDesign:
+        """`best`, with UF of one layer after the other doubled as long as the fill gets shorter."""
+        while True:
+            tried = (
+                self._design(part, cycles, best.copies, unroll, best.binding)
+                for unroll in _neighbours(self.program, best.unroll)
+            )
+            nearest = min((design for design in tried if isinstance(design, ProgramDesign)), key=_order, default=best)
+            if nearest.cycles >= best.cycles:
+                return best
+            best = nearest
+
+    def _design(
+        self, part: FpgaPart, cycles: _Cycles, copies: int, unroll: Unroll, binding: Constraint
+    ) -> ProgramDesign | Constraint:
+        """The design, or the scarcest resource if it does not fit."""
+        used = learner_resources(self.program, self.batch_size, copies, unroll, part)
+        if over := used.exceeding(part.available):
+            return over[0]
+        memory, arithmetic = Memory(self.bytes_per_cycle), part.parameters.arithmetic_cycles
+        timing = nominal_step(self.program, self.batch_size, copies, unroll, memory, arithmetic)
+        taken, joined = cycles(timing)
+        return ProgramDesign(timing, unroll, used, taken, binding, joined)
 
     def _raise_too_large(self, part: FpgaPart) -> NoReturn:
         program = self.program
