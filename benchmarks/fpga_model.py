@@ -6,6 +6,7 @@ The text of the page is written by hand; this module fills the tables, each betw
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -468,6 +469,9 @@ def latencies() -> str:
             for which, papers in enumerate(((drawn, printed), (drawn,), (drawn,))):
                 times = [found["fpga"], *papers]
                 for of_fpga in times:
+                    if of_fpga[which] == math.inf:
+                        cells.append("does not fit")
+                        continue
                     cpu, gpu = (_times(found[kind][which], of_fpga[which]) for kind in ("cpu", "gpu"))
                     cells.append(f"{of_fpga[which]:,.1f} us; {cpu}, {gpu}")
             rows.append([name, f"F {fanout}", workload.name, batch, *cells])
@@ -479,10 +483,10 @@ def latencies() -> str:
 
 
 def _times_of(row: MatrixRow) -> tuple[float, float, float]:
-    """Microseconds of sampling, an update and a gradient step, each alone on the device."""
+    """Microseconds of sampling, an update and a gradient step, each alone; infinite if it does not fit."""
     assert isinstance(row.replay, ReplayCell)
-    assert isinstance(row.learner, LearnerCell)
-    return row.replay.sample.value_us, row.replay.update.value_us, row.learner.step.value_us
+    step = row.learner.step.value_us if isinstance(row.learner, LearnerCell) else math.inf
+    return row.replay.sample.value_us, row.replay.update.value_us, step
 
 
 def program_designs() -> str:
