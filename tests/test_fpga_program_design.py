@@ -326,6 +326,17 @@ def test_no_design_exceeds_its_part_and_none_that_fits_is_much_faster(
             assert design.cycles <= 1.05 * timing.alone(submit_interval(program), 1) + 2
 
 
+def test_what_the_kernels_cannot_have_is_said() -> None:
+    deep = LearnerProgram((chain(*(4,) * 40),), 4)
+    with pytest.raises(CapacityError, match=r"has 2\d\d stages; at most 100 run at once. Use networks of fewer layers"):
+        ProgramSpace(deep, AGILEX, 32, 100.0).alone()
+    with pytest.raises(CapacityError, match=r"has 1 to 65,536 transitions; found 65,537. Lower the batch size"):
+        ProgramSpace(LearnerProgram((chain(4, 2),), 2), AGILEX, 65_537, 100.0).alone()
+    tiny = dataclasses.replace(AGILEX, available=Resources(1, 1, 10, 10))
+    with pytest.raises(CapacityError, match=r"needs at least .* agilex has 1 and 1 KB: too few .*"):
+        ProgramSpace(LearnerProgram((chain(4, 2),), 2), tiny, 32, 100.0).alone()
+
+
 def test_a_pair_inserts_between_iterations_and_counts_what_it_does_not_hide() -> None:
     work = ModelledWork(32, 16, 44, 100_000, (4, 16, 64), "none", LearnerProgram((chain(4, 64, 2),), 2))
     row = fpga_row(BOARD, work).row

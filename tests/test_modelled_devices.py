@@ -308,7 +308,9 @@ def test_a_learner_whose_update_rule_is_not_known_is_not_modelled(tmp_path: Path
     row = composer.matrix["board"]
     assert isinstance(row.replay, ReplayCell)
     assert isinstance(row.learner, MissingCell)
-    assert "programs for FPGAs cannot train OwnTrainer (unsupported: the update rule of OwnTrainer" in row.learner.reason
+    assert (
+        "programs for FPGAs cannot train OwnTrainer (unsupported: the update rule of OwnTrainer" in row.learner.reason
+    )
     assert {candidate.pair for candidate in composer.placement.candidates} == {("cpu0", "cpu0"), ("board", "cpu0")}
 
 

@@ -21,7 +21,7 @@ from pearl.learner.native_plan import Op
 from pearl.learner.native_rules import known_step
 
 BLOCK = 16  # values in a block: kBlock of pearl/fpga_learner.hpp
-MOST_STAGES = 100  # of one Learner: kMostStages of kernels/sycl/fpga_learner.cpp
+MOST_STAGES, MOST_ROWS = 100, 1 << 16  # of one Learner and of a batch: as in kernels/sycl/fpga_learner.cpp
 
 StageKind: TypeAlias = Literal["FP", "LOSS", "BP", "GA"]
 Unroll: TypeAlias = "tuple[tuple[int, ...], ...]"

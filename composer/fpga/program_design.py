@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-from composer.fpga.learner_program import BLOCK, LearnerProgram, ProgramLayer, Stage, Unroll, most_unroll, padded
+from composer.fpga.learner_program import (
+    BLOCK,
+    MOST_ROWS,
+    LearnerProgram,
+    ProgramLayer,
+    Stage,
+    Unroll,
+    most_unroll,
+    padded,
+)
 from composer.fpga.model import (
     LUTS_PER_DSP,
     REGISTERS_PER_DSP,
@@ -293,8 +302,9 @@ class ProgramSpace:
     def _best(self, part: FpgaPart, cycles: _Cycles) -> ProgramDesign:
         """The best design of each DP, with more UF in single layers where that helps and fits; the best of these."""
         found = []
+        most = self.program.most_copies if self.batch_size <= MOST_ROWS else 0
         for copies in batch_splits(self.batch_size):
-            if copies > self.program.most_copies:
+            if copies > most:
                 break
             reason: Constraint = "the work"
             designs = []
@@ -336,10 +346,14 @@ class ProgramSpace:
 
     def _raise_too_large(self, part: FpgaPart) -> NoReturn:
         program = self.program
+        if self.batch_size > MOST_ROWS:
+            raise CapacityError(
+                f"A batch on an FPGA has 1 to {MOST_ROWS:,} transitions; found {self.batch_size:,}. Lower the batch size."
+            )
         if not program.most_copies:
             raise CapacityError(
-                f"A pipeline of these networks has {len(program.stages) + len(program.weight_stages)} stages; more "
-                "than the kernels run at once. Use networks of fewer layers."
+                f"A pipeline of these networks has {len(program.stages) + len(program.weight_stages)} stages; at "
+                "most 100 run at once. Use networks of fewer layers."
             )
         least = tuple((1,) * len(network) for network in program.networks)
         used = learner_resources(program, self.batch_size, 1, least, part)
