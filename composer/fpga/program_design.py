@@ -348,7 +348,8 @@ class ProgramSpace:
         program = self.program
         if self.batch_size > MOST_ROWS:
             raise CapacityError(
-                f"A batch on an FPGA has 1 to {MOST_ROWS:,} transitions; found {self.batch_size:,}. Lower the batch size."
+                f"A batch on an FPGA has 1 to {MOST_ROWS:,} transitions; found {self.batch_size:,}. Lower the batch "
+                "size."
             )
         if not program.most_copies:
             raise CapacityError(
