@@ -179,6 +179,63 @@ def test_joined_loss_waits_for_the_last_weight_and_the_tree_for_the_last_loss(
     assert joined.cycles <= max(walk.moved(), updated) + 2 * depth + 2 + batch + copies
 
 
+def walked_kernels(program: LearnerProgram, unroll: Unroll) -> dict[str, Kernel]:
+    """The kernels of one copy of any program, with the loops of their stages."""
+    made = {}
+    for name, stage in program.stages.items():
+        if stage.kind == "LOSS":
+            made[name] = Kernel(*stage.trips)
+            continue
+        network, number = stage.place
+        layer, factor = program.networks[network][number], unroll[network][number]
+        x, y = of16(layer.inputs), of16(layer.outputs)
+        got, work = layer.outputs * x + y, dot_cycles(layer, factor)
+        streamed = got * (2 if program.has_target(network) else 1)
+        if stage.kind == "FP":
+            made[name] = Kernel(x, work, *(y,) * stage.wires, ready=streamed)
+        elif stage.kind == "BP":
+            slope = [x, 16 * x // min(16, factor)] * stage.activated
+            made[name] = Kernel(y, work, *slope, *(x,) * stage.wires, ready=streamed)
+        else:
+            made[name] = Kernel(y, x, work, ready=got)
+    return made
+
+
+@pytest.mark.parametrize("algorithm", ["ddpg", "td3", "sac"])
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_a_step_of_actor_and_critics_takes_the_cycles_of_its_loops(algorithm: str, data: st.DataObject) -> None:
+    seen, actions, hidden = (data.draw(st.integers(1, 40)) for _ in range(3))
+    stochastic = algorithm == "sac"
+    critic = chain(seen + actions, hidden, 1)
+    actor = chain(seen, hidden, actions * (2 if stochastic else 1))
+    critics = 1 if algorithm == "ddpg" else 2
+    program = LearnerProgram((actor, *(critic,) * critics), actions, stochastic=stochastic)
+    unroll = tuple(tuple(data.draw(st.sampled_from([1, 16, 64])) for _ in range(2)) for _ in program.networks)
+    batch = data.draw(st.integers(1, 12))
+    copies = min(batch, data.draw(st.integers(1, 3)))
+    timing = nominal_step(program, batch, copies, unroll, UNLIMITED)
+    walked = [walked_kernels(program, unroll) for _ in range(copies)]
+    last: dict[str, float] = {}
+    for row in range(batch):
+        left = {"": float(row * submit_interval(program))}
+        for name, stage in program.stages.items():
+            left[name] = walked[row % copies][name].take(*(left[producer] for producer in stage.after))
+            last[name] = max(last.get(name, 0.0), left[name])
+    moved = 0.0
+    for vector in (range(1, 1 + critics), range(1)):
+        norm, longest = 0.0, 0
+        for network in vector:
+            name = "actor" if network == 0 else f"critic{network}_"
+            for number, layer in enumerate(program.networks[network]):
+                blocks = layer.outputs * of16(layer.inputs) + of16(layer.outputs)
+                norm = max(norm, last[f"ga_{name}{number + 1}"] + blocks) + 1
+                longest = max(longest, layer.outputs * -(-layer.inputs // 4) + -(-layer.outputs // 4))
+        moved = max(moved, norm + longest)
+    results = last[program.loss] + (batch - 1) % copies
+    assert timing.alone(submit_interval(program), 1) == pytest.approx(max(moved, results), abs=copies)
+
+
 def walked_update(batch: int, depth: int) -> int:
     """Cycles of root_stage: all first passes, then a second pass for each change that has come back."""
     sent = [k + 1 for k in range(batch)]
