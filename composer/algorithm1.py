@@ -220,20 +220,21 @@ class _Search:
         step_us = learner.step.value_us
         if self.sharing is not None and self.platform.shared_silicon(host, j):
             step_us = self.sharing.step_us(step_us, learner.threads)
+        joined = pair is not None and pair.joined
         pair_gather = None if pair is None else pair.gather
         storage = self._storage(learner_device=j, host=host, replay_device=i, pair_gather=pair_gather)
         terms = IterationTerms(
             sample_us=replay.sample.value_us,
-            sample_transfer_us=to_learner.transfer_us(batch_message),
+            sample_transfer_us=0.0 if joined else to_learner.transfer_us(batch_message),
             insert_us=replay.insert.value_us,
             insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
             learner_us=step_us,
-            priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
+            priority_transfer_us=0.0 if joined else self.platform.link(j, i).transfer_us(batch_message),
             update_us=replay.update.value_us,
             messages_us=self.messages_us if i != j else 0.0,
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
-            inserts_between=pair is not None and pair.inserts_between,
+            inserts_between=joined,
         ).with_storage(storage[0], learner=j)
         whole_us = self.pipelines.get((i, j, learner.implementation), 0.0)
         if whole_us > terms.t_itr_us:

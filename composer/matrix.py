@@ -163,14 +163,14 @@ class PairCell:
     """Both primitives while they share a device.
 
     `gather` is the gather between them, where it differs from that of the column "Data Storage": caches are warm in a
-    loop, and on an FPGA rows stream from the Replay Manager through the storage to the Learner. With `inserts_between`
-    transitions are inserted between iterations, not while the Learner trains.
+    loop, and on an FPGA rows stream from the Replay Manager through the storage to the Learner. `joined` primitives are
+    one program on the device: their messages cost nothing, and transitions are inserted between iterations.
     """
 
     replay: ReplayCell
     learner: LearnerCell
     gather: Measurement | None = None
-    inserts_between: bool = False
+    joined: bool = False
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latencies by name."""

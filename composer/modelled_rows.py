@@ -228,7 +228,7 @@ class _Fpga:
         )
         gather = _us(self._streamed_gather_us(self.part.microseconds(interval)))
         text = f"Learner beside the Replay Manager: {design}; the Replay Manager of {self._tree_text(tree)}"
-        return PairCell(replay, learner, gather, inserts_between=True), text
+        return PairCell(replay, learner, gather, joined=True), text
 
     def _us(self, cycles: float) -> Measurement:
         return _us(self.part.microseconds(cycles))

@@ -399,7 +399,7 @@ def test_a_pair_inserts_between_iterations_and_counts_what_it_does_not_hide() ->
     row = fpga_row(BOARD, work).row
     assert isinstance(row.pair, PairCell)
     assert isinstance(row.learner, LearnerCell)
-    assert row.pair.inserts_between
+    assert row.pair.joined
     tree = ReplayTree(100_000, row.pair.replay.fanout)
     timing = nominal_replay(tree.fanout, tree.depth)
     assert row.pair.replay.insert.value_us == pytest.approx(timing.update.cycles(tree.depth, 16) / 400)

@@ -104,7 +104,7 @@ def test_joined_sampling_counts_by_what_it_delays_the_learner(joined: VendorRepo
     after_weights = weights + 90 + (22 + 8 + 30) + (25 + 38 + 12)
     assert found.joined.sampling == after_weights - WAY - STREAM, "weights stream meanwhile"
     pair = found.cell(insertions=4)
-    assert pair.inserts_between
+    assert pair.joined
     assert pair.replay.sample.value_us == pytest.approx(found.joined.sampling / 300)
     assert pair.learner.step.value_us == pytest.approx(found.joined.learner / 300)
     # `feed` gives an update every 9 cycles at most; no search, twice through the levels, then the change at the root.

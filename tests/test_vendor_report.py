@@ -374,7 +374,7 @@ def test_imported_times_stand_in_the_matrix_and_decide(
     assert row.learner == modelled.learner
     assert isinstance(row.pair, PairCell)
     assert row.pair.learner == modelled.pair.learner, "the report is of the Replay Manager alone"
-    assert row.pair.inserts_between
+    assert row.pair.joined
     assert row.pair.replay.insert == row.replay.insert
     assert row.pair.replay.update.value_us < row.replay.update.value_us, "gradients are added up meanwhile"
     # A sample every 67 cycles is slower than the Learner: it ends that much after the last weight.

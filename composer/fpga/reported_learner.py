@@ -316,7 +316,7 @@ class ReportedTraining:
         return PairCell(
             dataclasses.replace(replay, sample=sample, update=update),
             LearnerCell(step, sub_batches=self.build.copies, implementation=FPGA_LEARNER),
-            inserts_between=True,
+            joined=True,
         )
 
     def measurements(self) -> Mapping[str, Measurement]:
