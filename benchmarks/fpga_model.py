@@ -6,25 +6,32 @@ The text of the page is written by hand; this module fills the tables, each betw
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from benchmarks.fpga_papers import papers_row
 from benchmarks.record import ROOT
 from composer.algorithm1 import place
 from composer.fpga.learner_pipeline import LayerShape, LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
+from composer.fpga.learner_program import LearnerProgram, chain
 from composer.fpga.model import (
     CF22_EXPLORATION,
+    FANOUTS,
     FpgaPart,
     ReplayTree,
     Resources,
     explore,
     printed_learner,
 )
-from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, PairCell, ReplayCell
-from composer.modelled_rows import ModelledWork, fpga_row, processor_row
+from composer.fpga.program_design import program_tree, replay_resources
+from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, ReplayCell
+from composer.modelled_rows import ModelledWork, fpga_row, processor_row, program_space
 from composer.placement import Placement
 from composer.platform import Platform
+from pearl.backends.fpga.replay import LEVELS_MAX, tree_levels
 from pearl.backends.fpga.tree_shape import LANES_MAX, TreeShape, eq4, eq5
 from pearl.backends.model.device import FpgaParameters
 from pearl.devices.description import Device
@@ -38,11 +45,12 @@ MIB = 1.048576  # in MB: the papers count on-chip memory in MiB
 
 @dataclass(frozen=True)
 class Workload:
-    """A benchmark of a paper: its Learner's pipeline, and the bytes of a transition."""
+    """A benchmark of a paper: its Learner's pipeline, the bytes of a transition, and its Learner in a program."""
 
     name: str
     pipeline: LearnerPipeline
     transition_bytes: int
+    program: LearnerProgram | str
 
 
 def _conv(channels: int, kernel: int, filters: int, side: int, in_side: int) -> LayerShape:
@@ -64,16 +72,30 @@ def _bytes(observations: int, actions: int) -> int:
 
 
 # PEARL Table III, where "3-layer" counts the layers of values: inputs, 64, outputs.
-PEARL_CARTPOLE = Workload("CartPole DQN", dqn_pipeline(mlp_layers(4, 64, 2)), _bytes(4, 1))
-PEARL_CAR = Workload(
-    "MountainCar DDPG", actor_critic_pipeline(mlp_layers(8, 256, 128, 4), mlp_layers(12, 256, 128, 1)), _bytes(8, 4)
+PEARL_CARTPOLE = Workload(
+    "CartPole DQN", dqn_pipeline(mlp_layers(4, 64, 2)), _bytes(4, 1), LearnerProgram((chain(4, 64, 2),), 2)
 )
-PONG = Workload("Pong DQN", dqn_pipeline(NATURE_CNN), 2 * 4 * 84 * 84 + 16)
+PEARL_CAR = Workload(
+    "MountainCar DDPG",
+    actor_critic_pipeline(mlp_layers(8, 256, 128, 4), mlp_layers(12, 256, 128, 1)),
+    _bytes(8, 4),
+    LearnerProgram((chain(8, 256, 128, 4), chain(12, 256, 128, 1)), 4),
+)
+PONG = Workload("Pong DQN", dqn_pipeline(NATURE_CNN), 2 * 4 * 84 * 84 + 16, "programs for FPGAs have no convolutions")
 # Thesis Table 4.2, where "3-layer" counts the layers of weights: its MACs, 137 and 70.1 K, are the weights and biases
 # of a critic of two hidden layers with |S| + |A| + 1 inputs.
-THESIS_CARTPOLE = Workload("CartPole DDPG", actor_critic_pipeline(mlp_layers(4, 8, 8, 1), mlp_layers(6, 8, 8, 1)), 44)
+# Programs have no further input.
+THESIS_CARTPOLE = Workload(
+    "CartPole DDPG",
+    actor_critic_pipeline(mlp_layers(4, 8, 8, 1), mlp_layers(6, 8, 8, 1)),
+    44,
+    LearnerProgram((chain(4, 8, 8, 1), chain(5, 8, 8, 1)), 1),
+)
 THESIS_HOPPER = Workload(
-    "Hopper DDPG", actor_critic_pipeline(mlp_layers(11, 256, 256, 3), mlp_layers(15, 256, 256, 1)), _bytes(11, 3)
+    "Hopper DDPG",
+    actor_critic_pipeline(mlp_layers(11, 256, 256, 3), mlp_layers(15, 256, 256, 1)),
+    _bytes(11, 3),
+    LearnerProgram((chain(11, 256, 256, 3), chain(14, 256, 256, 1)), 3),
 )
 
 # The resources that Xilinx's platform leaves free on the dies of the U200 (UG1393, "Resource Availability"; BRAM36 and
@@ -258,20 +280,32 @@ def _fpga(platform: Platform) -> Device:
     return device
 
 
-def _row(device: Device, work: ModelledWork, *, printed: bool = False) -> MatrixRow:
-    return (fpga_row(device, work, printed=printed) if device.kind == "fpga" else processor_row(device, work)).row
+# Of the FPGA: what programs run, the pipelines of the papers' drawings, or PEARL Eq. 2 to 6 as printed.
+Design: TypeAlias = Literal["program", "drawn", "printed"]
+
+
+def _row(device: Device, work: ModelledWork, design: Design = "program") -> MatrixRow:
+    if device.kind != "fpga":
+        return processor_row(device, work).row
+    if design == "program":
+        # The kernels have at most 16 levels, so a million slots take a fanout of at least 4.
+        least = next(f for f in FANOUTS if tree_levels(work.capacity, f) <= LEVELS_MAX)
+        return fpga_row(device, dataclasses.replace(work, fanouts=(max(least, *work.fanouts),))).row
+    return papers_row(device, work, printed=design == "printed").row
 
 
 def _work(workload: Workload, batch: int, *, capacity: int, fanout: int, actors: int) -> ModelledWork:
-    return ModelledWork(batch, actors, workload.transition_bytes, capacity, (fanout,), workload.pipeline)
+    return ModelledWork(
+        batch, actors, workload.transition_bytes, capacity, (fanout,), workload.pipeline, workload.program
+    )
 
 
 def compose(
-    platform: Platform, work: ModelledWork, metric: str = "throughput", *, printed: bool = False, delay: int = 1
+    platform: Platform, work: ModelledWork, metric: str = "throughput", *, design: Design = "program", delay: int = 1
 ) -> Placement:
-    """Algorithm 1 on modelled rows only; `printed` takes Eq. 2 to 6 as printed, `delay` 0 the order of Eq. 7."""
+    """Algorithm 1 on modelled rows only, with this design of the FPGA; `delay` 0 is the order of Eq. 7."""
     return place(
-        AssignmentMatrix(tuple(_row(device, work, printed=printed) for device in platform.devices)),
+        AssignmentMatrix(tuple(_row(device, work, design) for device in platform.devices)),
         platform,
         metric=metric,
         batch_size=work.batch_size,
@@ -304,7 +338,7 @@ THESIS_43: tuple[tuple[Workload, tuple[tuple[int, str, str, str], ...]], ...] = 
 )
 
 
-def thesis_mapping(platform: Platform, work: ModelledWork) -> tuple[str, str, str]:
+def thesis_mapping(platform: Platform, work: ModelledWork, design: Design) -> tuple[str, str, str]:
     """The thesis's own rule (Sec. 4.4.2 and 4.5.4): the RM runs while the Learner trains.
 
     The Learner goes to the device where it is fastest. The RM goes where the slower of the two takes least; on the
@@ -312,7 +346,7 @@ def thesis_mapping(platform: Platform, work: ModelledWork) -> tuple[str, str, st
     within 5 %, the rule prefers fewer devices, then the Learner's own. The Data Storage goes where the fewest words
     move.
     """
-    rows = {device.name: _row(device, work) for device in platform.devices}
+    rows = {device.name: _row(device, work, design) for device in platform.devices}
     steps = {name: row.learner.step.value_us for name, row in rows.items() if isinstance(row.learner, LearnerCell)}
     learner = min(steps, key=lambda name: steps[name])
     alone = {
@@ -344,30 +378,32 @@ def thesis_table43() -> str:
     """Every cell of thesis Table 4.3: RM, Learner, Data Storage."""
     platform = _platform("titan_xp_u200")
     rows: list[list[object]] = []
-    hits, by_eq7, by_rule, total = 0, 0, 0, 0
+    hits, total = [0, 0, 0, 0], 0
     for workload, cells in THESIS_43:
         for batch, *printed in cells:
             work = _work(workload, batch, capacity=1_000_000, fanout=2, actors=16)
-            placement, strict = compose(platform, work), compose(platform, work, delay=0)
-            found, eq7 = (
-                [_kind(platform, d) for d in (p.replay_manager, p.learner, p.storage)] for p in (placement, strict)
-            )
-            rule = [_kind(platform, d) for d in thesis_mapping(platform, work)]
-            hits += sum(ours == theirs for ours, theirs in zip(found, printed, strict=True))
-            by_eq7 += sum(ours == theirs for ours, theirs in zip(eq7, printed, strict=True))
-            by_rule += sum(ours == theirs for ours, theirs in zip(rule, printed, strict=True))
+            placement = compose(platform, work)
+            found = [
+                [_kind(platform, d) for d in (p.replay_manager, p.learner, p.storage)]
+                for p in (placement, compose(platform, work, delay=0), compose(platform, work, design="drawn"))
+            ]
+            found.append([_kind(platform, d) for d in thesis_mapping(platform, work, "drawn")])
+            for which, devices in enumerate(found):
+                hits[which] += sum(ours == theirs for ours, theirs in zip(devices, printed, strict=True))
             total += 3
             theirs = next(
                 (c for c in placement.candidates if [_kind(platform, d) for d in c.pair] == printed[:2]), None
             )
             slower = "-" if theirs is None else f"{theirs.t_itr_us / placement.t_itr_us:.2f}"
-            marks = (_marked(cells, printed) for cells in (found, eq7, rule))
+            marks = (_marked(devices, printed) for devices in found)
             rows.append([workload.name, batch, ", ".join(printed), *marks, slower])
-    columns = ("benchmark", "BS", "printed", "Algorithm 1", "in the order of Eq. 7", "the thesis's rule")
-    head = " | ".join((*columns, "printed pair, times as long"))
+    head = (
+        "benchmark | BS | printed | programs | programs, in the order of Eq. 7 | the papers' pipelines | "
+        "the thesis's rule | printed pair, times as long"
+    )
     agree = (
-        f"Of {total} cells {hits} agree under Algorithm 1, {by_eq7} in the order of Eq. 7, {by_rule} under the "
-        "thesis's rule. Misses are bold."
+        f"Of {total} cells {hits[0]} agree for programs, {hits[1]} in the order of Eq. 7, {hits[2]} with the papers' "
+        f"pipelines, {hits[3]} with these under the thesis's rule. Misses are bold."
     )
     return f"{agree}\n\n{_table(head, rows)}"
 
@@ -389,13 +425,15 @@ def fig10() -> str:
                     fastest,
                     compose(platform, work, "power_efficiency"),
                     compose(platform, work, delay=0),
-                    compose(platform, work, delay=0, printed=True),
+                    compose(platform, work, design="drawn"),
+                    compose(platform, work, delay=0, design="printed"),
                 )
                 chosen = [f"{_kind(platform, p.replay_manager)} + {_kind(platform, p.learner)}" for p in placements]
                 rm, learner = _gradients(fastest)
                 rows.append([name, workload.name, batch, *chosen, f"{rm:.1f}", f"{learner:.1f}"])
     head = (
-        "platform | benchmark | BS | for throughput | for EPS/W | in the order of Eq. 7 | Eq. 2 to 7 as printed | "
+        "platform | benchmark | BS | for throughput | for EPS/W | in the order of Eq. 7 | the papers' pipelines | "
+        "Eq. 2 to 7 as printed | "
         "RM matters | Learner matters"
     )
     return _table(head, rows)
@@ -423,26 +461,74 @@ def latencies() -> str:
         platform = _platform(name)
         for batch in (32, 128, 512, 2048):
             work = _work(workload, batch, capacity=capacity, fanout=fanout, actors=batch)
-            found: dict[str, PairCell] = {}
+            found: dict[str, tuple[float, float, float]] = {}
+            drawn, printed = (_times_of(_row(_fpga(platform), work, design)) for design in ("drawn", "printed"))
             for device in platform.devices:
-                row = _row(device, work)
-                assert isinstance(row.pair, PairCell)
-                found[device.kind] = PairCell(row.replay, row.learner)  # type: ignore[arg-type]
-            printed = _row(_fpga(platform), work, printed=True).replay
-            assert isinstance(printed, ReplayCell)
-            eq4_us = printed.sample.value_us
-            of_cpu, of_gpu = (_times(found[kind].replay.sample.value_us, eq4_us) for kind in ("cpu", "gpu"))
-            cells = []
-            for read in (
-                lambda cell: cell.replay.sample.value_us,
-                lambda cell: cell.replay.update.value_us,
-                lambda cell: cell.learner.step.value_us,
-            ):
-                fpga = read(found["fpga"])
-                cells.append(f"{fpga:,.1f} us; {_times(read(found['cpu']), fpga)}, {_times(read(found['gpu']), fpga)}")
-            cells.insert(1, f"{eq4_us:,.1f} us; {of_cpu}, {of_gpu}")
+                found[device.kind] = _times_of(_row(device, work))
+            cells: list[str] = []
+            for which, papers in enumerate(((drawn, printed), (drawn,), (drawn,))):
+                times = [found["fpga"], *papers]
+                for of_fpga in times:
+                    if of_fpga[which] == math.inf:
+                        cells.append("does not fit")
+                        continue
+                    cpu, gpu = (_times(found[kind][which], of_fpga[which]) for kind in ("cpu", "gpu"))
+                    cells.append(f"{of_fpga[which]:,.1f} us; {cpu}, {gpu}")
             rows.append([name, f"F {fanout}", workload.name, batch, *cells])
-    head = "platform | tree | Learner | BS | sampling: FPGA; CPU, GPU times as long | by Eq. 4 | update | gradient step"
+    head = (
+        "platform | tree | Learner | BS | sampling: FPGA; CPU, GPU times as long | in RTL | by Eq. 4 | update | "
+        "in RTL | gradient step | all weights on chip"
+    )
+    return _table(head, rows)
+
+
+def _times_of(row: MatrixRow) -> tuple[float, float, float]:
+    """Microseconds of sampling, an update and a gradient step, each alone; infinite if it does not fit."""
+    assert isinstance(row.replay, ReplayCell)
+    step = row.learner.step.value_us if isinstance(row.learner, LearnerCell) else math.inf
+    return row.replay.sample.value_us, row.replay.update.value_us, step
+
+
+def program_designs() -> str:
+    """The designs that programs run on the papers' boards."""
+    rows: list[list[object]] = []
+    for name, workload, fanout, capacity in (
+        ("server_cgf", PEARL_CARTPOLE, 16, 100_000),
+        ("server_cgf", PEARL_CAR, 16, 100_000),
+        ("titan_xp_u200", THESIS_HOPPER, 4, 1_000_000),
+    ):
+        device = _fpga(_platform(name))
+        part = FpgaPart.from_device(device)
+        tree = program_tree(capacity, fanout, part)
+        assert isinstance(workload.program, LearnerProgram)
+        for batch in (32, 512):
+            space = program_space(workload.program, part, batch, device)
+            alone, both = space.alone(), space.beside(tree)
+            assert both.joined is not None
+            weights = both.timing.weights.values()
+            stream, move = max(found.stream for found in weights), max(found.move for found in weights)
+            uf = ", ".join("-".join(map(str, network)) for network in both.unroll)
+            cycles = f"{both.joined.learner:,} + {both.joined.sampling:,} + {both.joined.update:,}"
+            used = f"{both.resources.dsps:,.0f} DSP, {both.resources.sram_kb:,.0f} KB"
+            rows.append(
+                [
+                    workload.name,
+                    batch,
+                    f"{alone.cycles:,}",
+                    cycles,
+                    f"{stream:,.0f}",
+                    f"{move:,.0f}",
+                    both.copies,
+                    uf,
+                    used,
+                    f"{replay_resources(tree, part).sram_kb:,.0f} KB",
+                    both.binding,
+                ]
+            )
+    head = (
+        "Learner | BS | cycles alone | joined: step + sampling + update | of which streaming | moving | DP | UF | "
+        "resources | tree | bound by"
+    )
     return _table(head, rows)
 
 
@@ -450,6 +536,7 @@ TABLES = {
     "cf22-table2": cf22_table2,
     "free-exploration": free_exploration,
     "thesis-table44": thesis_table44,
+    "program-designs": program_designs,
     "replay-equations": replay_equations,
     "learner-equations": learner_equations,
     "latencies": latencies,

@@ -18,6 +18,7 @@ from composer.matrix import (
     LearnerOption,
     Measurement,
     MissingCell,
+    PairCell,
     ReplayCell,
     StorageCell,
 )
@@ -193,12 +194,12 @@ class _Search:
                 reasons: dict[str, None] = {}
                 found: list[Candidate] = []
                 for option in self.matrix[learner_device].learners:
-                    replay, learner, gather = self._cells(replay_device, learner_device, option)
+                    replay, learner, pair = self._cells(replay_device, learner_device, option)
                     reasons.update((cell.reason, None) for cell in (replay, learner) if isinstance(cell, MissingCell))
                     if isinstance(replay, MissingCell) or isinstance(learner, MissingCell):
                         continue
                     try:
-                        found.append(self._candidate(replay_device, replay, learner_device, learner, gather))
+                        found.append(self._candidate(replay_device, replay, learner_device, learner, pair))
                     except PlacementError as error:  # no route between two devices
                         reasons[str(error)] = None
                 candidates += found
@@ -208,31 +209,32 @@ class _Search:
 
     def _cells(
         self, i: str, j: str, option: LearnerOption
-    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell, Measurement | None]:
-        """The two primitives' cells, and the gather between them where the pair has its own."""
+    ) -> tuple[ReplayCell | MissingCell, LearnerCell | MissingCell, PairCell | None]:
+        """The two primitives' cells, and the pair's where they share a device."""
         if i != j:
             return self.matrix[i].replay, option.learner, None
         pair = option.pair
-        return (pair, pair, None) if isinstance(pair, MissingCell) else (pair.replay, pair.learner, pair.gather)
+        return (pair, pair, None) if isinstance(pair, MissingCell) else (pair.replay, pair.learner, pair)
 
-    def _candidate(
-        self, i: str, replay: ReplayCell, j: str, learner: LearnerCell, pair_gather: Measurement | None
-    ) -> Candidate:
+    def _candidate(self, i: str, replay: ReplayCell, j: str, learner: LearnerCell, pair: PairCell | None) -> Candidate:
         host = self.platform.host.name
         batch_message, insert_message = self.batch_size * MESSAGE_BYTES, self.insertions * MESSAGE_BYTES
         to_learner = self.platform.link(i, j)
+        joined = pair is not None and pair.joined
+        pair_gather = None if pair is None else pair.gather
         storage = self._storage(learner_device=j, host=host, replay_device=i, pair_gather=pair_gather)
         terms = IterationTerms(
             sample_us=replay.sample.value_us,
-            sample_transfer_us=to_learner.transfer_us(batch_message),
+            sample_transfer_us=0.0 if joined else to_learner.transfer_us(batch_message),
             insert_us=replay.insert.value_us,
             insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
             learner_us=learner.step.value_us,
-            priority_transfer_us=self.platform.link(j, i).transfer_us(batch_message),
+            priority_transfer_us=0.0 if joined else self.platform.link(j, i).transfer_us(batch_message),
             update_us=replay.update.value_us,
             messages_us=self.messages_us if i != j else 0.0,
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
+            inserts_between=joined,
         ).with_storage(storage[0], learner=j)
         whole = self.wholes.get((i, j, learner.implementation))
         collect_us = math.inf if self.sharing is None else self.sharing.collect_us
@@ -253,6 +255,7 @@ class _Search:
                 learner.sub_batches,
                 learner.implementation,
                 learner.prefetch,
+                learner.unroll,
             ),
             terms=terms,
             t_itr_us=terms.t_itr_us,

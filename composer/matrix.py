@@ -117,7 +117,8 @@ class LearnerCell:
     """T_Learner of one iteration on a device, and the implementation and parameters for which it holds.
 
     The batch is in the device's memory when a step begins: to bring it there is the Data Storage's work. On an FPGA
-    `sub_batches` is DP, the number of pipelines. With `prefetch` another thread draws the next batch during a step.
+    `sub_batches` is DP, the number of pipelines, and `unroll` UF of each layer of each network (empty elsewhere). With
+    `prefetch` another thread draws the next batch during a step.
     """
 
     step: Measurement
@@ -125,6 +126,7 @@ class LearnerCell:
     sub_batches: int = 1
     implementation: str = "torch"
     prefetch: bool = False
+    unroll: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         _require_counts("Learner", threads=self.threads, sub_batches=self.sub_batches)
@@ -164,12 +166,14 @@ class PairCell:
     """Both primitives while they share a device.
 
     `gather` is the gather between them, where it differs from that of the column "Data Storage": caches are warm in a
-    loop, and on an FPGA rows stream from the Replay Manager through the storage to the Learner.
+    loop, and on an FPGA rows stream from the Replay Manager through the storage to the Learner. `joined` primitives are
+    one program on the device: their messages cost nothing, and transitions are inserted between iterations.
     """
 
     replay: ReplayCell
     learner: LearnerCell
     gather: Measurement | None = None
+    joined: bool = False
 
     def measurements(self) -> tuple[tuple[str, Measurement], ...]:
         """The latencies by name."""

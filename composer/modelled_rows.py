@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from composer.fpga.learner_pipeline import LearnerPipeline, TensorUnit
-from composer.fpga.model import (
-    Exploration,
-    FpgaPart,
-    ReplayTree,
-    SharedDesign,
-    explore,
-    missing_columns,
-    printed_learner,
-    share,
-)
-from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell, StorageCell
+from composer.fpga.learner_program import LearnerProgram
+from composer.fpga.model import FpgaPart, ReplayTree, missing_columns
+from composer.fpga.nominal_kernels import nominal_replay, submit_interval
+from composer.fpga.program_design import ProgramDesign, ProgramSpace, program_tree, replay_resources
+from composer.matrix import Cell, LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell, StorageCell
 from composer.platform import OWN_MEMORY_LATENCY_US, own_memory
 from pearl.backends import AUTO, backend_of, fpga, model, null
 from pearl.backends.model.device import GpuParameters, ProcessorParameters, model_parameters
@@ -38,9 +33,9 @@ _CHILDREN_PER_LINE = 16  # priorities in one memory access; sums are twice as la
 class ModelledWork:
     """The work of one iteration: batch size, inserted transitions and their size in bytes, tree and Learner.
 
-    One of `fanouts` is chosen. Where the trainer's work is unknown, `pipeline` is the reason in words. `no_replay` and
-    `no_learner` are the reasons why the device cannot run a primitive, if it cannot. `implementation` is the forced
-    implementation of the Learner.
+    One of `fanouts` is chosen. `pipeline` counts the Learner's work, `program` is the Learner that programs run on an
+    FPGA; where one is unknown it is the reason in words. `no_replay` and `no_learner` are the reasons why the device
+    cannot run a primitive, if it cannot. `implementation` is the forced implementation of the Learner.
     """
 
     batch_size: int
@@ -49,6 +44,7 @@ class ModelledWork:
     capacity: int
     fanouts: tuple[int, ...]
     pipeline: LearnerPipeline | str
+    program: LearnerProgram | str = "its program is not stated"
     no_replay: str | None = None
     no_learner: str | None = None
     implementation: str = AUTO
@@ -103,25 +99,29 @@ def stated_row(device: Device, work: ModelledWork) -> ModelledRow:
 # --- FPGA ------------------------------------------------------------------------------------------------------------
 
 
-def fpga_row(
-    device: Device, work: ModelledWork, *, printed: bool = False, exploration: Exploration | None = None
-) -> ModelledRow:
-    """The row of an FPGA by `composer.fpga.model`.
+def fpga_row(device: Device, work: ModelledWork) -> ModelledRow:
+    """The row of an FPGA by `composer.fpga.program_design`: the design that programs instantiate there.
 
-    The Replay Manager is that of `kernels/rtl`, with the fastest fitting fanout, lanes and copy of the leaves.
-    `printed` uses PEARL Eq. 2 to 6 as printed in the paper instead of the cycles of the pipelines. A primitive that
-    does not fit, or lacks a column of the device CSV, is a MissingCell with the reason.
+    Fanout, DP and UF are those of the fastest design that fits. A primitive that does not fit, or lacks a column of the
+    device CSV, is a MissingCell with the reason.
     """
-    if missing := missing_columns(device):
-        emulated = backend_of(device).emulated(device)
-        why = (
-            "the FPGA emulator only shows that kernels work, how long they take there means nothing"
-            if emulated
-            else "FPGAs are modelled, not measured"
-        )
-        columns = f"{', '.join(missing)} of {'the board it stands for' if emulated else device.name}"
-        return _nothing(device.name, f"{why}: fill {columns} in the device CSV to have it modelled")
-    return _Fpga(device, FpgaPart.from_device(device), work, printed, exploration).row()
+    if (reason := why_not_modelled(device)) is not None:
+        return _nothing(device.name, reason)
+    return _Fpga(device, FpgaPart.from_device(device), work).row()
+
+
+def why_not_modelled(device: Device) -> str | None:
+    """Which columns of the device CSV an FPGA's row lacks; None if it has all."""
+    if not (missing := missing_columns(device)):
+        return None
+    emulated = backend_of(device).emulated(device)
+    why = (
+        "the FPGA emulator only shows that kernels work, how long they take there means nothing"
+        if emulated
+        else "FPGAs are modelled, not measured"
+    )
+    columns = f"{', '.join(missing)} of {'the board it stands for' if emulated else device.name}"
+    return f"{why}: fill {columns} in the device CSV to have it modelled"
 
 
 def possible_fpga_row(device: Device, work: ModelledWork) -> ModelledRow:
@@ -143,135 +143,110 @@ class _Fpga:
     device: Device
     part: FpgaPart
     work: ModelledWork
-    printed: bool
-    exploration: Exploration | None
 
     def row(self) -> ModelledRow:
         designs: list[str] = []
-        replay: ReplayCell | MissingCell
-        learner: LearnerCell | MissingCell
-        pair: PairCell | MissingCell
-        trees: list[tuple[ReplayTree, ReplayCell]] = []
-        try:
-            trees = self._trees()
-            replay = trees[0][1]
-            designs.append(f"Replay Manager of {self._tree_text(trees[0][0])}")
-        except (CapacityError, ConfigurationError) as error:
-            replay = MissingCell(str(error))
-        pipeline = self.work.pipeline
-        if isinstance(pipeline, str):
-            learner = pair = MissingCell(f"the Learner on an FPGA cannot be modelled: {pipeline}")
-            return self._row(replay, learner, pair, designs)
-        try:
-            learner, text = self._learner(pipeline)
-            designs.append(f"Learner alone: {text}")
-        except CapacityError as error:
-            learner = MissingCell(str(error))
-        if isinstance(replay, MissingCell):
-            pair = replay
-        else:
-            try:
-                pair, text = self._pair(trees, pipeline)
-                designs.append(f"Learner beside the Replay Manager: {text}")
-            except CapacityError as error:
-                pair = MissingCell(f"both do not fit one FPGA: {error}")
-        return self._row(replay, learner, pair, designs)
-
-    def _row(
-        self,
-        replay: ReplayCell | MissingCell,
-        learner: LearnerCell | MissingCell,
-        pair: PairCell | MissingCell,
-        designs: Sequence[str],
-    ) -> ModelledRow:
+        replay, learner, pair = (self._cell(make, designs) for make in (self._replay, self._learner, self._pair))
         storage = _memory_storage(self.device, self.work, OWN_MEMORY_LATENCY_US)
-        return ModelledRow(MatrixRow(self.part.name, replay, learner, pair, storage=storage), tuple(designs))
+        row = MatrixRow(self.part.name, replay, learner, pair, storage=storage)  # type: ignore[arg-type]
+        return ModelledRow(row, tuple(designs))
+
+    def _cell(self, make: Callable[[], tuple[Cell, str]], designs: list[str]) -> Cell:
+        try:
+            cell, design = make()
+        except (CapacityError, ConfigurationError) as error:
+            return MissingCell(str(error))
+        designs.append(design)
+        return cell
+
+    def _replay(self) -> tuple[ReplayCell, str]:
+        tree, cell = min(
+            ((tree, self._replay_cell(tree)) for tree in self._trees),
+            key=lambda found: found[1].sample.value_us + found[1].update.value_us,
+        )
+        return cell, f"Replay Manager of {self._tree_text(tree)}"
+
+    @functools.cached_property
+    def _trees(self) -> list[ReplayTree]:
+        """The trees that the kernels can have and that fit; CapacityError with the smallest one's reason if none is."""
+        found, reasons = [], []
+        for fanout in sorted(self.work.fanouts, reverse=True):  # the largest takes the least memory
+            try:
+                found.append(program_tree(self.work.capacity, fanout, self.part))
+            except CapacityError as error:
+                reasons.append(error)
+        if not found:
+            raise reasons[0]
+        return found
 
     def _tree_text(self, tree: ReplayTree) -> str:
-        lanes = "1 lane" if tree.lanes == 1 else f"{tree.lanes} lanes"
-        copy = ", a copy of the leaves" if tree.leaf_copy else ""
-        return f"{tree.depth} levels, {lanes}{copy}, {tree.resources(self.part).sram_kb:,.0f} KB"
-
-    def _trees(self) -> list[tuple[ReplayTree, ReplayCell]]:
-        """The trees that fit, with their cells; the fastest to sample and update first, then the smallest."""
-        trees = (
-            [ReplayTree(self.work.capacity, fanout) for fanout in self.work.fanouts]
-            if self.printed
-            else [tree for fanout in self.work.fanouts for tree in ReplayTree.choices(self.work.capacity, fanout)]
-        )
-        fitting = [tree for tree in trees if tree.fits(self.part)]
-        if not fitting:
-            min(trees, key=lambda tree: tree.resources(self.part).sram_kb).check_fits(self.part)
-
-        def order(found: tuple[ReplayTree, ReplayCell]) -> tuple[float, float, float]:
-            tree, cell = found
-            used = tree.resources(self.part)
-            return cell.sample.value_us + cell.update.value_us, used.sram_kb, used.luts
-
-        return sorted(((tree, self._replay_cell(tree)) for tree in fitting), key=order)
+        return f"fanout {tree.fanout}, {tree.depth} levels, {replay_resources(tree, self.part).sram_kb:,.0f} KB"
 
     def _replay_cell(self, tree: ReplayTree) -> ReplayCell:
-        sampling, update = (
-            (tree.sampling_cycles_printed, tree.update_cycles_printed)
-            if self.printed
-            else (tree.sampling_cycles, tree.update_cycles)
-        )
-        cycles = (sampling(self.work.batch_size), update(self.work.insertions), update(self.work.batch_size))
-        sample, insert, write = (_us(self.part.microseconds(count)) for count in cycles)
-        return ReplayCell(sample, insert, write, tree.fanout)
+        timing, batch = nominal_replay(tree.fanout, tree.depth), self.work.batch_size
+        sample = timing.sampling.cycles(tree.depth, batch)
+        insert, update = (timing.update.cycles(tree.depth, count) for count in (self.work.insertions, batch))
+        return ReplayCell(self._us(sample), self._us(insert), self._us(update), tree.fanout)
 
-    def _learner(self, pipeline: LearnerPipeline, replay_kb: float = 0.0) -> tuple[LearnerCell, str]:
-        batch = self.work.batch_size
-        if self.printed:
-            letter = printed_learner(pipeline, self.part, batch, replay_kb)
-            text = f"DP {letter.dp}, T_stage {letter.stage_cycles:,.1f} cycles"
-            return self._learner_cell(letter.cycles, letter.dp), text
-        design = explore(pipeline, self.part, batch, self.exploration)
-        return self._learner_cell(design.cycles, design.dp), str(design)
+    @functools.cached_property
+    def _space(self) -> ProgramSpace:
+        if isinstance(self.work.program, str):
+            raise ConfigurationError(f"the Learner on an FPGA cannot be modelled: {self.work.program}")
+        return program_space(self.work.program, self.part, self.work.batch_size, self.device)
 
-    def _learner_cell(self, cycles: float, dp: int) -> LearnerCell:
-        return LearnerCell(_us(self.part.microseconds(cycles)), sub_batches=dp, implementation=FPGA_LEARNER)
+    def _learner(self) -> tuple[LearnerCell, str]:
+        design = self._space.alone()
+        return learner_cell(design, self._us(design.cycles)), f"Learner alone: {design}"
 
-    def _pair(self, trees: Sequence[tuple[ReplayTree, ReplayCell]], pipeline: LearnerPipeline) -> tuple[PairCell, str]:
-        """The fastest pair of a tree and a Learner that fit together."""
-        if self.printed:
-            tree, replay = trees[0]
-            learner, text = self._learner(pipeline, tree.resources(self.part).sram_kb)
-            return PairCell(replay, learner), text
-        batch = self.work.batch_size
-        alone = explore(pipeline, self.part, batch, self.exploration).cycles
-        best: tuple[float, SharedDesign, ReplayCell] | None = None
+    def _pair(self) -> tuple[PairCell, str]:
+        """The fastest pair of a tree and a Learner that fit together, with the insertions between iterations."""
+        trees = self._trees
+        space = self._space
+        best: tuple[int, ReplayTree, ProgramDesign] | None = None
         reason: CapacityError | None = None
-
-        def least(tree: ReplayTree) -> int:
-            return tree.sampling_cycles(1) + tree.update_cycles(batch) + alone
-
-        for tree, replay in sorted(trees, key=lambda found: least(found[0])):
-            if best is not None and least(tree) >= best[0]:
-                break
+        for tree in trees:
             try:
-                shared = share(tree, pipeline, self.part, batch, self.exploration)
+                design = space.beside(tree)
             except CapacityError as error:
                 reason = error
                 continue
-            cycles = shared.exposed_sampling_cycles + tree.update_cycles(batch) + shared.learner.cycles
-            if best is None or cycles < best[0]:
-                best = cycles, shared, replay
+            insertion = nominal_replay(tree.fanout, tree.depth).update.cycles(tree.depth, self.work.insertions)
+            if best is None or design.cycles + insertion < best[0]:
+                best = design.cycles + insertion, tree, design
         if best is None:
-            assert reason is not None
-            raise reason
-        _, shared, replay = best
-        streamed = dataclasses.replace(replay, sample=_us(self.part.microseconds(shared.exposed_sampling_cycles)))
-        design = shared.learner
-        text = f"{design}; the Replay Manager of {self._tree_text(shared.tree)}"
-        slower = max(shared.tree.shape.sample_cycles, design.item_interval_cycles)
-        gather = _us(self._streamed_gather_us(self.part.microseconds(slower)))
-        return PairCell(streamed, self._learner_cell(design.cycles, design.dp), gather), text
+            raise CapacityError(f"both do not fit one FPGA: {reason}")
+        _, tree, design = best
+        joined = design.joined
+        assert joined is not None
+        replay = dataclasses.replace(
+            self._replay_cell(tree), sample=self._us(joined.sampling), update=self._us(joined.update)
+        )
+        learner = learner_cell(design, self._us(joined.learner))
+        interval = max(
+            nominal_replay(tree.fanout, tree.depth, submit_interval(space.program)).sampling.interval_cycles,
+            design.timing.item_interval_cycles,
+        )
+        gather = _us(self._streamed_gather_us(self.part.microseconds(interval)))
+        text = f"Learner beside the Replay Manager: {design}; the Replay Manager of {self._tree_text(tree)}"
+        return PairCell(replay, learner, gather, joined=True), text
+
+    def _us(self, cycles: float) -> Measurement:
+        return _us(self.part.microseconds(cycles))
 
     def _streamed_gather_us(self, interval_us: float) -> float:
         """The time by which the gather delays a Learner to which each row streams, one every `interval_us` at best."""
         row_us = 2 * self.work.transition_bytes / (own_memory(self.device).bandwidth_gbps * 1e3)
         return OWN_MEMORY_LATENCY_US + row_us + max(0.0, row_us - interval_us) * (self.work.batch_size - 1)
+
+
+def program_space(program: LearnerProgram, part: FpgaPart, batch_size: int, device: Device) -> ProgramSpace:
+    """The designs of `program` on `device`, whose row is `part`."""
+    return ProgramSpace(program, part, batch_size, own_memory(device).bandwidth_gbps * 1e3 / part.clock_mhz)
+
+
+def learner_cell(design: ProgramDesign, step: Measurement) -> LearnerCell:
+    """The cell of a design, with the parameters that its program states."""
+    return LearnerCell(step, sub_batches=design.copies, implementation=FPGA_LEARNER, unroll=design.unroll)
 
 
 # --- CPU and GPU -----------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class IterationTerms:
     `contention_us`, the excess of a whole iteration over its parts where both devices are the host's silicon. The
     Learner gathers, if `learner_gathers`, else the host does.
 
+    With `inserts_between` the program inserts between iterations, not while the Learner trains.
+
     Eq. 7 assumes strict order. With a priority update `delay` of D, the next D batches are sampled while one is
     trained: an iteration then takes as long as the slowest stage (`stages`).
     """
@@ -56,6 +58,7 @@ class IterationTerms:
     batch_transfer_us: float = 0.0
     store_us: float = 0.0
     learner_gathers: bool = False
+    inserts_between: bool = False
 
     @property
     def training_us(self) -> float:
@@ -121,6 +124,8 @@ class IterationTerms:
         }
         insertion = {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
         messages = {"talking through the host": self.messages_us}
+        if self.inserts_between:
+            return (sampling | storing | insertion | training | messages,)
         if not self.delay:
             return sampling | training | messages, sampling | storing | insertion | messages
         at_learner = max(0.0, self.sample_transfer_us + self.priority_transfer_us - self.replay_transfer_us)
@@ -171,6 +176,7 @@ class LearnerConfig:
     """The Learner's device and parameters; `implementation` is a name of `pearl.backends.learners()`.
 
     With `prefetch`, in setting 2 with the native Learner only, an extra thread draws the next batch during a step.
+    `unroll` is UF of each layer of each network, for the FPGA's Learner only.
     """
 
     device: str
@@ -180,6 +186,7 @@ class LearnerConfig:
     sub_batches: int
     implementation: str = "torch"
     prefetch: bool = False
+    unroll: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

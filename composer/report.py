@@ -98,6 +98,8 @@ def power_text(candidate: Candidate) -> tuple[str, str]:
 def learner_tuning(learner: LearnerCell | LearnerConfig) -> str:
     """The parameters of a Learner in words, without its implementation."""
     tuning = f"threads {learner.threads}, sub-batches {learner.sub_batches}"
+    if learner.unroll:
+        tuning += f", unroll {', '.join('-'.join(map(str, network)) for network in learner.unroll)}"
     return f"{tuning}{', prefetching' if learner.prefetch else ''}"
 
 

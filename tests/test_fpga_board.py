@@ -113,8 +113,8 @@ def test_kernels_are_those_that_reports_are_read_for(generator: Path, algorithm:
         generator, "design=learner", f"algorithm={algorithm}", "network=4,20,7,2", "batch=9", f"copies={copies}"
     )
     build = LearnerBuild(algorithm, (4, 20, 7, 2), 9, copies)
-    names = {f"{stage}_{copy}" for stage in build.stages() for copy in range(copies)}
-    names |= {*build.weight_stages(), "submit", "resolve"}
+    names = {f"{stage}_{copy}" for stage in build.program.stages for copy in range(copies)}
+    names |= {*build.program.weight_stages, "submit", "resolve"}
     assert set(re.findall(r"^class pearl_learner_(\w+)_kernel;$", said, re.MULTILINE)) == names
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from composer.fpga.learner_pipeline import LearnerPipeline, actor_critic_pipeline, dqn_pipeline, mlp_layers
 from composer.fpga.model import FANOUTS, Exploration, FpgaPart, LearnerDesign, ReplayTree, Resources, explore
 from composer.matrix import ReplayCell
-from composer.modelled_rows import ModelledWork, fpga_row
+from composer.modelled_rows import ModelledWork
 from pearl.backends.fpga.replay import FpgaReplayManager, tree_levels
 from pearl.backends.fpga.tree_cells import estimate
 from pearl.backends.model.device import FpgaParameters
@@ -25,6 +25,8 @@ from pearl.errors import CapacityError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # neither kernels/rtl nor benchmarks are installed
+
+from benchmarks.fpga_papers import papers_row  # noqa: E402
 
 ULTRASCALE = FpgaPart("u200", Resources(5847, 36873, 869_268, 1_738_536), 240, FpgaParameters(1, 5, 18))
 
@@ -116,7 +118,7 @@ def test_the_cell_of_an_fpga_is_what_the_fastest_rtl_takes(capacity: int, fanout
 
     board = Device("f", "fpga", "model", clock_mhz=400, dsp=4510, sram_kb=18202)
     work = ModelledWork(batch, batch, 44, capacity, (fanout,), "none")
-    cell = fpga_row(board, work).row.replay
+    cell = papers_row(board, work).row.replay
     assert isinstance(cell, ReplayCell)
     leaves = np.ones(capacity, np.uint64)
     samplings = [Request(Operation.SAMPLE, 0, k % capacity) for k in range(batch)]

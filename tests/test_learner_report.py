@@ -31,7 +31,8 @@ JOINED = dataclasses.replace(ALONE, copies=2)
 # Cycles beside the items: WU 1 streams its weights and its target's (119 + 50 each) and takes 22 blocks of its
 # gradient (21 + 30); both layers add up the norm (35 each); WU 1 moves 20 rows of 4 weights, each 3 after the one
 # before (19 * 12 + 5 + 3 * 3 + 200), and 20 biases (19 * 3 + 200), and ends (2).
-BESIDE = 2 * (119 + 50) + 51 + 2 * 35 + (442 + 257 + 2)
+STREAM = 2 * (119 + 50)
+BESIDE = STREAM + 51 + 2 * 35 + (442 + 257 + 2)
 # The longest way: FP 1, FP 2, LOSS, BP 2, GA 1, the slowest stage: 20 rows, each 2 after the one before.
 WAY = (20 + 19 + 40) + (20 + 1 + 40) + 90 + (22 + 8 + 30) + (25 + 38 + 12)
 SLOWEST = 40
@@ -88,24 +89,30 @@ def test_items_that_come_slowly_hold_up_the_step(tmp_path: Path) -> None:
         edited(tmp_path, '"ii":"1","lt":"150.000000","pl":"Yes","tc":"4"', '"ii":"20","lt":"150","pl":"Yes","tc":"4"'),
         ALONE,
     )
-    assert found.step_cycles == BESIDE + WAY + 31 * 80
+    assert found.step_cycles == BESIDE - STREAM + WAY + 31 * 80, "weights stream while the first items come"
 
 
 def test_joined_sampling_counts_by_what_it_delays_the_learner(joined: VendorReport) -> None:
     found = ReportedTraining.of(joined, TREE, JOINED)
     items = 16
-    assert found.learner.step_cycles == BESIDE + WAY + (items - 1) * SLOWEST
+    assert found.joined.learner == BESIDE + WAY + (items - 1) * SLOWEST
     # A search looks at 15 children, a cycle each: the slowest level's interval. The way: two levels, and the root.
     sampled = 31 * 15 + 2 * (25 + 6 + 14 + 8) + 32
-    # Weights depend on all that was sampled: 32 are computed, each 2 after the one before, and sent to LOSS.
-    weights = sampled + (31 * 2 + 190) + 40
+    # Weights depend on all that was sampled: 32 are computed, each 2 after the one before, and sent to LOSS. The first
+    # one of the second copy is a cycle later.
+    weights = sampled + (31 * 2 + 190) + 40 + 1
     after_weights = weights + 90 + (22 + 8 + 30) + (25 + 38 + 12)
-    assert found.sample_cycles == after_weights - WAY
+    assert found.joined.sampling == after_weights - WAY - STREAM, "weights stream meanwhile"
     pair = found.cell(insertions=4)
-    assert pair.replay.sample.value_us == pytest.approx(found.sample_cycles / 300)
-    assert pair.learner.step.value_us == pytest.approx(found.learner.step_cycles / 300)
+    assert pair.joined
+    assert pair.replay.sample.value_us == pytest.approx(found.joined.sampling / 300)
+    assert pair.learner.step.value_us == pytest.approx(found.joined.learner / 300)
     # `feed` gives an update every 9 cycles at most; no search, twice through the levels, then the change at the root.
-    assert pair.replay.update.value_us == pytest.approx((31 * 9 + 2 * 2 * (25 + 6) + 2 * (32 + 12)) / 300)
+    update = 31 * 9 + 2 * 2 * (25 + 6) + 2 * (32 + 12)
+    assert pair.replay.insert.value_us < found.replay.update.cycles(2, 32) / 300 == update / 300
+    # It begins after the last loss, and BP, GA and WU hide the rest.
+    last_loss = weights + (items - 1) * 2 + 90
+    assert found.joined.update == max(0, last_loss + update - (found.joined.learner + found.joined.sampling))
     assert {m.source for _, m in pair.measurements()} == {"imported"}
 
 
@@ -215,8 +222,7 @@ def test_what_is_imported_is_there_in_the_next_process(
     read = [dict(entry.measurements) for entry in CalibrationStore(tmp_path / "c.json")._entries.values()]
     assert len(read) == 2
     found = next(filter(None, (ReportedTraining.from_measurements(TREE, JOINED, each) for each in read)))
-    assert found.sample_cycles == training.sample_cycles
-    assert found.learner.step_cycles == training.learner.step_cycles
+    assert found.joined == training.joined
     assert (found.replay.sampling, found.replay.update) == (training.replay.sampling, training.replay.update)
     (again,) = (ReportedLearner.from_measurements(ALONE, each) for each in read if "sample_exposed" not in each)
     assert again is not None
@@ -242,12 +248,12 @@ def test_imported_steps_stand_in_the_matrix(
     composer = composed(tmp_path, capacity=256, settings=settings, progress=True)
     said = capsys.readouterr().out
     assert f"board: Learner by an imported report, not modelled: DP 1, {learner.step_cycles:,} cycles a step" in said
-    assert f"board: both by an imported report, not modelled: DP 2, {training.learner.step_cycles:,} cycles" in said
+    assert f"board: both by an imported report, not modelled: DP 2, {training.joined.learner:,} cycles" in said
     row = composer.matrix["board"]
     assert isinstance(row.pair, PairCell)
-    assert row.pair.learner.step.value_us == pytest.approx(training.learner.step_cycles / 300)
+    assert row.pair.learner.step.value_us == pytest.approx(training.joined.learner / 300)
     assert row.pair.learner.sub_batches == 2
-    assert row.pair.replay.sample.value_us == pytest.approx(training.sample_cycles / 300)
+    assert row.pair.replay.sample.value_us == pytest.approx(training.joined.sampling / 300)
     assert row.replay.sample.source == "modelled"
     candidate = next(c for c in composer.placement.candidates if c.pair == ("cpu0", "board"))
     assert candidate.terms.learner_us == pytest.approx(learner.step_cycles / 250)

@@ -316,6 +316,23 @@ def test_the_gather_is_counted_once_wherever_the_data_storage_is(delay: int) -> 
             assert Placement.from_json(placement.to_json()).t_itr_us == placement.t_itr_us
 
 
+def test_a_joined_pair_has_no_messages_and_pays_insertion_in_full() -> None:
+    row = modelled_row("gpu0", (5, 4, 3, 100))
+    assert isinstance(row.pair, PairCell)
+    between = dataclasses.replace(row, pair=dataclasses.replace(row.pair, joined=True))
+    beside, after = (
+        run(AssignmentMatrix((MATRIX.rows[0], found)), SERVER).with_choice(replay_manager="gpu0", learner="gpu0")
+        for found in (row, between)
+    )
+    pipes = dataclasses.replace(beside.terms, sample_transfer_us=0.0, priority_transfer_us=0.0)
+    assert after.terms == dataclasses.replace(pipes, inserts_between=True), "messages stay in pipes"
+    (only,) = after.terms.stages()
+    assert after.t_itr_us == pytest.approx(sum(only.values()))
+    assert after.t_itr_us == pytest.approx(pipes.t_itr_us + after.terms.insertion_us + after.terms.store_us)
+    assert after.terms.eq7_us == pipes.eq7_us, "Eq. 7 as printed hides insertion"
+    assert Placement.from_json(after.to_json()) == after
+
+
 def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
     wholes = {
         ("cpu0", "gpu0", "torch"): WholeIteration(4000.0, 5000.0),

@@ -97,7 +97,8 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
     for named in ("weights.safetensors", "learning_curve.png", "tensorboard", "Last weights:", "Best weights:"):
         assert named in output
     assert re.search(
-        r"EPS while a batch was under way at a replay ratio of 2, \d+\.\d\d of the [\d,]+ EPS that the composer predicted;", output
+        r"while a batch was under way at a replay ratio of 2, \d\.\d\d of the [\d,]+ EPS that the composer predicted;",
+        output,
     )
     assert re.search(r"replay ratio \S+  greedy \d+\S* at [12],\d\d\d", output), "the display shows greedy evaluations"
     assert f"\n{found['env_steps']:,}/2,000 steps 100%" in output, "the last counts"

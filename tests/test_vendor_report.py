@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 
 from composer.calibration import CalibrationStore, Imported
 from composer.fpga.imported_replay import import_report
-from composer.fpga.learner_pipeline import pipeline_of
-from composer.fpga.model import FpgaPart, ReplayTree, share
+from composer.fpga.learner_program import LearnerProgram
+from composer.fpga.model import FpgaPart, ReplayTree
 from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.vendor_report import VendorReport, read_vendor_report
 from composer.matrix import MissingCell, PairCell, ReplayCell
+from composer.modelled_rows import program_space
 from pearl.algorithms.trainer import make_trainer
 from pearl.cli import app
 from pearl.devices import Device
@@ -373,13 +374,17 @@ def test_imported_times_stand_in_the_matrix_and_decide(
     assert row.learner == modelled.learner
     assert isinstance(row.pair, PairCell)
     assert row.pair.learner == modelled.pair.learner, "the report is of the Replay Manager alone"
-    assert row.pair.replay.update == row.replay.update
+    assert row.pair.joined
+    assert row.pair.replay.insert == row.replay.insert
+    assert row.pair.replay.update.value_us < row.replay.update.value_us, "gradients are added up meanwhile"
+    # A sample every 67 cycles is slower than the Learner: it ends that much after the last weight.
     problem = composer._problem
     trainer = make_trainer(problem.trainer_class, problem.observation_space, problem.action_space)
-    shared = share(TREE, pipeline_of(trainer), FpgaPart.from_device(device), batch)
-    timing = found.sampling
-    exposed_us = found.microseconds(shared.exposed_cycles(timing.latency_cycles * TREE.depth, timing.interval_cycles))
-    assert row.pair.replay.sample.value_us == pytest.approx(exposed_us)
+    part = FpgaPart.from_device(device)
+    space = program_space(LearnerProgram.of(trainer), part, batch, device)
+    joined = space.joined(space.beside(TREE).timing, TREE, found.timing)
+    assert row.pair.replay.sample.value_us == pytest.approx(found.microseconds(joined.sampling))
+    assert joined.sampling > found.sampling.cycles(2, batch) - joined.learner
     assert "imported" in str(composer.matrix)
     assert "imported" in composer.matrix.to_json()
     candidate = next(c for c in composer.placement.candidates if c.pair == ("board", "cpu0"))

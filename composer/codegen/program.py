@@ -105,6 +105,9 @@ def _check_parameters(source: ProgramSource) -> None:
     ):
         if type(value) is not int or value < 1:
             raise GenerationError(f"{name} must be a whole number of at least 1; found {value!r}. Correct it.")
+    for factor in (factor for network in source.learner.unroll for factor in network):
+        if type(factor) is not int or factor < 1 or factor & (factor - 1):
+            raise GenerationError(f"unroll takes powers of two; found {factor!r}. Correct it.")
     dataclasses.replace(source.problem.replay, fanout=source.replay.fanout)  # ConfigurationError if it is no fanout
 
 
@@ -163,6 +166,8 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
             f"The {learner.implementation} Learner splits batches over its threads: sub_batches must be 1; found "
             f"{learner.sub_batches}. Correct it."
         )
+    if learner.unroll and "unroll" not in found.arguments:
+        raise GenerationError(f"The {learner.implementation} Learner has no unroll: it must be empty. Correct it.")
     if learner.prefetch and "prefetch" not in found.arguments:
         raise GenerationError(
             f"The {learner.implementation} Learner draws no batches ahead: prefetch must be False. Correct it."
@@ -171,7 +176,9 @@ def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementa
 
 
 def _learner_arguments(found: LearnerImplementation, learner: LearnerConfig, device: str) -> dict[str, object]:
-    values = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
+    values: dict[str, object] = {"device": device, "threads": learner.threads, "sub_batches": learner.sub_batches}
+    if learner.unroll:
+        values["unroll"] = learner.unroll
     if learner.prefetch:
         values["prefetch"] = True
     return {name: values[name] for name in found.arguments if name in values}

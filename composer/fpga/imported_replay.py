@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from composer.calibration import VENDOR_REPORT, CalibrationKey, CalibrationStore
-from composer.fpga.learner_pipeline import pipeline_of
-from composer.fpga.model import FANOUTS, FpgaPart, ReplayTree, share
+from composer.fpga.learner_program import LearnerProgram
+from composer.fpga.model import FANOUTS, FpgaPart, ReplayTree
 from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, ReportedTraining
 from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.reported_stages import imported
 from composer.fpga.vendor_report import VendorReport, VendorResources
 from composer.matrix import AssignmentMatrix, MatrixRow, Measurement, MissingCell, PairCell
+from composer.modelled_rows import learner_cell, program_space
 from composer.platform import Platform
 from pearl import __version__
 from pearl.algorithms.trainer import make_trainer
@@ -182,12 +183,16 @@ class _Imports:
             return dataclasses.replace(row, replay=cell)
         pair: PairCell | MissingCell
         try:
-            shared = share(found.tree, pipeline_of(self._trainer), FpgaPart.from_device(self._device), self._batch)
+            part = FpgaPart.from_device(self._device)
+            space = program_space(LearnerProgram.of(self._trainer), part, self._batch, self._device)
+            design = space.beside(found.tree)
         except CapacityError as error:  # the model chose another fanout
             pair = MissingCell(f"both do not fit one FPGA: {error}")
         else:
-            sampling = found.sampling
-            first = sampling.latency_cycles * found.tree.depth
-            exposed = imported(found.microseconds(shared.exposed_cycles(first, sampling.interval_cycles)))
-            pair = dataclasses.replace(row.pair, replay=dataclasses.replace(cell, sample=exposed))
+            joined = space.joined(design.timing, found.tree, found.timing)
+            sample, update = (imported(found.microseconds(count)) for count in (joined.sampling, joined.update))
+            learner = learner_cell(design, Measurement.modelled(part.microseconds(joined.learner)))
+            pair = dataclasses.replace(
+                row.pair, replay=dataclasses.replace(cell, sample=sample, update=update), learner=learner
+            )
         return dataclasses.replace(row, replay=cell, pair=pair)

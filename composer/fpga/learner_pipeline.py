@@ -151,17 +151,31 @@ def makespan_cycles(
     """Cycles until the last of `items` has left the last stage of `graph`, which maps each stage to its producers.
 
     Each stage comes after its producers; `source` stands for the item itself. `timing` holds the interval and the
-    latency of each stage in cycles. The result is exact where items stream one by one and never wait for a free buffer:
-    the maximum, over all paths, of the sum of the latencies plus (items - 1) times the longest interval.
+    latency of each stage in cycles. The result is exact where items stream one by one and never wait for a free buffer.
     """
-    until: dict[_Stage, float] = {source: 0.0}  # cycles of the longest path to the end of each stage
+    return math.ceil(max(last for _, last in departures(graph, timing, items, {source: (0.0, 0.0)}).values()))
+
+
+def departures(
+    graph: Mapping[_Stage, tuple[_Stage, ...]],
+    timing: Mapping[_Stage, tuple[float, float]],
+    items: int,
+    sources: Mapping[_Stage, tuple[float, float]],
+    ready: Mapping[_Stage, float] | None = None,
+) -> dict[_Stage, tuple[float, float]]:
+    """The cycles in which the first and the last of `items` leave each stage of `graph` and each of `sources`.
+
+    `sources` gives these two for where items come from; in between they come evenly. A stage begins at its `ready`. The
+    last item leaves a stage after it has come, or after `items` intervals since the first one was taken: no item
+    between the two is later.
+    """
+    found = dict(sources)
     for stage, producers in graph.items():
-        until[stage] = timing[stage][1] + max(until[producer] for producer in producers)
-    onward = dict.fromkeys(until, 0.0)  # cycles of the longest path from the end of each stage
-    for stage, producers in reversed(list(graph.items())):
-        for producer in producers:
-            onward[producer] = max(onward[producer], timing[stage][1] + onward[stage])
-    return math.ceil(max(until[stage] + onward[stage] + (items - 1) * timing[stage][0] for stage in graph))
+        interval, latency = timing[stage]
+        first = max(*(found[producer][0] for producer in producers), (ready or {}).get(stage, 0.0))
+        last = max(*(found[producer][1] for producer in producers), first + (items - 1) * interval)
+        found[stage] = first + latency, last + latency
+    return found
 
 
 class _Builder:

@@ -38,7 +38,7 @@ _WORD_BYTES = 4  # float32
 _BLOCK_WORDS = 512  # float32 values in one block: an M20K (512 x 40) or half a BRAM36 (512 x 36)
 # Logic per DSP block: multiplexers, addresses, FIFOs and all else in a design. From the DQN of CF'22 Table 2: 346 K
 # LUTs and 459 K registers for 1,600 DSP blocks.
-_LUTS_PER_DSP, _REGISTERS_PER_DSP = 216, 287
+LUTS_PER_DSP, REGISTERS_PER_DSP = 216, 287
 _REGISTERS_PER_LUT = 2  # in every part of the papers
 _CONSTRAINTS: tuple[Constraint, ...] = ("DSP blocks", "on-chip memory", "LUTs", "registers")  # fields of Resources
 
@@ -241,8 +241,8 @@ class ReplayTree:
             fits, too_many = (middle, too_many) if small.fits(part) else (fits, middle)
         advice = f"At most {fits:,} fit" if fits else "Not even one fits"
         raise CapacityError(
-            f"A sum tree of {self.capacity:,} priorities with fanout {self.fanout} needs {_kb(needed)} of on-chip "
-            f"memory; {part.name} has {_kb(part.available)}: {_more(needed, part.available, over[0])}. {advice}."
+            f"A sum tree of {self.capacity:,} priorities with fanout {self.fanout} needs {kb(needed)} of on-chip "
+            f"memory; {part.name} has {kb(part.available)}: {more(needed, part.available, over[0])}. {advice}."
         )
 
     def sampling_cycles_printed(self, batch_size: int) -> int:
@@ -381,7 +381,7 @@ class LearnerDesign:
 
     def __str__(self) -> str:
         uf = f"UF {min(self.multipliers)} to {max(self.multipliers)}"
-        used = f"{self.resources.dsps:,.0f} DSP blocks, {_kb(self.resources)}"
+        used = f"{self.resources.dsps:,.0f} DSP blocks, {kb(self.resources)}"
         return f"DP {self.dp}, PI {self.pi}, {uf}, {used}, bound by {self.binding}"
 
 
@@ -435,7 +435,7 @@ class _Space:
             banks = np.minimum(rows, values)
             per_bank = -(-values // np.maximum(banks, 1))
             blocks += copies * (banks * -(-per_bank // _BLOCK_WORDS)).sum(axis=-1)
-        logic = (dsps * _LUTS_PER_DSP, dsps * _REGISTERS_PER_DSP)
+        logic = (dsps * LUTS_PER_DSP, dsps * REGISTERS_PER_DSP)
         return tuple(np.asarray(found, np.float64) for found in (dsps, blocks * self.part.block_kb, *logic))
 
     def used(self, row: _Counts, dp: int) -> Resources:
@@ -444,7 +444,7 @@ class _Space:
     def designs(self, batch_size: int) -> Iterator[LearnerDesign]:
         """The fastest design that fits, for each DP that could be the best."""
         have = self.part.available
-        for dp in _batch_splits(batch_size, self.options.even_batches):
+        for dp in batch_splits(batch_size, self.options.even_batches):
             found = self.resources(self.rows, dp)
             fits = np.all([need <= limit for need, limit in zip(found, have.values, strict=True)], axis=0)
             if not fits.any():
@@ -472,7 +472,7 @@ class _Space:
         return "the limit of one unit" if self.rows[0].max() == self.most.max() else "DSP blocks"
 
 
-def _batch_splits(batch_size: int, even: bool) -> Iterator[int]:
+def batch_splits(batch_size: int, even: bool = False) -> Iterator[int]:
     """The counts of pipelines to try: of counts with equal items per pipeline, the smallest."""
     last = 0
     for dp in range(1, batch_size + 1):
@@ -517,17 +517,19 @@ def _raise_too_large(space: _Space) -> None:
         else f"A network of fewer layers would ({len(units)} units need a multiplier each)"
     )
     raise CapacityError(
-        f"The Learner's pipeline of {len(units)} units needs at least {needed.dsps:,.0f} DSP blocks and {_kb(needed)} "
-        f"of on-chip memory; {part.name} has {part.available.dsps:,.0f} and {_kb(part.available)}: "
-        f"{_more(needed, part.available, over[0])}. {would_fit}, or a larger part."
+        f"The Learner's pipeline of {len(units)} units needs at least {needed.dsps:,.0f} DSP blocks and {kb(needed)} "
+        f"of on-chip memory; {part.name} has {part.available.dsps:,.0f} and {kb(part.available)}: "
+        f"{more(needed, part.available, over[0])}. {would_fit}, or a larger part."
     )
 
 
-def _kb(resources: Resources) -> str:
+def kb(resources: Resources) -> str:
+    """The on-chip memory in words."""
     return f"{resources.sram_kb:,.0f} KB"
 
 
-def _more(needed: Resources, available: Resources, what: Constraint) -> str:
+def more(needed: Resources, available: Resources, what: Constraint) -> str:
+    """How much of the resource `what` is missing."""
     need, have = (dict(zip(_CONSTRAINTS, found.values, strict=True))[what] for found in (needed, available))
     unit = "KB" if what == "on-chip memory" else what
     times = f" ({need / have:.3g} times what there is)" if have else ""
@@ -575,7 +577,7 @@ def share(
     left = part.dies(dies - of_tree) if of_tree < dies else part.without(used)
     if left is None:
         raise CapacityError(
-            f"The Replay Manager's {_kb(used)} leave nothing of {part.name}'s {_kb(part.available)} for the Learner."
+            f"The Replay Manager's {kb(used)} leave nothing of {part.name}'s {kb(part.available)} for the Learner."
         )
     rest = dataclasses.replace(left, name=f"what the Replay Manager leaves of {part.name}")
     return SharedDesign(tree, explore(pipeline, rest, batch_size, options), of_tree)

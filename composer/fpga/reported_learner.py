@@ -1,26 +1,25 @@
 """T_Learner in cycles by a vendor's report, of a Learner on an FPGA, alone or joined to the Replay Manager.
 
-A step has four phases: the weights stream to the copies, the items of a sub-batch stream through the stages, the
-gradients stream to WU, and WU moves the weights. The items take the longest path through the graph of stages, as in
-`composer.fpga.learner_pipeline`.
+The report states the cycles of each kernel; those of a step follow from them as in `composer.fpga.step_timing`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
-from composer.fpga.learner_pipeline import makespan_cycles
+from composer.fpga.learner_program import BLOCK, LearnerProgram, chain
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
+from composer.fpga.step_timing import JoinedStep, StagePass, StepTiming, WeighingPass, WeightPass
 from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
 from composer.matrix import LearnerCell, Measurement, PairCell
 from composer.modelled_rows import FPGA_LEARNER
@@ -38,7 +37,6 @@ _ALGORITHMS: Mapping[Bootstrap | None, Algorithm] = {
     "target_action": "ddpg",
     "disturbed_target_action": "td3",
 }
-_BLOCK = 16  # values in one word of a pipe: kBlock of pearl/fpga_learner.hpp
 _KERNEL = re.compile(r"pearl_learner_([0-9a-z_]+?)(?:_kernel|$)")
 _REPLAY_KERNEL = re.compile(r"pearl_replay_(?:level[0-9]+|feed|collect)")
 _SCALING = frozenset(("flatten", "sub", "truediv", "mul", "add"))  # layers around an actor's network
@@ -102,30 +100,16 @@ class LearnerBuild:
         return (self.network, *(critic for _ in range(self.critics)))
 
     @property
-    def items(self) -> int:
-        """PI: the most items of one copy."""
-        return -(-self.batch_size // self.copies)
-
-    @property
     def signature(self) -> str:
         """Everything but batch and copies, as part of a calibration key."""
         return f"{self.algorithm}:{self.activation}:{'-'.join(map(str, self.network))}"
 
-    def stages(self) -> Mapping[str, tuple[str, ...]]:
-        """The producers of each stage of one copy, without WU; "" stands for the item itself."""
-        return dict(_dqn(self) if not self.critics else _actor_critic(self))
-
-    def weight_stages(self) -> Mapping[str, int]:
-        """The WU stages, each with the number of blocks of its gradient."""
-        return {
-            f"wu_{network}_{layer}": (outputs * _padded(inputs) + _padded(outputs)) // _BLOCK
-            for network, widths in enumerate(self.networks)
-            for layer, (inputs, outputs) in enumerate(itertools.pairwise(widths), 1)
-        }
-
-
-def _padded(width: int) -> int:
-    return -(-width // _BLOCK) * _BLOCK
+    @functools.cached_property
+    def program(self) -> LearnerProgram:
+        """The stages that the recipe generates."""
+        return LearnerProgram(
+            tuple(chain(*widths) for widths in self.networks), self.network[-1], self.algorithm == "double_dqn"
+        )
 
 
 def _chain(
@@ -153,64 +137,7 @@ def _matches_actor(critic: nn.Module, widths: tuple[int, ...], activation: Activ
     return outputs == [*widths[1:-1], 1] and all(isinstance(module, wanted) for module in activations)
 
 
-_Edges: TypeAlias = Iterator[tuple[str, tuple[str, ...]]]
-
-
-def _forward(name: str, layers: int, after: str) -> _Edges:
-    for layer in range(1, layers + 1):
-        yield f"fp_{name}{layer}", (after,)
-        after = f"fp_{name}{layer}"
-
-
-def _backward(name: str, layers: int, after: str, *, last: int = 2, train: bool = True) -> _Edges:
-    for layer in range(layers, 0, -1):
-        if train:
-            yield f"ga_{name}{layer}", (after, f"fp_{name}{layer - 1}" if layer > 1 else "")
-        if layer >= last:
-            yield f"bp_{name}{layer}", (after,)
-            after = f"bp_{name}{layer}"
-
-
-def _dqn(build: LearnerBuild) -> _Edges:
-    layers = len(build.network) - 1
-    names = ["q", "target", *(["next"] if build.algorithm == "double_dqn" else [])]
-    for name in names:
-        yield from _forward(name, layers, "")
-    yield "loss", tuple(f"fp_{name}{layers}" for name in names)
-    yield from _backward("q", layers, "loss")
-
-
-def _actor_critic(build: LearnerBuild) -> _Edges:
-    layers = len(build.network) - 1
-    numbers = range(1, build.critics + 1)
-    yield from _forward("target_actor", layers, "")
-    yield "act_next", (f"fp_target_actor{layers}", "")
-    for k in numbers:
-        yield from _forward(f"target_critic{k}_", layers, "act_next")
-        yield from _forward(f"critic{k}_", layers, "")
-    yield "loss_critic", tuple(f"fp_{name}{k}_{layers}" for k in numbers for name in ("critic", "target_critic"))
-    for k in numbers:
-        yield from _backward(f"critic{k}_", layers, "loss_critic")
-    yield from _forward("actor", layers, "")
-    yield "act", (f"fp_actor{layers}", "")
-    yield from _forward("lagged1_", layers, "act")
-    yield "loss_value", (f"fp_lagged1_{layers}",)
-    yield from _backward("lagged1_", layers, "loss_value", last=1, train=False)
-    yield "loss_actor", ("bp_lagged1_1", f"fp_actor{layers}")
-    yield from _backward("actor", layers, "loss_actor")
-
-
 # --- from the report -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """Cycles of a stage: of weights or clearing before its items, of each item, and of gradients after its items."""
-
-    before: float
-    interval: int
-    latency: float
-    after: float
 
 
 class _Reader:
@@ -230,8 +157,8 @@ class _Reader:
                     "reports of kernels/sycl/board."
                 )
         copies = range(build.copies)
-        expected = {f"{stage}_{copy}" for stage in build.stages() for copy in copies}
-        expected |= {*build.weight_stages(), *bridges}
+        expected = {f"{stage}_{copy}" for stage in build.program.stages for copy in copies}
+        expected |= {*build.program.weight_stages, *bridges}
         if set(found) != expected or count != len(expected):
             parts = [
                 f"{len(names)} kernels {what} ({', '.join(sorted(names)[:4])}{', ...' if len(names) > 4 else ''})"
@@ -246,12 +173,22 @@ class _Reader:
             )
         self.kernels = found
 
-    def stage(self, name: str) -> _Pass:
+    def step(self) -> StepTiming:
+        """The cycles of all stages and WUs."""
+        build, program = self.build, self.build.program
+        weights = {
+            name: self.weights(name, program.networks[network][layer].words // BLOCK)
+            for name, (network, layer) in program.weight_stages.items()
+        }
+        stages = {name: self.stage(name) for name in program.stages}
+        return StepTiming(program, build.batch_size, build.copies, stages, weights)
+
+    def stage(self, name: str) -> StagePass:
         """The slowest of a stage's copies, for each phase."""
         passes = [self._pass(self.kernels[f"{name}_{copy}"]) for copy in range(self.build.copies)]
-        return _Pass(*(max(values) for values in zip(*map(dataclasses.astuple, passes), strict=True)))
+        return StagePass(*(max(values) for values in zip(*map(dataclasses.astuple, passes), strict=True)))
 
-    def _pass(self, kernel: KernelReport) -> _Pass:
+    def _pass(self, kernel: KernelReport) -> StagePass:
         batch = loops_of(self.report, kernel, "batches")[-1]
         over_items = [n for n, block in enumerate(batch.blocks) if block.loop and not block.trips]
         if len(over_items) != 1:
@@ -262,7 +199,7 @@ class _Reader:
         (place,) = over_items
         interval, latency = one_pass(batch.blocks[place], known_trips(self.report, kernel))
         before, after = (self.cycles(kernel, part) for part in (batch.blocks[:place], batch.blocks[place + 1 :]))
-        return _Pass(before, interval, latency, after)
+        return StagePass(before, interval, latency, after)
 
     def cycles(self, kernel: KernelReport, blocks: Sequence[BlockReport]) -> float:
         """Cycles of blocks in a row, with all iterations of loops."""
@@ -274,8 +211,8 @@ class _Reader:
         kernel = self.kernels[name]
         return one_pass(loops_of(self.report, kernel, "rows")[0], known_trips(self.report, kernel))[0]
 
-    def weights(self, name: str, gradient_blocks: int) -> tuple[float, float, float, float]:
-        """Cycles of a WU stage: streaming the weights, receiving the gradient, its norm, and moving the weights."""
+    def weights(self, name: str, gradient_blocks: int) -> WeightPass:
+        """The phases of a WU stage, whose gradient has `gradient_blocks` blocks."""
         kernel = self.kernels[name]
         batch = loops_of(self.report, kernel, "batches")[-1]
         loops = [n for n, block in enumerate(batch.blocks) if block.loop]
@@ -290,41 +227,7 @@ class _Reader:
         after = next((n for n in loops if n > place), len(batch.blocks))
         parts = (batch.blocks[:place], batch.blocks[place : place + 1], batch.blocks[place + 1 : after])
         stream, gradient, norm = (self.cycles(kernel, part) for part in parts)
-        return stream, gradient, norm, self.cycles(kernel, batch.blocks[after:])
-
-
-def _after(stages: Mapping[str, tuple[str, ...]], source: str) -> dict[str, tuple[str, ...]]:
-    """The graph of stages with `source` as the producer of the items."""
-    return {name: tuple(producer or source for producer in after) for name, after in stages.items()}
-
-
-def _loss(build: LearnerBuild) -> str:
-    """The stage that receives importance weights and sends priorities."""
-    return "loss_critic" if build.critics else "loss"
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Cycles of a step before and after its items, and interval and latency of each stage."""
-
-    around_items: float
-    timing: Mapping[str, tuple[int, float]]
-
-    @classmethod
-    def of(cls, reader: _Reader) -> _Step:
-        build = reader.build
-        passes = {name: reader.stage(name) for name in build.stages()}
-        weights = {name: reader.weights(name, blocks) for name, blocks in build.weight_stages().items()}
-        stream = max(*(p.before for p in passes.values()), *(found[0] for found in weights.values()))
-        gradient = max(*(p.after for p in passes.values()), *(found[1] for found in weights.values()))
-        # Layers of the same gradient vector sum up its norm one after the other; then all move at once.
-        norms = [
-            sum(found[2] for name, found in weights.items() if name.startswith("wu_0_") == first)
-            for first in (True, False)
-        ]
-        moves = max(found[3] for found in weights.values())
-        timing = {name: (found.interval, found.latency) for name, found in passes.items()}
-        return cls(stream + gradient + max(norms) + moves, timing)
+        return WeightPass(stream, gradient, norm, self.cycles(kernel, batch.blocks[after:]))
 
 
 @dataclass(frozen=True)
@@ -350,11 +253,7 @@ class ReportedLearner:
             )
         frequency_mhz = clock_of(report, "fewer copies or a smaller network (PEARL_COPIES, PEARL_NETWORK)")
         reader = _Reader(report, build, ("submit", "resolve"))
-        step = _Step.of(reader)
-        graph = {"submit": ("",), **_after(build.stages(), "submit"), "resolve": (_loss(build),)}
-        bridges = {name: (build.copies * reader.bridge(name), 0.0) for name in ("submit", "resolve")}
-        items = makespan_cycles(graph, {**step.timing, **bridges}, build.items, source="")
-        return cls(build, frequency_mhz, math.ceil(step.around_items) + items)
+        return cls(build, frequency_mhz, reader.step().alone(reader.bridge("submit"), reader.bridge("resolve")))
 
     def cell(self) -> LearnerCell:
         """T_Learner of one iteration, without T_comm."""
@@ -379,11 +278,11 @@ class ReportedLearner:
 
 @dataclass(frozen=True)
 class ReportedTraining:
-    """Both primitives on one FPGA by a report: the Learner's step, and the cycles by which sampling delays it."""
+    """Both primitives on one FPGA by a report: an iteration's cycles."""
 
-    learner: ReportedLearner
+    build: LearnerBuild
     replay: ReportedReplay
-    sample_cycles: int
+    joined: JoinedStep
 
     @classmethod
     def of(cls, report: VendorReport, tree: ReplayTree, build: LearnerBuild) -> ReportedTraining:
@@ -393,10 +292,10 @@ class ReportedTraining:
         """
         replay = ReportedReplay.of(report, tree)
         reader = _Reader(report, build, ("finish",))
-        step = _Step.of(reader)
-        alone = makespan_cycles(build.stages(), step.timing, build.items, source="")
-        # An item moves on as soon as it is sampled. Importance weights depend on all items: they come after the last.
-        (collect,) = (kernel for kernel in report.kernels if "pearl_replay_collect" in kernel.name)
+        collect, feed = (
+            next(kernel for kernel in report.kernels if f"pearl_replay_{name}" in kernel.name)
+            for name in ("collect", "feed")
+        )
         loops = loops_of(report, collect, "requests")
         if len(loops) < 3:
             raise VendorReportError(
@@ -405,43 +304,47 @@ class ReportedTraining:
             )
         passes = [one_pass(loop, known_trips(report, collect)) for loop in loops[1:]]
         weighing = sum((build.batch_size - 1) * each + once for each, once in passes[:-1])
-        sampled = replay.sampling.cycles(tree.depth, build.batch_size)
-        first = replay.sampling.cycles(tree.depth, 1)
-        loss = _loss(build)
-        graph: dict[str, tuple[str, ...]] = {"sampled": ("",), "weights": ("",), **_after(build.stages(), "sampled")}
-        graph[loss] = (*graph[loss], "weights")
-        timing = {
-            **step.timing,
-            "sampled": (build.copies * replay.sampling.interval_cycles, float(first)),
-            "weights": (build.copies * passes[-1][0], sampled + weighing + passes[-1][1]),
-        }
-        joined = makespan_cycles(graph, timing, build.items, source="")
-        learner = ReportedLearner(build, replay.frequency_mhz, math.ceil(step.around_items) + alone)
-        return cls(learner, replay, joined - alone)
+        interval, latency = passes[-1]
+        returns, _ = one_pass(loops_of(report, feed, "results")[0], known_trips(report, feed))
+        joined = reader.step().joined(replay.timing, tree.depth, WeighingPass(weighing + latency, interval), returns)
+        return cls(build, replay, joined)
 
     def cell(self, insertions: int) -> PairCell:
-        """The pair's times in one iteration; sampling costs the time by which it delays the Learner."""
-        replay = self.replay.cell(self.learner.build.batch_size, insertions)
-        return PairCell(dataclasses.replace(replay, sample=self._delay), self.learner.cell())
+        """The pair's times in one iteration; sampling and the update cost what they add to the Learner's step."""
+        replay = self.replay.cell(self.build.batch_size, insertions)
+        sample, step, update = self._times.values()
+        return PairCell(
+            dataclasses.replace(replay, sample=sample, update=update),
+            LearnerCell(step, sub_batches=self.build.copies, implementation=FPGA_LEARNER),
+            joined=True,
+        )
 
     def measurements(self) -> Mapping[str, Measurement]:
-        """What the calibration store keeps: the measurements of both, and the delay by sampling in microseconds."""
-        return {**self.replay.measurements(), **self.learner.measurements(), "sample_exposed": self._delay}
+        """What the calibration store keeps: the Replay Manager's times, and those of an iteration in microseconds."""
+        return {**self.replay.measurements(), **self._times}
 
     @property
-    def _delay(self) -> Measurement:
-        return imported(self.replay.microseconds(self.sample_cycles))
+    def _times(self) -> dict[str, Measurement]:
+        cycles = {
+            "sample_exposed": self.joined.sampling,
+            "learner_step": self.joined.learner,
+            "update_exposed": self.joined.update,
+        }
+        return {name: imported(self.replay.microseconds(count)) for name, count in cycles.items()}
 
     @classmethod
     def from_measurements(
         cls, tree: ReplayTree, build: LearnerBuild, found: Mapping[str, Measurement]
     ) -> ReportedTraining | None:
         """The inverse of `measurements`; None for other measurements."""
-        learner = ReportedLearner.from_measurements(build, found)
         replay = ReportedReplay.from_measurements(tree, found)
-        if learner is None or replay is None or "sample_exposed" not in found:
+        names = ("learner_step", "sample_exposed", "update_exposed")
+        if replay is None or not set(names) <= set(found):
             return None
-        return cls(learner, replay, round(found["sample_exposed"].value_us * replay.frequency_mhz))
+        return cls(build, replay, JoinedStep(*(round(found[n].value_us * replay.frequency_mhz) for n in names)))
 
     def __str__(self) -> str:
-        return f"{self.learner}, sampling delays it by {self.sample_cycles:,} cycles; {self.replay}"
+        return (
+            f"DP {self.build.copies}, {self.joined.learner:,} cycles a step, sampling delays it by "
+            f"{self.joined.sampling:,} cycles; {self.replay}"
+        )

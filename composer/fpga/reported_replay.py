@@ -1,19 +1,19 @@
 """Cycles of the Replay Manager's stages on an FPGA by a vendor's report, at the report's clock.
 
 The report states the interval and the latency of requests for each kernel of `kernels/sycl/board`. The cycles of a
-batch follow from them as in `composer.fpga.model`.
+batch follow from them as in `composer.fpga.replay_timing`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from composer.fpga.model import ReplayTree
+from composer.fpga.replay_timing import ReplayTiming, StageTiming
 from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
 from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
 from composer.matrix import Measurement, ReplayCell
@@ -31,29 +31,8 @@ _NAMES = (
 
 
 @dataclass(frozen=True)
-class StageTiming:
-    """One level of the tree: a request takes `latency_cycles`, and the next one may enter after `interval_cycles`.
-
-    `head_cycles` are spent before the first level and after the last.
-    """
-
-    interval_cycles: int
-    latency_cycles: int
-    head_cycles: int = 0
-
-    def cycles(self, depth: int, requests: int) -> int:
-        """Cycles of consecutive `requests` through `depth` levels below the root."""
-        if not requests:
-            return 0
-        return self.interval_cycles * (requests - 1) + self.latency_cycles * depth + self.head_cycles
-
-
-@dataclass(frozen=True)
 class ReportedReplay:
-    """The pipeline of `tree` by a report: its clock, and the cycles of its stages.
-
-    An update is two requests in a row: one writes the leaf, the other adds the difference to the sums above it.
-    """
+    """The pipeline of `tree` by a report: its clock, and the cycles of its stages."""
 
     tree: ReplayTree
     frequency_mhz: float
@@ -86,10 +65,15 @@ class ReportedReplay:
         root, *levels = stages
         # Only samples search. A search reads all children but one, in a loop unless the compiler unrolled it.
         searching = [timing_of(level, -1, lambda block: block.trips or tree.fanout - 1) for level in levels]
-        sampling = _stage_timing([timing_of(root, -1, _skipped), *searching], feeding)
+        sampling = StageTiming.of([timing_of(root, -1, _skipped), *searching], feeding)
         # The root has a separate loop for updates, with one iteration for each difference that comes back.
         adding = [timing_of(root, -1, _once), *(timing_of(level, -1, _skipped) for level in levels)]
-        return cls(tree, frequency_mhz, sampling, _stage_timing(adding, writing, passes=2))
+        return cls(tree, frequency_mhz, sampling, StageTiming.of(adding, writing, passes=2))
+
+    @property
+    def timing(self) -> ReplayTiming:
+        """The cycles of sampling and of updates."""
+        return ReplayTiming(self.sampling, self.update)
 
     def microseconds(self, cycles: float) -> float:
         """How long `cycles` take at the report's clock."""
@@ -170,15 +154,3 @@ def _once(loop: BlockReport) -> int:
 
 def _skipped(_: BlockReport) -> None:
     return None
-
-
-def _stage_timing(stages: Sequence[tuple[int, float]], bridges: Sequence[int], passes: int = 1) -> StageTiming:
-    """The timing of `stages`, each an interval and a latency, from the root on.
-
-    As in the model: the interval of the slowest stage, the mean latency below the root, and the root's latency. Bridges
-    count by their intervals alone: their waits for host memory are T_comm, which Eq. 7 adds.
-    """
-    (_, root), *levels = stages
-    slowest = max(interval for interval, _ in stages) * passes
-    level = math.ceil(sum(latency for _, latency in levels) * passes / len(levels))
-    return StageTiming(max(slowest, *bridges), level, math.ceil(root * passes))

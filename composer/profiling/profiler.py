@@ -11,6 +11,7 @@ from typing import TypeVar
 from composer.absent import NotCalibratedError
 from composer.contention import CoreSharing, WholeIteration
 from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
+from composer.fpga.learner_program import LearnerProgram
 from composer.matrix import (
     AssignmentMatrix,
     Candidacy,
@@ -136,6 +137,11 @@ class Profiler(ProfilingContext):
             pipeline = pipeline_of(self.probe)
         except TrainerError as error:
             pipeline = str(error)
+        program: LearnerProgram | str
+        try:
+            program = LearnerProgram.of(self.probe)
+        except TrainerError as error:
+            program = str(error)
         return ModelledWork(
             problem.train.batch_size,
             min(problem.actors.env_count, problem.replay.capacity),
@@ -143,6 +149,7 @@ class Profiler(ProfilingContext):
             problem.replay.capacity,
             self.fanouts(),
             pipeline,
+            program,
             implementation=problem.implementation,
         )
 

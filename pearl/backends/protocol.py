@@ -78,10 +78,10 @@ class ReplayImplementation(_Imported):
 class LearnerImplementation(_Imported):
     """One implementation of the Learner: the class `name` of `module`, made with the trainer and `arguments`.
 
-    `arguments` are some of "device", "threads", "sub_batches" and "prefetch"; a class that takes "prefetch" has the
-    property `loops_natively`: if False, nothing is prefetched. `compiled` is the module of the compiled kernels that it
-    runs, if any. `spins` says that its threads busy-wait for each other by default (as OpenMP's do). The class may have
-    a static method `supports(trainer)`; without one it trains any trainer.
+    `arguments` are some of "device", "threads", "sub_batches", "unroll" and "prefetch"; a class that takes "prefetch"
+    has the property `loops_natively`: if False, nothing is prefetched. `compiled` is the module of the compiled kernels
+    that it runs, if any. `spins` says that its threads busy-wait for each other by default (as OpenMP's do). The class
+    may have a static method `supports(trainer)`; without one it trains any trainer.
     """
 
     arguments: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class LearnerImplementation(_Imported):
     ) -> Learner:
         """A Learner of `trainer` on `device`, a `Backend.device_string`; TrainerError if it cannot train `trainer`."""
         given = {"device": device, "threads": threads, "sub_batches": sub_batches, "prefetch": prefetch}
-        learner: Learner = self.load()(trainer, **{name: given[name] for name in self.arguments})
+        learner: Learner = self.load()(trainer, **{name: given[name] for name in self.arguments if name in given})
         return learner
 
     @property

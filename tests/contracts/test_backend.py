@@ -256,7 +256,7 @@ def test_its_learners_say_what_they_take_and_which_trainers_they_train(name: str
     for implementation, entry in backend.learners.items():
         assert learners()[implementation].module == entry.module
         assert all(runs_on(implementation, device) for device in rows_of(name))
-        assert set(entry.arguments) <= {"device", "threads", "sub_batches", "prefetch"}
+        assert set(entry.arguments) <= {"device", "threads", "sub_batches", "unroll", "prefetch"}
         assert set(entry.arguments) <= set(inspect.signature(entry.load()).parameters)
         assert "prefetch" not in entry.arguments or isinstance(entry.load().loops_natively, property)
         assert all(file.is_file() for file in entry.sources)

@@ -20,6 +20,7 @@
 namespace pearl::fpga {
 
 inline constexpr int kBlock = 16;  // values per item of a pipe
+inline constexpr int kMoved = 4;   // weights that a WU moves at once
 
 constexpr int padded(int width) { return (width + kBlock - 1) / kBlock * kBlock; }
 
@@ -248,8 +249,8 @@ void gradient_stage() {
   while (true) {
     const Order order = In::Orders::read();
     if (order.stops) return;
-    for (int k = 0; k < Shape::kOut * kRow; ++k) matrix[k] = 0.0f;
-    for (int k = 0; k < kBiases; ++k) biases[k] = 0.0f;
+    for (int first = 0; first < Shape::kOut * kRow; first += kBlock) unpack(Block{}, matrix + first);
+    for (int first = 0; first < kBiases; first += kBlock) unpack(Block{}, biases + first);
     for (std::uint32_t item = 0; item < order.items; ++item) {
       float slopes[kBiases], x[kRow];
       In::read(slopes);
@@ -347,11 +348,15 @@ void weight_stage() {
       const float factor = limit > 0.0f && norm + 1e-6f > limit ? limit / (norm + 1e-6f) : 1.0f;
       const tape::WeightMover<rule, kHasTargets> move{context.optimizers[network], online, targets,
                                                       context.steps[network], factor};
-      for (int row = 0; row < Shape::kOut; ++row)
+      for (int row = 0; row < Shape::kOut; ++row) {
+#pragma unroll kMoved
         for (int at = 0; at < Shape::kIn; ++at)
           move(Shape::kWeight + std::int64_t{row} * Shape::kIn + at, gradient[row * kRow + at]);
-      if constexpr (Shape::kBias >= 0)
+      }
+      if constexpr (Shape::kBias >= 0) {
+#pragma unroll kMoved
         for (int at = 0; at < Shape::kOut; ++at) move(Shape::kBias + at, gradient[kMatrix + at]);
+      }
     }
     publish_stores();
     Done::write(norm);

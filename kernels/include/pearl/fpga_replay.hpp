@@ -22,6 +22,7 @@
 namespace pearl::fpga {
 
 inline constexpr unsigned kLeafBits = 28;
+inline constexpr std::uint32_t kSiblings = 16;  // that a search reads at once
 inline constexpr std::uint32_t kTimesMax = (1u << 16) - 1;  // where counting samples of one item stops
 
 enum class Operation : std::uint8_t {
@@ -170,6 +171,26 @@ void root_stage() {
   }
 }
 
+// `pick` of pearl/quantise.hpp among `fanout` siblings, up to kSiblings in each iteration.
+template <std::uint32_t fanout, class Node>
+std::uint32_t search(const Node* siblings, std::uint64_t& target) {
+  constexpr std::uint32_t kLanes = fanout < kSiblings ? fanout : kSiblings;
+  std::uint64_t sum = 0, before = 0;
+  std::uint32_t passed = 0;
+  for (std::uint32_t first = 0; first < fanout; first += kLanes) {
+#pragma unroll
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+      if (first + lane + 1 == fanout) break;  // the last sibling is what remains
+      sum += static_cast<std::uint64_t>(siblings[first + lane]);
+      const bool beyond = sum <= target;
+      before = beyond ? sum : before;
+      passed += beyond;
+    }
+  }
+  target -= before;
+  return passed;
+}
+
 // A level between the root and the leaves.
 template <class Shape, unsigned level, class In, class Down>
 void inner_stage() {
@@ -186,7 +207,7 @@ void inner_stage() {
     }
     if (request.operation == Operation::sample) {
       const std::uint32_t child = request.slot << Shape::kShift;
-      request.slot = child + pick(nodes + child, Shape::kFanout, request.value);
+      request.slot = child + search<Shape::kFanout>(nodes + child, request.value);
     } else if (request.operation == Operation::add) {
       nodes[request.slot >> kBelow] += static_cast<Node>(request.value);
       if (level + 1 == Shape::kDepth) continue;  // the first pass wrote the leaf
@@ -215,7 +236,7 @@ void leaf_stage() {
     if (request.operation == Operation::add) continue;  // comes here only if there is no inner level
     if (request.operation == Operation::sample) {
       const std::uint32_t child = request.slot << Shape::kShift;
-      request.slot = child + pick(leaves + child, Shape::kFanout, request.value);
+      request.slot = child + search<Shape::kFanout>(leaves + child, request.value);
     }
     const std::uint32_t slot = request.slot;
     Answer answer{};

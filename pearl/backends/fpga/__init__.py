@@ -28,7 +28,10 @@ class FpgaBackend(SyclDevices):
     def __init__(self) -> None:
         self.learners = {
             "fpga": LearnerImplementation(
-                "pearl.backends.fpga.learner", "FpgaLearner", ("device", "sub_batches"), compiled="pearl._sycl"
+                "pearl.backends.fpga.learner",
+                "FpgaLearner",
+                ("device", "sub_batches", "unroll"),
+                compiled="pearl._sycl",
             )
         }
         self.replay_managers = {

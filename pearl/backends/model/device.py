@@ -56,10 +56,11 @@ GPU_PARAMETERS = GpuParameters(128.0, 15.0, 12.0, sample_ns=0.0, update_ns=2.0, 
 class FpgaParameters:
     """What the model of an FPGA needs in addition to its row.
 
-    `dies` is how many dies (super logic regions) share the resources evenly. `dsp_per_mac` counts the DSP blocks of a
-    float32 multiply-add: 1 on Intel's Agilex (in hardware), 5 on AMD's UltraScale+ (3 to multiply, 2 to add).
-    `block_kbit` is the size of a block of on-chip memory: 20 for Intel's M20K, 18 for half of AMD's BRAM36.
-    `arithmetic_cycles` is the pipeline latency of a unit's adders; the papers' equations leave it out.
+    `dies` is how many dies (super logic regions) share the resources evenly, which matters for the papers' designs
+    only. `dsp_per_mac` counts the DSP blocks of a float32 multiply-add: 1 on Intel's Agilex (in hardware), 5 on AMD's
+    UltraScale+ (3 to multiply, 2 to add). `block_kbit` is the size of a block of on-chip memory: 20 for Intel's M20K,
+    18 for half of AMD's BRAM36. `arithmetic_cycles` is the pipeline latency of a unit's adders; the papers' equations
+    leave it out.
     """
 
     dies: int = 1
