@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 
+#include "pearl/learner/subnormals.hpp"
 #include "pearl/threads.hpp"
 
 namespace pearl::learner {
@@ -46,6 +47,7 @@ void Team::stop() {
 }
 
 void Team::start(Call call, void* object) {
+  const SubnormalsAreZero flushed;
   if (threads_.empty()) {
     call(object, 0);
     return;
@@ -59,6 +61,7 @@ void Team::start(Call call, void* object) {
 }
 
 void Team::serve(std::size_t worker) {
+  const SubnormalsAreZero flushed;
   for (std::uint32_t seen = 0;; ++seen) {
     await(started_, [&] { return job_.load(std::memory_order_acquire) != seen; });
     if (stopping_.load(std::memory_order_acquire)) return;
