@@ -142,7 +142,7 @@ def main() -> None:
     parser = options(__doc__, "two problems, one run of each program")
     parser.add_argument("--only", type=int, nargs="*", help="positions of the problems to ask, from 0")
     arguments = parser.parse_args()
-    repeats, seconds = (1, 1.0) if arguments.quick else (5, 2.0)
+    repeats, seconds = (1, 1.0) if arguments.quick else (3, 2.0)
     asked: Sequence[Question] = QUESTIONS[:2] if arguments.quick else QUESTIONS
     if arguments.only is not None:
         asked = [QUESTIONS[k] for k in arguments.only]
