@@ -505,3 +505,18 @@ def test_other_trainers_and_images_are_named() -> None:
     assert NativeLearner.supports(DQN(pixels, ACTIONS)) == "observations of unsigned bytes"
     floats = spaces.Box(0, 1, (4, 84, 84), np.float32)
     assert NativeLearner.supports(DQN(floats, ACTIONS)) == "layer '0.0' of kind 'scalebytes'"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_moments_that_fade_away_become_zero_and_other_arithmetic_stays_as_it_was(threads: int) -> None:
+    trainer = Small(OBS, ACTIONS)
+    learner = NativeLearner(trainer, threads=threads)
+    batch, _ = batch_of(0, rows=64)
+    idle = np.zeros(64, np.float32)  # importance weights of 0: no gradient
+    learner.step(batch, idle)
+    smallest = float(np.finfo(np.float32).tiny)
+    (state,) = trainer.optimizer.state.values()
+    state["exp_avg"].fill_(1.05 * smallest)
+    learner.step(batch, idle)
+    assert (state["exp_avg"] == 0).all(), "0.945 times the smallest normal number is subnormal"
+    assert np.float32(smallest) * np.float32(0.5) > 0
