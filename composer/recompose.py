@@ -19,7 +19,7 @@ from composer.composer import Composer
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, PearlError
 from pearl.runtime.launch import run_command, shown
-from pearl.runtime.recomposition import Composition, Request, become
+from pearl.runtime.recomposition import ComposerInputs, Request, become
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
 logger = logging.getLogger("pearl.composer")
@@ -39,12 +39,12 @@ class Recomposed:
 def recompose(program: Path, defaults: Mapping[str, Any] | None = None, *, progress: bool = True) -> Recomposed:
     """Measure anew for the generated `program`, place again, and write a new program next to it.
 
-    The program is imported, not run: its trainer class, ACTORS, REPLAY, TRAIN, SETTINGS and Composition count, also as
-    edited. No measurement of the calibration store is used; the new ones replace them there. `defaults` are arguments
-    of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what composing raises.
+    The program is imported, not run: its trainer class, ACTORS, REPLAY, TRAIN, SETTINGS and ComposerInputs count, also
+    as edited. No measurement of the calibration store is used; the new ones replace them there. `defaults` are
+    arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what composing raises.
     """
     module = _imported(program)
-    composition, trainer = _composition(module, program)
+    inputs, trainer = _composer_inputs(module, program)
     if is_edited(program):
         logger.warning(
             "%s was edited since it was composed. The new program has its ACTORS, REPLAY, TRAIN and SETTINGS, but no "
@@ -52,11 +52,11 @@ def recompose(program: Path, defaults: Mapping[str, Any] | None = None, *, progr
             program.name,
         )
     composer = Composer(progress=progress, remeasure=True)
-    _describe(composer, module, composition, trainer, program.parent)
+    _describe(composer, module, inputs, trainer, program.parent)
     composer.run()
     path = _next_name(program)
     composer.runtime_gen(path=path, **(defaults or {}))
-    return Recomposed(path, composition.placed, placed_text(composer.placement))
+    return Recomposed(path, inputs.placed, placed_text(composer.placement))
 
 
 def _imported(program: Path) -> ModuleType:
@@ -74,36 +74,36 @@ def _imported(program: Path) -> ModuleType:
     return module
 
 
-def _composition(module: ModuleType, program: Path) -> tuple[Composition, type]:
-    composition = getattr(getattr(module, "PROGRAM", None), "composition", None)
+def _composer_inputs(module: ModuleType, program: Path) -> tuple[ComposerInputs, type]:
+    inputs = getattr(getattr(module, "PROGRAM", None), "composer_inputs", None)
     expected = {"ACTORS": ActorSpec, "REPLAY": ReplaySpec, "TRAIN": TrainSpec, "SETTINGS": dict}
     wrong = [name for name, kind in expected.items() if not isinstance(getattr(module, name, None), kind)]
-    trainer = getattr(module, composition.trainer, None) if isinstance(composition, Composition) else None
-    if not isinstance(composition, Composition) or not isinstance(trainer, type) or wrong:
-        lacks = wrong[0] if wrong else "composition of its PROGRAM, with the name of the trainer class"
+    trainer = getattr(module, inputs.trainer, None) if isinstance(inputs, ComposerInputs) else None
+    if not isinstance(inputs, ComposerInputs) or not isinstance(trainer, type) or wrong:
+        lacks = wrong[0] if wrong else "composer_inputs of its PROGRAM, with the name of the trainer class"
         raise ConfigurationError(
             f"{program} cannot be composed again: expected what the composer writes into programs; found no {lacks}. "
             "Compose it with this version of PEARL."
         )
-    return composition, trainer
+    return inputs, trainer
 
 
-def _describe(composer: Composer, module: ModuleType, composition: Composition, trainer: type, folder: Path) -> None:
+def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, trainer: type, folder: Path) -> None:
     """Tell the composer what it was told when it composed the program."""
-    if composition.devices:
-        composer.set_device_file(_from(folder, composition.devices))
-        composer.set_connection_file(_from(folder, composition.connections))
-    composer.set_opt_metric(composition.metric)
+    if inputs.devices:
+        composer.set_device_file(_from(folder, inputs.devices))
+        composer.set_connection_file(_from(folder, inputs.connections))
+    composer.set_opt_metric(inputs.metric)
     actors, replay, train = _values(module.ACTORS), _values(module.REPLAY), _values(module.TRAIN)
     composer.set_actors(actors.pop("count"), **actors)
     composer.set_train_function(
         trainer,
-        implementation=composition.implementation,
-        imported_from=composition.imported_from,
+        implementation=inputs.implementation,
+        imported_from=inputs.imported_from,
         **module.SETTINGS,
     )
-    composer.set_replay(replay.pop("capacity"), **{**replay, "fanout": composition.fanout})
-    composer.set_training(**{**train, "priority_update_delay": composition.priority_update_delay})
+    composer.set_replay(replay.pop("capacity"), **{**replay, "fanout": inputs.fanout})
+    composer.set_training(**{**train, "priority_update_delay": inputs.priority_update_delay})
 
 
 def _from(folder: Path, name: str) -> Path:

@@ -107,8 +107,8 @@ def test_edits_of_the_values_count_and_other_edits_are_reported(
 @pytest.mark.parametrize(
     ("pattern", "new", "words"),
     [
-        (r"composition=Composition\((.|\n)*?\n    \),\n", "", "found no composition of its PROGRAM"),
-        (r"trainer=\"TinyDQN\"", 'trainer="Other"', "found no composition of its PROGRAM"),
+        (r"composer_inputs=ComposerInputs\((.|\n)*?\n    \),\n", "", "found no composer_inputs of its PROGRAM"),
+        (r"trainer=\"TinyDQN\"", 'trainer="Other"', "found no composer_inputs of its PROGRAM"),
         (r"ACTORS = ActorSpec\(\n", "ACTORS = dict(\n", "found no ACTORS"),
         (r"SETTINGS: dict", "1 / 0\nSETTINGS: dict", "cannot be imported.*ZeroDivisionError"),
         (r'devices="devices.csv"', 'devices="gone.csv"', r"gone\.csv cannot be read"),

@@ -31,7 +31,7 @@ from pearl.errors import ConfigurationError, GenerationError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
 from pearl.runtime.power import PoweredDevice, PowerPlan
-from pearl.runtime.recomposition import Composition
+from pearl.runtime.recomposition import ComposerInputs
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 # The names that a program imports where it uses them, by module.
@@ -39,7 +39,7 @@ _IMPORTABLE: dict[str, set[str]] = {
     "pearl.exploration": {kind.__name__ for kind in EXPLORATIONS},
     "pearl.replay": {"ReplayRequestQueue", *(kind.__name__ for kind in SCHEDULES)},
     "pearl.runtime": {
-        *("AssignmentQueue", "CollectionBuffer", "Composition", "DataCollectionQueue", "DoneQueue", "GrantQueue"),
+        *("AssignmentQueue", "CollectionBuffer", "ComposerInputs", "DataCollectionQueue", "DoneQueue", "GrantQueue"),
         *(
             "HostIteration",
             "LearnerWorker",
@@ -216,7 +216,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": _origin(source),
         "power": {"used": _devices(source.power.used), "idle": _devices(source.power.idle)},
-        "composition": _composition(source, trainer.name),
+        "composer_inputs": _composer_inputs(source, trainer.name),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
@@ -288,14 +288,14 @@ def placed_text(placement: Placement) -> str:
     )
 
 
-def _composition(source: ProgramSource, trainer: str) -> dict[str, object]:
-    """The arguments of the program's Composition; the last ones are left out where they have their default values."""
+def _composer_inputs(source: ProgramSource, trainer: str) -> dict[str, object]:
+    """The arguments of the program's ComposerInputs; the last are left out where they have their default values."""
     problem, here = source.problem, source.path.resolve().parent
 
     def seen(file: Path | None) -> str:
         return "" if file is None else os.path.relpath(file.resolve(), here)
 
-    value = Composition(
+    value = ComposerInputs(
         trainer,
         placed_text(source.placement),
         devices=seen(source.device_file),

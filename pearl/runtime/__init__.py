@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.power import PoweredDevice, PowerPlan
     from pearl.runtime.queues import DataCollectionQueue
-    from pearl.runtime.recomposition import Composition
+    from pearl.runtime.recomposition import ComposerInputs
     from pearl.runtime.reporting import Program
     from pearl.runtime.session import Session
     from pearl.runtime.trainer_import import import_class
@@ -36,7 +36,7 @@ __all__ = [
     "Bell",
     "CollectionBuffer",
     "ColumnQueue",
-    "Composition",
+    "ComposerInputs",
     "DataCollectionQueue",
     "DoneQueue",
     "GrantQueue",
@@ -65,7 +65,7 @@ _MODULES = {
     "options": ("Options", "parse_options"),
     "power": ("PowerPlan", "PoweredDevice"),
     "queues": ("DataCollectionQueue",),
-    "recomposition": ("Composition",),
+    "recomposition": ("ComposerInputs",),
     "reporting": ("Program",),
     "session": ("Session",),
     "trainer_import": ("import_class",),

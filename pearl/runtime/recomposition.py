@@ -28,7 +28,7 @@ _COMPOSE = (
 
 
 @dataclass(frozen=True)
-class Composition:
+class ComposerInputs:
     """What the composer was asked for besides ACTORS, REPLAY, TRAIN and SETTINGS, so that it can be asked again.
 
     `trainer` is the trainer class's name in the program. `placed` says where the primitives are. `devices` and

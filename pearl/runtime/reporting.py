@@ -21,7 +21,7 @@ from pearl.runtime.outcome import Evaluator, write_summary
 from pearl.runtime.power import PowerLog, PowerPlan, power_text
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.rate import StepRate
-from pearl.runtime.recomposition import Composition
+from pearl.runtime.recomposition import ComposerInputs
 from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
@@ -63,7 +63,7 @@ class Program:
     predicted_us: Mapping[str, float] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
     power: PowerPlan = field(default_factory=PowerPlan)
-    composition: Composition | None = None
+    composer_inputs: ComposerInputs | None = None
 
     def predicted(self, replay_ratio: float) -> float:
         """The prediction for a run that keeps this ratio, the program's own or infinity."""

@@ -367,12 +367,12 @@ class Session:
         if drift is None or self._supervisor.stop_reason:
             return
         if not self.options.recompose:
-            advice = "; --recompose would measure and place again" if self.program.composition is not None else ""
+            advice = "; --recompose would measure and place again" if self.program.composer_inputs is not None else ""
             logger.warning("For %g s, %s%s.", self.options.drift_seconds, drift, advice)
-        elif self.program.composition is None or self.options.program is None:
+        elif self.program.composer_inputs is None or self.options.program is None:
             logger.warning(
-                "For %g s, %s. This program cannot be composed again: it does not state its Composition and its file "
-                "(parse_options(program=__file__)). Compose it with this version of PEARL.",
+                "For %g s, %s. This program cannot be composed again: it does not state its ComposerInputs and "
+                "its file (parse_options(program=__file__)). Compose it with this version of PEARL.",
                 *(self.options.drift_seconds, drift),
             )
         else:

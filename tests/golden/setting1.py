@@ -31,7 +31,7 @@ from pearl.replay import ReplayRequestQueue, make_replay_manager
 from pearl.runtime import (
     AssignmentQueue,
     CollectionBuffer,
-    Composition,
+    ComposerInputs,
     DataCollectionQueue,
     DoneQueue,
     HostIteration,
@@ -66,7 +66,7 @@ PROGRAM = Program(
     },
     devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu1", "learner": "cpu1"},
     composed_from="the devices found on the machine that composed it",
-    composition=Composition(  # what --recompose asks the composer for
+    composer_inputs=ComposerInputs(  # what --recompose asks the composer for
         trainer="TinyDQN",
         placed="Replay Manager on cpu0, torch Learner on cpu1, Data Storage on cpu1",
         devices="",

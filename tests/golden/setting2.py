@@ -31,7 +31,7 @@ from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import make_replay_manager
 from pearl.runtime import (
     CollectionBuffer,
-    Composition,
+    ComposerInputs,
     DataCollectionQueue,
     GrantQueue,
     Program,
@@ -59,7 +59,7 @@ PROGRAM = Program(
     },
     devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu0", "learner": "cpu0"},
     composed_from="the devices found on the machine that composed it",
-    composition=Composition(  # what --recompose asks the composer for
+    composer_inputs=ComposerInputs(  # what --recompose asks the composer for
         trainer="DQN",
         placed="Replay Manager on cpu0, torch Learner on cpu0, Data Storage on cpu0",
         devices="",
