@@ -41,7 +41,8 @@ def recompose(program: Path, defaults: Mapping[str, Any] | None = None, *, progr
 
     The program is imported, not run: its trainer class, ACTORS, REPLAY, TRAIN, SETTINGS and ComposerInputs count, also
     as edited. No measurement of the calibration store is used; the new ones replace them there. `defaults` are
-    arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what composing raises.
+    arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what
+    composing raises.
     """
     module = _imported(program)
     inputs, trainer = _composer_inputs(module, program)
