@@ -58,13 +58,8 @@ class TorchLearner(TrainerLearner[TrainerLike]):
                 value.register_step_pre_hook(self._keep_gradients)
 
     def prepare(self) -> None:
-        """Set this thread's core count; on CUDA, make the sub-batches' streams.
-
-        On a CPU subnormal numbers become zero: moments of idle weights shrink until they are, and are slow then.
-        """
+        """Set this thread's core count; on CUDA, make the sub-batches' streams."""
         torch.set_num_threads(self.threads)
-        if self._torch_device.type == "cpu":
-            torch.set_flush_denormal(True)
         if self._torch_device.type == "cuda":
             self._streams = [
                 torch.cuda.Stream(self._torch_device)  # type: ignore[no-untyped-call]
