@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from composer.contention import CoreSharing, WholeIteration
+from composer.contention import CoreSharing
 from composer.matrix import (
     NOT_MEASURED,
     AssignmentMatrix,
@@ -33,6 +33,7 @@ from composer.placement import (
     Placement,
     ReplayConfig,
     StorageOption,
+    WholeIteration,
 )
 from composer.platform import Platform
 from composer.power import power_of
@@ -86,10 +87,9 @@ def place(
     state: in setting 1 with a `priority_update_delay` above 0, sampling runs beside training
     (`IterationTerms.stages`), else Eq. 7 holds. Costs within 1e-9 are a tie: it goes to the least traffic between
     devices, then to the fewest devices, then to the order of the matrix (Replay Manager's device, Learner's device,
-    implementations of the latter). Step 2 puts the Data Storage on
-    `storage_forced`, or on the device with the least transfer time among those that `storage_rule` allows (None: both
-    devices and the host). Ties within 1e-9 go to the Learner's device, then to the Actors', then to the Replay
-    Manager's.
+    implementations of the latter). Step 2 puts the Data Storage on `storage_forced`, or on the device with the least
+    transfer time among those that `storage_rule` allows (None: both devices and the host). Ties within 1e-9 go to the
+    Learner's device, then to the Actors', then to the Replay Manager's.
 
     A pair is impossible where a device cannot run its primitive, or where there is no route between two of the host and
     both devices. Eq. 7 has no messages between host and Learner, but they need a route too: weights go to the Actors,
@@ -100,9 +100,9 @@ def place(
 
     `transition_bytes` is E; every environment (`actor_count` times `envs_per_actor`) inserts one transition per
     iteration. `sharing` gives the slowdown of a Learner on the host's silicon while Actors run; None: no slowdown.
-    `messages_us` is the time per iteration of the host's messages between two devices. `wholes` are
-    iterations that were measured as a whole: the excess over what their parts explain is contention. `replay_ratio` is
-    the ratio at which the Actors collect, inf where they run free; the placement records it.
+    `messages_us` is the time per iteration of the host's messages between two devices. `wholes` are iterations of
+    programs that were tried: their times replace those of the parts. `replay_ratio` is the ratio at which the Actors
+    collect, inf where they run free; the placement records it.
 
     Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
     active_watts where power counts.
@@ -237,9 +237,11 @@ class _Search:
             inserts_between=joined,
         ).with_storage(storage[0], learner=j)
         whole = self.wholes.get((i, j, learner.implementation))
-        collect_us = math.inf if self.sharing is None else self.sharing.collect_us
-        free = self._beside_actors(terms, j, learner, whole, math.inf)
-        terms = self._beside_actors(terms, j, learner, whole, collect_us)
+        free = self._beside_actors(terms, j, learner, math.inf)
+        if self.sharing is not None:
+            terms = self._beside_actors(terms, j, learner, self.sharing.collect_us)
+        if whole is not None:
+            terms = replace(terms, beyond_parts_us=whole.paced.value_us - terms.t_itr_us)
         used = tuple(dict.fromkeys((host, i, j)))
         power = power_of(self.platform, used, ((host, i), (host, j), (i, j)))
         if power.missing and self.metric == "power_efficiency":
@@ -260,7 +262,8 @@ class _Search:
             terms=terms,
             t_itr_us=terms.t_itr_us,
             eps=self.batch_size / terms.t_itr_us * 1e6,
-            free_us=free.t_itr_us,
+            free_us=free.t_itr_us if whole is None else whole.free.value_us,
+            whole=whole,
             watts=power.active_watts,
             idle_watts=power.idle_watts,
             idle_unstated=power.unstated,
@@ -270,16 +273,12 @@ class _Search:
             storage=storage,
         )
 
-    def _beside_actors(
-        self, terms: IterationTerms, j: str, learner: LearnerCell, whole: WholeIteration | None, collect_us: float
-    ) -> IterationTerms:
-        """The terms while Actors run that need `collect_us` for an iteration: as measured, else by shared cores."""
-        if whole is not None:
-            return replace(terms, contention_us=max(0.0, whole.beside_us(collect_us) - terms.t_itr_us))
-        if self.sharing is not None and self.platform.shared_silicon(self.platform.host.name, j):
-            sharing = replace(self.sharing, collect_us=collect_us)
-            return replace(terms, learner_us=sharing.step_us(terms.learner_us, learner.threads))
-        return terms
+    def _beside_actors(self, terms: IterationTerms, j: str, learner: LearnerCell, collect_us: float) -> IterationTerms:
+        """The terms while Actors that need `collect_us` for an iteration share the cores of a Learner on the host."""
+        if self.sharing is None or not self.platform.shared_silicon(self.platform.host.name, j):
+            return terms
+        sharing = replace(self.sharing, collect_us=collect_us)
+        return replace(terms, learner_us=sharing.step_us(terms.learner_us, learner.threads))
 
     def _there_and_back_us(self, i: str, j: str, nbytes: int) -> float:
         """The time of a message from `i` to `j` and of one back."""

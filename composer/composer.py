@@ -28,16 +28,16 @@ from composer.composition import Composition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
 from composer.fpga.imported_replay import with_imported
-from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
+from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
 from composer.modelled_rows import follows_work
-from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig
+from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig, WholeIteration
 from composer.platform import Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.report import microseconds
 from composer.storage_rule import StorageRule
-from composer.trials import check_budget, with_trials
+from composer.trials import Budget, Trials
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.normalization import normalization_warnings
@@ -253,42 +253,38 @@ class Composer:
         """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
         Afterwards `matrix`, `placement` and `networks` are set. `timesteps`, if known, are the environment steps of the
-        program: too few for any training are refused at once. With `budget_s` the programs of the most promising
-        placements are tried by turns, for about as many seconds, and the fastest is placed; without, the measurements
-        of the primitives alone decide. Raises ConfigurationError that names what is missing or
-        wrong, and GenerationError for a problem without a program, both before anything is measured.
+        program: too few for any training are refused at once. The most promising placements are tried as programs, a
+        few seconds each, and the fastest is placed. `budget_s` seconds are for that: up to 60 if they are not given,
+        or the variable PEARL_BUDGET_S; 0: the measurements of the primitives alone decide. Raises ConfigurationError
+        that names what is missing or wrong, and GenerationError for a problem without a program, both before anything
+        is measured.
         """
-        if budget_s is not None:
-            check_budget(budget_s)
-        profiler = self._prepare(Profiler, timesteps)
-        self._compose(profiler)
+        budget = Budget.of(budget_s)
+        self._compose(self._prepare(Profiler, timesteps), budget)
         if self._edited is not None:
             check_edited(self._edited, self.placement)
             self._placement = self._edited
-        elif budget_s is not None:
-            with tempfile.TemporaryDirectory(prefix="pearl-trials-") as folder:
-                self._placement = with_trials(self.placement, self._write_trial, Path(folder), budget_s, self._say)
         self._say(_learners_line(self.matrix, self.placement))
         return self.placement.replay_config, self.placement.learner_config
 
-    def profile(self, *, watch: Callable[[str], None] | None = None) -> Profiled:
-        """Run, and return how much was measured for it; later runs measure nothing.
+    def profile(self, *, watch: Callable[[str], None] | None = None, budget_s: float | None = None) -> Profiled:
+        """Run, with the same `budget_s`, and return how much was measured for it; later runs measure nothing.
 
         `watch` gets a line of text before each measurement that is made; what it raises ends profiling, and everything
         measured so far is kept. Raises as `run` does.
         """
-        profiler = self._prepare(Profiler)
+        budget, profiler = Budget.of(budget_s), self._prepare(Profiler)
         profiler.watch = watch or profiler.watch
-        self._compose(profiler)
+        self._compose(profiler, budget)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
 
-    def missing_measurements(self) -> frozenset[str]:
+    def missing_measurements(self, *, budget_s: float | None = None) -> frozenset[str]:
         """About which measurements `profile` would make, as digests of their keys; measures nothing.
 
         Some may turn out not to be needed, and others may be needed. Raises as `run` does.
         """
-        planner = self._prepare(Planner)
-        self._place(planner, planner.matrix())
+        budget, planner = Budget.of(budget_s), self._prepare(Planner)
+        self._place(planner, self._decision(planner)[0], planner.matrix(), budget)
         return frozenset(planner.missing)
 
     def resized(
@@ -397,11 +393,11 @@ class Composer:
 
     def _write_trial(self, placement: Placement, path: Path) -> Path:
         """Write the program of a placement to try, as `runtime_gen` does."""
-        progress, self._progress = self._progress, False
+        progress, self._progress, self._placement = self._progress, False, placement
         try:
-            return self.runtime_gen(placement=placement, path=path, timesteps=_TRIAL_STEPS)
+            return self.runtime_gen(path=path, timesteps=_TRIAL_STEPS)
         finally:
-            self._progress = progress
+            self._progress, self._placement = progress, None
 
     def save(self, folder: str | Path) -> Path:
         """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
@@ -460,7 +456,7 @@ class Composer:
         problem = self._problem if self._platform.host.absent else _profiled(self._problem)
         return kind(self._platform, problem, store, self._say)
 
-    def _compose(self, profiler: Profiler) -> None:
+    def _compose(self, profiler: Profiler, budget: Budget) -> None:
         """Set matrix and placement, and keep the machine in the store."""
         matrix, imported = with_imported(profiler.matrix(), profiler.platform, profiler.problem, profiler.store)
         matrix = with_rates(matrix, profiler.platform, profiler.problem.train.batch_size)
@@ -468,19 +464,22 @@ class Composer:
         for line in imported:
             self._say(line)
         imports = f", {profiler.imports} imported" if profiler.imports else ""
-        self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
         if (machine := machine_of(profiler.platform, discovered=self._device_file is None)) is not None:
             profiler.store.record(machine)
-        placement = self._place(profiler, matrix)
         decide, rule = self._decision(profiler)
-        at = self._matrix_at(profiler.store)
-        evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, at)
+        placement = self._place(profiler, decide, matrix, budget)
+        self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
+        evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, self._matrix_at(profiler.store))
         self._placement = dataclasses.replace(placement, evidence=evidence)
 
-    def _place(self, profiler: Profiler, matrix: AssignmentMatrix) -> Placement:
-        decide, _ = self._decision(profiler)
-        drafted = decide(matrix, profiler.platform)
-        return decide(matrix, profiler.platform, wholes=profiler.whole_iterations(matrix, drafted))
+    def _place(
+        self, profiler: Profiler, decide: Callable[..., Placement], matrix: AssignmentMatrix, budget: Budget
+    ) -> Placement:
+        def decided(wholes: Mapping[Candidacy, WholeIteration]) -> Placement:
+            return decide(matrix, profiler.platform, wholes=wholes)
+
+        with tempfile.TemporaryDirectory(prefix="pearl-trials-") as folder:
+            return Trials(profiler, decided, self._write_trial, Path(folder), budget).placed()
 
     def _decision(self, profiler: Profiler) -> tuple[Callable[..., Placement], StorageRule]:
         """`place` for this problem, and the rule for the Data Storage that it follows."""

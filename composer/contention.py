@@ -69,22 +69,3 @@ class CoreSharing:
     @property
     def _running_actors(self) -> int:
         return min(self.actors, self.cores)
-
-
-@dataclass(frozen=True)
-class WholeIteration:
-    """Measured microseconds of whole iterations: without Actors, and beside Actors that never wait."""
-
-    alone_us: float
-    crowded_us: float
-
-    def beside_us(self, collect_us: float) -> float:
-        """Microseconds beside Actors that need `collect_us` to collect for one iteration, and wait for the next.
-
-        They slow the iteration down for as long as they run: T = alone + (collect / T) (crowded - alone). Infinity:
-        they never wait.
-        """
-        more_us = max(0.0, self.crowded_us - self.alone_us)
-        if collect_us >= self.alone_us + more_us:
-            return self.alone_us + more_us
-        return (self.alone_us + math.sqrt(self.alone_us**2 + 4 * collect_us * more_us)) / 2

@@ -27,7 +27,6 @@ def check_edited(edited: Placement, composed: Placement) -> None:
 
     Editable are the fields in `CHOICES`, and in each candidate the parameters in `PARAMETERS`.
     """
-    composed = dataclasses.replace(composed, trials=edited.trials)  # programs are not tried again
     if edited == composed:
         return
     theirs, ours = (dataclasses.asdict(placement) for placement in (edited, composed))

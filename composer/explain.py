@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from composer.placement import StorageOption
+from composer.placement import BEYOND_PARTS, StorageOption
 from composer.report import ascii_table, left_out_line, microseconds, plain
 from pearl.errors import ConfigurationError
 
@@ -155,7 +155,7 @@ def _indented(text: str) -> RenderableType:
 
 
 def _stage_lines(placement: Placement, shown: Sequence[Candidate]) -> Iterator[RenderableType]:
-    yield Text("\nStages that run side by side; the slowest one (>) and contention make T_itr:")
+    yield Text("\nStages that run side by side; the slowest one (>) makes T_itr, with what a trial found beyond it:")
     for candidate in shown:
         terms = _terms_of(placement, candidate)
         order = "strict order" if not terms.delay else f"{terms.delay + 1} batches under way"
@@ -168,8 +168,9 @@ def _stage_lines(placement: Placement, shown: Sequence[Candidate]) -> Iterator[R
             yield _indented(f"{mark} {microseconds(total)} us = {' + '.join(parts) or '0'}")
             if total == slowest:
                 slowest = -1.0  # of equal stages only the first is marked
-        if extra := terms.t_itr_us - max(sum(stage.values()) for stage in terms.stages()):
-            yield _indented(f"  + {microseconds(extra)} us of sharing one piece of silicon (contention)")
+        if beyond := terms.beyond_parts_us:
+            sign = "+" if beyond > 0 else "-"
+            yield _indented(f"  {sign} {microseconds(abs(beyond))} us {BEYOND_PARTS}: its program was tried")
 
 
 def _reason_lines(placement: Placement, shown: Sequence[Candidate], hidden: int) -> Iterator[RenderableType]:
@@ -200,8 +201,8 @@ def _break_even_table(placement: Placement) -> RenderableType:
         at = "-" if found.at is None else f"{found.at:,.4g}"
         _add(table, found.quantity, f"{found.now:,.4g}", at, _consequence(found), found.assumption)
     note = (
-        "One input at a time is changed, and Algorithm 1 decides again. The contention that was measured stays as it "
-        "is: how it scales is not known."
+        "One input at a time is changed, and Algorithm 1 decides again. What trials found beyond the parts "
+        "stays as it is: how it scales is not known."
     )
     return Group(table, Text(note))
 

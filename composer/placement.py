@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from rich.console import RenderableType
 
 from composer.evidence import Evidence
-from composer.matrix import UnavailableDevice, UnsupportedLearner
+from composer.matrix import Measurement, UnavailableDevice, UnsupportedLearner
 from composer.report import microseconds, placement_report, plain
 from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 Metric: TypeAlias = Literal["throughput", "power_efficiency"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
+BEYOND_PARTS = "what its parts do not explain"  # of an iteration that was measured as a whole
+
 TIE = 1e-9  # costs with a smaller relative difference are equal
 
 
@@ -34,8 +35,8 @@ class IterationTerms:
 
     Not in the paper are the Data Storage's `gather_us`, `batch_transfer_us` of a batch from it to the Learner, and its
     `store_us` of the transitions that arrived; `messages_us` of the host's queues and threads between two devices; and
-    `contention_us`, the excess of a whole iteration over its parts where both devices are the host's silicon. The
-    Learner gathers, if `learner_gathers`, else the host does.
+    `beyond_parts_us`, by how much an iteration of the whole program, where that was tried, took longer than its parts
+    explain (less, if negative). The Learner gathers, if `learner_gathers`, else the host does.
 
     With `inserts_between` the program inserts between iterations, not while the Learner trains.
 
@@ -51,7 +52,7 @@ class IterationTerms:
     priority_transfer_us: float  # T_comm(j -> i): indices, priorities and generations
     update_us: float
     messages_us: float = 0.0
-    contention_us: float = 0.0
+    beyond_parts_us: float = 0.0
     replay_transfer_us: float = 0.0  # of both messages' transfers, the part on the Replay Manager's own link
     delay: int = 0
     gather_us: float = 0.0
@@ -72,12 +73,12 @@ class IterationTerms:
 
     @property
     def eq7_us(self) -> float:
-        """T_itr of Eq. 7 as printed: in strict order, without Data Storage, the host's messages and contention."""
+        """T_itr of Eq. 7 as printed: in strict order, without Data Storage, the host's messages, and trials."""
         return self.sample_us + self.sample_transfer_us + max(self.insertion_us, self.training_us)
 
     @property
     def t_itr_us(self) -> float:
-        """The time of an iteration in the steady state: the slowest stage, and contention."""
+        """The time of an iteration in the steady state: the slowest stage, and what a trial found beyond it."""
         return sum(self.critical().values())
 
     def by_primitive(self) -> dict[str, float]:
@@ -155,9 +156,9 @@ class IterationTerms:
         return {name: value / (self.delay + 1) for name, value in terms.items()}
 
     def critical(self) -> dict[str, float]:
-        """The terms of the slowest stage and contention, by their names in a report."""
+        """The terms of the slowest stage, and what a trial found beyond it, by their names in a report."""
         slowest = max(self.stages(), key=lambda stage: sum(stage.values()))
-        return slowest | {"sharing one piece of silicon": self.contention_us}
+        return slowest | {BEYOND_PARTS: self.beyond_parts_us}
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,17 @@ class StorageOption:
 
 
 @dataclass(frozen=True)
+class WholeIteration:
+    """An iteration of a program that was tried: at its replay ratio, and with Actors that run free.
+
+    Each sample is the mean of a quarter of a second.
+    """
+
+    paced: Measurement
+    free: Measurement
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One pair of devices for Replay Manager and Learner, and an implementation of the latter, with its cost.
 
@@ -214,7 +226,8 @@ class Candidate:
     active power of all devices used, including the host, and of their memories and links; None where the device CSV
     does not state it. `idle_watts` is the power of the machine's devices that stay idle; `idle_unstated` names those
     for which the device CSV states none, which counts as 0. `storage` lists the devices for the Data Storage, best
-    first. `free_us` is `t_itr_us` with Actors that run free.
+    first. `free_us` is `t_itr_us` with Actors that run free. `whole` is what its program did, if it was tried; both
+    times are then those.
     """
 
     replay: ReplayConfig
@@ -230,6 +243,7 @@ class Candidate:
     free_us: float | None = None
     idle_watts: float = 0.0
     idle_unstated: tuple[str, ...] = ()
+    whole: WholeIteration | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no search gives, such as those of a document that was cut or edited wrongly."""
@@ -240,7 +254,8 @@ class Candidate:
             ("pair", {"message_bytes": self.message_bytes, "idle_watts": self.idle_watts}),
         ):
             for name, value in values.items():
-                if isinstance(value, float | int) and not 0 <= value < math.inf:
+                least = -math.inf if name == "beyond_parts_us" else 0
+                if isinstance(value, float | int) and not least <= value < math.inf:
                     raise ConfigurationError(f"{where} needs {name} of its {part} of at least 0; found {value!r}.")
         if not math.isclose(self.terms.t_itr_us, self.t_itr_us, rel_tol=1e-6):
             raise ConfigurationError(
@@ -312,34 +327,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What a candidate's program did when it was tried: experiences trained per second, in each of its runs."""
-
-    replay_manager: str
-    learner: str
-    implementation: str
-    eps: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.eps or not all(0 < eps < math.inf for eps in self.eps):
-            raise ConfigurationError(f"A trial has experiences per second above 0, for each run; found {self.eps!r}.")
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """As `Candidate.names`."""
-        return self.replay_manager, self.learner, self.implementation
-
-    @property
-    def median_eps(self) -> float:
-        """The median of the runs."""
-        return statistics.median(self.eps)
-
-    def __str__(self) -> str:
-        runs = "1 run" if len(self.eps) == 1 else f"{len(self.eps)} runs, {min(self.eps):,.0f} to {max(self.eps):,.0f}"
-        return f"{self.median_eps:,.0f} EPS ({runs})"
-
-
-@dataclass(frozen=True)
 class Impossible:
     """A pair of devices that cannot run the primitives, and why."""
 
@@ -388,11 +375,10 @@ class Placement:
     unsupported: tuple[UnsupportedLearner, ...] = ()
     replay_ratio: float | None = None
     priority_update_delay: int = 1
-    trials: tuple[Trial, ...] = ()
     evidence: Evidence | None = None
 
     FORMAT = "pearl-placement"
-    VERSION = 2
+    VERSION = 3
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "transition_bytes", "actor_count", "envs_per_actor"):
@@ -490,32 +476,27 @@ class Placement:
 
     @property
     def eps(self) -> float:
-        """Predicted training experiences per second, under `assumption`; where its program was tried, those it had."""
-        trial = self.trial(self.chosen)
-        return self.batch_size / self.t_itr_us * 1e6 if trial is None else trial.median_eps
+        """Predicted training experiences per second, under `assumption`."""
+        return self.batch_size / self.t_itr_us * 1e6
 
     @property
     def free_eps(self) -> float:
         """Predicted training experiences per second with Actors that run free, as in a program's --bench."""
         chosen = self.chosen
         slower_us = 0.0 if chosen.free_us is None else chosen.free_us - chosen.t_itr_us
-        return self.eps * self.t_itr_us / (self.t_itr_us + slower_us)
+        return self.batch_size / (self.t_itr_us + slower_us) * 1e6
 
-    def trial(self, candidate: Candidate) -> Trial | None:
-        """What the candidate's program did, if it was tried."""
-        return next((trial for trial in self.trials if trial.names == candidate.names), None)
-
-    def tried_score(self, candidate: Candidate) -> float:
-        """`Candidate.score` with the experiences per second of its trial, where there is one."""
-        trial, score = self.trial(candidate), candidate.score(self.metric)
-        return score if trial is None else score * trial.median_eps / candidate.eps
+    @property
+    def eps_spread(self) -> float | None:
+        """(p80 - p20) / p50 of the predicted time of an iteration; None where the program was not tried."""
+        return None if self.chosen.whole is None else self.chosen.whole.paced.spread
 
     @property
     def assumption(self) -> str:
         """The assumption of the prediction, in words."""
-        if self.trial(self.chosen) is not None:
-            ratio = "" if self.replay_ratio is None else f" at a replay ratio of {self.replay_ratio:g}"
-            return f"not waiting for data, as its program did when it was tried{ratio}"
+        if self.chosen.whole is not None:
+            pace = "free Actors" if self.replay_ratio is None else f"a replay ratio of {self.replay_ratio:g}"
+            return f"not waiting for data, as its program did when it was tried with {pace}"
         if self.replay_ratio is None:
             return "not waiting for data, with Actors that run free"
         return f"not waiting for data, with Actors that collect at a replay ratio of {self.replay_ratio:g}"
@@ -594,11 +575,8 @@ class Placement:
 
     def why_not(self, candidate: Candidate) -> str:
         """One line that says why the choice is preferred to `candidate`, or by how much the choice is worse."""
-        ours, theirs = self.trial(self.chosen), self.trial(candidate)
-        if ours is not None and theirs is not None and candidate is not self.chosen:
-            worse = self.tried_score(self.chosen) / self.tried_score(candidate)
-            return f"{max(worse, 1 / worse):.2f}x {'slower' if worse > 1 else 'faster'} when tried: {theirs}"
-        return _reason(candidate, self.chosen, self.metric)
+        reason = _reason(candidate, self.chosen, self.metric)
+        return reason if candidate.whole is None else f"tried: {reason}"
 
     def why_not_storage(self, option: StorageOption) -> str:
         """One line that says how much more or less traffic the Data Storage on another device causes."""
@@ -624,6 +602,7 @@ class Placement:
                     "chosen": is_chosen,
                     "t_itr_us": candidate.t_itr_us,
                     "eq7_us": candidate.terms.eq7_us,
+                    "tried": candidate.whole is not None,
                     "eps": candidate.eps,
                     "watts": math.nan if candidate.watts is None else candidate.watts,
                     "idle_watts": candidate.idle_watts,

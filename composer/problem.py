@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.backends import AUTO
-from pearl.spec import ACTION, DISCOUNT, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.replay.synthetic import random_transitions
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,5 @@ class Problem:
     imported_from: str | None = None
 
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Synthetic transitions: valid actions and discounts, and noise for everything else."""
-        columns = self.transition.empty(rows)
-        actions = copy.deepcopy(self.action_space)
-        actions.seed(int(rng.integers(1 << 30)))
-        typical = {column.name: column.typical for column in self.transition.further}
-        for name, column in columns.items():
-            if name in typical:
-                column[:] = typical[name]
-            elif name == ACTION:
-                column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
-            elif name == DISCOUNT:
-                column[:] = self.train.gamma**self.train.n_step  # a larger discount would let values grow without bound
-            elif column.dtype == np.uint8:
-                column[:] = rng.integers(0, 256, column.shape, np.uint8)
-            else:
-                column[:] = rng.standard_normal(column.shape)
-        if isinstance(self.action_space, gym.spaces.Discrete):
-            columns[ACTION] -= self.action_space.start
-        return columns
+        """`rows` synthetic transitions."""
+        return random_transitions(self.transition, self.action_space, self.train, rows, rng)

@@ -1,93 +1,237 @@
-"""Tries the most promising placements as the programs that they become, and takes the fastest."""
+"""Tries the most promising placements as the programs that they become, and takes the fastest.
+
+A program's parts do not show how threads and processes wait for each other and share cores. Its own first second does.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from composer.placement import Candidate, Placement, Trial
-from pearl.errors import ConfigurationError, GenerationError
+from composer.absent import NotCalibratedError
+from composer.calibration import CalibrationKey
+from composer.matrix import Candidacy, Measurement
+from composer.placement import Candidate, Placement, WholeIteration
+from composer.profiling.context import ProfilingContext
+from composer.profiling.keys import kernel_hash
+from pearl.backends import backend_of
+from pearl.errors import ConfigurationError, GenerationError, PearlError
 
 LEAST_BUDGET_S = 15.0  # a program starts, warms up and is measured
-_MEASURED_S = 2.0  # of each run
-_WITHIN = 1.5  # how many times slower than the best prediction a placement may be predicted, and still be tried
+USUAL_BUDGET_S = 60.0
+BUDGET_VARIABLE = "PEARL_BUDGET_S"
+
+_MEASURED_S = 1.0  # at each pace
+_OPTIMISM = 2.0  # programs are at most so many times as fast as the parts predict
+_CLOSE = 1.1  # programs that differ less are tried again
+_WORTH_REPEATING = 1.25  # with a budget of the user's
+_MOST_RUNS = 3
 _LONGEST_RUN_S = 120.0
 
+_PACES = ("paced", "free")
 
-def check_budget(budget_s: float) -> None:
-    """Raise ConfigurationError for a time in which nothing can be measured."""
-    if not (isinstance(budget_s, int | float) and LEAST_BUDGET_S <= budget_s < math.inf):
-        raise ConfigurationError(
-            f"A time budget must be at least {LEAST_BUDGET_S:g} s, in which one program starts and is measured; found "
-            f"{budget_s!r}. Raise it, or leave it out to place by the separate measurements alone."
-        )
+Decide = Callable[[Mapping[Candidacy, WholeIteration]], Placement]
 
 
-def with_trials(
-    placement: Placement,
-    write: Callable[[Placement, Path], Path],
-    folder: Path,
-    budget_s: float,
-    report: Callable[[str], None],
-) -> Placement:
-    """The placement with what its most promising programs did, and the best of these chosen.
+@dataclass(frozen=True)
+class Budget:
+    """The seconds for programs to try. One that the user `stated` is used up."""
 
-    `write` writes a placement's program to a path. Programs run by turns in `folder`, at their replay ratio, until
-    `budget_s` seconds are over; the best by prediction comes first. A program that cannot be written or fails is
-    reported, and not chosen.
+    seconds: float
+    stated: bool = True
+
+    @classmethod
+    def of(cls, seconds: float | None) -> Budget:
+        """A budget of so many seconds; None: that of the variable PEARL_BUDGET_S, else as much as it takes, up to 60 s.
+
+        Raises ConfigurationError for a time in which nothing can be measured; 0 tries nothing.
+        """
+        if seconds is not None:
+            return cls(_checked(seconds, "A time budget"))
+        text = os.environ.get(BUDGET_VARIABLE, "")
+        if not text:
+            return cls(USUAL_BUDGET_S, stated=False)
+        try:
+            stated = float(text)
+        except ValueError:
+            raise ConfigurationError(
+                f"The variable {BUDGET_VARIABLE} must be a number of seconds; found {text!r}."
+            ) from None
+        return cls(_checked(stated, f"The variable {BUDGET_VARIABLE}"))
+
+
+def _checked(seconds: float, what: str) -> float:
+    if isinstance(seconds, int | float) and (seconds == 0 or LEAST_BUDGET_S <= seconds < math.inf):
+        return seconds
+    raise ConfigurationError(
+        f"{what} must be at least {LEAST_BUDGET_S:g} s, in which one program starts and is measured, or 0 to try none "
+        f"and place by the separate measurements alone; found {seconds!r}."
+    )
+
+
+@dataclass
+class Trials:
+    """Tries programs of placements, and places again with what they did.
+
+    `decide` is Algorithm 1 with what was measured of whole programs. `write` writes a placement's program to a path;
+    they run in `folder`.
     """
-    until = time.monotonic() + budget_s
-    best = placement.candidates[0].score(placement.metric)
-    tried = [c for c in placement.candidates if best / c.score(placement.metric) <= _WITHIN]
-    programs: dict[tuple[str, str, str], Path] = {}
-    found: dict[tuple[str, str, str], list[float]] = {}
-    longest_s, turn = 0.0, 0
-    while tried and time.monotonic() + longest_s < until:
-        candidate = tried[turn % len(tried)]
+
+    context: ProfilingContext
+    decide: Decide
+    write: Callable[[Placement, Path], Path]
+    folder: Path
+    budget: Budget
+    _runs: dict[Candidacy, list[WholeIteration]] = field(default_factory=dict, init=False)
+    _failed: set[Candidacy] = field(default_factory=set, init=False)
+    _longest_s: float = field(default=0.0, init=False)
+
+    def placed(self) -> Placement:
+        """The placement with what the most promising programs did, and the best of these chosen.
+
+        Known trials cost no time. A program that cannot be written, fails, or hangs is reported, and not chosen.
+        """
+        until = time.monotonic() + self.budget.seconds
+        placement = self.decide({})
+        for candidate in filter(self._can_be_tried, placement.candidates):
+            while self._is_known(candidate, run := len(self._runs.get(candidate.names, []))):
+                self._try(placement, candidate, run, until)
+        while True:
+            placement = self.decide({names: _pooled(runs) for names, runs in self._runs.items()})
+            following = next(self._next(placement), None)
+            if following is None or time.monotonic() + self._longest_s >= until:
+                return self._without_failed(placement)
+            try:
+                self._try(placement, following, len(self._runs.get(following.names, [])), until)
+            except _OutOfTimeError:
+                return self._without_failed(placement)
+
+    def _next(self, placement: Placement) -> Iterator[Candidate]:
+        """Candidates to try, the most urgent first."""
+        candidates = [c for c in placement.candidates if c.names not in self._failed and self._can_be_tried(c)]
+        tried = [c for c in candidates if c.whole is not None]
+        new = [c for c in candidates if c.whole is None]
+        best = max((c.score(placement.metric) for c in tried), default=0.0)
+        if not self.budget.seconds:
+            return
+        yield from (c for c in new if c.score(placement.metric) * _OPTIMISM > best)
+        if self.budget.stated:
+            yield from new
+        margin, most = (_WORTH_REPEATING, _MOST_RUNS) if self.budget.stated else (_CLOSE, 2)
+        close = [c for c in tried if c.score(placement.metric) * margin >= best]
+        if self.budget.stated or len(close) > 1:
+            again = sorted(close, key=lambda c: len(self._runs[c.names]))
+            yield from (c for c in again if len(self._runs[c.names]) < most)
+
+    def _can_be_tried(self, candidate: Candidate) -> bool:
+        """Whether the program would run as fast as on the devices that it is for: all are here, none is emulated."""
+        devices = [self.context.platform.device(name) for name in candidate.pair]
+        return all(backend_of(device).estimator(device) is None for device in devices)
+
+    def _is_known(self, candidate: Candidate, run: int) -> bool:
+        if run >= _MOST_RUNS or candidate.names in self._failed:
+            return False
+        return self.context.is_known(self._key(candidate, run), _PACES, self._learner(candidate))
+
+    def _try(self, placement: Placement, candidate: Candidate, run: int, until: float) -> None:
+        on_i, on_j, implementation = candidate.names
+        name = f"RM on {on_i}, {implementation} Learner on {on_j}"
+        self.context.begin(f"trying {name} as a program")
+        work = functools.partial(self._samples, placement, candidate, until)
         began = time.monotonic()
         try:
-            if candidate.names not in programs:
-                choice = placement.with_choice(**candidate.choice)
-                programs[candidate.names] = write(choice, folder / f"{len(programs)}.py")
-            eps = _run(programs[candidate.names], min(_LONGEST_RUN_S, until - time.monotonic()))
-        except (GenerationError, _FailedError) as error:
-            report(f"not tried: {_name(candidate)}: {error}")
-            tried.remove(candidate)
-            found.pop(candidate.names, None)
-            continue
+            found = self.context.known(self._key(candidate, run), _PACES, work, self._learner(candidate))
+        except (GenerationError, NotCalibratedError, _FailedError) as error:
+            self.context.report(f"not tried: {name}: {error}")
+            self._failed.add(candidate.names)
+            return
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        whole = WholeIteration(*(found[pace] for pace in _PACES))
+        self._runs.setdefault(candidate.names, []).append(whole)
+        paced, free = (placement.batch_size / found[pace].value_us * 1e6 for pace in _PACES)
+        pace = "" if placement.replay_ratio is None else f" at a replay ratio of {placement.replay_ratio:g}"
+        self.context.report(
+            f"tried {name}: {paced:,.0f} EPS{pace}, {free:,.0f} with free Actors; predicted {candidate.eps:,.0f}"
+        )
+
+    def _samples(self, placement: Placement, candidate: Candidate, until: float) -> dict[str, list[float]]:
+        path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
+        program = self.write(placement.with_choice(**candidate.choice), path)
+        left_s = until - time.monotonic()
+        try:
+            return _run(program, min(_LONGEST_RUN_S, left_s))
         except subprocess.TimeoutExpired:
-            break
-        report(f"tried {_name(candidate)}: {eps:,.0f} EPS, predicted {candidate.eps:,.0f}")
-        found.setdefault(candidate.names, []).append(eps)
-        longest_s, turn = max(longest_s, time.monotonic() - began), turn + 1
-    if not found:
-        report("no placement could be tried in the time given: the choice is by separate measurements")
-        return placement
-    trials = tuple(Trial(*names, tuple(values)) for names, values in found.items())
-    confirmed = dataclasses.replace(placement, trials=trials)
-    fastest = max((c for c in placement.candidates if c.names in found), key=confirmed.tried_score)
-    return confirmed.with_choice(**fastest.choice)
+            if left_s < _LONGEST_RUN_S:
+                raise _OutOfTimeError from None
+            raise _FailedError(f"it had not ended after {_LONGEST_RUN_S:g} s") from None
+
+    def _learner(self, candidate: Candidate) -> Any:
+        return self.context.platform.device(candidate.learner.device)
+
+    def _key(self, candidate: Candidate, run: int) -> CalibrationKey:
+        context, (on_i, on_j) = self.context, map(self.context.platform.device, candidate.pair)
+        storage = context.platform.device(candidate.storage[0].device)
+        problem, replay, learner = context.problem, candidate.replay, candidate.learner
+        parameters = {
+            **context.replay_parameters(replay.fanout, replay.workers),
+            "threads": learner.threads,
+            "sub_batches": learner.sub_batches,
+            "prefetch": learner.prefetch,
+            "replay_device": context.fingerprint(on_i),
+            "replay_kernels": "" if on_i.absent else kernel_hash(module=backend_of(on_i).kernels),
+            "storage_device": context.fingerprint(storage),
+            "replay_ratio": problem.train.replay_ratio,
+            "priority_update_delay": problem.train.priority_update_delay,
+            "weight_sync_interval": problem.train.weight_sync_interval,
+            **context.actor_parameters,
+            "actors": problem.actors.count,
+            "run": run,
+        }
+        return context.key("program", on_j, parameters, learner.implementation)
+
+    def _without_failed(self, placement: Placement) -> Placement:
+        """The placement with the best candidate whose program did not fail."""
+        if not self._failed:
+            return placement
+        working = [c for c in placement.candidates if c.names not in self._failed]
+        if not working:
+            self.context.report("no program of a placement could be tried; the choice is by separate measurements")
+            return placement
+        return placement.with_choice(**working[0].choice)
 
 
-class _FailedError(Exception):
+class _FailedError(PearlError):
     """A program that was tried ended with an error."""
 
 
-def _name(candidate: Candidate) -> str:
-    replay, learner, implementation = candidate.names
-    return f"RM on {replay}, {implementation} Learner on {learner}"
+class _OutOfTimeError(Exception):
+    """The budget ended while a program ran."""
 
 
-def _run(program: Path, limit_s: float) -> float:
-    """Experiences that the program trains per second; raises subprocess.TimeoutExpired after `limit_s`."""
+def _pooled(runs: list[WholeIteration]) -> WholeIteration:
+    """All runs of a program as one."""
+
+    def joined(pace: str) -> Measurement:
+        first, *others = (getattr(run, pace) for run in runs)
+        samples = [sample for found in (first, *others) for sample in found.samples or ()]
+        return Measurement.from_samples(samples, first.source) if others and samples else first
+
+    return WholeIteration(*map(joined, _PACES))
+
+
+def _run(program: Path, limit_s: float) -> dict[str, list[float]]:
+    """Microseconds of an iteration in each interval, by pace; raises subprocess.TimeoutExpired after `limit_s`."""
     folder = program.with_suffix("")
-    command = [sys.executable, str(program), "--bench", "--bench-paced", "--bench-seconds", str(_MEASURED_S)]
+    command = [sys.executable, str(program), "--bench", "--bench-both", "--bench-seconds", str(_MEASURED_S)]
     done = subprocess.run(
         [*command, "--run-dir", str(folder)],
         stdin=subprocess.DEVNULL,
@@ -99,4 +243,7 @@ def _run(program: Path, limit_s: float) -> float:
     )
     if done.returncode:
         raise _FailedError(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "it wrote nothing")
-    return float(json.loads((folder / "bench.json").read_text(encoding="utf-8"))["measured_eps"])
+    found = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    measurements = found.get("measurements", [found])  # one, if the Actors run free anyway
+    first, last = (measurements[number]["iteration_samples_us"] for number in (0, -1))
+    return dict(zip(_PACES, (first, last), strict=True))

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from programs import ONE_CPU, CsvPair, described
 from test_cli import invoke
-from test_placement import BATCH, CPU, FPGA, GPU, MATRIX, SERVER, TRANSITION, modelled_row
+from test_placement import BATCH, CPU, FPGA, GPU, MATRIX, SERVER, TRANSITION, modelled_row, whole
 
 from composer import explain
 from composer.algorithm1 import place
-from composer.contention import WholeIteration
 from composer.evidence import BreakEven, Evidence, all_modelled, gather_evidence
 from composer.explain import Explanation, dominant, term_values
 from composer.matrix import AssignmentMatrix, LearnerCell, LearnerOption, MatrixRow, Measurement, PairCell, ReplayCell
@@ -167,10 +166,10 @@ def test_modelled_times_give_the_batch_size_at_which_the_choice_changes() -> Non
         assert (at.chosen.names == names(entry)) == (batch == 32)
 
 
-def test_measured_contention_stays_while_another_input_varies() -> None:
-    whole = {("cpu0", "gpu0", "torch"): WholeIteration(5000.0, 5000.0)}
-    crowded = decide(MATRIX, SERVER, wholes=whole)
-    entries = evidence(wholes=whole).break_evens
+def test_what_a_trial_found_stays_while_another_input_varies() -> None:
+    wholes = {("cpu0", "gpu0", "torch"): whole(5000.0, 5000.0)}
+    crowded = decide(MATRIX, SERVER, wholes=wholes)
+    entries = evidence(wholes=wholes).break_evens
     assert crowded.chosen.pair != ("cpu0", "gpu0")
     for entry in entries:
         assert names(entry) != crowded.chosen.names
@@ -228,11 +227,12 @@ def test_the_slowest_stage_is_marked_and_its_sum_is_the_iteration() -> None:
     assert marked.split()[1] == explain.microseconds(placement.t_itr_us)
 
 
-def test_contention_is_shown_beside_the_stages() -> None:
-    placement = placed(wholes={("cpu0", "gpu0", "torch"): WholeIteration(5000.0, 5000.0)}).with_choice(
-        replay_manager="cpu0", learner="gpu0"
-    )
-    assert "(contention)" in str(placement.explain())
+@pytest.mark.parametrize(("us", "sign"), [(5000.0, "+"), (1.0, "-")])
+def test_what_a_trial_found_beyond_the_parts_is_shown_beside_the_stages(us: float, sign: str) -> None:
+    placement = placed(wholes={("cpu0", "gpu0", "torch"): whole(us, us)})
+    beyond = placement.with_choice(replay_manager="cpu0", learner="gpu0")
+    amount = explain.microseconds(abs(beyond.terms.beyond_parts_us))
+    assert f"{sign} {amount} us what its parts do not explain" in str(beyond.explain())
 
 
 def test_the_data_storage_shows_traffic_memory_and_why_a_device_cannot_hold_it() -> None:

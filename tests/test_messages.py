@@ -121,7 +121,7 @@ def test_a_batch_that_comes_back_first_may_be_overwritten_first() -> None:
     data_flow.begin(counters)
     transition = TransitionSpec.from_spaces(OBS, ACTIONS)
     storage = DataStorage(transition, 100)
-    options: dict[str, Any] = {"batch_size": 4, "update_delay": 3, "serial": True, "bench_seconds": None}
+    options: dict[str, Any] = {"batch_size": 4, "update_delay": 3, "serial": True}
     flow = FlowControl(counters, data_flow, storage, rate, **options)
     buffer = CollectionBuffer(transition, 8, 8)
     buffer.count = 8  # the next insertion takes slots 0 to 7

@@ -235,7 +235,7 @@ def test_a_machine_that_is_not_here_is_composed_for_but_not_programmed(
         "replay_column.measure",
         "learner_column.measure",
         "pair_column.measure",
-        "whole_iterations.measure_messages",
+        "messages.measure_messages",
         "context.measure_actor",
     ):
         monkeypatch.setattr(f"composer.profiling.{work}", no_measurement)

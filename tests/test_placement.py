@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.algorithm1 import parse_metric, place
-from composer.contention import CoreSharing, WholeIteration
+from composer.contention import CoreSharing
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -23,7 +24,7 @@ from composer.matrix import (
     StorageCell,
     UnavailableDevice,
 )
-from composer.placement import Placement
+from composer.placement import Placement, WholeIteration
 from composer.platform import Platform
 from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError, PlacementError
@@ -333,11 +334,12 @@ def test_a_joined_pair_has_no_messages_and_pays_insertion_in_full() -> None:
     assert Placement.from_json(after.to_json()) == after
 
 
-def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
-    wholes = {
-        ("cpu0", "gpu0", "torch"): WholeIteration(4000.0, 5000.0),
-        ("cpu0", "cpu0", "torch"): WholeIteration(1.0, 1.0),
-    }
+def whole(paced_us: float, free_us: float) -> WholeIteration:
+    return WholeIteration(Measurement.from_samples([paced_us]), Measurement.from_samples([free_us]))
+
+
+def test_a_program_that_was_tried_takes_the_time_that_it_took() -> None:
+    wholes = {("cpu0", "gpu0", "torch"): whole(5000.0, 6000.0), ("cpu0", "cpu0", "torch"): whole(1.0, 2.0)}
     placement = place(
         MATRIX,
         SERVER,
@@ -348,33 +350,37 @@ def test_what_a_whole_iteration_takes_beyond_its_parts_is_contention() -> None:
         wholes=wholes,
     )
     by_pair = {candidate.pair: candidate for candidate in placement.candidates}
-    crowded = by_pair["cpu0", "gpu0"]
-    assert crowded.t_itr_us == pytest.approx(5000)
-    assert crowded.terms.contention_us == pytest.approx(5000 - run(MATRIX, SERVER, delay=1).t_itr_us)
-    assert by_pair["cpu0", "cpu0"].terms.contention_us == 0, "a whole that is faster than its parts proves nothing"
-    assert "sharing one piece of silicon costs 4," in placement.why_not(crowded)
+    slower, faster = by_pair["cpu0", "gpu0"], by_pair["cpu0", "cpu0"]
+    assert slower.t_itr_us == pytest.approx(5000)
+    assert slower.terms.beyond_parts_us == pytest.approx(5000 - run(MATRIX, SERVER, delay=1).t_itr_us)
+    assert placement.chosen is faster
+    assert faster.t_itr_us == pytest.approx(1.0)
+    assert faster.terms.beyond_parts_us < 0
+    assert (placement.eps, placement.free_eps) == (pytest.approx(BATCH * 1e6), pytest.approx(BATCH * 0.5e6))
+    assert "as its program did when it was tried with free Actors" in placement.assumption
+    assert placement.why_not(slower).startswith("tried: 5000.00x slower: ")
+    assert placement.to_pandas()["tried"].sum() == 2
+    assert Placement.from_json(placement.to_json()) == placement
 
 
-def test_actors_slow_a_whole_iteration_down_only_while_they_run() -> None:
-    whole = WholeIteration(100.0, 180.0)
-    assert whole.beside_us(0.0) == 100.0
-    assert whole.beside_us(math.inf) == 180.0
-    beside = whole.beside_us(60.0)
-    assert beside == pytest.approx(100 + 60 / beside * 80)
-    times = [whole.beside_us(float(us)) for us in range(0, 300, 5)]
-    assert times == sorted(times)
-    assert whole.beside_us(180.0) == pytest.approx(180.0)
-    assert WholeIteration(100.0, 90.0).beside_us(50.0) == 100.0, "a crowd makes nothing faster"
+def test_a_prediction_carries_the_spread_of_its_trial() -> None:
+    inputs: dict[str, Any] = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": ACTORS}
+    spread = WholeIteration(Measurement.from_samples([90.0, 100.0, 110.0]), Measurement.from_samples([100.0]))
+    placement = place(MATRIX, SERVER, **inputs, wholes={("cpu0", "gpu0", "torch"): spread})
+    tried = placement.with_choice(replay_manager="cpu0", learner="gpu0")
+    assert tried.eps_spread == pytest.approx(0.12)
+    assert "EPS +-6%" in str(tried)
+    assert place(MATRIX, SERVER, **inputs).eps_spread is None
 
 
 def test_a_placement_predicts_a_run_at_its_ratio_and_one_without() -> None:
     platform = Platform((CPU, dataclasses.replace(SYCL_CPU, shares_with="cpu0")), LINK)
     inputs = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": 2, "replay_ratio": 8.0}
     sharing = CoreSharing(cores=2, actors=2, collect_us=80.0)
-    whole = {("sycl:cpu0", "sycl:cpu0", "torch"): WholeIteration(110.0, 300.0)}
-    placement = place(TWO_BACKENDS, platform, **inputs, sharing=sharing, wholes=whole)
+    wholes = {("sycl:cpu0", "sycl:cpu0", "torch"): whole(110.0, 300.0)}
+    placement = place(TWO_BACKENDS, platform, **inputs, sharing=sharing, wholes=wholes)
     paced = placement.with_choice(replay_manager="sycl:cpu0", learner="sycl:cpu0")
-    assert paced.t_itr_us == pytest.approx(whole["sycl:cpu0", "sycl:cpu0", "torch"].beside_us(80.0))
+    assert paced.t_itr_us == pytest.approx(110.0)
     assert paced.free_eps == pytest.approx(BATCH / 300e-6)
     cpu = placement.with_choice(replay_manager="cpu0", learner="cpu0")
     assert cpu.terms.learner_us == 300 + 80

@@ -60,7 +60,7 @@ class Asked:
 
     def get(self, key: CalibrationKey) -> dict[str, Measurement]:
         Asked.keys[key.primitive].add(key)
-        names = ("sample", "insert", "update", "gather", "store", "step", "transition", "iteration")
+        names = ("sample", "insert", "update", "gather", "store", "step", "transition", "iteration", "paced", "free")
         return {name: Measurement.modelled(9.0) for name in names}
 
     def has_device(self, _: str) -> bool:
@@ -88,12 +88,12 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_option_of_the_replay_is_part_of_the_keys_or_cannot_change_the_time(keys: Any) -> None:
     usual = ReplaySpec(2000)
     known = keys(usual)
-    assert {"replay", "pair", "pipeline", "messages"} <= known.keys()
+    assert {"replay", "pair", "program", "messages"} <= known.keys()
     assert TIMELESS.keys() <= set(FIELDS)
     assert set(OTHER) == set(FIELDS)
     for name in FIELDS:
         changed = keys(dataclasses.replace(usual, **{name: OTHER[name]}))
-        for primitive in ("replay", "pair", "pipeline"):
+        for primitive in ("replay", "pair", "program"):
             if name in TIMELESS:
                 assert changed[primitive] == known[primitive], TIMELESS[name]
             else:

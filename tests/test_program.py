@@ -141,6 +141,27 @@ def test_help_names_every_option(programs: dict[int, Path]) -> None:
     assert "CartPole-v1" in output
 
 
+@pytest.mark.parametrize("setting", [1, 2])
+def test_bench_measures_at_the_replay_ratio_and_without_waiting(
+    programs: dict[int, Path], tmp_path: Path, setting: int
+) -> None:
+    arguments = ("--bench", "--bench-both", "--bench-seconds", "0.6", "--run-dir", str(tmp_path))
+    code, output = run(programs[setting], *arguments)
+    assert code == 0, output
+    assert "Filling the replay" in output
+    found = json.loads((tmp_path / "bench.json").read_text())
+    paced, free = found["measurements"]
+    assert paced["paced_at"] > 0
+    assert free["paced_at"] is None
+    assert {name: value for name, value in found.items() if name in free} == free, "the last one stands alone too"
+    for measured in (paced, free):
+        samples = measured["iteration_samples_us"]
+        assert len(samples) >= 2
+        assert min(samples) > 0
+        assert measured["measured_eps"] > 0
+    assert paced["overall_eps"] < 1.01 * paced["measured_eps"], "it waited for data"
+
+
 def test_bench_writes_measured_beside_predicted(programs: dict[int, Path], tmp_path: Path) -> None:
     code, output = run(programs[1], "--bench", "--bench-seconds", "0.5", "--run-dir", str(tmp_path))
     assert code == 0, output
@@ -568,7 +589,7 @@ def test_a_step_that_diverges_stops_the_run_and_leaves_its_batch(
 def test_a_failed_bench_reports_no_rates(tmp_path: Path, quick_profiles: None) -> None:
     program = make_program(tmp_path, env="Breaking-v0", env_kwargs={"steps": 1_000_000})
     edit(program, '"steps": 1000000', '"steps": 10')
-    code, output = run(program, "--bench", "--serial", "--bench-seconds", "30", "--run-dir", str(tmp_path / "run"))
+    code, output = run(program, "--bench", "--bench-paced", "--serial", "--bench-seconds", "30", "--run-dir", str(tmp_path / "run"))
     assert code == 1
     assert "RuntimeError: the gearbox of this environment fell off" in output
     assert not (tmp_path / "run" / "bench.json").exists()

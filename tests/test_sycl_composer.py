@@ -98,32 +98,6 @@ def test_messages_are_measured_and_count_between_two_devices(composed: Callable[
         assert min(measure_messages(BATCH, delay)) > 0
 
 
-def test_on_shared_silicon_the_prediction_knows_of_the_actors(
-    composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "composer.profiling.context.measure_actor", lambda *_: [5000.0] * 20
-    )  # they have work for all cores
-    calibration = tmp_path / "calibration.json"
-    monkeypatch.setattr(
-        "composer.profiling.whole_iterations.measure_pipeline", lambda *args, **_: [9e5 if args[6] else 6e5] * 3
-    )
-    monkeypatch.setattr(
-        "composer.profiling.whole_iterations.measure_pair",
-        lambda *_, **__: dict.fromkeys(("sample", "gather", "step", "update"), [2e5] * 3),
-    )
-    for shares in ("cpu0", ""):
-        files = machine(tmp_path, CPU, SYCL.removesuffix("cpu0") + shares)
-        composer = composed(files=files, actors=2, calibration=calibration)
-        for replay, free_us in (("cpu0", 9e5), ("sycl:cpu0", 8e5)):
-            placement = composer.placement.with_choice(replay_manager=replay, learner="sycl:cpu0")
-            batch = placement.batch_size
-            assert (placement.terms.contention_us > 0) == (shares == "cpu0")
-            if shares:
-                assert placement.free_eps == pytest.approx(batch / free_us * 1e6)
-                assert placement.eps >= placement.free_eps
-
-
 @pytest.mark.fpga
 def test_the_emulator_is_a_row_without_latencies(composed: Callable[..., Composer], tmp_path: Path) -> None:
     emulator = "fpga_emu0,fpga,sycl,fpga_emu,,,cpu0"
@@ -337,20 +311,6 @@ def test_cartpole_is_learnt_in_each_placement(
     code, output = run(program, "--bench", "--bench-seconds", "1", "--run-dir", str(tmp_path / "bench"))
     assert code == 0, output
     assert json.loads((tmp_path / "bench" / "bench.json").read_text())["measured_eps"] > 0
-
-
-def test_a_device_that_fails_beside_the_actors_does_not_end_composing(
-    composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(*_: object, **__: object) -> list[float]:
-        raise DeviceError("The device X failed: gone.")
-
-    monkeypatch.setattr("composer.profiling.whole_iterations.measure_pipeline", fails)
-    monkeypatch.setattr("composer.profiling.whole_iterations.busy_processes", fails)
-    composer = composed(calibration=tmp_path / "calibration.json")
-    assert len(composer.placement.candidates) >= 4
-    assert "were not measured together: The device X failed" in caplog.text
-    assert {candidate.terms.contention_us for candidate in composer.placement.candidates} == {0.0}
 
 
 # --- between composing and running ----------------------------------------------------------------------------------

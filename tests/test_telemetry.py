@@ -83,6 +83,7 @@ class Loop:
     last = 0.0
     steps = 0
     busy_s = 0.0
+    since: float | None = None
 
     def __init__(self, host: Mapping[str, float] | None = None) -> None:
         self.spent: dict[str, float] = defaultdict(float)
@@ -145,7 +146,7 @@ def test_the_warm_up_of_a_benchmark_is_left_out() -> None:
     loop = Loop()
     telemetry = watched(loop)
     loop.do(telemetry, 50, 1e-3, train=1e-3)
-    loop.steps, loop.busy_s = 0, 0.0  # as StepRate.restart()
+    loop.steps, loop.busy_s, loop.since = 0, 0.0, loop.last  # as StepRate.restart()
     loop.do(telemetry, 0, 0.0)
     for _ in range(3):
         loop.do(telemetry, 10, 5e-6, train=4e-6)

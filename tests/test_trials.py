@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import pytest
 from programs import described
@@ -18,115 +18,211 @@ from trainers import TinyDQN
 
 import composer.trials
 from composer.algorithm1 import place
-from composer.edited import check_edited
-from composer.placement import Placement, Trial
-from composer.trials import check_budget, with_trials
+from composer.matrix import Candidacy, Measurement
+from composer.placement import Candidate, Placement
+from composer.trials import Budget, Trials
 from pearl.errors import ConfigurationError, GenerationError
 
-Trying: TypeAlias = Callable[..., tuple[Placement, list[str]]]
-
 PLACEMENT = place(MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS, replay_ratio=8.0)
-PREDICTED = {candidate.names: candidate.eps for candidate in PLACEMENT.candidates}
+PREDICTED = {candidate.names: candidate.t_itr_us for candidate in PLACEMENT.candidates}
+BEST = PLACEMENT.candidates[0].names
+RUN_S = 5.0
+
+Times: TypeAlias = Mapping[Candidacy, Sequence[float]]
 
 
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trying:
-    """`tried(factors)`: programs run at these multiples of the predictions, 5 seconds each; the lines reported."""
+class Machine:
+    """A machine on which programs take given multiples of their predicted times: one per run, the last for the rest."""
 
-    def of(
-        factors: dict[str, float], budget_s: float = 100.0, write: Callable[[Placement, Path], Path] | None = None
-    ) -> tuple[Placement, list[str]]:
-        now = [0.0]
-        monkeypatch.setattr(composer.trials.time, "monotonic", lambda: now[0])
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, times: Times) -> None:
+        self.folder, self.times, self.now = folder, times, 0.0
+        self.runs: Counter[Candidacy] = Counter()
+        self.said: list[str] = []
+        self.kept: dict[Any, dict[str, Measurement]] = {}
+        self.here: Callable[[Candidate], bool] = lambda _: True
+        self.written: Callable[[Placement], None] = lambda _: None
+        patch.setattr(composer.trials.time, "monotonic", lambda: self.now)
+        patch.setattr(composer.trials, "_run", self._run)
+        patch.setattr(Trials, "_key", lambda _, candidate, run: (candidate.names, run))
+        patch.setattr(Trials, "_can_be_tried", lambda _, candidate: self.here(candidate))
 
-        def run(program: Path, limit_s: float) -> float:
-            names = tuple(json.loads(program.read_text()))
-            if limit_s < 5:
-                raise subprocess.TimeoutExpired("program", limit_s)
-            now[0] += 5
-            return PREDICTED[names] * factors.get(names[0], 1.0)  # type: ignore[index]
+    def placed(self, budget: Budget, decide: Callable[..., Placement] | None = None) -> Placement:
+        def usual(wholes: Mapping[Candidacy, Any]) -> Placement:
+            inputs: dict[str, Any] = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": ACTORS}
+            return place(MATRIX, SERVER, **inputs, replay_ratio=8.0, wholes=wholes)
 
-        def usual(placement: Placement, path: Path) -> Path:
-            path.write_text(json.dumps(placement.chosen.names))
-            return path
+        context: Any = SimpleNamespace(
+            platform=SERVER,
+            begin=self.said.append,
+            report=self.said.append,
+            known=self._known,
+            is_known=lambda key, *_: key in self.kept,
+        )
+        return Trials(context, decide or usual, self._write, self.folder, budget).placed()
 
-        monkeypatch.setattr(composer.trials, "_run", run)
-        said: list[str] = []
-        return with_trials(PLACEMENT, write or usual, tmp_path, budget_s, said.append), said
+    def _known(self, key: Any, _names: object, work: Callable[[], Any], _device: object) -> dict[str, Measurement]:
+        if key not in self.kept:
+            self.kept[key] = {name: Measurement.from_samples(samples) for name, samples in work().items()}
+        return self.kept[key]
 
-    return of
-
-
-def test_the_fastest_program_is_placed_whatever_was_predicted(
-    tried: Trying,
-) -> None:
-    confirmed, said = tried({"cpu0": 0.5})
-    assert PLACEMENT.replay_manager == "cpu0"
-    assert confirmed.replay_manager != "cpu0"
-    assert confirmed.eps == confirmed.trial(confirmed.chosen).median_eps  # type: ignore[union-attr]
-    assert "as its program did when it was tried at a replay ratio of 8" in confirmed.assumption
-    assert confirmed.free_eps == pytest.approx(confirmed.eps)
-    reason = next(a.reason for a in confirmed.alternatives if a.replay_manager == "cpu0" and a.learner == "gpu0")
-    assert "slower when tried" in reason
-    assert "tried" in str(confirmed)
-    assert Placement.from_json(confirmed.to_json()) == confirmed
-    assert sum(line.startswith("tried") for line in said) == sum(len(trial.eps) for trial in confirmed.trials)
-    check_edited(confirmed, PLACEMENT)
-
-
-def test_programs_take_turns_until_the_time_is_over(tried: Trying) -> None:
-    confirmed, _ = tried({}, budget_s=32.0)
-    counts = Counter({trial.names: len(trial.eps) for trial in confirmed.trials})
-    assert sum(counts.values()) == 6
-    assert max(counts.values()) - min(counts.values()) <= 1
-    best = PLACEMENT.candidates[0].eps
-    assert all(best / PREDICTED[names] <= 1.5 for names in counts), "hopeless ones are not tried"
-
-
-def test_a_program_that_cannot_be_written_is_not_chosen(tried: Trying) -> None:
-    def write(placement: Placement, path: Path) -> Path:
-        if placement.replay_manager == "cpu0":
-            raise GenerationError("no program for this one")
+    def _write(self, placement: Placement, path: Path) -> Path:
+        self.written(placement)
         path.write_text(json.dumps(placement.chosen.names))
         return path
 
-    confirmed, said = tried({}, write=write)
-    assert confirmed.replay_manager != "cpu0"
-    assert any("not tried" in line and "no program for this one" in line for line in said)
+    def _run(self, program: Path, limit_s: float) -> dict[str, list[float]]:
+        names = tuple(json.loads(program.read_text()))
+        factors = self.times.get(names, [1.0])  # type: ignore[call-overload]
+        factor = factors[min(self.runs[names], len(factors) - 1)]  # type: ignore[index]
+        self.runs[names] += 1  # type: ignore[index]
+        took_s = RUN_S if math.isfinite(factor) else math.inf
+        if took_s > limit_s:
+            self.now += limit_s
+            raise subprocess.TimeoutExpired("program", limit_s)
+        self.now += took_s
+        us = PREDICTED[names] * factor  # type: ignore[index]
+        return {"paced": [us, us], "free": [2 * us]}
 
 
-def test_where_nothing_could_be_tried_the_prediction_decides(tried: Trying) -> None:
-    def write(_: Placement, __: Path) -> Path:
-        raise GenerationError("no")
-
-    confirmed, said = tried({}, write=write)
-    assert confirmed == PLACEMENT
-    assert "no placement could be tried" in said[-1]
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    return lambda times=None: Machine(tmp_path, monkeypatch, times or {})
 
 
-@pytest.mark.parametrize("budget_s", [0, 3.0, math.inf, math.nan, "60"])
-def test_a_budget_in_which_nothing_can_be_measured_is_refused(budget_s: float) -> None:
+USUAL = Budget(60.0, stated=False)
+
+
+def test_the_fastest_program_is_placed_whatever_was_predicted(machine: Callable[..., Machine]) -> None:
+    here = machine({BEST: [10.0]})
+    found = here.placed(USUAL)
+    assert PLACEMENT.chosen.names == BEST != found.chosen.names
+    assert found.chosen.whole is not None
+    assert found.t_itr_us == pytest.approx(PREDICTED[found.chosen.names])
+    assert found.free_eps == pytest.approx(found.eps / 2)
+    assert found.alternatives[0].reason.startswith("tried: ")
+    assert sum(line.startswith("tried ") for line in here.said) == sum(here.runs.values())
+
+
+def test_by_default_only_programs_that_may_be_the_fastest_are_tried(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    here.placed(USUAL)
+    hopeful = {names for names, us in PREDICTED.items() if us < 2 * PREDICTED[BEST]}
+    assert set(here.runs) == hopeful
+    assert len(hopeful) < len(PREDICTED)
+    close = {names for names, us in PREDICTED.items() if us <= 1.1 * PREDICTED[BEST]}
+    assert all(here.runs[names] == (2 if names in close and len(close) > 1 else 1) for names in hopeful)
+
+
+def test_a_budget_of_the_users_is_used_for_all_programs_and_then_for_the_best(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    here.placed(Budget(1000.0))
+    assert set(here.runs) == set(PREDICTED)
+    assert here.runs[BEST] == 3
+    assert all(here.runs[names] == 1 for names, us in PREDICTED.items() if us > 1.25 * PREDICTED[BEST])
+
+
+def test_trials_end_with_the_budget(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    found = here.placed(Budget(3.5 * RUN_S))
+    assert sum(here.runs.values()) == 3
+    assert here.now <= 3.5 * RUN_S
+    assert found.chosen.names in PREDICTED
+
+
+def test_known_trials_count_without_a_budget(machine: Callable[..., Machine]) -> None:
+    here = machine({BEST: [10.0]})
+    first = here.placed(USUAL)
+    runs = Counter(here.runs)
+    again = here.placed(Budget(0.0))
+    assert here.runs == runs
+    assert again == first
+
+
+def test_runs_of_one_program_are_pooled(machine: Callable[..., Machine]) -> None:
+    here = machine({BEST: [1.0, 1.2, 0.9]})
+    found = here.placed(Budget(1000.0))
+    whole = next(c for c in found.candidates if c.names == BEST).whole
+    assert whole is not None
+    assert whole.paced.n == 6
+    assert whole.paced.value_us == pytest.approx(PREDICTED[BEST])
+    assert whole.paced.p80_us > whole.paced.p20_us
+
+
+@pytest.mark.parametrize("how", ["not written", "fails", "hangs"])
+def test_a_program_that_cannot_be_tried_is_not_chosen(
+    machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    here = machine({BEST: [math.inf]} if how == "hangs" else {})
+    if how == "not written":
+
+        def refuse(placement: Placement) -> None:
+            if placement.chosen.names == BEST:
+                raise GenerationError("no program for this one")
+
+        here.written = refuse
+    if how == "fails":
+        run = here._run
+
+        def fail(program: Path, limit_s: float) -> dict[str, list[float]]:
+            if tuple(json.loads(program.read_text())) == BEST:
+                raise composer.trials._FailedError("it broke")
+            return run(program, limit_s)
+
+        monkeypatch.setattr(composer.trials, "_run", fail)
+    found = here.placed(Budget(600.0))
+    assert found.chosen.names != BEST
+    reason = {"not written": "no program for this one", "fails": "it broke", "hangs": "had not ended after 120 s"}[how]
+    assert any(line.startswith("not tried") and reason in line for line in here.said)
+    assert here.runs[BEST] <= 1, "once is enough"
+
+
+def test_where_no_program_can_be_tried_the_prediction_decides(machine: Callable[..., Machine]) -> None:
+    here = machine({names: [math.inf] for names in PREDICTED})
+    assert here.placed(Budget(10_000.0)).chosen.names == BEST
+    assert "no program of a placement could be tried" in here.said[-1]
+
+
+def test_devices_that_are_modelled_or_emulated_keep_their_prediction(machine: Callable[..., Machine]) -> None:
+    here = machine()
+    here.here = lambda candidate: candidate.names != BEST
+    found = here.placed(Budget(1000.0))
+    assert here.runs[BEST] == 0
+    assert found.chosen.names == BEST
+    assert found.chosen.whole is None
+
+
+@pytest.mark.parametrize("budget_s", [-1.0, 3.0, math.inf, math.nan, "60"])
+def test_a_budget_in_which_nothing_can_be_measured_is_refused(budget_s: Any) -> None:
     with pytest.raises(ConfigurationError, match="at least 15 s"):
-        check_budget(budget_s)
+        Budget.of(budget_s)
 
 
-def test_a_trial_without_runs_is_refused() -> None:
-    for eps in ((), (0.0,), (math.inf,)):
-        with pytest.raises(ConfigurationError, match="above 0"):
-            Trial("cpu0", "cpu0", "native", eps)
+def test_the_variable_gives_the_budget_where_none_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, expected in (("", USUAL), ("0", Budget(0.0)), ("90", Budget(90.0))):
+        monkeypatch.setenv("PEARL_BUDGET_S", text)
+        assert Budget.of(None) == expected
+        assert Budget.of(20) == Budget(20)
+    for text, message in (("a lot", "must be a number of seconds; found 'a lot'"), ("3", "PEARL_BUDGET_S must be at")):
+        monkeypatch.setenv("PEARL_BUDGET_S", text)
+        with pytest.raises(ConfigurationError, match=message):
+            Budget.of(None)
 
 
 @pytest.mark.usefixtures("quick_profiles")
-def test_real_programs_are_tried(
+def test_real_programs_are_tried_once(
     csv_pair: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    composer_ = described(csv_pair("cpu0,cpu,cpu,,2,60"), trainer=TinyDQN, progress=True)
-    replay, learner = composer_.run(budget_s=15.0)
-    placement = composer_.placement
+    files = csv_pair("cpu0,cpu,cpu,,2,60")
+    tried = described(files, trainer=TinyDQN, progress=True)
+    tried.run(budget_s=15.0)
     said = capsys.readouterr().out
-    found = re.search(r"tried RM on cpu0, (\w+) Learner on cpu0: ([\d,]+) EPS, predicted", said)
-    assert found is not None, said
-    assert placement.trials
-    assert placement.eps > 0
-    assert (replay.device, learner.device) == ("cpu0", "cpu0")
+    assert "tried RM on cpu0, " in said
     assert "Program:" not in said
+    whole = tried.placement.chosen.whole
+    assert whole is not None
+    assert whole.paced.n >= 2
+    assert tried.placement.t_itr_us == pytest.approx(whole.paced.value_us)
+    again = described(files, trainer=TinyDQN, progress=True)
+    again.run()
+    assert "0 measured" in capsys.readouterr().out
+    assert again.placement == tried.placement

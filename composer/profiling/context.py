@@ -23,9 +23,7 @@ from composer.profiling.actors import measure_actor
 from composer.profiling.full_replay import (
     AnyStorage,
     FullReplay,
-    chained,
     fill,
-    fill_rows,
     host_storage,
     replay_parameters,
     steps,
@@ -45,13 +43,14 @@ from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
 from pearl.replay import DataStorage
 from pearl.replay.arguments import TIME_MODES
+from pearl.replay.synthetic import chained, filling_rows
 
 logger = logging.getLogger("pearl.composer")
 
 BUDGET_S = 1.0  # of one measurement
 
 _FANOUTS = (4, 8, 16, 32, 64)
-_WITH_LEARNER = ("learner", "pair", "pipeline")  # primitives that run the Learner
+_WITH_LEARNER = ("learner", "pair")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 
@@ -108,6 +107,11 @@ class ProfilingContext:
             ) from error
         self.store.put(key, measured)
         return measured
+
+    def is_known(self, key: CalibrationKey, names: tuple[str, ...], device: Device) -> bool:
+        """Whether `known` would not measure."""
+        found = imported_times(self.store, key, names) if device.absent else self.store.get(key)
+        return found is not None and set(names) <= set(found)
 
     def _imported(self, key: CalibrationKey, names: tuple[str, ...], device: Device) -> dict[str, Measurement]:
         found = imported_times(self.store, key, names)
@@ -207,7 +211,7 @@ class ProfilingContext:
     def filled(self, storage: _Storage) -> _Storage:
         """`storage` with a synthetic transition in every slot."""
         envs = self.problem.actors.env_count
-        fill(storage, self._rows(fill_rows(envs, storage.capacity), np.random.default_rng(0)))
+        fill(storage, self._rows(filling_rows(envs, storage.capacity), np.random.default_rng(0)))
         return storage
 
     @property
@@ -251,9 +255,9 @@ class ProfilingContext:
 
     # --- the Actors -------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def collection_us(self) -> float:
-        """Microseconds in which all Actors together produce one transition."""
+    @property
+    def actor_parameters(self) -> dict[str, Any]:
+        """Everything of an Actor that a measurement depends on, for its key."""
         actors = self.problem.actors
         parameters = {
             "env": actors.env,
@@ -264,7 +268,13 @@ class ProfilingContext:
         }
         if further := self.problem.transition.further:
             parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
-        key = self.key("actor", self.platform.host, parameters)
+        return parameters
+
+    @functools.cached_property
+    def collection_us(self) -> float:
+        """Microseconds in which all Actors together produce one transition."""
+        actors = self.problem.actors
+        key = self.key("actor", self.platform.host, self.actor_parameters)
         self._begun = f"{self.platform.host.name}: an Actor"
         transition = self.known(key, ("transition",), self._measure_actor, self.platform.host)["transition"]
         return transition.value_us / min(actors.count, self.platform.host.cores or 1)
@@ -301,8 +311,3 @@ class ProfilingContext:
         on_host = self.platform.shared_silicon(device.name, self.platform.host.name)
         actors = self.problem.actors.count if on_host else 0
         return CoreSharing(device.cores or 1, actors, collect_us)
-
-    @property
-    def busy(self) -> int:
-        """The number of busy processes that stand in for the Actors."""
-        return min(self.problem.actors.count, self.platform.host.cores or 1)

@@ -13,8 +13,9 @@ import numpy as np
 
 from pearl.backends.protocol import Factory
 from pearl.replay import DataStorage
+from pearl.replay.synthetic import FillableStorage, random_priorities
 from pearl.runtime.data_storage import make_storage
-from pearl.spec import NEXT_OBS, OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _FILL_ROWS = 4096
 
@@ -35,15 +36,8 @@ def replay_parameters(
     return {name: value if type(value) in (bool, int, float, str) else repr(value) for name, value in values.items()}
 
 
-class AnyStorage(Protocol):
+class AnyStorage(FillableStorage, Protocol):
     """A Data Storage in any memory."""
-
-    @property
-    def capacity(self) -> int:
-        """The number of rows."""
-
-    def insert(self, columns: Mapping[str, np.ndarray], count: int | None = None) -> np.ndarray:
-        """Store the first `count` rows; return their slots."""
 
     def gather(self, indices: np.ndarray, out: Any = None) -> Mapping[str, Any]:
         """The rows at `indices`."""
@@ -80,7 +74,7 @@ class FullReplay:
             self._write(slots)
 
     def _write(self, slots: np.ndarray) -> None:
-        self.manager.insert(slots, self.rng.random(len(slots), np.float32) + 0.01)
+        self.manager.insert(slots, random_priorities(len(slots), self.rng))
 
 
 def host_storage(transition: TransitionSpec, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> DataStorage:
@@ -94,22 +88,6 @@ def fill(storage: AnyStorage, columns: dict[str, np.ndarray]) -> None:
     rows = len(columns[OBS])
     for start in range(0, storage.capacity, rows):
         storage.insert(columns, min(rows, storage.capacity - start))
-
-
-def fill_rows(streams: int, capacity: int) -> int:
-    """The rows with which to fill a storage: whole steps of `streams` environments, at least two steps."""
-    return min(capacity, streams * max(2, _FILL_ROWS // streams))
-
-
-def chained(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarray]:
-    """`columns` as consecutive steps of `streams` environments: each next observation is that of the following step.
-
-    The last step leads to the first, so that the rows may be repeated.
-    """
-    obs = columns[OBS]
-    whole = len(obs) // streams * streams
-    columns[NEXT_OBS][:whole] = np.roll(obs[:whole], -streams, axis=0)
-    return columns
 
 
 def steps(columns: dict[str, np.ndarray], rows: int) -> Iterator[dict[str, np.ndarray]]:

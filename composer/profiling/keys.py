@@ -25,7 +25,10 @@ _SOURCES = {
     "storage": ("replay/*.py", "backends/**/*.py", "runtime/data_storage.py"),
     "learner": (),
     "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),
-    "pipeline": ("replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
+    "program": (
+        *("actors/*.py", "algorithms/*.py", "exploration.py", "replay/*.py", "backends/**/*.py"),
+        *("ipc/*.py", "runtime/*.py"),
+    ),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 
@@ -81,7 +84,7 @@ def calibration_key(
     if not device.absent:
         module = backend_of(device).kernels
         hashes = [kernel_hash(implementation, module), source_hash(primitive)]
-        if implementation is not None and primitive == "pair":
+        if implementation is not None and primitive in ("pair", "program"):
             hashes.append(kernel_hash(module=module))
     return CalibrationKey(
         primitive,

@@ -1,26 +1,27 @@
-"""Times setting 1's queues and threads, with primitives that do no work or with real ones."""
+"""Times setting 1's queues and threads, with primitives that do no work."""
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
+import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from composer.platform import usable
+from composer.profiling.context import ProfilingContext
+from pearl.backends import backend_of
 from pearl.errors import PearlError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.protocol import Learner, StepResult
-from pearl.replay import ReplayManager, ReplayRequestQueue, Sample
+from pearl.replay import ReplayRequestQueue, Sample
 from pearl.runtime.host_iteration import HostIteration
 from pearl.runtime.workers import AssignmentQueue, DoneQueue, LearnerWorker
 from pearl.spec import FieldSpec, ReplayMode, TransitionSpec
 
 _WARM_UP = 50  # iterations
-ITERATIONS = 200  # of each sample, which is their mean
+_ITERATIONS = 200  # of each sample, which is their mean
 _REPEATS = 9  # samples
 _LONGEST_WAIT_S = 10.0
 
@@ -65,80 +66,48 @@ class _NoLearner(Learner):
         pass
 
 
+def messages_us(context: ProfilingContext) -> float:
+    """Microseconds of the host's messages per iteration of setting 1; 0 where only the host is usable."""
+    host, train = context.platform.host, context.problem.train
+    if not any(backend_of(device).needs_messages for device in usable(context.platform)[0] if device != host):
+        return 0.0
+    if (stated := backend_of(host).messages_us(host)) is not None:
+        return stated
+    context.begin("messages through the host")
+    delay, mode = train.priority_update_delay, context.problem.replay.mode
+    key = context.key("messages", host, {"priority_update_delay": delay, "mode": mode})
+    work = functools.partial(measure_messages, train.batch_size, delay, mode)
+    return context.known(key, ("iteration",), lambda: {"iteration": work()}, host)["iteration"].value_us
+
+
 def measure_messages(batch_size: int, delay: int, mode: ReplayMode = "prioritized") -> list[float]:
     """Microseconds of an iteration's messages, up to `delay` updates ahead; a sample is a mean over 200 iterations."""
+    bell, learner = Bell(), _NoLearner(batch_size)
     nothing = TransitionSpec((FieldSpec("nothing", (), "float32"),))
-    replay: Any = _NoReplay(batch_size, mode)
-    return measure_pipeline(replay, _NoStorage(), _NoLearner(batch_size), nothing, batch_size, delay)
-
-
-def measure_pipeline(
-    replay: ReplayManager,
-    storage: Any,
-    learner: Learner,
-    transition: TransitionSpec,
-    batch_size: int,
-    delay: int,
-    busy: int = 0,
-    *,
-    learner_gathers: bool = False,
-    beta: float = 0.4,
-    weight_sync_interval: int = ITERATIONS,
-    iterations: int = ITERATIONS,
-    renew: Callable[[int], None] | None = None,
-) -> list[float]:
-    """Microseconds of an iteration of setting 1 while `busy` processes use the cores as Actors would.
-
-    With `learner_gathers` the Learner gathers its batches from `storage`, which is on its device; else the host does.
-    A sample is the mean over `iterations`. Before each sample `renew` gets the number of items that it will draw.
-    """
-    bell = Bell()
-    laq = AssignmentQueue(batch_size, None if learner_gathers else transition, delay + 1)
-    ldq = DoneQueue(batch_size, delay + 1, bell)
+    laq, ldq = AssignmentQueue(batch_size, nothing, delay + 1), DoneQueue(batch_size, delay + 1, bell)
     wsq = WeightSyncQueue(learner.weight_count)
-    worker = LearnerWorker(
-        laq,
-        ldq,
-        wsq,
-        bell,
-        target=learner,
-        weight_sync_interval=weight_sync_interval,
-        storage=storage if learner_gathers else None,
-    )
-    of_host = None if learner_gathers else storage
+    worker = LearnerWorker(laq, ldq, wsq, bell, target=learner, weight_sync_interval=_ITERATIONS)
+    replay: Any = _NoReplay(batch_size, mode)
     samples = []
-    with ReplayRequestQueue(replay, max_batch=batch_size) as rrq, busy_processes(busy):
+    with ReplayRequestQueue(replay, max_batch=batch_size) as rrq:
         rrq.attach_bell(bell.native)
         worker.launch()
         try:
-            for count in (min(_WARM_UP, iterations), *[iterations] * _REPEATS):
-                if renew is not None:
-                    renew(count * batch_size)
-                pace = _Pace(count, delay, beta)
-                samples.append(_run_host(HostIteration(rrq, laq, ldq, batch_size, of_host), pace, rrq, worker, bell))
+            for count in (_WARM_UP, *[_ITERATIONS] * _REPEATS):
+                iteration = HostIteration(rrq, laq, ldq, batch_size, _NoStorage())
+                samples.append(_run_host(iteration, _Pace(count, delay), rrq, worker, bell))
         finally:
             worker.stop()
     return samples[1:]
 
 
-@contextlib.contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Processes that keep one core busy each, and end with this process."""
-    work = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 class _Pace:
     """Allows `iterations` at full speed, up to `delay` updates ahead."""
 
-    def __init__(self, iterations: int, delay: int, beta: float) -> None:
-        self.iterations, self.beta, self._delay = iterations, beta, delay
+    beta = 0.4
+
+    def __init__(self, iterations: int, delay: int) -> None:
+        self.iterations, self._delay = iterations, delay
         self.requested = self.assigned = self.done = 0
 
     def may_sample(self) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from composer.absent import NotCalibratedError
-from composer.contention import CoreSharing, WholeIteration
+from composer.contention import CoreSharing
 from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
 from composer.fpga.learner_program import LearnerProgram
 from composer.matrix import (
     AssignmentMatrix,
-    Candidacy,
     LearnerCell,
     LearnerOption,
     MatrixRow,
@@ -23,14 +22,13 @@ from composer.matrix import (
     UnsupportedLearner,
 )
 from composer.modelled_rows import ESTIMATORS, ModelledWork
-from composer.placement import Placement
 from composer.platform import usable
 from composer.profiling.context import ProfilingContext
 from composer.profiling.learner_column import learner_cell
+from composer.profiling.messages import messages_us
 from composer.profiling.pair_column import pair_cell
 from composer.profiling.replay_column import replay_cell
 from composer.profiling.storage_column import storage_cell
-from composer.profiling.whole_iterations import messages_us, whole_iterations
 from composer.report import left_out_line
 from pearl.backends import AUTO, backend_of, learners, runs_on
 from pearl.devices.description import Device
@@ -56,14 +54,10 @@ class Profiler(ProfilingContext):
         left_out = tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable)
         return AssignmentMatrix(rows, left_out, self._unsupported)
 
-    @property
+    @functools.cached_property
     def messages_us(self) -> float:
         """Microseconds of the host's messages per iteration of setting 1; 0 where only the host is usable."""
         return messages_us(self)
-
-    def whole_iterations(self, matrix: AssignmentMatrix, placement: Placement) -> Mapping[Candidacy, WholeIteration]:
-        """Whole iterations of the placement's candidates on devices that are the host's silicon."""
-        return whole_iterations(self, matrix, placement)
 
     @property
     def sharing(self) -> CoreSharing | None:

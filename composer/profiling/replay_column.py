@@ -21,7 +21,8 @@ def replay_cell(context: ProfilingContext, device: Device) -> ReplayCell | Missi
     if (lacking := backend_of(device).replay_lacks(device, context.problem.replay)) is not None:
         return MissingCell(lacking)
     cells = []
-    most = max(1, (device.cores or 1) - context.busy)  # the paper's W: the threads that Actors and Learner leave
+    # The paper's W: the threads that Actors and Learner leave.
+    most = max(1, (device.cores or 1) - context.problem.actors.count)
     counts = backend_of(device).replay_workers(device, context.problem.train.batch_size, most)
     for fanout, workers in itertools.product(context.fanouts(), counts):
         context.begin(f"{device.name}: Replay Manager, fanout {fanout}, {workers} thread(s)")

@@ -10,7 +10,6 @@ from pearl.runtime.rate import StepRate
 from pearl.runtime.run_state import Counters, HostStorage
 
 _GRANT_S = 0.02  # length of setting 2's grants: negligible overhead, quick to stop
-_BENCH_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
 
 
 class FlowControl:
@@ -18,8 +17,8 @@ class FlowControl:
 
     `data_flow` decides the order of collecting and training; this class holds the rules that every order must respect.
     Updates `counters` and `rate`. `update_delay` is how many more batches may be in flight besides the oldest one.
-    While `draining` is set, nothing new begins; `idle` says that nothing is in flight. With `bench_seconds`, the rates
-    restart after a warm-up.
+    While `draining` is set, nothing new begins, and while `held` is set, no training; `idle` says that nothing is in
+    flight. After `warm_up`, the rates restart.
     """
 
     def __init__(
@@ -32,17 +31,26 @@ class FlowControl:
         batch_size: int,
         update_delay: int,
         serial: bool,
-        bench_seconds: float | None,
     ) -> None:
         self._counters, self._data_flow, self._storage, self._rate = counters, data_flow, storage, rate
         self._batch_size, self._serial = batch_size, serial
         self.update_delay = update_delay
-        self.draining = False
+        self.draining = self.held = False
         self._in_flight: dict[int, np.ndarray] = {}  # slots of the batches assigned to the Learner, by id
         self._requested = self._granted = self._buffered = 0
         self._insertion_waits = False
         self._progressed = False
-        self._warm_up_s = None if bench_seconds is None else min(_BENCH_WARM_UP_S, bench_seconds)
+        self._warm_up_s: float | None = None
+
+    def warm_up(self, seconds: float) -> None:
+        """Let the rates restart after so many seconds of training from now."""
+        self._warm_up_s = seconds
+        self._restart_rates()
+
+    def _restart_rates(self) -> None:
+        self._rate.restart()
+        if self._requested or self._granted:
+            self._rate.started()
 
     # --- the loop's questions ---------------------------------------------------------------------------------------
 
@@ -85,7 +93,7 @@ class FlowControl:
     def may_sample(self) -> bool:
         """Whether to sample: the data flow allows it, at most D updates ahead, one request at a time."""
         return (
-            not self.draining
+            not (self.draining or self.held)
             # A full buffer waits for the batches in flight: more batches could delay it forever.
             and not self._insertion_waits
             and self._requested == len(self._in_flight)
@@ -95,7 +103,7 @@ class FlowControl:
 
     def iterations_to_grant(self) -> int:
         """Setting 2: how many iterations the training loop may run next; 0 to wait."""
-        if self.draining or self._granted:
+        if self.draining or self.held or self._granted:
             return 0
         # A serial run's order of work must not depend on speed.
         aim = 1 if self._serial else max(1, int(_GRANT_S * self._rate.busy))
@@ -148,7 +156,5 @@ class FlowControl:
         )
         if self._warm_up_s is not None and self._rate.total_s >= self._warm_up_s:
             self._warm_up_s = None
-            self._rate.restart()
-            if self._requested:
-                self._rate.started()
+            self._restart_rates()
         self._progressed = True

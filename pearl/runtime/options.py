@@ -32,6 +32,7 @@ class Options:
     until_return: float | None
     eval_max_steps: int = 30_000  # a game of Atari may take 27,000
     bench_paced: bool = False
+    bench_both: bool = False
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
     trace: Path | None = None
     plain: bool = False
@@ -170,7 +171,8 @@ def parse_options(
     add(
         "--bench",
         action="store_true",
-        help="train as fast as possible without waiting for data, and report the rate (after 1 s of warm-up)",
+        help="fill the replay with random transitions, train as fast as possible without waiting for data, and report "
+        "the rate (after 1 s of warm-up)",
     )
     add(
         "--bench-seconds",
@@ -180,6 +182,7 @@ def parse_options(
         help="how long --bench measures (default: %(default)s)",
     )
     add("--bench-paced", action="store_true", help="with --bench: keep the replay ratio, as in a run")
+    add("--bench-both", action="store_true", help="with --bench: measure at the replay ratio, then without waiting")
     add(
         "--eval-episodes",
         type=_whole,
@@ -249,8 +252,11 @@ def parse_options(
     )
     add("--plain", action="store_true", help="plain lines instead of the live view, also on a terminal")
     a = parser.parse_args(arguments)
-    if a.bench_paced and not a.bench:
-        parser.error("--bench-paced belongs to --bench: give both")
+    for name, given in (("paced", a.bench_paced), ("both", a.bench_both)):
+        if given and not a.bench:
+            parser.error(f"--bench-{name} belongs to --bench: give both")
+    if a.bench_paced and a.bench_both:
+        parser.error("--bench-both measures what --bench-paced does, and more: leave one of them out")
     if a.recompose and (a.serial or a.bench):
         parser.error(f"--recompose has no use with {'--serial' if a.serial else '--bench'}: leave one of them out")
     return Options(
@@ -264,6 +270,7 @@ def parse_options(
         bench=a.bench,
         bench_seconds=a.bench_seconds,
         bench_paced=a.bench_paced,
+        bench_both=a.bench_both,
         eval_episodes=a.eval_episodes,
         eval_interval=a.eval_interval or max(1, a.timesteps // 20),
         until_return=a.until_return,

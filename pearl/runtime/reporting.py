@@ -84,15 +84,16 @@ class Subject:
 class Reporter:
     """Holds the run's folders, and reports to the user and to the log files.
 
-    `td_error` and `beta` are those of the newest batch. Call `observe` first; `open` starts display and logs. Without
-    `open`, as in a benchmark, `say` prints and `show` does nothing.
+    `td_error` and `beta` are those of the newest batch, `replay_ratio` is the one that the rates are measured at. Call
+    `observe` first; `open` starts display and logs. Without `open`, as in a benchmark, `say` prints and `show` does
+    nothing.
     """
 
     def __init__(
         self, program: Program, options: Options, train: TrainSpec, rate: StepRate, telemetry: Telemetry
     ) -> None:
         self._program, self._options, self._rate = program, options, rate
-        self._batch_size, self._replay_ratio = train.batch_size, train.replay_ratio
+        self._batch_size, self.replay_ratio = train.batch_size, train.replay_ratio
         self._telemetry = telemetry
         self._folder = RunFolder(options)
         self._log: RunLog | None = None
@@ -253,7 +254,7 @@ class Reporter:
 
     def rates(self) -> dict[str, object]:
         """Print and return the rates and the power of the run."""
-        batch, ratio = self._batch_size, self._replay_ratio
+        batch, ratio = self._batch_size, self.replay_ratio
         predicted = self._program.predicted(ratio)
         pace = "with Actors that run free" if math.isinf(ratio) else f"at a replay ratio of {ratio:g}"
         busy, overall = self._rate.busy * batch, self._rate.overall * batch

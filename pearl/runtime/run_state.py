@@ -16,6 +16,7 @@ import torch
 from pearl.algorithms.trainer import TrainerLike
 from pearl.errors import CheckpointError, ReplayError
 from pearl.replay.protocol import ReplayManager
+from pearl.replay.synthetic import FillableStorage
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import is_count
 from pearl.runtime.data_storage import PER_CHAIN
@@ -35,13 +36,8 @@ _REPLAY, _STORAGE = "replay/", "storage/"  # prefixes of arrays and scalars
 _STORAGE_SCALARS = ("size", "cursor", "inserted")
 
 
-class HostStorage(Protocol):
+class HostStorage(FillableStorage, Protocol):
     """What the host needs of a Data Storage, wherever it is."""
-
-    @property
-    def capacity(self) -> int:
-        """Slots."""
-        ...
 
     @property
     def size(self) -> int:
@@ -89,6 +85,10 @@ class Counters:
     def mean_return(self) -> float:
         """Mean return of the last 100 training episodes, exploration included; NaN before the first."""
         return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    def filled(self, rows: int) -> None:
+        """The replay got `rows` transitions that no Actor collected: as if a run had just come so far."""
+        self.collected = self.stored = self.ratio_stored = rows
 
     def to_scalars(self) -> dict[str, bool | int | float | str]:
         """Plain scalars for a manifest."""

@@ -34,7 +34,9 @@ from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
 from pearl.replay.storage import DataStorage
+from pearl.replay.synthetic import fill
 from pearl.runtime.backup import move_aside
+from pearl.runtime.benchmark import Benchmark
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_saver import CheckpointSaver
 from pearl.runtime.collection import CollectionBuffer
@@ -49,6 +51,7 @@ from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_s
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.recomposition import RecompositionDueError, Request
+from pearl.runtime.replay_ratio import first_batch
 from pearl.runtime.reporting import Program, Reporter, Subject
 from pearl.runtime.run_log import configure_logging
 from pearl.runtime.run_state import Counters, HostStorage, RunState
@@ -81,10 +84,9 @@ class Session:
         train: TrainSpec,
         data_flow: Callable[[ReplaySpec, ActorSpec, TrainSpec], DataFlow] = OffPolicy,
     ) -> None:
-        # Items that may be sampled so many times only would not last for training without data.
-        self._free = options.bench and not options.bench_paced and not replay.max_times_sampled
-        if self._free:
-            train = dataclasses.replace(train, replay_ratio=math.inf)
+        self._bench = Benchmark(options, replay, train, actors.count) if options.bench else None
+        if self._bench is not None:
+            train = dataclasses.replace(train, replay_ratio=self._bench.ratio)
         self.program, self.options = program, options
         self.actors, self.replay_spec, self.train = actors, replay, train
         self._trainer_class, self._settings = trainer_class, dict(settings)
@@ -220,6 +222,12 @@ class Session:
             self._report.say(
                 f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them."
             )
+        elif self._bench is not None:
+            self._report.say("Filling the replay with random transitions ...")
+            rows = fill(
+                *(replay, storage, self.transition, self.action_space, self.replay_spec, self.actors, self.train)
+            )
+            self.counters.filled(max(rows, first_batch(self.train)))
         self._steps_before = self.counters.gradient_steps
         self._data_flow.begin(self.counters)
         if warning := self._data_flow.training_absent(self.options.timesteps):
@@ -232,7 +240,6 @@ class Session:
             batch_size=self.train.batch_size,
             update_delay=self.train.priority_update_delay,
             serial=self.options.serial,
-            bench_seconds=self.options.bench_seconds if self.options.bench else None,
         )
         self._report.observe(Subject(self.counters, self.trainer, replay, lambda: self._data_flow.achieved_ratio))
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
@@ -249,9 +256,10 @@ class Session:
             self._evaluation_envs,
             best,
         )
-        if self.options.bench:
+        if self._bench is not None:
+            self._bench.begin(self._flow)
             keep_composition(self.options.program, self.options.run_dir)
-            self._report.say(f"Collecting the first data, then measuring for {self.options.bench_seconds:g} s ...")
+            self._report.say(f"Starting the Actors, then measuring for {self.options.bench_seconds:g} s ...")
             return
         self._report.open()  # moves an earlier run's composition aside
         keep_composition(self.options.program, self.options.run_dir)
@@ -315,8 +323,8 @@ class Session:
         self._interrupted()
         supervisor.check_actors(self.counters.env_steps)
         self._watch_drift()
-        if self.options.bench and self._rate.total_s >= self.options.bench_seconds and not flow.warming_up:
-            supervisor.stop("measured")
+        if self._bench is not None:
+            self._advance(self._bench)
         ended = not self.options.bench and self.counters.env_steps >= self.options.timesteps
         due = [] if supervisor.stop_reason else self._due(ended)
         if ended and not due:
@@ -330,6 +338,21 @@ class Session:
             supervisor.stop("all steps done")
         flow.draining = bool(supervisor.stop_reason)
         return not supervisor.stop_reason
+
+    def _advance(self, bench: Benchmark) -> None:
+        """Begin the next measurement of the benchmark, or stop, if the present one is over."""
+        if not bench.is_over(self._rate, self._flow):
+            return
+        if not bench.has_more:
+            self._supervisor.stop("measured")
+            return
+        bench.keep(self._bench_results())
+        self._data_flow.set_replay_ratio(bench.ratio)
+        self._report.replay_ratio = bench.ratio
+        bench.begin(self._flow)
+
+    def _bench_results(self) -> dict[str, object]:
+        return {**self._report.rates(), "iteration_samples_us": self._telemetry.iteration_samples_us()}
 
     def _nothing_due(self) -> bool:
         """Whether the next look around may wait: the loop of setting 1 asks several times per batch."""
@@ -429,9 +452,9 @@ class Session:
         """From now on, train `ratio` samples per transition that is collected; raises ConfigurationError.
 
         The host loop may call it at any time, also with the ratio that holds. A resumed run begins with that of its
-        `TrainSpec`; --bench, which lets training run free, with no other, unless --bench-paced asks for it.
+        `TrainSpec`; --bench, which lets training run free, with no other while it does.
         """
-        if self._free:
+        if self._bench is not None and self._bench.is_free:
             return
         self._data_flow.set_replay_ratio(ratio)
 
@@ -445,6 +468,8 @@ class Session:
         """A DCQ message was taken into the buffer."""
         rows, steps, actor, version = (int(message[key][0]) for key in ("rows", "env_steps", "actor", "policy_version"))
         self._flow.collected(rows, steps, version)
+        if self._bench is not None:
+            self._bench.heard(actor, self._flow)
         self._telemetry.collected(actor, *message["span"].tolist())
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             self.counters.episodes += 1
@@ -517,10 +542,11 @@ class Session:
         """End the run: checkpoint, weights, curve, evaluation, summary. Returns the exit code."""
         supervisor, report = self._supervisor, self._report
         supervisor.stop_parties()
-        if self.options.bench:
+        if self._bench is not None:
             if supervisor.failure is not None:
                 raise supervisor.failure
-            write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **report.rates()})
+            results = self._bench.record(self._bench_results())
+            write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **results})
             return supervisor.exit_code
         rates = report.rates()
         report.show_last()

@@ -100,6 +100,7 @@ class Telemetry:
         self._insertion_began = self._waited_s = 0.0
         self._actors: dict[int, Recorder] = {}
         self._moments: list[_Moment] = []
+        self._since: float | None = None  # when the rates began that the moments belong to
         self._interval_s, self._next = _INTERVAL_S, -math.inf
         self._shares: deque[tuple[float, dict[str, float]]] = deque()
         self._levels: deque[tuple[float, Mapping[str, Level]]] = deque(maxlen=trace.counter_rows if trace else 0)
@@ -167,7 +168,8 @@ class Telemetry:
 
     def _end_interval(self) -> None:
         moment = _Moment(self._rate.steps, self._rate.busy_s, self._spent())
-        if self._moments and moment.iterations < self._moments[-1].iterations:  # the rates restart after a warm-up
+        if self._rate.since != self._since:  # the rates restart after a warm-up
+            self._since = self._rate.since
             self._moments.clear()
         self._moments.append(moment)
         if len(self._moments) > _MOST_INTERVALS:
@@ -207,10 +209,7 @@ class Telemetry:
 
     def iteration_times(self) -> IterationTimes:
         """The times of an iteration's parts; call it when the loops have ended."""
-        if self._moments and self._rate.steps > self._moments[-1].iterations:
-            self._end_interval()
-        pairs = list(zip(self._moments, self._moments[1:], strict=False))
-        intervals = [_times_us(before, after) for before, after in pairs if after.iterations > before.iterations]
+        intervals = [_times_us(before, after) for before, after in self._intervals()]
         values = {name: [times[name] for times in intervals] for name in PARTS}
         values = {name: found for name, found in values.items() if any(found)}
         middle = {name: float(np.median(found)) for name, found in values.items()}
@@ -218,6 +217,17 @@ class Telemetry:
             middle["insertion"] = _times_us(self._moments[0], self._moments[-1])["insertion"]
         spread = {name: (float(np.percentile(v, 20)), float(np.percentile(v, 80))) for name, v in values.items()}
         return IterationTimes(middle, spread, len(intervals))
+
+    def iteration_samples_us(self) -> list[float]:
+        """Mean microseconds of an iteration in each interval."""
+        return [_times_us(before, after)["iteration"] for before, after in self._intervals()]
+
+    def _intervals(self) -> list[tuple[_Moment, _Moment]]:
+        """The intervals with an iteration, the last one included that has not ended."""
+        if self._moments and self._rate.steps > self._moments[-1].iterations:
+            self._end_interval()
+        pairs = zip(self._moments, self._moments[1:], strict=False)
+        return [(before, after) for before, after in pairs if after.iterations > before.iterations]
 
     def levels(self) -> dict[str, Level]:
         """The fill levels of the queues by name."""

@@ -1,0 +1,71 @@
+"""The measurements of a benchmark (--bench): which replay ratios, when each is over, and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pearl.runtime.flow_control import FlowControl
+from pearl.runtime.options import Options
+from pearl.runtime.rate import StepRate
+from pearl.spec import ReplaySpec, TrainSpec
+
+_WARM_UP_S = 1.0  # first steps choose their kernels and fill caches
+_LATER_WARM_UP_S = 0.25  # Actors and queues settle at another pace
+
+
+class Benchmark:
+    """Measures at one replay ratio or two: infinity, at which Actors run free, and the program's own.
+
+    Training begins once each of the `actors` has sent a message, so that none is still starting.
+    """
+
+    def __init__(self, options: Options, replay: ReplaySpec, train: TrainSpec, actors: int) -> None:
+        own = train.replay_ratio
+        # Items that may be sampled so many times only would not last for training without data.
+        free = own if replay.max_times_sampled else math.inf
+        ratios = [own, free] if options.bench_both else [own if options.bench_paced else free]
+        self._ratios = list(dict.fromkeys(ratios))
+        self._own, self._seconds = own, options.bench_seconds
+        self._silent = set(range(actors))
+        self._found: list[Mapping[str, object]] = []
+
+    @property
+    def ratio(self) -> float:
+        """The replay ratio of the present measurement."""
+        return self._ratios[0]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether training does not keep the program's replay ratio."""
+        return self.ratio != self._own
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another measurement follows the present one."""
+        return len(self._ratios) > 1
+
+    def begin(self, flow: FlowControl) -> None:
+        """Begin the present measurement with a warm-up; the first one waits for all Actors."""
+        flow.held = bool(self._silent)
+        flow.warm_up(min(_LATER_WARM_UP_S if self._found else _WARM_UP_S, self._seconds))
+
+    def heard(self, actor: int, flow: FlowControl) -> None:
+        """A message of the actor came."""
+        if self._silent:
+            self._silent.discard(actor)
+            flow.held = bool(self._silent)
+
+    def is_over(self, rate: StepRate, flow: FlowControl) -> bool:
+        """Whether the present measurement took its time."""
+        return not flow.warming_up and rate.total_s >= self._seconds
+
+    def keep(self, results: Mapping[str, object]) -> None:
+        """Keep what the present measurement found, and turn to the next one."""
+        self._found.append(results)
+        del self._ratios[0]
+
+    def record(self, last: Mapping[str, object]) -> dict[str, Any]:
+        """The results: those of the last measurement, and where there were several, a list of all."""
+        return {**last, **({"measurements": [*self._found, last]} if self._found else {})}
