@@ -107,7 +107,7 @@ def _choice(placement: Placement) -> Text:
     text = (
         f"Chosen for {placement.metric}: {_label(chosen)}, Data Storage {placement.storage}. Setting "
         f"{placement.setting}, batch {placement.batch_size:,}, fanout {chosen.replay.fanout}.\n"
-        f"Predicted: {microseconds(placement.t_itr_us)} us per iteration, {placement.eps:,.0f} EPS, "
+        f"Predicted: {microseconds(placement.t_itr_us)} us per iteration, {placement.eps_text} EPS, "
         f"{placement.assumption}."
     )
     if best is not chosen:

@@ -488,8 +488,13 @@ class Placement:
 
     @property
     def eps_spread(self) -> float | None:
-        """(p80 - p20) / p50 of the predicted time of an iteration; None where the program was not tried."""
-        return None if self.chosen.whole is None else self.chosen.whole.paced.spread
+        """By which share the prediction varies, (p80 - p20) / 2 p50; None where the program was not tried."""
+        return None if self.chosen.whole is None else self.chosen.whole.paced.spread / 2
+
+    @property
+    def eps_text(self) -> str:
+        """The predicted EPS with their spread."""
+        return f"{self.eps:,.0f}" + ("" if self.eps_spread is None else f" +-{self.eps_spread:.0%}")
 
     @property
     def assumption(self) -> str:

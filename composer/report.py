@@ -139,10 +139,9 @@ def _choice_table(placement: Placement) -> Table:
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
     _add_row(table, "Actors", placement.host, actors)
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
-    spread = "" if placement.eps_spread is None else f" +-{placement.eps_spread / 2:.0%}"
     table.caption = (
         f"predicted: {microseconds(placement.t_itr_us)} us per iteration, "
-        f"{placement.eps:,.0f} EPS{spread}, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
+        f"{placement.eps_text} EPS, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
     )
     if placement.watts is not None:
         table.caption += f"\n{_power_note(placement)}"

@@ -31,7 +31,7 @@ USUAL_BUDGET_S = 60.0
 BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
-_OPTIMISM = 2.0  # programs are at most so many times as fast as the parts predict
+_OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
 _CLOSE = 1.1  # programs that differ less are tried again
 _WORTH_REPEATING = 1.25  # with a budget of the user's
 _MOST_RUNS = 3

@@ -589,7 +589,8 @@ def test_a_step_that_diverges_stops_the_run_and_leaves_its_batch(
 def test_a_failed_bench_reports_no_rates(tmp_path: Path, quick_profiles: None) -> None:
     program = make_program(tmp_path, env="Breaking-v0", env_kwargs={"steps": 1_000_000})
     edit(program, '"steps": 1000000', '"steps": 10')
-    code, output = run(program, "--bench", "--bench-paced", "--serial", "--bench-seconds", "30", "--run-dir", str(tmp_path / "run"))
+    measuring = ("--bench", "--bench-paced", "--serial", "--bench-seconds", "30")
+    code, output = run(program, *measuring, "--run-dir", str(tmp_path / "run"))
     assert code == 1
     assert "RuntimeError: the gearbox of this environment fell off" in output
     assert not (tmp_path / "run" / "bench.json").exists()

@@ -220,6 +220,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
+        "predicted_spread": None if placement.eps_spread is None else round(placement.eps_spread, 3),
         "predicted_us": {name: round(value, 3) for name, value in placement.terms.by_primitive().items()},
         "devices": {
             "actors": placement.host,
@@ -364,7 +365,7 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         + (", prefetching" if learner.prefetch else ""),
         f"    Data Storage    {placement.storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
-        f"Predicted: {placement.eps:,.0f} experiences trained per second,",
+        f"Predicted: {placement.eps_text} experiences trained per second,",
         f"    {placement.assumption}.",
     ]
     lines += sorted({note for device in on if (note := backend_of(device).note(device))})

@@ -43,7 +43,10 @@ def _compose(
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Try the programs of the most promising placements for so many seconds; place the fastest."),
+        typer.Option(
+            help="Seconds for which programs of placements are tried, to place the fastest; 0: none. "
+            "Default: as many as the hopeful ones take, up to 60."
+        ),
     ] = None,
     implementation: Annotated[
         str | None,

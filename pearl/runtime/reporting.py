@@ -51,15 +51,17 @@ class Program:
     """What the composer knew when it wrote the program.
 
     `predicted_eps` are experiences trained per second at the program's replay ratio; `predicted_free_eps` while
-    training and Actors run free, as --bench lets them. `predicted_us` are the microseconds of an iteration's parts, by
-    the names in `pearl.runtime.telemetry.PARTS`; `devices` names the devices of `actors`, `replay_manager`, `storage`
-    and `learner`. Programs of earlier versions have none of the three.
+    training and Actors run free, as --bench lets them; `predicted_spread` is the share by which these vary, if the
+    program was tried. `predicted_us` are the microseconds of an iteration's parts, by the names in
+    `pearl.runtime.telemetry.PARTS`; `devices` names the devices of `actors`, `replay_manager`, `storage` and `learner`.
+    Programs of earlier versions have none of the last four.
     """
 
     name: str
     predicted_eps: float
     composed_from: str = ""
     predicted_free_eps: float | None = None
+    predicted_spread: float | None = None
     predicted_us: Mapping[str, float] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
     power: PowerPlan = field(default_factory=PowerPlan)
@@ -259,7 +261,7 @@ class Reporter:
         pace = "with Actors that run free" if math.isinf(ratio) else f"at a replay ratio of {ratio:g}"
         busy, overall = self._rate.busy * batch, self._rate.overall * batch
         against = (
-            f" {pace}, {busy / predicted:.2f} of the {predicted:,.0f} EPS that the composer predicted"
+            f" {pace}, {busy / predicted:.2f} of the {predicted:,.0f} EPS{self._spread()} that the composer predicted"
             if predicted
             else f" {pace}"
         )
@@ -280,6 +282,10 @@ class Reporter:
             "iteration": iteration,
             **self._power_rates(overall, predicted),
         }
+
+    def _spread(self) -> str:
+        spread = self._program.predicted_spread
+        return "" if spread is None else f" +-{spread:.0%}"
 
     def _power_rates(self, eps: float, predicted: float) -> dict[str, object]:
         """Print and return the mean power, and `eps`, which was `predicted`, per watt."""
