@@ -58,8 +58,16 @@ def run_program(
         raise RuntimeError(f"{program.name} ended with code {done.returncode}:\n{done.stdout[-2000:]}")
 
 
-def bench(program: Path, *options: object, cores: Iterable[int] | None = None, limit_s: float | None = None) -> float:
-    """Experiences trained per second by a program that is run with `--bench`."""
+def bench_rates(
+    program: Path, *options: object, cores: Iterable[int] | None = None, limit_s: float | None = None
+) -> dict[str, Any]:
+    """The bench.json of a program that is run with `--bench`."""
     folder = program.parent / "bench"
     run_program(program, "--bench", "--run-dir", folder, *options, cores=cores, limit_s=limit_s)
-    return float(json.loads((folder / "bench.json").read_text(encoding="utf-8"))["measured_eps"])
+    rates: dict[str, Any] = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    return rates
+
+
+def bench(program: Path, *options: object, cores: Iterable[int] | None = None, limit_s: float | None = None) -> float:
+    """Experiences trained per second by a program that is run with `--bench`."""
+    return float(bench_rates(program, *options, cores=cores, limit_s=limit_s)["measured_eps"])

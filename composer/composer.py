@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -11,7 +12,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,7 +39,8 @@ from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.report import microseconds
 from composer.storage_rule import StorageRule
-from composer.trials import Budget, Trials
+from composer.trials import Budget, ProgramRuns, Speed, Trials
+from composer.tuning import start_of, tuned, without_auto
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.normalization import normalization_warnings
@@ -77,6 +80,7 @@ _Profiler = TypeVar("_Profiler", bound=Profiler)
 
 _MEASURED_FILE_BYTES = 2**30
 _TRIAL_STEPS = 2**40  # a trial ends by time
+_ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of ActorSpec, by their argument
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
 
 
@@ -110,6 +114,7 @@ class Composer:
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
         self._training: dict[str, Any] = {}
+        self._auto: tuple[str, ...] = ()
         self._platform: Platform | None = None
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
@@ -136,26 +141,29 @@ class Composer:
 
     def set_actors(
         self,
-        num_actors: int,
+        num_actors: int | str,
         env: str,
         *,
-        envs_per_actor: int = 8,
+        envs_per_actor: int | str = 8,
         env_kwargs: Mapping[str, Scalar] | None = None,
         vectorization: str = "sync",
         timeout_s: float = ActorSpec.timeout_s,
     ) -> None:
         """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`.
 
-        The other arguments are the fields of `ActorSpec`.
+        Either number may be "auto": `run` then searches the one with which the program is fastest, all waiting for data
+        included. The other arguments are the fields of `ActorSpec`.
         """
+        counts, auto = without_auto({"num_actors": num_actors, "envs_per_actor": envs_per_actor})
+        sizes: dict[str, Any] = {_ACTOR_FIELDS[name]: value for name, value in (start_of(auto) | counts).items()}
         self._actors = ActorSpec(
             env,
-            num_actors,
-            envs_per_actor,
-            dict(env_kwargs or {}),
-            vectorization,  # type: ignore[arg-type]
-            timeout_s,
+            **sizes,
+            env_kwargs=dict(env_kwargs or {}),
+            vectorization=vectorization,  # type: ignore[arg-type]
+            timeout_s=timeout_s,
         )
+        self._auto = (*(name for name in self._auto if name not in _ACTOR_FIELDS), *auto)
 
     def set_train_function(
         self, learner: type, *, implementation: str = AUTO, imported_from: str | None = None, **settings: Any
@@ -224,13 +232,17 @@ class Composer:
         """Override fields of `TrainSpec`: batch_size, replay_ratio, learning_starts, priority_update_delay, ...
 
         Other fields come from the trainer class if it sets them, else from the defaults of `TrainSpec`.
+        `priority_update_delay` and `insertion_rows` may be "auto": `run` then searches the value with which the program
+        is fastest.
         """
         unknown = set(schedule) - set(inspect.signature(TrainSpec).parameters)
         if unknown:
             known = ", ".join(inspect.signature(TrainSpec).parameters)
             raise ConfigurationError(f"set_training knows {known}; found {', '.join(sorted(unknown))}.")
-        TrainSpec(**schedule)
-        self._training = schedule
+        stated, auto = without_auto(schedule)
+        self._training = {**stated, **start_of(auto)}
+        TrainSpec(**self._training)
+        self._auto = (*(name for name in self._auto if name in _ACTOR_FIELDS), *auto)
 
     def set_placement(self, placement: Placement) -> None:
         """An edited placement of an earlier composition, whose choice `run` takes in place of Algorithm 1's.
@@ -259,8 +271,7 @@ class Composer:
         that names what is missing or wrong, and GenerationError for a problem without a program, both before anything
         is measured.
         """
-        budget = Budget.of(budget_s)
-        self._compose(self._prepare(Profiler, timesteps), budget)
+        self._composed(Budget.of(budget_s), timesteps)
         if self._edited is not None:
             check_edited(self._edited, self.placement)
             self._placement = self._edited
@@ -273,9 +284,7 @@ class Composer:
         `watch` gets a line of text before each measurement that is made; what it raises ends profiling, and everything
         measured so far is kept. Raises as `run` does.
         """
-        budget, profiler = Budget.of(budget_s), self._prepare(Profiler)
-        profiler.watch = watch or profiler.watch
-        self._compose(profiler, budget)
+        profiler = self._composed(Budget.of(budget_s), watch=watch)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
 
     def missing_measurements(self, *, budget_s: float | None = None) -> frozenset[str]:
@@ -391,13 +400,14 @@ class Composer:
             print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
         return path
 
-    def _write_trial(self, placement: Placement, path: Path) -> Path:
+    def _write_trial(self, problem: Problem, placement: Placement, path: Path) -> Path:
         """Write the program of a placement to try, as `runtime_gen` does."""
-        progress, self._progress, self._placement = self._progress, False, placement
+        before = self._progress, self._problem, self._placement
+        self._progress, self._problem, self._placement = False, problem, placement
         try:
             return self.runtime_gen(path=path, timesteps=_TRIAL_STEPS)
         finally:
-            self._progress, self._placement = progress, None
+            self._progress, self._problem, self._placement = before
 
     def save(self, folder: str | Path) -> Path:
         """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
@@ -456,6 +466,22 @@ class Composer:
         problem = self._problem if self._platform.host.absent else _profiled(self._problem)
         return kind(self._platform, problem, store, self._say)
 
+    def _composed(
+        self, budget: Budget, timesteps: int | None = None, watch: Callable[[str], None] | None = None
+    ) -> Profiler:
+        """Compose, and again if a search changes settings; the last profiler."""
+
+        def compose() -> Profiler:
+            profiler = self._prepare(Profiler, timesteps)
+            profiler.watch = watch or profiler.watch
+            self._compose(profiler, budget)
+            return profiler
+
+        profiler = compose()
+        if self._auto and self._edited is None and self._tune(profiler.store, budget):
+            return compose()
+        return profiler
+
     def _compose(self, profiler: Profiler, budget: Budget) -> None:
         """Set matrix and placement, and keep the machine in the store."""
         matrix, imported = with_imported(profiler.matrix(), profiler.platform, profiler.problem, profiler.store)
@@ -478,8 +504,30 @@ class Composer:
         def decided(wholes: Mapping[Candidacy, WholeIteration]) -> Placement:
             return decide(matrix, profiler.platform, wholes=wholes)
 
+        with self._programs(profiler, _made(self._problem, "problem")) as programs:
+            return Trials(programs, decided, budget, self._say).placed()
+
+    @contextlib.contextmanager
+    def _programs(self, profiler: Profiler, problem: Problem) -> Iterator[ProgramRuns]:
         with tempfile.TemporaryDirectory(prefix="pearl-trials-") as folder:
-            return Trials(profiler, decided, self._write_trial, Path(folder), budget).placed()
+            yield ProgramRuns(profiler, functools.partial(self._write_trial, problem), Path(folder))
+
+    def _tune(self, store: CalibrationStore, budget: Budget) -> bool:
+        """Search the settings that were left to the composer; whether to compose again with what was found."""
+        until, placement = time.monotonic() + budget.seconds, self.placement
+
+        def measure(problem: Problem) -> Speed | None:
+            _check_sizes(problem.replay, problem.actors, problem.train)
+            profiler = Profiler(self.platform, _profiled(problem), store, self._say)
+            with self._programs(profiler, problem) as programs:
+                return programs.speed(placement, until)
+
+        found = tuned(_made(self._problem, "problem"), placement, self._auto, measure, self._say)
+        actors: dict[str, Any] = {_ACTOR_FIELDS[name]: value for name, value in found.items() if name in _ACTOR_FIELDS}
+        before = self._actors, self._training
+        self._actors = dataclasses.replace(_made(self._actors, "actors"), **actors)
+        self._training = self._training | {n: value for n, value in found.items() if n not in _ACTOR_FIELDS}
+        return before != (self._actors, self._training)
 
     def _decision(self, profiler: Profiler) -> tuple[Callable[..., Placement], StorageRule]:
         """`place` for this problem, and the rule for the Data Storage that it follows."""
@@ -559,10 +607,7 @@ class Composer:
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **self._training})
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
-        check_batch_fits(self._replay, train)
-        check_messages_fit(self._replay, self._actors, train)
-        rows = message_rows(self._actors, train)
-        check_samples_last(self._replay, train, insertion_rows(self._replay, self._actors, rows) + rows)
+        _check_sizes(self._replay, self._actors, train)
         _check_memory(self._replay, transition, platform)
         self._check_supports(trainer)
         self._networks = extract_networks(trainer, observation_space.shape)
@@ -644,6 +689,14 @@ def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:
         if isinstance(cell, LearnerCell)
     ]
     return f"Learner on {placement.learner}: {', '.join(steps)}"
+
+
+def _check_sizes(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> None:
+    """Raise ConfigurationError if a batch, a message or an insertion is too large for the replay."""
+    check_batch_fits(replay, train)
+    check_messages_fit(replay, actors, train)
+    rows = message_rows(actors, train)
+    check_samples_last(replay, train, insertion_rows(replay, actors, train, rows) + rows)
 
 
 def _check_memory(replay: ReplaySpec, transition: TransitionSpec, platform: Platform | None) -> None:

@@ -211,11 +211,13 @@ class StorageOption:
 class WholeIteration:
     """An iteration of a program that was tried: at its replay ratio, and with Actors that run free.
 
-    Each sample is the mean of a quarter of a second.
+    Each sample is the mean of a quarter of a second. `overall` is at the replay ratio too, with all waiting for data
+    included; a sample is the mean of a run.
     """
 
     paced: Measurement
     free: Measurement
+    overall: Measurement
 
 
 @dataclass(frozen=True)
@@ -485,6 +487,12 @@ class Placement:
         chosen = self.chosen
         slower_us = 0.0 if chosen.free_us is None else chosen.free_us - chosen.t_itr_us
         return self.batch_size / (self.t_itr_us + slower_us) * 1e6
+
+    @property
+    def overall_eps(self) -> float | None:
+        """EPS at the replay ratio with all waiting for data included; None where the program was not tried."""
+        whole = self.chosen.whole
+        return None if whole is None else self.batch_size / whole.overall.value_us * 1e6
 
     @property
     def eps_spread(self) -> float | None:

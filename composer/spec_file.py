@@ -67,6 +67,7 @@ class _Key:
 _TEXT = _Key("text in quotes", (str,))
 _WHOLE = _Key("a whole number", (int,))
 _NUMBER = _Key("a number", (int, float))
+_WHOLE_OR_AUTO = _Key('a whole number, or "auto"', (int, str))
 _FLAG = _Key("true or false", (bool,))
 _EXPONENT = _Key("a number, or a table of a schedule", (int, float, dict))
 _BY_TYPE = {
@@ -87,7 +88,7 @@ def _keys_of(record: type, **special: _Key) -> dict[str, _Key]:
 
 _REPLAY_KEYS = _keys_of(
     ReplaySpec,
-    fanout=_Key('a whole number, or "auto"', (int, str)),
+    fanout=_WHOLE_OR_AUTO,
     alpha=_EXPONENT,
     beta=_EXPONENT,
     initial_priority=_Key('a number, "max" or "mean"', (int, float, str)),
@@ -98,6 +99,8 @@ _TABLES: dict[str, dict[str, _Key]] = {
     "actors": _keys_of(
         ActorSpec,
         env=_Key(_TEXT.expected, (str,), required=True),
+        count=_WHOLE_OR_AUTO,
+        envs_per_actor=_WHOLE_OR_AUTO,
         env_kwargs=_Key("a table of numbers, texts and booleans", (dict,)),
     ),
     "trainer": {
@@ -108,7 +111,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
-    "training": _keys_of(TrainSpec),
+    "training": _keys_of(TrainSpec, priority_update_delay=_WHOLE_OR_AUTO, insertion_rows=_WHOLE_OR_AUTO),
     "program": _keys_of(
         ProgramOptions, until_return=_Key('a number, or "none" or inf for no early stop', (int, float, str))
     ),

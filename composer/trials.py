@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from composer.absent import NotCalibratedError
 from composer.calibration import CalibrationKey
@@ -24,6 +23,7 @@ from composer.placement import Candidate, Placement, WholeIteration
 from composer.profiling.context import ProfilingContext
 from composer.profiling.keys import kernel_hash
 from pearl.backends import backend_of
+from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError, PearlError
 
 LEAST_BUDGET_S = 15.0  # a program starts, warms up and is measured
@@ -35,9 +35,10 @@ _OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts p
 _CLOSE = 1.1  # programs that differ less are tried again
 _WORTH_REPEATING = 1.25  # with a budget of the user's
 _MOST_RUNS = 3
+_USUAL_RUN_S = 6.0
 _LONGEST_RUN_S = 120.0
 
-_PACES = ("paced", "free")
+_TIMES = ("paced", "free", "overall")
 
 Decide = Callable[[Mapping[Candidacy, WholeIteration]], Placement]
 
@@ -78,103 +79,71 @@ def _checked(seconds: float, what: str) -> float:
     )
 
 
-@dataclass
-class Trials:
-    """Tries programs of placements, and places again with what they did.
+@dataclass(frozen=True)
+class Speed:
+    """What a program trained per second at its replay ratio: while a batch was under way, and all waiting included."""
 
-    `decide` is Algorithm 1 with what was measured of whole programs. `write` writes a placement's program to a path;
-    they run in `folder`.
+    eps: float
+    overall_eps: float
+
+
+@dataclass
+class ProgramRuns:
+    """Runs programs of one problem, or knows what they did in earlier compositions.
+
+    `write` writes a placement's program to a path; they run in `folder`.
     """
 
     context: ProfilingContext
-    decide: Decide
     write: Callable[[Placement, Path], Path]
     folder: Path
-    budget: Budget
-    _runs: dict[Candidacy, list[WholeIteration]] = field(default_factory=dict, init=False)
-    _failed: set[Candidacy] = field(default_factory=set, init=False)
-    _longest_s: float = field(default=0.0, init=False)
 
-    def placed(self) -> Placement:
-        """The placement with what the most promising programs did, and the best of these chosen.
-
-        Known trials cost no time. A program that cannot be written, fails, or hangs is reported, and not chosen.
-        """
-        until = time.monotonic() + self.budget.seconds
-        placement = self.decide({})
-        for candidate in filter(self._can_be_tried, placement.candidates):
-            while self._is_known(candidate, run := len(self._runs.get(candidate.names, []))):
-                self._try(placement, candidate, run, until)
-        while True:
-            placement = self.decide({names: _pooled(runs) for names, runs in self._runs.items()})
-            following = next(self._next(placement), None)
-            if following is None or time.monotonic() + self._longest_s >= until:
-                return self._without_failed(placement)
-            try:
-                self._try(placement, following, len(self._runs.get(following.names, [])), until)
-            except _OutOfTimeError:
-                return self._without_failed(placement)
-
-    def _next(self, placement: Placement) -> Iterator[Candidate]:
-        """Candidates to try, the most urgent first."""
-        candidates = [c for c in placement.candidates if c.names not in self._failed and self._can_be_tried(c)]
-        tried = [c for c in candidates if c.whole is not None]
-        new = [c for c in candidates if c.whole is None]
-        best = max((c.score(placement.metric) for c in tried), default=0.0)
-        if not self.budget.seconds:
-            return
-        yield from (c for c in new if c.score(placement.metric) * _OPTIMISM > best)
-        if self.budget.stated:
-            yield from new
-        margin, most = (_WORTH_REPEATING, _MOST_RUNS) if self.budget.stated else (_CLOSE, 2)
-        close = [c for c in tried if c.score(placement.metric) * margin >= best]
-        if self.budget.stated or len(close) > 1:
-            again = sorted(close, key=lambda c: len(self._runs[c.names]))
-            yield from (c for c in again if len(self._runs[c.names]) < most)
-
-    def _can_be_tried(self, candidate: Candidate) -> bool:
+    def can_run(self, candidate: Candidate) -> bool:
         """Whether the program would run as fast as on the devices that it is for: all are here, none is emulated."""
         devices = [self.context.platform.device(name) for name in candidate.pair]
         return all(backend_of(device).estimator(device) is None for device in devices)
 
-    def _is_known(self, candidate: Candidate, run: int) -> bool:
-        if run >= _MOST_RUNS or candidate.names in self._failed:
-            return False
-        return self.context.is_known(self._key(candidate, run), _PACES, self._learner(candidate))
+    def is_known(self, candidate: Candidate, run: int) -> bool:
+        """Whether the run has been made."""
+        return self.context.is_known(self._key(candidate, run), _TIMES, self._learner(candidate))
 
-    def _try(self, placement: Placement, candidate: Candidate, run: int, until: float) -> None:
-        on_i, on_j, implementation = candidate.names
-        name = f"RM on {on_i}, {implementation} Learner on {on_j}"
-        self.context.begin(f"trying {name} as a program")
+    def run(self, placement: Placement, candidate: Candidate, run: int, until: float) -> WholeIteration:
+        """The run, made now if it is not known.
+
+        Raises OutOfTimeError if `time.monotonic()` comes to `until`, GenerationError where there is no program,
+        NotCalibratedError for an absent device, and FailedError.
+        """
+        if not self.is_known(candidate, run):
+            self.context.begin(f"trying {_name(candidate)}, as a program")
         work = functools.partial(self._samples, placement, candidate, until)
-        began = time.monotonic()
+        found = self.context.known(self._key(candidate, run), _TIMES, work, self._learner(candidate))
+        return WholeIteration(*(found[name] for name in _TIMES))
+
+    def speed(self, placement: Placement, until: float) -> Speed | None:
+        """How fast the chosen program is; None where it cannot be tried before `until`, or fails, which is reported."""
+        chosen = placement.chosen
+        if not self.can_run(chosen) or (not self.is_known(chosen, 0) and time.monotonic() + _USUAL_RUN_S > until):
+            return None
         try:
-            found = self.context.known(self._key(candidate, run), _PACES, work, self._learner(candidate))
-        except (GenerationError, NotCalibratedError, _FailedError) as error:
-            self.context.report(f"not tried: {name}: {error}")
-            self._failed.add(candidate.names)
-            return
-        self._longest_s = max(self._longest_s, time.monotonic() - began)
-        whole = WholeIteration(*(found[pace] for pace in _PACES))
-        self._runs.setdefault(candidate.names, []).append(whole)
-        paced, free = (placement.batch_size / found[pace].value_us * 1e6 for pace in _PACES)
-        pace = "" if placement.replay_ratio is None else f" at a replay ratio of {placement.replay_ratio:g}"
-        self.context.report(
-            f"tried {name}: {paced:,.0f} EPS{pace}, {free:,.0f} with free Actors; predicted {candidate.eps:,.0f}"
-        )
+            whole = self.run(placement, chosen, 0, until)
+        except (GenerationError, NotCalibratedError, FailedError, OutOfTimeError) as error:
+            self.context.report(f"not tried: {_name(chosen)}: {error}")
+            return None
+        eps, overall = (placement.batch_size / found.value_us * 1e6 for found in (whole.paced, whole.overall))
+        return Speed(eps, overall)
 
     def _samples(self, placement: Placement, candidate: Candidate, until: float) -> dict[str, list[float]]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
         program = self.write(placement.with_choice(**candidate.choice), path)
         left_s = until - time.monotonic()
         try:
-            return _run(program, min(_LONGEST_RUN_S, left_s))
+            return _run(program, placement.batch_size, min(_LONGEST_RUN_S, left_s))
         except subprocess.TimeoutExpired:
             if left_s < _LONGEST_RUN_S:
-                raise _OutOfTimeError from None
-            raise _FailedError(f"it had not ended after {_LONGEST_RUN_S:g} s") from None
+                raise OutOfTimeError("the time for trials ended while it ran") from None
+            raise FailedError(f"it had not ended after {_LONGEST_RUN_S:g} s") from None
 
-    def _learner(self, candidate: Candidate) -> Any:
+    def _learner(self, candidate: Candidate) -> Device:
         return self.context.platform.device(candidate.learner.device)
 
     def _key(self, candidate: Candidate, run: int) -> CalibrationKey:
@@ -192,11 +161,96 @@ class Trials:
             "replay_ratio": problem.train.replay_ratio,
             "priority_update_delay": problem.train.priority_update_delay,
             "weight_sync_interval": problem.train.weight_sync_interval,
+            "insertion_rows": problem.train.insertion_rows,
             **context.actor_parameters,
             "actors": problem.actors.count,
             "run": run,
         }
         return context.key("program", on_j, parameters, learner.implementation)
+
+
+class FailedError(PearlError):
+    """A program that was tried ended with an error."""
+
+
+class OutOfTimeError(Exception):
+    """The budget ended while a program ran."""
+
+
+def _name(candidate: Candidate) -> str:
+    on_i, on_j, implementation = candidate.names
+    return f"RM on {on_i}, {implementation} Learner on {on_j}"
+
+
+@dataclass
+class Trials:
+    """Tries programs of placements, and places again with what they did.
+
+    `decide` is Algorithm 1 with what was measured of whole programs.
+    """
+
+    programs: ProgramRuns
+    decide: Decide
+    budget: Budget
+    report: Callable[[str], None]
+    _runs: dict[Candidacy, list[WholeIteration]] = field(default_factory=dict, init=False)
+    _failed: set[Candidacy] = field(default_factory=set, init=False)
+    _longest_s: float = field(default=0.0, init=False)
+
+    def placed(self) -> Placement:
+        """The placement with what the most promising programs did, and the best of these chosen.
+
+        Known trials cost no time. A program that cannot be written, fails, or hangs is reported, and not chosen.
+        """
+        until = time.monotonic() + self.budget.seconds
+        placement = self.decide({})
+        for candidate in filter(self.programs.can_run, placement.candidates):
+            while self._is_known(candidate, run := len(self._runs.get(candidate.names, []))):
+                self._try(placement, candidate, run, until)
+        while True:
+            placement = self.decide({names: _pooled(runs) for names, runs in self._runs.items()})
+            following = next(self._next(placement), None)
+            if following is None or time.monotonic() + self._longest_s >= until:
+                return self._without_failed(placement)
+            try:
+                self._try(placement, following, len(self._runs.get(following.names, [])), until)
+            except OutOfTimeError:
+                return self._without_failed(placement)
+
+    def _next(self, placement: Placement) -> Iterator[Candidate]:
+        """Candidates to try, the most urgent first."""
+        candidates = [c for c in placement.candidates if c.names not in self._failed and self.programs.can_run(c)]
+        tried = [c for c in candidates if c.whole is not None]
+        new = [c for c in candidates if c.whole is None]
+        best = max((c.score(placement.metric) for c in tried), default=0.0)
+        if not self.budget.seconds:
+            return
+        yield from (c for c in new if c.score(placement.metric) * _OPTIMISM > best)
+        if self.budget.stated:
+            yield from new
+        margin, most = (_WORTH_REPEATING, _MOST_RUNS) if self.budget.stated else (_CLOSE, 2)
+        close = [c for c in tried if c.score(placement.metric) * margin >= best]
+        if self.budget.stated or len(close) > 1:
+            again = sorted(close, key=lambda c: len(self._runs[c.names]))
+            yield from (c for c in again if len(self._runs[c.names]) < most)
+
+    def _is_known(self, candidate: Candidate, run: int) -> bool:
+        return run < _MOST_RUNS and candidate.names not in self._failed and self.programs.is_known(candidate, run)
+
+    def _try(self, placement: Placement, candidate: Candidate, run: int, until: float) -> None:
+        began = time.monotonic()
+        try:
+            whole = self.programs.run(placement, candidate, run, until)
+        except (GenerationError, NotCalibratedError, FailedError) as error:
+            self.report(f"not tried: {_name(candidate)}: {error}")
+            self._failed.add(candidate.names)
+            return
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        self._runs.setdefault(candidate.names, []).append(whole)
+        paced, free = (placement.batch_size / found.value_us * 1e6 for found in (whole.paced, whole.free))
+        pace = "" if placement.replay_ratio is None else f" at a replay ratio of {placement.replay_ratio:g}"
+        expected = f"; predicted {candidate.eps:,.0f}" if candidate.whole is None else ""
+        self.report(f"tried {_name(candidate)}: {paced:,.0f} EPS{pace}, {free:,.0f} with free Actors{expected}")
 
     def _without_failed(self, placement: Placement) -> Placement:
         """The placement with the best candidate whose program did not fail."""
@@ -204,17 +258,9 @@ class Trials:
             return placement
         working = [c for c in placement.candidates if c.names not in self._failed]
         if not working:
-            self.context.report("no program of a placement could be tried; the choice is by separate measurements")
+            self.report("no program of a placement could be tried; the choice is by separate measurements")
             return placement
         return placement.with_choice(**working[0].choice)
-
-
-class _FailedError(PearlError):
-    """A program that was tried ended with an error."""
-
-
-class _OutOfTimeError(Exception):
-    """The budget ended while a program ran."""
 
 
 def _pooled(runs: list[WholeIteration]) -> WholeIteration:
@@ -225,11 +271,11 @@ def _pooled(runs: list[WholeIteration]) -> WholeIteration:
         samples = [sample for found in (first, *others) for sample in found.samples or ()]
         return Measurement.from_samples(samples, first.source) if others and samples else first
 
-    return WholeIteration(*map(joined, _PACES))
+    return WholeIteration(*map(joined, _TIMES))
 
 
-def _run(program: Path, limit_s: float) -> dict[str, list[float]]:
-    """Microseconds of an iteration in each interval, by pace; raises subprocess.TimeoutExpired after `limit_s`."""
+def _run(program: Path, batch_size: int, limit_s: float) -> dict[str, list[float]]:
+    """Samples of each time in microseconds, by its name; raises subprocess.TimeoutExpired after `limit_s`."""
     folder = program.with_suffix("")
     command = [sys.executable, str(program), "--bench", "--bench-both", "--bench-seconds", str(_MEASURED_S)]
     done = subprocess.run(
@@ -242,8 +288,8 @@ def _run(program: Path, limit_s: float) -> dict[str, list[float]]:
         timeout=limit_s,
     )
     if done.returncode:
-        raise _FailedError(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "it wrote nothing")
+        raise FailedError(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "it wrote nothing")
     found = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
-    measurements = found.get("measurements", [found])  # one, if the Actors run free anyway
-    first, last = (measurements[number]["iteration_samples_us"] for number in (0, -1))
-    return dict(zip(_PACES, (first, last), strict=True))
+    paced, *_, free = measurements if len(measurements := found.get("measurements", [])) > 1 else (found, found)
+    samples = paced["iteration_samples_us"], free["iteration_samples_us"], [batch_size / paced["overall_eps"] * 1e6]
+    return dict(zip(_TIMES, samples, strict=True))

@@ -367,7 +367,9 @@ class TrainSpec:
 
     `replay_ratio` is samples trained per transition inserted (`inf`: train as fast as the Learner can).
     `priority_update_delay` (thesis 4.3.1) is how many priority updates may still be missing when setting 1 samples;
-    setting 2 samples after the last update.
+    setting 2 samples after the last update. `insertion_rows` is how many collected transitions wait in the host's
+    buffer until they are inserted (none waits longer than 50 ms); 0: 128, or 16 steps of all environments if those are
+    fewer.
     """
 
     batch_size: int = 64
@@ -377,11 +379,12 @@ class TrainSpec:
     gamma: float = 0.99
     n_step: int = 1
     weight_sync_interval: int = 8
+    insertion_rows: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "n_step", "weight_sync_interval"):
             _require_whole(name, getattr(self, name), 1)
-        for name in ("learning_starts", "priority_update_delay"):
+        for name in ("learning_starts", "priority_update_delay", "insertion_rows"):
             _require_whole(name, getattr(self, name), 0)
         _require(
             _is_number(self.replay_ratio) and (0 < self.replay_ratio <= 1e6 or self.replay_ratio == math.inf),

@@ -15,6 +15,7 @@ from pearl.replay import make_replay_manager
 from pearl.replay.storage import DataStorage
 from pearl.replay.synthetic import fill, random_transitions
 from pearl.runtime.benchmark import Benchmark
+from pearl.runtime.collection import CollectionBuffer
 from pearl.runtime.data_flow import OffPolicy
 from pearl.runtime.data_storage import make_storage
 from pearl.runtime.flow_control import FlowControl
@@ -80,12 +81,12 @@ def test_options_that_contradict_each_other(
 class Run:
     """The flow control of a run that trains on its own, by a clock of the test's."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ratio: float = math.inf) -> None:
         self.now = 0.0
         monkeypatch.setattr("pearl.runtime.rate.time.monotonic", lambda: self.now)
         self.counters, self.rate = Counters(), StepRate()
         self.counters.filled(first_batch(TRAIN))
-        flow = OffPolicy(ReplaySpec(100), ACTORS, dataclasses.replace(TRAIN, replay_ratio=math.inf))
+        flow = OffPolicy(ReplaySpec(100), ACTORS, dataclasses.replace(TRAIN, replay_ratio=ratio))
         flow.begin(self.counters)
         options: dict[str, Any] = {"batch_size": 8, "update_delay": 0, "serial": False}
         self.flow = FlowControl(self.counters, flow, DataStorage(TRANSITION, 100), self.rate, **options)
@@ -107,6 +108,18 @@ def test_training_waits_for_every_actor(monkeypatch: pytest.MonkeyPatch) -> None
     bench.heard(0, run.flow)
     assert run.flow.iterations_to_grant() > 0
     assert run.flow.may_sample()
+
+
+def test_a_fast_actor_does_not_keep_a_slow_one_from_being_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, bench = Run(monkeypatch, ratio=4.0), benchmark("--bench-paced", actors=2)
+    buffer = CollectionBuffer(TRANSITION, 64, 64)
+    bench.begin(run.flow)
+    run.flow.collected(1000, 1000, 0)
+    run.flow.inserted()
+    bench.heard(0, run.flow)
+    assert run.flow.wants_data(buffer)
+    bench.heard(1, run.flow)
+    assert not run.flow.wants_data(buffer), "now the replay ratio holds"
 
 
 def test_each_measurement_has_its_own_warm_up_and_its_full_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,16 @@ from typing import Protocol
 import numpy as np
 
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import ActorSpec, ReplaySpec, TransitionSpec
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _INSERTION_ROWS = 128  # larger insertions cost the same per row
 _INSERTION_STEPS = 16  # of all environments, so that few environments do not wait for many rows
 
 
-def insertion_rows(replay: ReplaySpec, actors: ActorSpec, message_rows: int) -> int:
+def insertion_rows(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec, message_rows: int) -> int:
     """Least transitions of an insertion, where messages have up to `message_rows`."""
-    return min(_INSERTION_ROWS, _INSERTION_STEPS * actors.env_count, replay.capacity - message_rows)
+    wanted = train.insertion_rows or min(_INSERTION_ROWS, _INSERTION_STEPS * actors.env_count)
+    return min(wanted, replay.capacity - message_rows)
 
 
 class _Ring(Protocol):

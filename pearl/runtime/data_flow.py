@@ -67,7 +67,7 @@ class OffPolicy:
     def __init__(self, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> None:
         self._replay, self._train = replay, train
         rows = message_rows(actors, train)
-        self.insertion_rows = insertion_rows(replay, actors, rows)
+        self.insertion_rows = insertion_rows(replay, actors, train, rows)
         self._lead = self.insertion_rows + rows
         check_samples_last(replay, train, self._lead)
 

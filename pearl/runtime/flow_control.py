@@ -71,7 +71,8 @@ class FlowControl:
 
     def wants_data(self, buffer: CollectionBuffer) -> bool:
         """Whether the host may take another message from the actors."""
-        return not self.draining and not buffer.full and self._data_flow.collection_allowed()
+        # While training is held, messages of fast Actors must not use up what the slow ones may collect.
+        return not self.draining and not buffer.full and (self.held or self._data_flow.collection_allowed())
 
     def insertion_due(self, buffer: CollectionBuffer) -> bool:
         """Insert now: the data flow wants it, or the run drains.
