@@ -210,15 +210,13 @@ class ProfilingContext:
         fill(storage, self._rows(fill_rows(envs, storage.capacity), np.random.default_rng(0)))
         return storage
 
-    @property
-    def storage_stays_on_host(self) -> bool:
-        """Whether the replay's settings require the Data Storage in the host's memory or on its disk."""
-        return storage_stays_on_host(self.problem.replay)
+    def own_storage(self, device: Device) -> bool:
+        """Whether a program whose Learner is on `device` keeps the Data Storage in the device's own memory."""
+        return backend_of(device).storage(device) is not None and not storage_stays_on_host(self.problem.replay)
 
     def storage_on(self, device: Device) -> tuple[AnyStorage, bool]:
         """The full storage of a program whose Learner is on `device`, and whether it is in the device's own memory."""
-        made = backend_of(device).storage(device)
-        if made is None or self.storage_stays_on_host:
+        if not self.own_storage(device):
             return self.full_storage, False
         return self.filled(self.device_storage(device, self.problem.replay.capacity)), True
 
@@ -232,7 +230,7 @@ class ProfilingContext:
     def batch_on(self, device: Device) -> Mapping[str, Any]:
         """A batch as a Learner on the device gets it: from its own storage, or from the host's memory."""
         columns = self.problem.random_columns(self.problem.train.batch_size, np.random.default_rng(0))
-        if backend_of(device).storage(device) is None or self.storage_stays_on_host:
+        if not self.own_storage(device):
             return columns
         rows = self.problem.train.batch_size
         storage = self.device_storage(device, rows)

@@ -22,7 +22,7 @@ def storage_cell(context: ProfilingContext, device: Device) -> StorageCell | Mis
     made = backend_of(device).storage(device)
     if made is None and not backend_of(device).keeps_storage(device, with_learner=True):
         return MissingCell("it has no Data Storage")
-    if made is not None and context.storage_stays_on_host:
+    if made is not None and not context.own_storage(device):
         return MissingCell("storage= and share_next_obs= of the replay need the host")
     context.begin(f"{device.name}: Data Storage")
     everything = context.replay_parameters(context.fanouts()[0])
