@@ -37,7 +37,7 @@ def pair_cell(
         return plain
     with context.where_calibrated(device):
         ahead = _measured(context, device, replay, learner, prefetch=True)
-        return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
+        return ahead if ahead.iteration_us * _WORTH_A_CORE <= plain.iteration_us else plain
     return plain
 
 
@@ -84,11 +84,6 @@ def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCel
     # A loop in Python draws nothing ahead, so a difference would be noise.
     made: Any = context.make_learner(learner.implementation, device, learner.threads)
     return bool(made.loops_natively)
-
-
-def _iteration_us(pair: PairCell) -> float:
-    """Microseconds of an iteration of the loop in C++, which overlaps insertions."""
-    return sum(latency.value_us for name, latency in pair.measurements() if name != "insert")
 
 
 @on_own_thread
