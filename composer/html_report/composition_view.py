@@ -191,21 +191,3 @@ def stages(placement: Placement) -> list[Stage]:
         )
         for name, stage, total in zip(names, found, totals, strict=False)
     ]
-
-
-def predicted_us(placement: Placement) -> dict[str, float]:
-    """The predicted microseconds of each primitive, by the names under which a run reports what it measured."""
-    terms = placement.terms
-    return {
-        "sampling": terms.sample_us,
-        "gather": terms.gather_us,
-        "insertion": terms.insert_us + terms.store_us,
-        "update": terms.update_us,
-        "training": terms.learner_us,
-        "communication": terms.batch_transfer_us
-        + terms.sample_transfer_us
-        + terms.insert_transfer_us
-        + terms.priority_transfer_us
-        + terms.messages_us,
-        "iteration": terms.t_itr_us,
-    }

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from composer.html_report.composition_view import predicted_us
 from composer.html_report.record import RunRecord
 from composer.html_report.svg import Series, bar, chart
 from composer.html_report.trace import Trace
@@ -195,7 +194,7 @@ class Comparison:
 
 def comparisons(record: RunRecord) -> list[Comparison]:
     """One comparison for each file that has measured an iteration; else the prediction alone."""
-    composed = {} if record.composition is None else predicted_us(record.composition.placement)
+    composed = {} if record.composition is None else record.composition.placement.terms.by_primitive()
     stated = (values.get("iteration") for values in (record.summary, record.bench))
     said = (_numbers(iteration.get("predicted_us")) for iteration in stated if isinstance(iteration, dict))
     composed = next((numbers for numbers in said if numbers), composed)
