@@ -237,10 +237,14 @@ class ProfilingContext:
         storage.insert(columns, rows)
         return storage.gather(np.arange(rows))
 
-    def arriving(self, rng: np.random.Generator) -> tuple[Iterator[dict[str, np.ndarray]], int]:
-        """The transitions that arrive in one iteration, one per environment, for ever; and their number."""
-        count = min(self.problem.actors.env_count, self.problem.replay.capacity)
-        return steps(self._rows(2 * count, rng), count), count
+    @property
+    def insertions(self) -> int:
+        """The number of transitions inserted in one iteration: one per environment, as far as the replay holds them."""
+        return min(self.problem.actors.env_count, self.problem.replay.capacity)
+
+    def arriving(self, rng: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
+        """The transitions of one iteration after another, `insertions` each, without end."""
+        return steps(self._rows(2 * self.insertions, rng), self.insertions)
 
     def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Synthetic transitions of all environments in turn, as consecutive steps where the replay needs them."""

@@ -101,7 +101,7 @@ def measure_pair(
     full = context.full_replay(device, replay.fanout, replay.workers)
     learner = context.make_learner(implementation, device, threads, prefetch=prefetch)
     storage, _ = context.storage_on(device)
-    arriving, count = context.arriving(full.rng)
+    arriving, count = context.arriving(full.rng), context.insertions
     bell = Bell()
     laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
     loop = TrainingLoop(

@@ -39,7 +39,7 @@ def measure_storage(context: ProfilingContext, device: Device) -> dict[str, list
     rng, batch = np.random.default_rng(0), context.problem.train.batch_size
     indices = itertools.cycle(rng.integers(storage.capacity, size=(_BATCHES, batch)))
     out = None if own else context.problem.transition.empty(batch)  # a device's own returns new columns
-    arriving, count = context.arriving(rng)
+    arriving, count = context.arriving(rng), context.insertions
     return {
         "gather": measure(lambda: storage.gather(next(indices), out), context.budget_s / 4),
         "store": measure(lambda: storage.insert(next(arriving), count), context.budget_s / 4),
