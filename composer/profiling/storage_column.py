@@ -13,7 +13,7 @@ from pearl.backends import backend_of
 from pearl.devices.description import Device
 
 _BATCHES = 64  # different ones, so that rows come from memory as in a run
-# The fields of ReplaySpec that a storage depends on.
+# The parameters of a replay that its storage depends on.
 _SETTINGS = ("capacity", "storage", "share_next_obs", "n_step")
 
 
