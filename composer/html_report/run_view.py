@@ -13,14 +13,14 @@ from markupsafe import Markup
 from composer.html_report.record import RunRecord
 from composer.html_report.svg import Series, bar, chart
 from composer.html_report.trace import Trace
+from composer.predicted_parts import predicted_us
 from composer.report import microseconds
 from pearl.runtime.learning_curve import moving_mean
 from pearl.runtime.scores import best_text, last_text, number
+from pearl.runtime.telemetry import PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TERMS = ("sampling", "gather", "insertion", "update", "training", "communication", "iteration")
 
 _EVALUATIONS = {  # kinds of evaluations.csv in words
     "progress": "greedy evaluation",
@@ -194,7 +194,7 @@ class Comparison:
 
 def comparisons(record: RunRecord) -> list[Comparison]:
     """One comparison for each file that has measured an iteration; else the prediction alone."""
-    composed = {} if record.composition is None else record.composition.placement.terms.by_primitive()
+    composed = {} if record.composition is None else predicted_us(record.composition.placement)
     stated = (values.get("iteration") for values in (record.summary, record.bench))
     said = (_numbers(iteration.get("predicted_us")) for iteration in stated if isinstance(iteration, dict))
     composed = next((numbers for numbers in said if numbers), composed)
@@ -217,7 +217,7 @@ def comparisons(record: RunRecord) -> list[Comparison]:
 def _numbers(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
-    found = {name: number(values, name) for name in TERMS}
+    found = {name: number(values, name) for name in PARTS}
     return {name: value for name, value in found.items() if 0 <= value <= 1e300}
 
 
@@ -238,7 +238,7 @@ def _terms(
             _verdict(predicted.get(name), measured.get(name)),
             _spread(spread.get(name)),
         )
-        for name in TERMS
+        for name in PARTS
         if name in predicted or name in measured
     )
 
