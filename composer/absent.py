@@ -89,13 +89,7 @@ def unlike_measured(platform: Platform, store: CalibrationStore) -> list[str]:
         backend = backend_of(device)
         if device.absent or not backend.is_here or backend.estimator(device) or store.has_device(device.fingerprint()):
             continue
-        others = {
-            other.calibration: other.name
-            for machine in store.machines
-            for other in machine.devices
-            if _alike(other, device)
-        }
-        if others:
+        if others := _measured_alike(store, device):
             listed = ", ".join(f"{name} {fingerprint}" for fingerprint, name in others.items())
             lines.append(
                 f"{device.name} has the fingerprint {device.fingerprint()}; measurements of other hardware in "
@@ -115,14 +109,15 @@ def _alike(first: Device, second: Device) -> bool:
     return first.kind == second.kind and backend_of(first) is backend_of(second)
 
 
+def _measured_alike(store: CalibrationStore, device: Device) -> dict[str, str]:
+    """The names of the measured devices of the same kind and backend, by fingerprint."""
+    devices = (other for machine in store.machines for other in machine.devices)
+    return {other.calibration: other.name for other in devices if _alike(other, device)}
+
+
 def _choices(store: CalibrationStore, device: Device) -> str:
     """The calibrations that the device could have, in words."""
-    known = {
-        other.calibration: other.name
-        for machine in store.machines
-        for other in machine.devices
-        if _alike(other, device)
-    }
+    known = _measured_alike(store, device)
     listed = ", ".join(f"{fingerprint} ({name})" for fingerprint, name in known.items())
     return f"Measured for a {device.kind} of backend {device.backend}: {listed or 'none'}."
 

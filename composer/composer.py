@@ -37,7 +37,7 @@ from composer.platform import Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
-from composer.report import microseconds
+from composer.report import short_number
 from composer.storage_rule import StorageRule
 from composer.trials import Budget, ProgramRuns, Speed, Trials
 from composer.tuning import start_of, tuned, without_auto
@@ -174,8 +174,8 @@ class Composer:
         also register environments.
 
         `implementation` of the Learner: "auto" measures all implementations that can train the trainer and places the
-        fastest; "native" (C++, on CPUs), "torch" or "sycl" (on SYCL devices) forces one. Raises ConfigurationError for
-        any other, TrainerError for a class that is no trainer; `run` raises TrainerError where the forced
+        fastest; "native" (C++, on CPUs), "torch", "sycl" (on SYCL devices) or "fpga" forces one. Raises ConfigurationError
+        for any other, TrainerError for a class that is no trainer; `run` raises TrainerError where the forced
         implementation cannot train the trainer.
         """
         self._trainer_class = check_trainer_class(learner)
@@ -683,7 +683,7 @@ def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:
     cells = [option.pair if together else option.learner for option in matrix[placement.learner].learners]
     learners = [cell.learner if isinstance(cell, PairCell) else cell for cell in cells]
     steps = [
-        f"{cell.implementation} {microseconds(cell.step.value_us)} us a step"
+        f"{cell.implementation} {short_number(cell.step.value_us)} us a step"
         + (" (placed)" if cell.implementation == placement.implementation else "")
         for cell in learners
         if isinstance(cell, LearnerCell)

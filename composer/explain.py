@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from composer.placement import BEYOND_PARTS, StorageOption
-from composer.report import ascii_table, left_out_line, microseconds, plain
+from composer.report import ascii_table, left_out_line, plain, short_number
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _choice(placement: Placement) -> Text:
     text = (
         f"Chosen for {placement.metric}: {_label(chosen)}, Data Storage {placement.storage}. Setting "
         f"{placement.setting}, batch {placement.batch_size:,}, fanout {chosen.replay.fanout}.\n"
-        f"Predicted: {microseconds(placement.t_itr_us)} us per iteration, {placement.eps_text} EPS, "
+        f"Predicted: {short_number(placement.t_itr_us)} us per iteration, {placement.eps_text} EPS, "
         f"{placement.assumption}."
     )
     if best is not chosen:
@@ -126,7 +126,7 @@ def _terms_table(placement: Placement, shown: Sequence[Candidate]) -> Table:
         table.add_column(Text(heading), justify="right")
     columns = [term_values(_terms_of(placement, candidate)) for candidate in shown]
     for field in columns[0]:
-        _add(table, term_name(field), *(microseconds(values[field]) for values in columns))
+        _add(table, term_name(field), *(short_number(values[field]) for values in columns))
     table.add_section()
     for name, cells in _summary(placement, shown).items():
         _add(table, name, *cells)
@@ -137,8 +137,8 @@ def _summary(placement: Placement, shown: Sequence[Candidate]) -> Mapping[str, l
     """The rows below the terms: times, rates, and the term that matters most."""
     terms = [_terms_of(placement, candidate) for candidate in shown]
     rows = {
-        "T_itr, steady state": [microseconds(t.t_itr_us) for t in terms],
-        "Eq. 7 as printed": [microseconds(t.eq7_us) for t in terms],
+        "T_itr, steady state": [short_number(t.t_itr_us) for t in terms],
+        "Eq. 7 as printed": [short_number(t.eq7_us) for t in terms],
         "EPS": [f"{placement.batch_size / t.t_itr_us * 1e6:,.0f}" for t in terms],
     }
     if all(candidate.watts for candidate in shown):
@@ -163,14 +163,14 @@ def _stage_lines(placement: Placement, shown: Sequence[Candidate]) -> Iterator[R
         slowest = max(sum(stage.values()) for stage in terms.stages())
         for stage in terms.stages():
             total = sum(stage.values())
-            parts = [f"{name} {microseconds(value)}" for name, value in stage.items() if value]
+            parts = [f"{name} {short_number(value)}" for name, value in stage.items() if value]
             mark = ">" if total == slowest else " "
-            yield _indented(f"{mark} {microseconds(total)} us = {' + '.join(parts) or '0'}")
+            yield _indented(f"{mark} {short_number(total)} us = {' + '.join(parts) or '0'}")
             if total == slowest:
                 slowest = -1.0  # of equal stages only the first is marked
         if beyond := terms.beyond_parts_us:
             sign = "+" if beyond > 0 else "-"
-            yield _indented(f"  {sign} {microseconds(abs(beyond))} us {BEYOND_PARTS}: its program was tried")
+            yield _indented(f"  {sign} {short_number(abs(beyond))} us {BEYOND_PARTS}: its program was tried")
 
 
 def _reason_lines(placement: Placement, shown: Sequence[Candidate], hidden: int) -> Iterator[RenderableType]:
@@ -243,7 +243,7 @@ def _cost_name(field: str) -> str:
 
 
 def _cost(field: str, value: float) -> str:
-    return microseconds(value) if field.endswith("_us") else f"{value:,.0f}"
+    return short_number(value) if field.endswith("_us") else f"{value:,.0f}"
 
 
 def _comparison(placements: Sequence[Placement], names: Sequence[str]) -> RenderableType:
@@ -265,7 +265,7 @@ def _comparison(placements: Sequence[Placement], names: Sequence[str]) -> Render
             str(chosen.replay.fanout),
             chosen.replay.device,
             f"{chosen.learner.device} ({chosen.learner.implementation})",
-            microseconds(placement.t_itr_us),
+            short_number(placement.t_itr_us),
             f"{placement.eps:,.0f}",
             "{} ({:.0%})".format(*dominant(placement.terms)),
             name,

@@ -181,6 +181,14 @@ class PairCell:
         return (*self.replay.measurements(), *gather, *self.learner.measurements())
 
     @property
+    def iteration_us(self) -> float:
+        """Microseconds of sample, gather, step and update, one after the other; a missing `gather` counts as 0.
+
+        The insertion is not part of it: programs insert while the Learner trains, unless both are `joined`.
+        """
+        return sum(latency.value_us for name, latency in self.measurements() if name != "insert")
+
+    @property
     def parameters(self) -> str:
         """The parameters in words."""
         return f"{self.replay.parameters}, {self.learner.parameters}"

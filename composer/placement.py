@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from composer.evidence import Evidence
 from composer.matrix import Measurement, UnavailableDevice, UnsupportedLearner
-from composer.report import microseconds, placement_report, plain
+from composer.report import placement_report, plain, short_number
 from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
 
@@ -596,7 +596,7 @@ class Placement:
         difference = option.traffic_us - self.storage_option.traffic_us
         if math.isclose(option.traffic_us, self.storage_option.traffic_us, rel_tol=TIE):
             return "equal traffic"
-        return f"{microseconds(abs(difference))} us {'more' if difference > 0 else 'less'} traffic per iteration"
+        return f"{short_number(abs(difference))} us {'more' if difference > 0 else 'less'} traffic per iteration"
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per candidate, best first: devices, implementation, cost, its terms, storage, whether chosen."""
@@ -680,6 +680,6 @@ def _largest_difference(candidate: Candidate, chosen: Candidate, *, more: bool) 
     ours, theirs = chosen.terms.critical(), candidate.terms.critical()
     differences = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in (*theirs, *ours)}
     name = (max if more else min)(differences, key=lambda term: differences[term])
-    amount = microseconds(abs(differences[name]))
+    amount = short_number(abs(differences[name]))
     through = "" if len(candidate.route) < 3 or "moving" not in name else f" through {candidate.route[1]}"
     return f"{name}{through} costs {amount} us {'more' if differences[name] > 0 else 'less'}"

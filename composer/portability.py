@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from composer.matrix import AssignmentMatrix, PairCell
+from composer.matrix import AssignmentMatrix, MatrixRow, PairCell, StorageCell
 from composer.placement import IterationTerms
 from composer.report import ascii_table, plain
 from pearl.errors import ConfigurationError
@@ -118,37 +118,60 @@ def of_placement(name: str, placement: Placement) -> PlatformPortability:
     return PlatformPortability(name, problem, (*best.values(), *impossible), devices)
 
 
-def of_matrix(name: str, matrix: AssignmentMatrix, batch_size: int) -> PlatformPortability:
-    """The choices that need no link: both primitives on one device, in strict order (Eq. 7 without transfers).
+def of_matrix(name: str, matrix: AssignmentMatrix, batch_size: int | None = None) -> PlatformPortability:
+    """The choices with both primitives and the Data Storage on one device, priced as the composer prices a program.
 
-    A matrix states neither batch size nor links, so that pairs of two devices are left out.
+    A matrix knows no links and no Actors. Missing are therefore pairs of two devices, messages (in the device's own
+    memory, and of what arrives, from the host), and what sharing cores with the Actors costs. A row without times of
+    the Data Storage counts 0 for storing, and for gathering too unless the pair's own gather is known.
+
+    `batch_size` is for matrices that do not state theirs. ConfigurationError if neither does, or if they differ.
     """
-    if batch_size < 1:
-        raise ConfigurationError(f"The batch size of {name} must be at least 1; found {batch_size}.")
+    size = _batch_size(name, matrix, batch_size)
     choices = []
     for row in matrix.rows:
         pairs = [option.pair for option in row.learners]
-        times = [_alone(pair).eq7_us for pair in pairs if isinstance(pair, PairCell)]
+        times = [_alone(pair, row).t_itr_us for pair in pairs if isinstance(pair, PairCell)]
         reason = "" if times else row.pair.parameters
         fastest = min(times, default=0.0)
-        eps = batch_size / fastest * 1e6 if fastest else 0.0
+        eps = size / fastest * 1e6 if fastest else 0.0
         choices.append(AssignmentChoice(row.device, row.device, eps, reason))
     if not choices:
         raise ConfigurationError(f"The matrix {name} has no rows, so no device to compute the portability of.")
-    return PlatformPortability(name, (("batch size", batch_size),), tuple(choices))
+    return PlatformPortability(name, (("batch size", size),), tuple(choices))
 
 
-def _alone(pair: PairCell) -> IterationTerms:
-    """The terms of an iteration on one device, without the transfers in its memory."""
-    replay = pair.replay
+def _batch_size(name: str, matrix: AssignmentMatrix, given: int | None) -> int:
+    """The batch size for which the matrix holds."""
+    if given is not None and given < 1:
+        raise ConfigurationError(f"The batch size of {name} must be at least 1; found {given}.")
+    if not matrix.batch_size:
+        if given is None:
+            raise ConfigurationError(f"{name} is a matrix that states no batch size. Give --batch-size.")
+        return given
+    if given not in (None, matrix.batch_size):
+        raise ConfigurationError(
+            f"{name} is a matrix of batch size {matrix.batch_size}; found a batch size of {given}. Leave --batch-size "
+            "out, or give that of the matrix."
+        )
+    return matrix.batch_size
+
+
+def _alone(pair: PairCell, row: MatrixRow) -> IterationTerms:
+    """The terms of an iteration on the device of `row`, which holds the Data Storage too; without any transfer."""
+    stored = row.storage if isinstance(row.storage, StorageCell) else None
+    gather = pair.gather or (stored and stored.gather)
     return IterationTerms(
-        sample_us=replay.sample.value_us,
+        sample_us=pair.replay.sample.value_us,
         sample_transfer_us=0.0,
-        insert_us=replay.insert.value_us,
+        insert_us=pair.replay.insert.value_us,
         insert_transfer_us=0.0,
         learner_us=pair.learner.step.value_us,
         priority_transfer_us=0.0,
-        update_us=replay.update.value_us,
+        update_us=pair.replay.update.value_us,
+        gather_us=gather.value_us if gather else 0.0,
+        store_us=stored.store.value_us if stored else 0.0,
+        inserts_between=pair.joined,
     )
 
 

@@ -33,6 +33,11 @@ class Problem:
     implementation: str = AUTO
     imported_from: str | None = None
 
+    @property
+    def insertions(self) -> int:
+        """The transitions inserted in one iteration: one per environment, as far as the replay holds them."""
+        return min(self.actors.env_count, self.replay.capacity)
+
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """`rows` synthetic transitions."""
         return random_transitions(self.transition, self.action_space, self.train, rows, rng)

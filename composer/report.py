@@ -75,24 +75,19 @@ def plain(renderable: RenderableType, width: int = _WIDTH) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def microseconds(value: float) -> str:
-    """A latency in text: two decimals below 100, one below 1,000, none above."""
+def short_number(value: float) -> str:
+    """A latency, or EPS per watt, in text: two decimals below 100, one below 1,000, none above."""
     return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"
-
-
-def per_watt_text(value: float) -> str:
-    """EPS per watt in text."""
-    return microseconds(value)
 
 
 def power_text(candidate: Candidate) -> tuple[str, str]:
     """The watts, and the EPS per watt, of the devices in use; and with idle devices if these draw power."""
     if candidate.watts is None or candidate.eps_per_watt is None or candidate.eps_per_machine_watt is None:
         return "", ""
-    watts, per_watt = f"{candidate.watts:,.0f}", per_watt_text(candidate.eps_per_watt)
+    watts, per_watt = f"{candidate.watts:,.0f}", short_number(candidate.eps_per_watt)
     if not candidate.idle_watts:
         return watts, per_watt
-    return f"{watts} + {candidate.idle_watts:,.0f}", f"{per_watt} / {per_watt_text(candidate.eps_per_machine_watt)}"
+    return f"{watts} + {candidate.idle_watts:,.0f}", f"{per_watt} / {short_number(candidate.eps_per_machine_watt)}"
 
 
 def learner_tuning(learner: LearnerCell | LearnerConfig) -> str:
@@ -107,7 +102,7 @@ def _cell_lines(cell: Cell) -> dict[str, str]:
     """The text of a cell in each line of its device."""
     if not cell.measurements():
         return {_LINES[0]: cell.parameters}
-    lines = {name: f"{microseconds(m.value_us):>7} {_source_text(m)}" for name, m in cell.measurements()}
+    lines = {name: f"{short_number(m.value_us):>7} {_source_text(m)}" for name, m in cell.measurements()}
     return {**lines, "with": cell.parameters}
 
 
@@ -115,7 +110,7 @@ def _rate_lines(matrix: AssignmentMatrix, device: str, cell: Cell) -> dict[str, 
     """EPS and EPS per watt of the device, if an iteration had the cell's latencies alone."""
     eps, per_watt = matrix.eps(cell), matrix.eps_per_watt(device, cell)
     lines = {} if eps is None else {"EPS": f"{eps:>7,.0f}"}
-    return lines if per_watt is None else {**lines, "EPS/W": f"{per_watt_text(per_watt):>7} stated W"}
+    return lines if per_watt is None else {**lines, "EPS/W": f"{short_number(per_watt):>7} stated W"}
 
 
 def _source_text(measurement: Measurement) -> str:
@@ -140,7 +135,7 @@ def _choice_table(placement: Placement) -> Table:
     _add_row(table, "Actors", placement.host, actors)
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
     table.caption = (
-        f"predicted: {microseconds(placement.t_itr_us)} us per iteration, "
+        f"predicted: {short_number(placement.t_itr_us)} us per iteration, "
         f"{placement.eps_text} EPS, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
     )
     if placement.watts is not None:
@@ -152,8 +147,8 @@ def _per_watt(placement: Placement) -> str:
     used, machine = placement.eps_per_watt, placement.eps_per_machine_watt
     assert used is not None
     assert machine is not None
-    with_idle = f" ({per_watt_text(machine)} with idle devices)" if placement.idle_watts else ""
-    return f"{per_watt_text(used)} EPS/W{with_idle}"
+    with_idle = f" ({short_number(machine)} with idle devices)" if placement.idle_watts else ""
+    return f"{short_number(used)} EPS/W{with_idle}"
 
 
 def _power_note(placement: Placement) -> str:
@@ -172,7 +167,7 @@ def _pairs_table(placement: Placement) -> Table:
     for candidate in placement.candidates[:_PAIRS_SHOWN]:
         reason = "chosen" if candidate is placement.chosen else placement.why_not(candidate)
         devices = (candidate.replay.device, f"{candidate.learner.device} ({candidate.learner.implementation})")
-        latencies = (microseconds(us) for us in (candidate.t_itr_us, candidate.terms.eq7_us))
+        latencies = (short_number(us) for us in (candidate.t_itr_us, candidate.terms.eq7_us))
         cost = (*latencies, f"{candidate.eps:,.0f}", *power_text(candidate))
         _add_row(table, *devices, *cost, reason)
     for pair in placement.impossible[:_PAIRS_SHOWN]:
@@ -192,7 +187,7 @@ def _storage_table(placement: Placement) -> Table:
     table = ascii_table("Data Storage (Algorithm 1, Step 2)", ("device", *costs, "why"), right=costs)
     for option in placement.chosen.storage:
         reason = "chosen" if option.device == placement.storage else placement.why_not_storage(option)
-        _add_row(table, option.device, microseconds(option.traffic_us), microseconds(option.data_transfer_us), reason)
+        _add_row(table, option.device, short_number(option.traffic_us), short_number(option.data_transfer_us), reason)
     return table
 
 

@@ -24,9 +24,9 @@ from composer.matrix import (
 )
 from composer.platform import Platform
 from pearl.devices import Connection, Device
+from pearl.runtime.telemetry import PARTS
 
 BATCH = 256
-TERMS = ("sampling", "gather", "insertion", "update", "training", "communication", "iteration")
 
 
 def measured(us: float, spread: float = 0.05) -> Measurement:
@@ -107,9 +107,9 @@ def write_run(folder: Path, composition: Composition | None = None, name: str = 
     composition = composition or server()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "composition.json").write_text(composition.to_json())
-    terms = dict(zip(TERMS, (12.5, 40.0, 6.2, 8.1, 310.0, 55.0, 372.0), strict=True))
-    factors = dict(zip(TERMS, (1.04, 1.31, 0.9, 1.0, 1.07, 1.22, 1.08), strict=True))
-    measured = {key: terms[key] * factors[key] for key in TERMS}
+    terms = dict(zip(PARTS, (12.5, 40.0, 6.2, 8.1, 310.0, 55.0, 372.0), strict=True))
+    factors = dict(zip(PARTS, (1.04, 1.31, 0.9, 1.0, 1.07, 1.22, 1.08), strict=True))
+    measured = {key: terms[key] * factors[key] for key in PARTS}
     spread = {key: [0.95 * us, 1.08 * us] for key, us in measured.items()}
     iteration = {"predicted_us": terms, "measured_us": measured, "spread_us": spread}
     eps = composition.placement.eps

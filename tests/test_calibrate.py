@@ -278,7 +278,13 @@ def test_an_accelerator_that_is_not_here_takes_imported_times_beside_a_measured_
     tmp_path: Path, cache: Path, exported: Path
 ) -> None:
     text = exported.read_text().replace('"kind": "cpu", "backend": "cpu"', '"kind": "gpu", "backend": "cuda"')
-    (tmp_path / "gpu.json").write_text(text.replace('"implementation", "native"', '"implementation", "torch"'))
+    for measured, on_gpu in (
+        ('"implementation", "native"', '"implementation", "torch"'),
+        ('_storage", false', '_storage", true'),
+    ):
+        assert measured in text
+        text = text.replace(measured, on_gpu)
+    (tmp_path / "gpu.json").write_text(text)
     assert invoke("--import", tmp_path / "gpu.json").exit_code == 0
     path = spec(tmp_path)
     path.write_text(path.read_text().replace('implementation = "native"', ""))

@@ -6,8 +6,9 @@ import pytest
 
 from pearl.runtime.drift import ITERATION, Drift, DriftWatch
 from pearl.runtime.options import parse_options
+from pearl.runtime.telemetry import INSERTION
 
-PREDICTED = {ITERATION: 100.0, "training": 60.0, "sampling": 30.0}
+PREDICTED = {ITERATION: 100.0, INSERTION: 1.0, "training": 60.0, "sampling": 30.0}
 
 
 def test_the_term_that_explains_most_of_a_slowdown_is_named() -> None:
@@ -24,7 +25,7 @@ def test_the_term_that_explains_most_of_a_speed_up_is_named() -> None:
     assert "1/2.00 of the 100.0 us" in str(drift)
 
 
-@pytest.mark.parametrize("terms", [{}, {"unknown": 500.0}, {"training": 50.0}])
+@pytest.mark.parametrize("terms", [{}, {"unknown": 500.0}, {"training": 50.0}, {INSERTION: 500.0}])
 def test_without_a_term_that_drifted_the_iteration_is_compared_as_a_whole(terms: dict[str, float]) -> None:
     drift = Drift(PREDICTED, {ITERATION: 250.0, **terms})
     assert drift.term == ITERATION

@@ -224,14 +224,14 @@ def test_the_slowest_stage_is_marked_and_its_sum_is_the_iteration() -> None:
     placement = placed()
     lines = str(placement.explain(pairs=0)).splitlines()
     (marked,) = [line for line in lines if line.lstrip().startswith("> ")]
-    assert marked.split()[1] == explain.microseconds(placement.t_itr_us)
+    assert marked.split()[1] == explain.short_number(placement.t_itr_us)
 
 
 @pytest.mark.parametrize(("us", "sign"), [(5000.0, "+"), (1.0, "-")])
 def test_what_a_trial_found_beyond_the_parts_is_shown_beside_the_stages(us: float, sign: str) -> None:
     placement = placed(wholes={("cpu0", "gpu0", "torch"): whole(us, us)})
     beyond = placement.with_choice(replay_manager="cpu0", learner="gpu0")
-    amount = explain.microseconds(abs(beyond.terms.beyond_parts_us))
+    amount = explain.short_number(abs(beyond.terms.beyond_parts_us))
     assert f"{sign} {amount} us what its parts do not explain" in str(beyond.explain())
 
 
@@ -288,7 +288,7 @@ def test_the_terms_are_those_of_the_data_storage_that_was_chosen() -> None:
     assert elsewhere.t_itr_us != placement.t_itr_us
     for one in (placement, elsewhere):
         (line,) = [line for line in str(one.explain(pairs=0)).splitlines() if "T_itr, steady state" in line]
-        assert f" {explain.microseconds(one.t_itr_us)} " in line
+        assert f" {explain.short_number(one.t_itr_us)} " in line
 
 
 def test_power_efficiency_shows_experiences_per_watt() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_runs import TERMS, server, trace_events, write_run
+from report_runs import server, trace_events, write_run
 from typer.testing import CliRunner
 
 from composer.composition import Composition
@@ -29,6 +29,7 @@ from pearl.cli import app
 from pearl.errors import ConfigurationError
 from pearl.runtime.composition_file import composition_file, keep_composition
 from pearl.runtime.run_log import RunLog
+from pearl.runtime.telemetry import PARTS
 
 HOSTILE = "<script>window.owned=1</script>\"'><img src=x onerror=window.owned=1>&amp;\x00\x1b[31m\ud800"
 
@@ -132,7 +133,7 @@ def test_terms_are_compared_with_their_measurement(page: str) -> None:
     rows = [" ".join("".join(row.itertext()).split()) for row in parsed(page).iter("tr")]
     assert "gather 40.00 µs predicted 52.40 µs measured 1.31x, longerp20 to p80: 49.78 to 56.59 µs" in rows
     assert "iteration 372.0 µs predicted 401.8 µs measured 1.08x, agreesp20 to p80: 381.7 to 433.9 µs" in rows
-    assert all(any(row.startswith(term) for row in rows) for term in TERMS)
+    assert all(any(row.startswith(term) for row in rows) for term in PARTS)
 
 
 def test_without_measured_terms_the_prediction_stands_alone(tmp_path: Path) -> None:

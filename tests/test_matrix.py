@@ -100,6 +100,13 @@ def test_a_measurement_checks_its_values(values: tuple[float, float, float, int,
         Measurement.from_samples([float("nan")])
 
 
+def test_an_iteration_of_a_pair_leaves_the_insertion_out() -> None:
+    sample, insert, update, step, gather = map(Measurement.modelled, (1.0, 20.0, 300.0, 4000.0, 50000.0))
+    replay, learner = ReplayCell(sample, insert, update, fanout=16), LearnerCell(step)
+    assert PairCell(replay, learner).iteration_us == 4301.0
+    assert PairCell(replay, learner, gather).iteration_us == 54301.0
+
+
 def test_cells_are_found_by_device_and_column() -> None:
     matrix = example()
     assert [matrix.cell("cpu0", column) for column in COLUMNS] == [

@@ -16,7 +16,7 @@ from test_cli import invoke
 from test_placement import BATCH, CPU, FPGA, GPU, MATRIX, SERVER, modelled_row, run
 
 from composer.evidence import Evidence
-from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell
+from composer.matrix import AssignmentMatrix, MatrixRow, Measurement, MissingCell, PairCell, StorageCell
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.portability import (
@@ -28,7 +28,7 @@ from composer.portability import (
     phi,
     user_lines,
 )
-from pearl.devices import Device
+from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,6 +101,32 @@ def test_a_matrix_counts_its_devices_with_both_primitives() -> None:
         of_matrix("m", MATRIX, 0)
     with pytest.raises(ConfigurationError, match="no rows"):
         of_matrix("m", AssignmentMatrix(()), 1)
+
+
+@pytest.mark.parametrize("gather", [None, 70.0])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_matrix_prices_a_device_as_the_composer_does_where_transfers_are_free(
+    gather: float | None, joined: bool
+) -> None:
+    storage = StorageCell(Measurement.modelled(50.0), Measurement.modelled(2000.0))
+    row = modelled_row("cpu0", (6, 4, 4, 1080), storage=storage)
+    assert isinstance(row.pair, PairCell)
+    pair = dataclasses.replace(row.pair, gather=gather and Measurement.modelled(gather), joined=joined)
+    matrix = AssignmentMatrix((dataclasses.replace(row, pair=pair),), batch_size=BATCH)
+    placed = run(matrix, Platform((CPU,), (Connection("cpu0", "cpu0", 0.0, 1e12),)))
+    t_itr_us = 6 + (gather or 50) + (2000 + 4 + 1080 + 4 if joined else 2000 + 4)
+    assert placed.t_itr_us == pytest.approx(t_itr_us)
+    (choice,) = of_matrix("m", matrix).choices
+    assert choice.eps == pytest.approx(placed.eps)
+
+
+def test_a_matrix_and_the_given_batch_size_must_agree() -> None:
+    stated = dataclasses.replace(MATRIX, batch_size=BATCH)
+    assert of_matrix("m", stated) == of_matrix("m", stated, BATCH) == of_matrix("m", MATRIX, BATCH)
+    with pytest.raises(ConfigurationError, match=f"batch size {BATCH}; found a batch size of {BATCH + 1}"):
+        of_matrix("m", stated, BATCH + 1)
+    with pytest.raises(ConfigurationError, match="states no batch size"):
+        of_matrix("m", MATRIX)
 
 
 def test_a_machine_on_which_nothing_runs_has_no_portability() -> None:
@@ -188,6 +214,8 @@ def test_the_command_reads_placements_and_matrices(files: tuple[Path, Path]) -> 
     shown = invoke("portability", placement, placement.parent)
     assert shown.exit_code == 0, shown.output
     assert "Phi(P), harmonic mean of the best EPS over 2 machines" in shown.output
+    shown = invoke("portability", matrix)
+    assert (shown.exit_code, "Give --batch-size" in shown.output) == (1, True)
     shown = invoke("portability", matrix, "--batch-size", BATCH)
     assert shown.exit_code == 0, shown.output
     assert "cannot run" in shown.output
@@ -207,7 +235,7 @@ def test_the_command_computes_code_divergence(tmp_path: Path) -> None:
         ("", "not JSON"),
         ("[]", "found 'list'"),
         ('{"format": "pearl-calibration", "version": 1}', "is a calibration file"),
-        ('{"format": "pearl-assignment-matrix", "version": 1}', "Give --batch-size"),
+        ('{"format": "pearl-assignment-matrix", "version": 1}', "found 1"),
         ('{"format": "pearl-placement", "version": 99}', f"version {Placement.VERSION}; found 99"),
         ('{"format": "something"}', "found 'something'"),
     ],

@@ -124,7 +124,7 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
     assert storage.size == spec.capacity
     if spec.share_next_obs:  # environments' steps follow one another, as in a run
         assert storage.breaks <= 2
-        arriving, count = context.arriving(full.rng)
+        arriving, count = context.arriving(full.rng), context.insertions
         before = storage.breaks
         for _ in range(5):
             storage.insert(next(arriving), count)

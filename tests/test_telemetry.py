@@ -9,15 +9,18 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from report_runs import server
 from rich.console import Console
 from test_data_flow import ACTORS, REPLAY, TRAIN, OnPolicy, Recording, options, run_setting_1
 
 import pearl.runtime.telemetry as telemetry_module
 from composer.placement import IterationTerms
+from composer.predicted_parts import predicted_us
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.cli.iteration import iteration_table
 from pearl.errors import ConfigurationError
@@ -30,7 +33,7 @@ from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.rate import StepRate
 from pearl.runtime.reporting import Program
 from pearl.runtime.session import Session
-from pearl.runtime.telemetry import PARTS, Activity, Level, Telemetry
+from pearl.runtime.telemetry import INSERTION, PARTS, Activity, Level, Telemetry
 from pearl.runtime.trace import Trace, Track
 
 ACTIVITY = Activity({"Actors": 0.5, "Learner": 1.0}, {"DCQ": Level(1, 2), "buffer": Level(40, 32)})
@@ -124,6 +127,23 @@ def test_times_are_medians_over_intervals_and_parts_not_measured_are_absent() ->
     assert telemetry.newest_us()["training"] == pytest.approx(91.0)
 
 
+def test_an_insertion_is_timed_per_transition_whatever_the_replay_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(telemetry_module.time, "perf_counter", lambda: now)
+    loop = Loop()
+    telemetry = watched(loop)
+    for transitions in (0, 100, 0, 300):
+        if transitions:
+            telemetry.insertion_begins(SimpleNamespace(count=transitions))  # type: ignore[arg-type]
+            now += transitions * 2e-6
+            telemetry.inserted()
+        loop.do(telemetry, 10, 5e-6, train=4e-6)
+        assert telemetry.newest_us().get(INSERTION) == (pytest.approx(2.0) if transitions else None)
+    times = telemetry.iteration_times()
+    assert times.measured_us[INSERTION] == pytest.approx(2.0)
+    assert times.spread_us[INSERTION] == pytest.approx((2.0, 2.0))
+
+
 def test_a_run_without_iterations_has_no_times() -> None:
     telemetry = Telemetry(StepRate(), 32, devices={})
     assert telemetry.iteration_times() == telemetry_module.IterationTimes({}, {}, 0)
@@ -154,9 +174,13 @@ def test_the_warm_up_of_a_benchmark_is_left_out() -> None:
 
 
 def test_the_predictions_have_the_names_of_the_measurements() -> None:
+    placement = server().placement
+    assert (placement.actor_count, placement.envs_per_actor) == (4, 8)
+    told = predicted_us(placement)
+    assert tuple(told) == PARTS
+    assert told[INSERTION] == pytest.approx((placement.terms.insert_us + placement.terms.store_us) / 32)
     terms = IterationTerms(3.0, 1.0, 2.0, 0.5, 9.0, 0.25, 1.5, messages_us=4.0, delay=0)
     found = terms.by_primitive()
-    assert set(found) <= set(PARTS)
     assert found["communication"] == pytest.approx(5.75)
     assert found["iteration"] == pytest.approx(terms.t_itr_us)
     assert {"sampling": 3.0, "insertion": 2.0, "update": 1.5, "training": 9.0}.items() <= found.items()

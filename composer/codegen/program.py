@@ -20,6 +20,7 @@ import pearl
 from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
+from composer.predicted_parts import predicted_us
 from composer.problem import Problem
 from composer.storage_rule import StorageRule, storage_stays_on_host
 from composer.templates import template_folders
@@ -221,7 +222,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
         "predicted_spread": None if placement.eps_spread is None else round(placement.eps_spread, 3),
-        "predicted_us": {name: round(value, 3) for name, value in placement.terms.by_primitive().items()},
+        "predicted_us": {name: round(value, 3) for name, value in predicted_us(placement).items()},
         "devices": {
             "actors": placement.host,
             "replay_manager": source.replay.device,

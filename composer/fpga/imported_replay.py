@@ -127,7 +127,7 @@ class _Imports:
     def __init__(self, device: Device, problem: Problem, store: CalibrationStore) -> None:
         self._device, self._problem, self._store = device, problem, store
         self._batch = problem.train.batch_size
-        self._insertions = min(problem.actors.env_count, problem.replay.capacity)
+        self._insertions = problem.insertions
         p = problem
         self._trainer = make_trainer(p.trainer_class, p.observation_space, p.action_space, settings=dict(p.settings))
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from composer.html_report.svg import bar
 from composer.matrix import COLUMNS, AssignmentMatrix, Cell, LearnerCell, Measurement, MissingCell, PairCell
 from composer.placement import Candidate, Placement
-from composer.report import microseconds
+from composer.report import short_number
 from pearl.errors import ConfigurationError
 
 LEVELS = 7  # shades of the heat map
@@ -99,13 +99,13 @@ def _value(name: str, measurement: Measurement, fastest: float, slowest: float) 
     if us > fastest > 0:
         level = min(LEVELS - 1, max(1, round((LEVELS - 1) * math.log(us / fastest) / math.log(slowest / fastest))))
         against = f"{us / fastest:,.3g}x the fastest"
-    low, high = microseconds(measurement.p20_us), microseconds(measurement.p80_us)
+    low, high = short_number(measurement.p20_us), short_number(measurement.p80_us)
     if measurement.n:
         source = f"{measurement.source}, {low} to {high}"
-        hover = f"{measurement.source}: p20 {low}, p50 {microseconds(us)}, p80 {high} µs of {measurement.n:,} samples"
+        hover = f"{measurement.source}: p20 {low}, p50 {short_number(us)}, p80 {high} µs of {measurement.n:,} samples"
     else:
         source, hover = measurement.source, f"{measurement.source}, without samples: no spread"
-    return Value(name, microseconds(us), level, against, source, hover)
+    return Value(name, short_number(us), level, against, source, hover)
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,10 @@ def _pair(placement: Placement, candidate: Candidate, most_eps: float, most_per_
         learner=f"{candidate.learner.device} ({candidate.learner.implementation})",
         setting=candidate.setting,
         chosen=chosen,
-        t_itr=microseconds(candidate.t_itr_us),
+        t_itr=short_number(candidate.t_itr_us),
         eps=f"{candidate.eps:,.0f}",
         eps_bar=bar(candidate.eps / most_eps, "eps"),
-        eps_per_watt="" if per_watt is None else microseconds(per_watt),
+        eps_per_watt="" if per_watt is None else short_number(per_watt),
         eps_per_watt_bar=Markup() if per_watt is None else bar(per_watt / most_per_watt, "per-watt"),
         watts="" if candidate.watts is None else f"{candidate.watts:,.0f}",
         reason=reason,
@@ -184,28 +184,10 @@ def stages(placement: Placement) -> list[Stage]:
     return [
         Stage(
             name,
-            microseconds(total),
+            short_number(total),
             bar(total / longest if longest else 0.0, "eps"),
             total == longest,
-            tuple((name, microseconds(us)) for name, us in sorted(stage.items(), key=lambda item: -item[1]) if us > 0),
+            tuple((name, short_number(us)) for name, us in sorted(stage.items(), key=lambda item: -item[1]) if us > 0),
         )
         for name, stage, total in zip(names, found, totals, strict=False)
     ]
-
-
-def predicted_us(placement: Placement) -> dict[str, float]:
-    """The predicted microseconds of each primitive, by the names under which a run reports what it measured."""
-    terms = placement.terms
-    return {
-        "sampling": terms.sample_us,
-        "gather": terms.gather_us,
-        "insertion": terms.insert_us + terms.store_us,
-        "update": terms.update_us,
-        "training": terms.learner_us,
-        "communication": terms.batch_transfer_us
-        + terms.sample_transfer_us
-        + terms.insert_transfer_us
-        + terms.priority_transfer_us
-        + terms.messages_us,
-        "iteration": terms.t_itr_us,
-    }

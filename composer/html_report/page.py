@@ -18,7 +18,7 @@ from composer.html_report.platform_diagram import platform_diagram
 from composer.html_report.record import RunRecord, read_run
 from composer.matrix import COLUMNS
 from composer.placement import Placement
-from composer.report import left_out_line, microseconds
+from composer.report import left_out_line, short_number
 from composer.templates import template_folders
 from pearl.errors import PearlError
 
@@ -92,7 +92,7 @@ def render(record: RunRecord) -> str:
             columns=COLUMNS,
             same=composition_view.SAME,
             left_out=() if made is None else _left_out(made.placement),
-            us=microseconds,
+            us=short_number,
             notes=notes,
         )
     )
@@ -103,7 +103,7 @@ def _storages(placement: Placement) -> list[tuple[str, str, str]]:
     return [
         (
             option.device,
-            microseconds(option.traffic_us),
+            short_number(option.traffic_us),
             "chosen" if option.device == placement.storage else placement.why_not_storage(option),
         )
         for option in placement.chosen.storage

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from composer.html_report.composition_view import predicted_us
 from composer.html_report.record import RunRecord
 from composer.html_report.svg import Series, bar, chart
 from composer.html_report.trace import Trace
-from composer.report import microseconds
+from composer.predicted_parts import predicted_us
+from composer.report import short_number
 from pearl.runtime.learning_curve import moving_mean
 from pearl.runtime.scores import best_text, last_text, number
+from pearl.runtime.telemetry import PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TERMS = ("sampling", "gather", "insertion", "update", "training", "communication", "iteration")
 
 _EVALUATIONS = {  # kinds of evaluations.csv in words
     "progress": "greedy evaluation",
@@ -218,7 +217,7 @@ def comparisons(record: RunRecord) -> list[Comparison]:
 def _numbers(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
-    found = {name: number(values, name) for name in TERMS}
+    found = {name: number(values, name) for name in PARTS}
     return {name: value for name, value in found.items() if 0 <= value <= 1e300}
 
 
@@ -229,7 +228,7 @@ def _terms(
 
     def shown(values: Mapping[str, float], name: str, class_: str) -> tuple[str, Markup]:
         value = values.get(name)
-        return ("", Markup()) if value is None else (microseconds(value), bar(value / (longest or 1.0), class_))
+        return ("", Markup()) if value is None else (short_number(value), bar(value / (longest or 1.0), class_))
 
     return tuple(
         Term(
@@ -239,7 +238,7 @@ def _terms(
             _verdict(predicted.get(name), measured.get(name)),
             _spread(spread.get(name)),
         )
-        for name in TERMS
+        for name in PARTS
         if name in predicted or name in measured
     )
 
@@ -249,7 +248,7 @@ def _spread(found: object) -> str:
     if not isinstance(found, list) or len(found) != 2:
         return ""
     low, high = (number({"us": value}, "us") for value in found)
-    return f"{microseconds(low)} to {microseconds(high)}" if 0 <= low <= high <= 1e300 else ""
+    return f"{short_number(low)} to {short_number(high)}" if 0 <= low <= high <= 1e300 else ""
 
 
 def _verdict(predicted: float | None, measured: float | None) -> str:

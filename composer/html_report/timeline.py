@@ -13,7 +13,7 @@ from markupsafe import Markup
 from composer.html_report.svg import WIDTH, drawing, element, fitting, label, markup
 from composer.html_report.trace import Span, Trace
 from composer.placement import IterationTerms, Placement
-from composer.report import microseconds
+from composer.report import short_number
 
 _LANE, _TEXT = 22.0, 15.0  # heights of a lane's row and of the text above it
 _SHOWN_BATCHES = 3
@@ -132,7 +132,7 @@ def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
     lanes = list(dict.fromkeys(w.lane for w in work))
     scale = WIDTH / max(end - begin, 1e-12)
     description = "; ".join(
-        f"{w.lane}: {w.name} from {microseconds(w.start_us - begin)} to {microseconds(w.end_us - begin)} µs"
+        f"{w.lane}: {w.name} from {short_number(w.start_us - begin)} to {short_number(w.end_us - begin)} µs"
         for w in work[:60]
     )
     bottom = len(lanes) * (_LANE + _TEXT) + 6
@@ -145,7 +145,7 @@ def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
             x = (piece.start_us - begin) * scale
             width = max(0.7, (piece.end_us - piece.start_us) * scale)
             group = element(root, "g", class_=f"work {piece.kind}")
-            times = f"{microseconds(piece.end_us - piece.start_us)} µs"
+            times = f"{short_number(piece.end_us - piece.start_us)} µs"
             element(group, "title", f"{piece.name}, {times}")
             offset, height = _HEIGHTS.get(piece.kind, _WHOLE)
             element(group, "rect", x=x, y=top + _TEXT + offset, width=width, height=height)
@@ -154,7 +154,7 @@ def draw_schedule(work: Sequence[Work], title: str) -> Markup | None:
                 label(group, x + width / 2, top + _TEXT + 13, shown, class_="mark", anchor="middle")
     element(root, "line", x1=0.0, y1=bottom, x2=WIDTH, y2=bottom, class_="axis")
     label(root, 0, bottom + 13, "0", class_="tick")
-    label(root, WIDTH, bottom + 13, f"{microseconds(end - begin)} µs", class_="tick", anchor="end")
+    label(root, WIDTH, bottom + 13, f"{short_number(end - begin)} µs", class_="tick", anchor="end")
     return markup(root)
 
 

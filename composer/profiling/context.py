@@ -214,15 +214,13 @@ class ProfilingContext:
         fill(storage, self._rows(filling_rows(envs, storage.capacity), np.random.default_rng(0)))
         return storage
 
-    @property
-    def storage_stays_on_host(self) -> bool:
-        """Whether the replay's settings require the Data Storage in the host's memory or on its disk."""
-        return storage_stays_on_host(self.problem.replay)
+    def own_storage(self, device: Device) -> bool:
+        """Whether a program whose Learner is on `device` keeps the Data Storage in the device's own memory."""
+        return backend_of(device).storage(device) is not None and not storage_stays_on_host(self.problem.replay)
 
     def storage_on(self, device: Device) -> tuple[AnyStorage, bool]:
         """The full storage of a program whose Learner is on `device`, and whether it is in the device's own memory."""
-        made = backend_of(device).storage(device)
-        if made is None or self.storage_stays_on_host:
+        if not self.own_storage(device):
             return self.full_storage, False
         return self.filled(self.device_storage(device, self.problem.replay.capacity)), True
 
@@ -236,17 +234,16 @@ class ProfilingContext:
     def batch_on(self, device: Device) -> Mapping[str, Any]:
         """A batch as a Learner on the device gets it: from its own storage, or from the host's memory."""
         columns = self.problem.random_columns(self.problem.train.batch_size, np.random.default_rng(0))
-        if backend_of(device).storage(device) is None or self.storage_stays_on_host:
+        if not self.own_storage(device):
             return columns
         rows = self.problem.train.batch_size
         storage = self.device_storage(device, rows)
         storage.insert(columns, rows)
         return storage.gather(np.arange(rows))
 
-    def arriving(self, rng: np.random.Generator) -> tuple[Iterator[dict[str, np.ndarray]], int]:
-        """The transitions that arrive in one iteration, one per environment, for ever; and their number."""
-        count = min(self.problem.actors.env_count, self.problem.replay.capacity)
-        return steps(self._rows(2 * count, rng), count), count
+    def arriving(self, rng: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
+        """The transitions of one iteration after another, `insertions` each, without end."""
+        return steps(self._rows(2 * self.problem.insertions, rng), self.problem.insertions)
 
     def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Synthetic transitions of all environments in turn, as consecutive steps where the replay needs them."""

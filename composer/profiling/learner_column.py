@@ -27,10 +27,12 @@ def learner_cell(context: ProfilingContext, device: Device, implementation: str)
     cells = []
     for candidate in candidates:
         threads, parts = candidate.threads, candidate.sub_batches
+        # A batch comes from the device's own storage or from the host's memory: a step's time differs.
+        parameters = {"threads": threads, "sub_batches": parts, "own_storage": context.own_storage(device)}
         context.begin(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
         with context.where_calibrated(device):
             found = context.known(
-                context.key("learner", device, {"threads": threads, "sub_batches": parts}, implementation),
+                context.key("learner", device, parameters, implementation),
                 ("step",),
                 functools.partial(measure_learner, context, device, implementation, threads, parts),
                 device,

@@ -37,7 +37,7 @@ def pair_cell(
         return plain
     with context.where_calibrated(device):
         ahead = _measured(context, device, replay, learner, prefetch=True)
-        return ahead if _iteration_us(ahead) * _WORTH_A_CORE <= _iteration_us(plain) else plain
+        return ahead if ahead.iteration_us * _WORTH_A_CORE <= plain.iteration_us else plain
     return plain
 
 
@@ -86,11 +86,6 @@ def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCel
     return bool(made.loops_natively)
 
 
-def _iteration_us(pair: PairCell) -> float:
-    """Microseconds of an iteration of the loop in C++, which overlaps insertions."""
-    return sum(latency.value_us for name, latency in pair.measurements() if name != "insert")
-
-
 @on_own_thread
 def measure_pair(
     context: ProfilingContext,
@@ -106,7 +101,7 @@ def measure_pair(
     full = context.full_replay(device, replay.fanout, replay.workers)
     learner = context.make_learner(implementation, device, threads, prefetch=prefetch)
     storage, _ = context.storage_on(device)
-    arriving, count = context.arriving(full.rng)
+    arriving, count = context.arriving(full.rng), context.problem.insertions
     bell = Bell()
     laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, bell), WeightSyncQueue(learner.weight_count)
     loop = TrainingLoop(

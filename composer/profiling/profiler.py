@@ -138,7 +138,7 @@ class Profiler(ProfilingContext):
             program = str(error)
         return ModelledWork(
             problem.train.batch_size,
-            min(problem.actors.env_count, problem.replay.capacity),
+            problem.insertions,
             problem.transition.nbytes,
             problem.replay.capacity,
             self.fanouts(),

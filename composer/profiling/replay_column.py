@@ -51,7 +51,7 @@ def measure_replay(context: ProfilingContext, device: Device, fanout: int, worke
         nonlocal sample
         sample = replay.sample(batch, full.beta)
 
-    _, count = context.arriving(full.rng)
+    count = context.problem.insertions
     slots = itertools.cycle(np.arange(full.spec.capacity // count * count).reshape(-1, count))
     return {
         "sample": measure(sampling, budget_s, before=lambda: full.renew(batch)),

@@ -13,7 +13,7 @@ from pearl.backends import backend_of
 from pearl.devices.description import Device
 
 _BATCHES = 64  # different ones, so that rows come from memory as in a run
-# The fields of ReplaySpec that a storage depends on.
+# The parameters of a replay that its storage depends on.
 _SETTINGS = ("capacity", "storage", "share_next_obs", "n_step")
 
 
@@ -22,7 +22,7 @@ def storage_cell(context: ProfilingContext, device: Device) -> StorageCell | Mis
     made = backend_of(device).storage(device)
     if made is None and not backend_of(device).keeps_storage(device, with_learner=True):
         return MissingCell("it has no Data Storage")
-    if made is not None and context.storage_stays_on_host:
+    if made is not None and not context.own_storage(device):
         return MissingCell("storage= and share_next_obs= of the replay need the host")
     context.begin(f"{device.name}: Data Storage")
     everything = context.replay_parameters(context.fanouts()[0])
@@ -39,7 +39,7 @@ def measure_storage(context: ProfilingContext, device: Device) -> dict[str, list
     rng, batch = np.random.default_rng(0), context.problem.train.batch_size
     indices = itertools.cycle(rng.integers(storage.capacity, size=(_BATCHES, batch)))
     out = None if own else context.problem.transition.empty(batch)  # a device's own returns new columns
-    arriving, count = context.arriving(rng)
+    arriving, count = context.arriving(rng), context.problem.insertions
     return {
         "gather": measure(lambda: storage.gather(next(indices), out), context.budget_s / 4),
         "store": measure(lambda: storage.insert(next(arriving), count), context.budget_s / 4),

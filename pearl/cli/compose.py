@@ -51,7 +51,7 @@ def _compose(
     implementation: Annotated[
         str | None,
         typer.Option(
-            help="Of the Learner: auto (the fastest), native, torch or sycl. Default: as in the file, else auto."
+            help="Of the Learner: auto (the fastest), native, torch, sycl or fpga. Default: as in the file, else auto."
         ),
     ] = None,
 ) -> None:

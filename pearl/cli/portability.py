@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     name="portability",
     epilog=examples(
         "pearl portability lab.placement.json laptop.placement.json",
-        "pearl portability lab.matrix.json laptop.matrix.json --batch-size 64",
+        "pearl portability lab.matrix.json laptop.matrix.json",
         "pearl portability --code train_lab.py --code train_laptop.py",
     ),
 )
@@ -33,7 +33,7 @@ def _portability(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="The batch size of the matrices, which do not state it.")
+        int | None, typer.Option(min=1, help="The batch size of matrices that do not state it.")
     ] = None,
     code: Annotated[
         list[Path] | None,
@@ -44,7 +44,8 @@ def _portability(
 
     Phi(D) is the harmonic mean of the experiences per second over all choices of devices of a machine, Phi(P) that of
     the best choice over machines; both are 0 if one cannot run. Each choice says whether Stable-Baselines3 and RLlib
-    could run it. Of a matrix, only choices with both primitives on one device count, as it states no links.
+    could run it. Of a matrix, only choices with all primitives on one device count, without transfers: it states no
+    links.
     """
     from composer.portability import Portability
 
@@ -76,8 +77,6 @@ def _platform(file: Path, batch_size: int | None) -> PlatformPortability:
         )
     if kind != AssignmentMatrix.FORMAT:
         return of_placement(str(file), read_placement(source))
-    if batch_size is None:
-        raise ConfigurationError(f"{source} is a matrix, which states no batch size. Give --batch-size.")
     try:
         matrix = AssignmentMatrix.from_json(text)
     except ConfigurationError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pearl.runtime.telemetry import INSERTION
+
 ITERATION = "iteration"
 
 
@@ -31,8 +33,11 @@ class Drift:
 
     @property
     def term(self) -> str:
-        """The term that explains most of the difference; the iteration itself where no term is known."""
-        terms = [name for name in self.predicted_us if name != ITERATION and name in self.measured_us]
+        """The term that explains most of the difference; the iteration itself where no term is known.
+
+        Insertion is none of the terms: its times are per transition.
+        """
+        terms = [name for name in self.predicted_us if name in self.measured_us and name not in (ITERATION, INSERTION)]
         longer = 1 if self.ratio >= 1 else -1
         found = max(terms, key=lambda name: longer * self._difference(name), default=ITERATION)
         return found if longer * self._difference(found) > 0 else ITERATION

@@ -22,8 +22,10 @@ from pearl.runtime.rate import StepRate
 from pearl.runtime.trace import Trace, Track
 from pearl.runtime.workers import Worker
 
+# Per transition: how many are inserted in an iteration depends on the Actors and on the replay ratio.
+INSERTION = "insertion per transition"
 # In the order of an iteration; the keys of predicted and measured times.
-PARTS = ("sampling", "gather", "insertion", "update", "training", "communication", "iteration")
+PARTS = ("sampling", "gather", INSERTION, "update", "training", "communication", "iteration")
 
 _INTERVAL_S = 0.25
 _MOST_INTERVALS = 1024  # then neighbours are joined
@@ -57,7 +59,7 @@ class IterationTimes:
     """Measured times of an iteration's parts in microseconds, by the names in `PARTS`; a part not measured is absent.
 
     Each is the median over `intervals` of the mean in an interval, and `spread_us` holds the 20th and 80th percentiles;
-    only that of insertion is the mean of all intervals.
+    only `INSERTION` is the mean of all intervals, with the spread over those that have insertions.
     """
 
     measured_us: Mapping[str, float]
@@ -67,11 +69,15 @@ class IterationTimes:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Sums at the end of an interval: iterations, seconds in which a batch was under way, seconds of each part."""
+    """Sums at the end of an interval: iterations, seconds in which a batch was under way, seconds of each part.
+
+    `inserted` is the number of transitions that entered the Data Storage.
+    """
 
     iterations: int
     busy_s: float
     spent: Mapping[str, float]
+    inserted: int
 
 
 class Telemetry:
@@ -98,6 +104,7 @@ class Telemetry:
         self._buffer: CollectionBuffer | None = None
         self._host = self._recorder()
         self._insertion_began = self._waited_s = 0.0
+        self._inserting = self._inserted = 0  # transitions: of the insertion that began last, and so far
         self._actors: dict[int, Recorder] = {}
         self._moments: list[_Moment] = []
         self._since: float | None = None  # when the rates began that the moments belong to
@@ -139,13 +146,14 @@ class Telemetry:
 
     def insertion_begins(self, buffer: CollectionBuffer) -> None:
         """The host inserts `buffer` from now on."""
-        self._buffer, self._insertion_began = buffer, time.perf_counter()
+        self._buffer, self._inserting, self._insertion_began = buffer, buffer.count, time.perf_counter()
         self._note_levels(self._insertion_began)
 
     def inserted(self) -> None:
         """The host has inserted the collection buffer."""
         now = time.perf_counter()
         self._host.record("insert", self._insertion_began, now)
+        self._inserted += self._inserting
         self._note_levels(now)
 
     def waited(self, start: float, end: float) -> None:
@@ -167,7 +175,7 @@ class Telemetry:
             self._levels.append((now, self.levels()))
 
     def _end_interval(self) -> None:
-        moment = _Moment(self._rate.steps, self._rate.busy_s, self._spent())
+        moment = _Moment(self._rate.steps, self._rate.busy_s, self._spent(), self._inserted)
         if self._rate.since != self._since:  # the rates restart after a warm-up
             self._since = self._rate.since
             self._moments.clear()
@@ -184,7 +192,7 @@ class Telemetry:
         spent = {
             "sampling": loop.get("sample", 0.0),
             "gather": loop.get("gather", 0.0) + host.get("gather", 0.0),
-            "insertion": self._host.spent.get("insert", 0.0),
+            INSERTION: self._host.spent.get("insert", 0.0),
             "update": loop.get("update", 0.0),
             "training": loop.get("train", 0.0) + loop.get("publish", 0.0),
         }
@@ -197,7 +205,7 @@ class Telemetry:
         if self._serial:  # requests are executed where they are written: in the host's messages and insertions
             spent["communication"] -= requests["sample"] + requests["update"]
         else:
-            spent["insertion"] += requests["insert"]
+            spent[INSERTION] += requests["insert"]
         return spent
 
     def newest_us(self) -> dict[str, float]:
@@ -210,11 +218,11 @@ class Telemetry:
     def iteration_times(self) -> IterationTimes:
         """The times of an iteration's parts; call it when the loops have ended."""
         intervals = [_times_us(before, after) for before, after in self._intervals()]
-        values = {name: [times[name] for times in intervals] for name in PARTS}
+        values = {name: [times[name] for times in intervals if name in times] for name in PARTS}
         values = {name: found for name, found in values.items() if any(found)}
         middle = {name: float(np.median(found)) for name, found in values.items()}
-        if "insertion" in middle:  # rare: most intervals of a slow run have none
-            middle["insertion"] = _times_us(self._moments[0], self._moments[-1])["insertion"]
+        if INSERTION in middle:  # another thread may insert in a later interval than the host counts
+            middle[INSERTION] = _times_us(self._moments[0], self._moments[-1])[INSERTION]
         spread = {name: (float(np.percentile(v, 20)), float(np.percentile(v, 80))) for name, v in values.items()}
         return IterationTimes(middle, spread, len(intervals))
 
@@ -251,7 +259,7 @@ class Telemetry:
         seconds = {
             "Actors": collecting_s / max(1, len(self._actors)),
             "Replay Manager": spent["sampling"] + spent["update"],
-            "Data Storage": spent["gather"] + spent["insertion"],
+            "Data Storage": spent["gather"] + spent[INSERTION],
             "Learner": spent["training"],
         }
         if not self._serial:
@@ -294,9 +302,11 @@ class Telemetry:
 
 
 def _times_us(before: _Moment, after: _Moment) -> dict[str, float]:
-    """Mean microseconds of an iteration and its parts between two moments."""
+    """Mean microseconds of an iteration and its parts between two moments; `INSERTION` is absent if there was none."""
     each_us = 1e6 / (after.iterations - before.iterations)
-    times = {name: (after.spent[name] - before.spent[name]) * each_us for name in after.spent}
+    times = {name: (after.spent[name] - before.spent[name]) * each_us for name in after.spent if name != INSERTION}
+    if inserted := after.inserted - before.inserted:
+        times[INSERTION] = (after.spent[INSERTION] - before.spent[INSERTION]) * 1e6 / inserted
     times["iteration"] = (after.busy_s - before.busy_s) * each_us
     if "communication" not in times:  # setting 2: the loop waits for its next grant
         parts = ("sampling", "gather", "update", "training")
@@ -313,6 +323,6 @@ def iteration_text(predicted_us: Mapping[str, float], measured_us: Mapping[str, 
     parts = []
     for name in reversed(PARTS):
         if name in measured_us:
-            predicted = f" (predicted {predicted_us[name]:,.1f})" if name in predicted_us else ""
-            parts.append(f"{name} {measured_us[name]:,.1f}{predicted}")
+            predicted = f" (predicted {predicted_us[name]:,.2f})" if name in predicted_us else ""
+            parts.append(f"{name} {measured_us[name]:,.2f}{predicted}")
     return f"{'; '.join([parts[0], *reversed(parts[1:])])} us"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -40,7 +41,7 @@ class LearnerStorage(Protocol):
         ...
 
 
-class Worker:
+class Worker(ABC):
     """A loop over an input queue, in a thread, or step by step in serial mode.
 
     An exception inside it is kept, and raised in the host by `check`. `laq` is its input queue, `ldq` its output queue.
@@ -52,37 +53,37 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._prepared = False
 
+    @abstractmethod
     def take(self, timeout_s: float) -> bool:
         """Process the next message of the input queue; False if none arrived in time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_batch(self) -> dict[str, np.ndarray]:
         """After an error: `indices`, `weights` and the columns `(batch, ...)` of the batch that was being trained."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restarted(self) -> None:
         """Serial mode, after a checkpoint: continue as a resumed run would."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seconds(self) -> Mapping[str, float]:
         """Seconds spent so far on `sample`, `gather`, `train`, `update` and `publish`, as far as the loop does these.
 
         A `TrainingLoop` may be asked only while no grant runs.
         """
-        raise NotImplementedError
 
     @property
     def host(self) -> Recorder:
         """What the host's thread spends on batches for this loop: `messages`, and the `gather` during these."""
         return Recorder()
 
+    @abstractmethod
     def keep_events(self, most: int) -> None:
         """Keep the newest `most` events of each thread; at first none are kept. Call it before `launch`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def events(self) -> dict[str, list[Event]]:
         """The events kept, by the name of their thread; call it after `stop`."""
-        raise NotImplementedError
 
     def launch(self) -> None:
         """Start the thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import CsvPair, described, run
@@ -12,6 +13,8 @@ from toy_backend import BACKEND, ToyLearner
 import pearl.backends
 from composer import Composer
 from composer.matrix import MissingCell
+from composer.profiling.context import ProfilingContext
+from composer.profiling.learner_column import measure_learner
 from composer.profiling.profiler import Profiler
 from pearl.devices import Device
 from pearl.errors import ConfigurationError, DeviceError, TrainerError
@@ -78,6 +81,25 @@ def test_a_broken_one_is_a_named_missing_cell(csv_pair: CsvPair) -> None:
     assert row.replay == row.pair == MissingCell("the toy is broken")
     assert not isinstance(row.learner, MissingCell)
     assert composer.placement.replay_manager == "cpu0"
+
+
+def test_a_learner_is_measured_again_where_its_batches_come_from_other_memory(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def noted(context: ProfilingContext, device: Device, *arguments: Any) -> dict[str, list[float]]:
+        measured.append(device.name)
+        return measure_learner(context, device, *arguments)
+
+    monkeypatch.setattr("composer.profiling.learner_column.measure_learner", noted)
+    files = csv_pair(HOST, "toy0,gpu,toy,,1,30", connections=["cpu0,toy0,5,10"])
+    for share_next_obs, again in ((False, {"cpu0", "toy0"}), (True, {"toy0"}), (False, set())):
+        measured.clear()
+        composer = described(files, calibration=tmp_path / "new.json")
+        composer.set_replay(2000, share_next_obs=share_next_obs)  # if True, the storage stays in the host's memory
+        composer.run()
+        assert set(measured) == again
 
 
 class DriverError(Exception):

@@ -50,7 +50,7 @@ PROGRAM = Program(
     predicted_us={
         "sampling": 10.0,
         "gather": 0.254,
-        "insertion": 10.177,
+        "insertion per transition": 0.318,
         "update": 10.0,
         "training": 20.0,
         "communication": 0.428,

@@ -1,7 +1,7 @@
 // Subnormal numbers (below 1.2e-38) as zero, while an object of this type lives, in the thread that made it.
 //
 // The moments of weights whose gradient stays 0 (behind dead ReLUs) shrink until they are subnormal, and arithmetic
-// with those takes a hundred cycles: it made whole steps 1.2 to 1.6 times as long after some thousand.
+// with those takes a hundred cycles: it made whole steps 1.2 to 1.7 times as long after some thousand.
 #pragma once
 
 #include <cstdint>
