@@ -113,7 +113,7 @@ def runs_of(question: Question, folder: Path, devices: Path, connections: Path, 
 
 def ask(question: Question, here: Path, repeats: int, seconds: float) -> Iterator[tuple[Row, float | None]]:
     """A row for each program with its error, and one for the regret; the programs run by turns."""
-    runs = runs_of(question, here / question.name.replace(" ", "_"), *_machine(here), seconds)
+    runs = runs_of(question, here / question.name.replace(" ", "_"), *machine_files(here), seconds)
     for turn in range(repeats):
         for run in runs if turn % 2 == 0 else reversed(runs):
             run.found.append(bench(run.program, *run.options))
@@ -125,8 +125,8 @@ def ask(question: Question, here: Path, repeats: int, seconds: float) -> Iterato
     yield Row.of(f"regret: {question.name}", "EPS", "higher", chosen.found, "best placement", best.found), None
 
 
-def _machine(here: Path) -> tuple[Path, Path]:
-    """The device and connection files of this machine, measured once."""
+def machine_files(here: Path) -> tuple[Path, Path]:
+    """The device and connection files of this machine's CPU, in the folder `here`, measured once."""
     from pearl.devices import discover, write_csv
 
     devices, connections = here / "devices.csv", here / "connections.csv"
