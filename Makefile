@@ -22,7 +22,7 @@ SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl clean
+.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,7 +95,7 @@ docs: setup  ## API reference from the docstrings, into docs/api
 fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA compared with the papers
 	$(BIN)/python -m benchmarks.fpga_model
 
-paper: setup  ## The tables of docs/paper.md: the paper's Tables IV and V with this project's numbers
+paper: setup  ## docs/paper.md and its pictures: the papers' experiments with this project's numbers
 	$(BIN)/python -m benchmarks.paper
 
 bench-solve: setup bench-env  ## Do the examples learn, and how long do they and other frameworks take?
@@ -130,6 +130,9 @@ bench-model: setup sycl  ## The composer's predictions against programs that run
 
 bench-learner: setup  ## The native learner against torch, one thread each; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
+
+bench-paper: setup sycl bench-env  ## The papers' experiments that need a run; BENCH_ARGS=--quick for a small part
+	$(BIN)/python -m benchmarks.paper_runs --peer-python $(BENCH)/bin/python $(BENCH_ARGS)
 
 bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.prefetch $(BENCH_ARGS)

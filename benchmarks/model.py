@@ -118,7 +118,7 @@ def runs_of(question: Question, folder: Path, devices: Path, connections: Path) 
 
 def ask(question: Question, here: Path, repeats: int, seconds: float) -> tuple[list[Run], Row]:
     """The programs of the problem, measured by turns, and a row for the regret."""
-    runs = runs_of(question, here / question.name.replace(" ", "_"), *_machine(here))
+    runs = runs_of(question, here / question.name.replace(" ", "_"), *machine_files(here))
     for turn in range(repeats):
         for run in runs if turn % 2 == 0 else reversed(runs):
             run.measure(seconds)
@@ -128,8 +128,8 @@ def ask(question: Question, here: Path, repeats: int, seconds: float) -> tuple[l
     return runs, Row.of(f"regret: {question.name}", "EPS", "higher", paced[chosen], "best placement", paced[best])
 
 
-def _machine(here: Path) -> tuple[Path, Path]:
-    """The device and connection files of this machine, measured once."""
+def machine_files(here: Path) -> tuple[Path, Path]:
+    """The device and connection files of this machine's CPU, in the folder `here`, measured once."""
     from pearl.devices import discover, write_csv
 
     devices, connections = here / "devices.csv", here / "connections.csv"

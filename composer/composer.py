@@ -174,9 +174,9 @@ class Composer:
         also register environments.
 
         `implementation` of the Learner: "auto" measures all implementations that can train the trainer and places the
-        fastest; "native" (C++, on CPUs), "torch", "sycl" (on SYCL devices) or "fpga" forces one. Raises ConfigurationError
-        for any other, TrainerError for a class that is no trainer; `run` raises TrainerError where the forced
-        implementation cannot train the trainer.
+        fastest; "native" (C++, on CPUs), "torch", "sycl" (on SYCL devices) or "fpga" forces one. Raises
+        ConfigurationError for any other, TrainerError for a class that is no trainer; `run` raises TrainerError where
+        the forced implementation cannot train the trainer.
         """
         self._trainer_class = check_trainer_class(learner)
         self._implementation = check_implementation(implementation, auto=True)

@@ -227,7 +227,7 @@ def test_trainers_are_read_as_the_pipelines_they_are() -> None:
 # --- composing -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["server_cg", "server_cgf", "titan_xp_u200"])
+@pytest.mark.parametrize("name", ["rtx_3090_u200", "server_cg", "server_cgf", "titan_xp_u200"])
 def test_a_machine_that_is_not_here_is_composed_for_but_not_programmed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Portability (PEARL Eq. 8), code divergence, the command, and docs/paper.md."""
+"""Portability (PEARL Eq. 8), code divergence, and the command."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_an_example_for_two_machines_differs_in_the_names_of_the_csv_files_only(
         assert code_divergence(first, second) == pytest.approx(4 / (lines + 4))
 
 
-# --- command and page ------------------------------------------------------------------------------------------------
+# --- command ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -258,15 +258,3 @@ def test_the_command_says_what_it_needs(arguments: list[str], said: str) -> None
     shown = invoke("portability", *arguments)
     assert shown.exit_code == 1
     assert said in shown.output
-
-
-def test_the_paper_page_is_that_of_the_current_model_and_examples() -> None:
-    assert paper.render() == paper.TARGET.read_text(encoding="utf-8"), "write it again: make paper"
-
-
-def test_every_value_of_the_papers_table_iv_is_on_the_page() -> None:
-    page = paper.TARGET.read_text(encoding="utf-8")
-    for value in ("7.8K, 90.3K", "46.3, 406.2", "2.9K, 4.6K", "2.9K, 46.8K", "17.24, 227", "~75", "~0.04"):
-        assert value in page
-    for source in ("**paper**", "**measured here**", "**modelled**", "**computed**"):
-        assert source in page
