@@ -34,7 +34,8 @@ _MEASURED_S = 1.0  # at each pace
 _OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
 _CLOSE = 1.1  # programs that differ less are tried again
 _WORTH_REPEATING = 1.25  # with a budget of the user's
-_MOST_RUNS = 3
+_MOST_RUNS = 3  # of those
+_LEAST_RUNS = 2  # of all, where time is left
 _USUAL_RUN_S = 6.0
 _LONGEST_RUN_S = 120.0
 
@@ -231,8 +232,14 @@ class Trials:
         margin, most = (_WORTH_REPEATING, _MOST_RUNS) if self.budget.stated else (_CLOSE, 2)
         close = [c for c in tried if c.score(placement.metric) * margin >= best]
         if self.budget.stated or len(close) > 1:
-            again = sorted(close, key=lambda c: len(self._runs[c.names]))
-            yield from (c for c in again if len(self._runs[c.names]) < most)
+            yield from self._again(close, most)
+        if self.budget.stated:
+            yield from self._again(tried, _LEAST_RUNS)
+
+    def _again(self, candidates: list[Candidate], most: int) -> list[Candidate]:
+        """Those that ran less than `most` times, the fewest first."""
+        runs = {candidate.names: len(self._runs[candidate.names]) for candidate in candidates}
+        return sorted((c for c in candidates if runs[c.names] < most), key=lambda c: runs[c.names])
 
     def _is_known(self, candidate: Candidate, run: int) -> bool:
         return run < _MOST_RUNS and candidate.names not in self._failed and self.programs.is_known(candidate, run)
