@@ -307,7 +307,8 @@ class Composer:
             raise ConfigurationError("Composer.resized() needs set_replay(size) to be called first.")
         other = copy.copy(self)
         if batch_size is not None:
-            other.set_training(**{**self._training, "batch_size": batch_size})
+            auto = {name: AUTO for name in self._auto if name not in _ACTOR_FIELDS}
+            other.set_training(**{**self._training, **auto, "batch_size": batch_size})
         sizes = {"capacity": capacity, "fanout": fanout}
         changed: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
         other._replay = dataclasses.replace(self._replay, **changed)
@@ -489,11 +490,12 @@ class Composer:
         self._matrix = matrix
         for line in imported:
             self._say(line)
-        imports = f", {profiler.imports} imported" if profiler.imports else ""
         if (machine := machine_of(profiler.platform, discovered=self._device_file is None)) is not None:
             profiler.store.record(machine)
         decide, rule = self._decision(profiler)
+        profiler.forget_storage()
         placement = self._place(profiler, decide, matrix, budget)
+        imports = f", {profiler.imports} imported" if profiler.imports else ""
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
         evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, self._matrix_at(profiler.store))
         self._placement = dataclasses.replace(placement, evidence=evidence)
@@ -516,11 +518,11 @@ class Composer:
         """Search the settings that were left to the composer; whether to compose again with what was found."""
         until, placement = time.monotonic() + budget.seconds, self.placement
 
-        def measure(problem: Problem) -> Speed | None:
+        def measure(problem: Problem, run: int) -> Speed | None:
             _check_sizes(problem.replay, problem.actors, problem.train)
             profiler = Profiler(self.platform, _profiled(problem), store, self._say)
             with self._programs(profiler, problem) as programs:
-                return programs.speed(placement, until)
+                return programs.speed(placement, run, until)
 
         found = tuned(_made(self._problem, "problem"), placement, self._auto, measure, self._say)
         actors: dict[str, Any] = {_ACTOR_FIELDS[name]: value for name, value in found.items() if name in _ACTOR_FIELDS}

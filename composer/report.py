@@ -19,6 +19,7 @@ _WIDTH = 120
 _PAIRS_SHOWN = 100  # of the possible pairs, and of the impossible ones
 _LINES = ("sample", "gather", "insert", "store", "update", "step", "with")
 _RATES = ("EPS", "EPS/W")
+_WAITS = 0.9  # the share of the time in which a Learner trains, below which a report says that it waits
 
 
 def matrix_report(matrix: AssignmentMatrix) -> RenderableType:
@@ -140,6 +141,11 @@ def _choice_table(placement: Placement) -> Table:
     )
     if placement.watts is not None:
         table.caption += f"\n{_power_note(placement)}"
+    if placement.overall_eps is not None and placement.overall_eps < _WAITS * placement.eps:
+        table.caption += (
+            f"\nwith all waiting for data included: {placement.overall_eps:,.0f} EPS. More environments or Actors may "
+            'feed it: num_actors="auto", envs_per_actor="auto"'
+        )
     return table
 
 

@@ -99,10 +99,16 @@ class ProgramRuns:
     write: Callable[[Placement, Path], Path]
     folder: Path
 
+    def can_count(self, candidate: Candidate) -> bool:
+        """Whether the program's speed says something: none of its devices is modelled or emulated."""
+        return all(backend_of(device).estimator(device) is None for device in self._devices(candidate))
+
     def can_run(self, candidate: Candidate) -> bool:
-        """Whether the program would run as fast as on the devices that it is for: all are here, none is emulated."""
-        devices = [self.context.platform.device(name) for name in candidate.pair]
-        return all(backend_of(device).estimator(device) is None for device in devices)
+        """Whether the program can be tried: its speed counts, and all of its devices are here."""
+        return self.can_count(candidate) and not any(device.absent for device in self._devices(candidate))
+
+    def _devices(self, candidate: Candidate) -> list[Device]:
+        return [self.context.platform.device(name) for name in candidate.pair]
 
     def is_known(self, candidate: Candidate, run: int) -> bool:
         """Whether the run has been made."""
@@ -120,13 +126,13 @@ class ProgramRuns:
         found = self.context.known(self._key(candidate, run), _TIMES, work, self._learner(candidate))
         return WholeIteration(*(found[name] for name in _TIMES))
 
-    def speed(self, placement: Placement, until: float) -> Speed | None:
+    def speed(self, placement: Placement, run: int, until: float) -> Speed | None:
         """How fast the chosen program is; None where it cannot be tried before `until`, or fails, which is reported."""
         chosen = placement.chosen
-        if not self.can_run(chosen) or (not self.is_known(chosen, 0) and time.monotonic() + _USUAL_RUN_S > until):
+        if not self.can_run(chosen) or (not self.is_known(chosen, run) and time.monotonic() + _USUAL_RUN_S > until):
             return None
         try:
-            whole = self.run(placement, chosen, 0, until)
+            whole = self.run(placement, chosen, run, until)
         except (GenerationError, NotCalibratedError, FailedError, OutOfTimeError) as error:
             self.context.report(f"not tried: {_name(chosen)}: {error}")
             return None
@@ -148,7 +154,7 @@ class ProgramRuns:
         return self.context.platform.device(candidate.learner.device)
 
     def _key(self, candidate: Candidate, run: int) -> CalibrationKey:
-        context, (on_i, on_j) = self.context, map(self.context.platform.device, candidate.pair)
+        context, (on_i, on_j) = self.context, self._devices(candidate)
         storage = context.platform.device(candidate.storage[0].device)
         problem, replay, learner = context.problem, candidate.replay, candidate.learner
         parameters = {
@@ -205,7 +211,7 @@ class Trials:
         """
         until = time.monotonic() + self.budget.seconds
         placement = self.decide({})
-        for candidate in filter(self.programs.can_run, placement.candidates):
+        for candidate in filter(self.programs.can_count, placement.candidates):
             while self._is_known(candidate, run := len(self._runs.get(candidate.names, []))):
                 self._try(placement, candidate, run, until)
         while True:
@@ -298,5 +304,8 @@ def _run(program: Path, batch_size: int, limit_s: float) -> dict[str, list[float
         raise FailedError(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "it wrote nothing")
     found = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     paced, *_, free = measurements if len(measurements := found.get("measurements", [])) > 1 else (found, found)
-    samples = paced["iteration_samples_us"], free["iteration_samples_us"], [batch_size / paced["overall_eps"] * 1e6]
-    return dict(zip(_TIMES, samples, strict=True))
+    return {
+        "paced": paced["iteration_samples_us"] or [batch_size / paced["measured_eps"] * 1e6],  # none of few iterations
+        "free": free["iteration_samples_us"] or [batch_size / free["measured_eps"] * 1e6],
+        "overall": [batch_size / paced["overall_eps"] * 1e6],
+    }

@@ -7,21 +7,21 @@ Learner and the Actors wait for each other, so programs are compared by their sp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from composer.placement import Placement
 from composer.problem import Problem
 from composer.trials import Speed
+from pearl.backends import AUTO
 from pearl.errors import ConfigurationError
-
-AUTO = "auto"
 
 _WORTH_IT = 1.05  # a gain below this is not told from noise
 _SATURATED = 0.97  # the share of the time in which a Learner trains, above which more data would not help
 
 
-Measure = Callable[[Problem], Speed | None]
+Measure = Callable[[Problem, int], Speed | None]  # of a problem's program, in its n-th run
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ def tuned(
 ) -> dict[str, int]:
     """The values of the settings `names` with which the placement's program is fastest, one setting after the other.
 
-    From its first value a setting goes up as long as that gains 5 %, or else down. `measure` returns the speed of the
-    program of a problem, or None where it cannot be tried, and raises ConfigurationError for a value that is refused.
+    From its first value a setting goes up as long as that gains 5 %, or else down; what won has to win a second time.
+    `measure` returns the speed of the program of a problem, or None where it cannot be tried, and raises
+    ConfigurationError for a value that is refused.
     """
     found: dict[str, int] = {}
     for tunable in (TUNABLES[name] for name in TUNABLES if name in names):
@@ -97,47 +98,60 @@ def tuned(
         if reason := tunable.no_effect(placement):
             report(f"{tunable.name}: {tunable.start}, as {reason}")
             continue
-        speeds: dict[int, Speed] = {}
-        for value in _climb(tunable, speeds):
-            try:
-                speed = measure(tunable.change(problem, value))
-            except ConfigurationError:  # more than the replay or the machine takes
-                speed = None
-            if speed is None:
-                break
-            speeds[value] = speed
-        if not speeds:
+        search = _Search(tunable, problem, measure)
+        found[tunable.name] = search.best()
+        if search.speeds:
+            speeds = ", ".join(f"{value}: {search.mean(value):,.0f}" for value in sorted(search.speeds))
+            report(f"{tunable.name}: {found[tunable.name]}, by EPS with all waiting included ({speeds})")
+        else:
             report(f"{tunable.name}: {tunable.start}, as no program could be tried")
-            continue
-        best = _best(speeds, tunable.start)
-        listed = ", ".join(f"{value}: {speeds[value].overall_eps:,.0f}" for value in sorted(speeds))
-        report(f"{tunable.name}: {best}, by EPS with all waiting included ({listed})")
-        found[tunable.name] = best
-        problem = tunable.change(problem, best)
+        problem = tunable.change(problem, found[tunable.name])
     return found
 
 
-def _climb(tunable: Tunable, speeds: Mapping[int, Speed]) -> Iterator[int]:
-    """The values to try next, given the speeds of those tried."""
-    start = tunable.values.index(tunable.start)
-    yield tunable.start
-    now = speeds.get(tunable.start)
-    if now is None:
-        return
-    fed = tunable.feeds and now.overall_eps > _SATURATED * now.eps  # the Learner never waits for data
-    ways = [tunable.values[start - 1 :: -1] if start else (), () if fed else tunable.values[start + 1 :]]
-    for way in reversed(ways):
-        before = tunable.start
-        for value in way:
-            yield value
-            if value not in speeds or speeds[value].overall_eps < _WORTH_IT * speeds[before].overall_eps:
-                break
-            before = value
-        if before != tunable.start:
-            return
+class _Search:
+    """The search of one setting; `speeds` are those of the runs of each value."""
 
+    def __init__(self, tunable: Tunable, problem: Problem, measure: Measure) -> None:
+        self._tunable, self._problem, self._measure = tunable, problem, measure
+        self.speeds: dict[int, list[Speed]] = {}
 
-def _best(speeds: Mapping[int, Speed], start: int) -> int:
-    """The fastest value; the first one unless another gains enough."""
-    best = max(speeds, key=lambda value: speeds[value].overall_eps)
-    return best if speeds[best].overall_eps >= _WORTH_IT * speeds[start].overall_eps else start
+    def best(self) -> int:
+        """Try values; return the fastest."""
+        start, values = self._tunable.start, self._tunable.values
+        if not self._try(start):
+            return start
+        at = values.index(start)
+        (first,) = self.speeds[start]
+        saturated = self._tunable.feeds and first.overall_eps > _SATURATED * first.eps
+        best = start if saturated else self._climb(values[at:])
+        if best == start:
+            best = self._climb(values[at::-1])
+        if best == start or not (self._try(start) and self._try(best)):
+            return start
+        return best if self._gains(start, best) else start
+
+    def mean(self, value: int) -> float:
+        """The mean speed of a value, waiting included."""
+        speeds = self.speeds[value]
+        return sum(speed.overall_eps for speed in speeds) / len(speeds)
+
+    def _climb(self, values: Sequence[int]) -> int:
+        """The last of the values of which each gains on the one before, the first of which is known."""
+        for before, value in itertools.pairwise(values):
+            if not self._try(value) or not self._gains(before, value):
+                return before
+        return values[-1]
+
+    def _gains(self, before: int, value: int) -> bool:
+        return self.mean(value) >= _WORTH_IT * self.mean(before)
+
+    def _try(self, value: int) -> bool:
+        """Whether the value ran once more."""
+        try:
+            speed = self._measure(self._tunable.change(self._problem, value), len(self.speeds.get(value, ())))
+        except ConfigurationError:  # more than the replay or the machine takes
+            return False
+        if speed is not None:
+            self.speeds.setdefault(value, []).append(speed)
+        return speed is not None

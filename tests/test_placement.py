@@ -335,7 +335,7 @@ def test_a_joined_pair_has_no_messages_and_pays_insertion_in_full() -> None:
 
 
 def whole(paced_us: float, free_us: float) -> WholeIteration:
-    return WholeIteration(Measurement.from_samples([paced_us]), Measurement.from_samples([free_us]))
+    return WholeIteration(*(Measurement.from_samples([us]) for us in (paced_us, free_us, 2 * paced_us)))
 
 
 def test_a_program_that_was_tried_takes_the_time_that_it_took() -> None:
@@ -365,11 +365,12 @@ def test_a_program_that_was_tried_takes_the_time_that_it_took() -> None:
 
 def test_a_prediction_carries_the_spread_of_its_trial() -> None:
     inputs: dict[str, Any] = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": ACTORS}
-    spread = WholeIteration(Measurement.from_samples([90.0, 100.0, 110.0]), Measurement.from_samples([100.0]))
+    spread = dataclasses.replace(whole(100.0, 100.0), paced=Measurement.from_samples([90.0, 100.0, 110.0]))
     placement = place(MATRIX, SERVER, **inputs, wholes={("cpu0", "gpu0", "torch"): spread})
     tried = placement.with_choice(replay_manager="cpu0", learner="gpu0")
     assert tried.eps_spread == pytest.approx(0.06)
-    assert "EPS +-6%" in str(tried)
+    assert "+-6% EPS" in str(tried)
+    assert f"with all waiting for data included: {tried.eps / 2:,.0f} EPS." in str(tried)
     assert place(MATRIX, SERVER, **inputs).eps_spread is None
 
 

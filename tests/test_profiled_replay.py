@@ -60,7 +60,19 @@ class Asked:
 
     def get(self, key: CalibrationKey) -> dict[str, Measurement]:
         Asked.keys[key.primitive].add(key)
-        names = ("sample", "insert", "update", "gather", "store", "step", "transition", "iteration", "paced", "free")
+        names = (
+            "sample",
+            "insert",
+            "update",
+            "gather",
+            "store",
+            "step",
+            "transition",
+            "iteration",
+            "paced",
+            "free",
+            "overall",
+        )
         return {name: Measurement.modelled(9.0) for name in names}
 
     def has_device(self, _: str) -> bool:
@@ -124,7 +136,7 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
     assert storage.size == spec.capacity
     if spec.share_next_obs:  # environments' steps follow one another, as in a run
         assert storage.breaks <= 2
-        arriving, count = context.arriving(full.rng), context.insertions
+        arriving, count = context.arriving(full.rng), context.problem.insertions
         before = storage.breaks
         for _ in range(5):
             storage.insert(next(arriving), count)

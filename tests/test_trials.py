@@ -20,7 +20,7 @@ import composer.trials
 from composer.algorithm1 import place
 from composer.matrix import Candidacy, Measurement
 from composer.placement import Candidate, Placement
-from composer.trials import Budget, Trials
+from composer.trials import Budget, FailedError, ProgramRuns, Trials
 from pearl.errors import ConfigurationError, GenerationError
 
 PLACEMENT = place(MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS, replay_ratio=8.0)
@@ -39,14 +39,16 @@ class Machine:
         self.runs: Counter[Candidacy] = Counter()
         self.said: list[str] = []
         self.kept: dict[Any, dict[str, Measurement]] = {}
+        self.counts: Callable[[Candidate], bool] = lambda _: True
         self.here: Callable[[Candidate], bool] = lambda _: True
         self.written: Callable[[Placement], None] = lambda _: None
         patch.setattr(composer.trials.time, "monotonic", lambda: self.now)
         patch.setattr(composer.trials, "_run", self._run)
-        patch.setattr(Trials, "_key", lambda _, candidate, run: (candidate.names, run))
-        patch.setattr(Trials, "_can_be_tried", lambda _, candidate: self.here(candidate))
+        patch.setattr(ProgramRuns, "_key", lambda _, candidate, run: (candidate.names, run))
+        patch.setattr(ProgramRuns, "can_count", lambda _, candidate: self.counts(candidate))
+        patch.setattr(ProgramRuns, "can_run", lambda _, candidate: self.counts(candidate) and self.here(candidate))
 
-    def placed(self, budget: Budget, decide: Callable[..., Placement] | None = None) -> Placement:
+    def placed(self, budget: Budget) -> Placement:
         def usual(wholes: Mapping[Candidacy, Any]) -> Placement:
             inputs: dict[str, Any] = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": ACTORS}
             return place(MATRIX, SERVER, **inputs, replay_ratio=8.0, wholes=wholes)
@@ -58,7 +60,7 @@ class Machine:
             known=self._known,
             is_known=lambda key, *_: key in self.kept,
         )
-        return Trials(context, decide or usual, self._write, self.folder, budget).placed()
+        return Trials(ProgramRuns(context, self._write, self.folder), usual, budget, self.said.append).placed()
 
     def _known(self, key: Any, _names: object, work: Callable[[], Any], _device: object) -> dict[str, Measurement]:
         if key not in self.kept:
@@ -70,7 +72,7 @@ class Machine:
         path.write_text(json.dumps(placement.chosen.names))
         return path
 
-    def _run(self, program: Path, limit_s: float) -> dict[str, list[float]]:
+    def _run(self, program: Path, _batch_size: int, limit_s: float) -> dict[str, list[float]]:
         names = tuple(json.loads(program.read_text()))
         factors = self.times.get(names, [1.0])  # type: ignore[call-overload]
         factor = factors[min(self.runs[names], len(factors) - 1)]  # type: ignore[index]
@@ -81,7 +83,7 @@ class Machine:
             raise subprocess.TimeoutExpired("program", limit_s)
         self.now += took_s
         us = PREDICTED[names] * factor  # type: ignore[index]
-        return {"paced": [us, us], "free": [2 * us]}
+        return {"paced": [us, us], "free": [2 * us], "overall": [3 * us]}
 
 
 @pytest.fixture
@@ -99,6 +101,7 @@ def test_the_fastest_program_is_placed_whatever_was_predicted(machine: Callable[
     assert found.chosen.whole is not None
     assert found.t_itr_us == pytest.approx(PREDICTED[found.chosen.names])
     assert found.free_eps == pytest.approx(found.eps / 2)
+    assert found.overall_eps == pytest.approx(found.eps / 3)
     assert found.alternatives[0].reason.startswith("tried: ")
     assert sum(line.startswith("tried ") for line in here.said) == sum(here.runs.values())
 
@@ -163,10 +166,10 @@ def test_a_program_that_cannot_be_tried_is_not_chosen(
     if how == "fails":
         run = here._run
 
-        def fail(program: Path, limit_s: float) -> dict[str, list[float]]:
+        def fail(program: Path, batch_size: int, limit_s: float) -> dict[str, list[float]]:
             if tuple(json.loads(program.read_text())) == BEST:
-                raise composer.trials._FailedError("it broke")
-            return run(program, limit_s)
+                raise FailedError("it broke")
+            return run(program, batch_size, limit_s)
 
         monkeypatch.setattr(composer.trials, "_run", fail)
     found = here.placed(Budget(600.0))
@@ -182,13 +185,30 @@ def test_where_no_program_can_be_tried_the_prediction_decides(machine: Callable[
     assert "no program of a placement could be tried" in here.said[-1]
 
 
-def test_devices_that_are_modelled_or_emulated_keep_their_prediction(machine: Callable[..., Machine]) -> None:
-    here = machine()
-    here.here = lambda candidate: candidate.names != BEST
+@pytest.mark.parametrize("known", [False, True])
+def test_devices_that_are_modelled_or_emulated_keep_their_prediction(
+    machine: Callable[..., Machine], known: bool
+) -> None:
+    here = machine({BEST: [10.0]})
+    if known:
+        here.placed(Budget(1000.0))
+    here.counts = lambda candidate: candidate.names != BEST
     found = here.placed(Budget(1000.0))
-    assert here.runs[BEST] == 0
+    assert here.runs[BEST] == (2 if known else 0)
     assert found.chosen.names == BEST
     assert found.chosen.whole is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_absent_devices_are_not_tried_and_count_as_imported(machine: Callable[..., Machine], known: bool) -> None:
+    here = machine({BEST: [10.0]})
+    if known:
+        here.placed(Budget(1000.0))
+    before = here.runs[BEST]
+    here.here = lambda candidate: candidate.names != BEST
+    found = here.placed(Budget(1000.0))
+    assert here.runs[BEST] == before
+    assert (found.chosen.names == BEST) == (not known)
 
 
 @pytest.mark.parametrize("budget_s", [-1.0, 3.0, math.inf, math.nan, "60"])

@@ -208,6 +208,10 @@ class ProfilingContext:
         p = self.problem
         return self.filled(host_storage(p.transition, p.replay, p.actors, p.train))
 
+    def forget_storage(self) -> None:
+        """Let go of the full storage: a program that is tried makes its own."""
+        self.__dict__.pop("full_storage", None)
+
     def filled(self, storage: _Storage) -> _Storage:
         """`storage` with a synthetic transition in every slot."""
         envs = self.problem.actors.env_count

@@ -22,7 +22,7 @@ class IterationPace(Protocol):
         """Whether to request the next batch now."""
 
     def sampling(self) -> None:
-        """A sampling was requested."""
+        """A sampling is requested now."""
 
     def sampled(self, batch: int, indices: np.ndarray) -> None:
         """A batch was sampled and assigned to the Learner under the id `batch`."""
@@ -62,8 +62,8 @@ class HostIteration:
         # Request the next batch.
         if pace.may_sample():
             start = start or time.perf_counter()
+            pace.sampling()  # its clock starts before the Replay Manager's: the host may have to wait for a core after
             self._rrq.write_sample(self._batch_size, pace.beta)
-            pace.sampling()
         # A batch is sampled: the Learner gets it.
         if sample := self._rrq.poll():
             start = start or time.perf_counter()

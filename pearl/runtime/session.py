@@ -482,7 +482,7 @@ class Session:
         self._telemetry.inserted()
 
     def sampling(self) -> None:
-        """A sampling was requested."""
+        """A sampling is requested now: call it before the request, which may wake a thread that takes the core."""
         self._flow.sampling()
 
     def sampled(self, batch: int, indices: np.ndarray) -> None:
@@ -490,7 +490,7 @@ class Session:
         self._flow.sampled(batch, indices)
 
     def granted(self, iterations: int) -> None:
-        """Setting 2: the training loop may run `iterations`."""
+        """Setting 2: the training loop may run `iterations`; call it before the grant, as `sampling`."""
         self._flow.granted(iterations)
 
     def trained(self, td_error: float, iterations: int = 1, *, batch: int | None = None) -> None:

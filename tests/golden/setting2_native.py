@@ -161,8 +161,8 @@ def main() -> int:
                 session.trained(float(result["td_error"][0]), int(result["iterations"][0]))
                 ldq.release()
             if iterations := session.iterations_to_grant():
+                session.granted(iterations)  # its clock starts before theirs
                 laq.grant(iterations, session.beta)
-                session.granted(iterations)
             session.wait()
         return session.finish()
 

@@ -1,0 +1,172 @@
+"""Settings that are left to the composer ("auto")."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+from programs import CsvPair, described
+from test_placement import ACTORS, BATCH, MATRIX, SERVER, TRANSITION
+from trainers import TinyDQN
+
+from composer.algorithm1 import place
+from composer.problem import Problem
+from composer.spec_file import load_spec
+from composer.trials import Speed
+from composer.tuning import TUNABLES, tuned, without_auto
+from pearl.errors import ConfigurationError
+from pearl.runtime.collection import insertion_rows
+from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+OBS, ACTIONS = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+PROBLEM = Problem(
+    TinyDQN,
+    {},
+    OBS,
+    ACTIONS,
+    TransitionSpec.from_spaces(OBS, ACTIONS),
+    ReplaySpec(1000),
+    TrainSpec(),
+    ActorSpec("CartPole-v1", envs_per_actor=8),
+)
+PLACEMENT = place(MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS)
+
+
+def searched(
+    *names: str, overall: Callable[[Problem, int], float | None], eps: float = 1e9, placement: Any = PLACEMENT
+) -> tuple[dict[str, int], Counter[tuple[int, ...]], list[str]]:
+    """The values found where a program's speed is `overall(problem, run)`; how often each was run; what was said."""
+    runs: Counter[tuple[int, ...]] = Counter()
+    said: list[str] = []
+
+    def measure(problem: Problem, run: int) -> Speed | None:
+        key = (problem.actors.count, problem.actors.envs_per_actor, problem.train.priority_update_delay)
+        runs[key] = max(runs[key], run + 1)  # a run that was made is known
+        found = overall(problem, run)
+        return None if found is None else Speed(eps, found)
+
+    return tuned(PROBLEM, placement, names, measure, said.append), runs, said
+
+
+@pytest.mark.parametrize("best", [1, 2, 4, 8, 16, 32, 64])
+def test_a_setting_climbs_to_the_fastest_value(best: int) -> None:
+    def overall(problem: Problem, _: int) -> float:
+        envs = problem.actors.envs_per_actor
+        return 100.0 * min(envs / best, best / envs)
+
+    found, runs, said = searched("envs_per_actor", overall=overall)
+    assert found == {"envs_per_actor": best}
+    assert runs[1, 8, 1] == runs[1, best, 1] == (1 if best == 8 else 2), "what won wins a second time"
+    assert said[0].startswith(f"envs_per_actor: {best}, by EPS with all waiting included (")
+
+
+def test_a_gain_that_does_not_last_counts_for_nothing() -> None:
+    def overall(problem: Problem, run: int) -> float:
+        return (120.0, 80.0)[run] if problem.actors.envs_per_actor == 16 else 100.0
+
+    found, runs, _ = searched("envs_per_actor", overall=overall)
+    assert found == {"envs_per_actor": 8}
+    assert runs[1, 16, 1] == 2
+    found, _, _ = searched("envs_per_actor", overall=lambda problem, _: 100.0 + problem.actors.envs_per_actor / 4)
+    assert found == {"envs_per_actor": 8}, "less than 5 % is noise"
+
+
+def test_a_learner_that_never_waits_is_not_fed_more() -> None:
+    found, runs, _ = searched("num_actors", overall=lambda *_: 99.0, eps=100.0)
+    assert found == {"num_actors": 1}
+    assert set(runs) == {(1, 8, 1)}
+
+
+def test_settings_are_searched_one_after_the_other() -> None:
+    found, runs, _ = searched(
+        *("num_actors", "envs_per_actor"),
+        overall=lambda problem, _: 100.0 * problem.actors.count * min(16, problem.actors.envs_per_actor),
+    )
+    assert found == {"envs_per_actor": 16, "num_actors": 64}
+    assert (64, 16, 1) in runs
+
+
+def test_the_delay_is_searched_in_setting_1_only() -> None:
+    for learner, expected in (("gpu0", {0, 1, 2, 4, 8}), ("cpu0", set())):
+        placement = PLACEMENT.with_choice(replay_manager="cpu0", learner=learner)
+        found, runs, said = searched(
+            "priority_update_delay",
+            overall=lambda problem, _: 100.0 * 2**problem.train.priority_update_delay,
+            placement=placement,
+        )
+        assert {delay for _, _, delay in runs} == expected - {0}
+        assert found == {"priority_update_delay": 8 if expected else 1}
+        assert ("no effect" in said[0]) == (not expected)
+
+
+def test_what_cannot_be_tried_keeps_the_first_value() -> None:
+    def refuse(problem: Problem, _: int) -> float:
+        if problem.actors.envs_per_actor > 8:
+            raise ConfigurationError("too many")
+        return 100.0
+
+    assert searched("envs_per_actor", overall=refuse)[0] == {"envs_per_actor": 8}
+    found, _, said = searched("envs_per_actor", overall=lambda *_: None)
+    assert found == {"envs_per_actor": 8}
+    assert "no program could be tried" in said[0]
+
+
+def test_only_some_settings_can_be_left_to_the_composer() -> None:
+    assert without_auto({"num_actors": "auto", "envs_per_actor": 4}) == ({"envs_per_actor": 4}, ("num_actors",))
+    with pytest.raises(ConfigurationError, match='batch_size cannot be "auto"; envs_per_actor, num_actors'):
+        without_auto({"batch_size": "auto"})
+
+
+def test_insertion_rows_are_those_of_the_settings_or_of_the_rule() -> None:
+    def rows(wanted: int, capacity: int = 10_000) -> int:
+        train = dataclasses.replace(TrainSpec(), insertion_rows=wanted)
+        return insertion_rows(ReplaySpec(capacity), PROBLEM.actors, train, message_rows=100)
+
+    assert (rows(0), rows(500), rows(500, capacity=300)) == (128, 500, 200)
+
+
+def test_auto_in_a_composition_file_begins_with_the_usual_values(tmp_path: Path) -> None:
+    (tmp_path / "auto.toml").write_text(
+        '[actors]\nenv = "CartPole-v1"\ncount = "auto"\nenvs_per_actor = "auto"\n'
+        '[trainer]\nclass = "pearl.algorithms:DQN"\n[replay]\nsize = 1000\n'
+        '[training]\npriority_update_delay = "auto"\ninsertion_rows = "auto"\n'
+    )
+    composer, _ = load_spec(tmp_path / "auto.toml", progress=False)
+    assert set(composer._auto) == set(TUNABLES)
+    assert composer._actors is not None
+    assert (composer._actors.count, composer._actors.envs_per_actor) == (1, 8)
+    composer.set_actors(2, "CartPole-v1")
+    composer.set_training(insertion_rows="auto")
+    assert composer._auto == ("insertion_rows",)
+
+
+@pytest.mark.usefixtures("quick_profiles")
+def test_without_time_for_trials_the_usual_values_stay(csv_pair: CsvPair, capsys: pytest.CaptureFixture[str]) -> None:
+    composer = described(csv_pair("cpu0,cpu,cpu,,2,60"), trainer=TinyDQN, progress=True)
+    composer.set_actors("auto", "CartPole-v1")
+    composer.run()
+    assert "num_actors: 1, as no program could be tried" in capsys.readouterr().out
+    assert composer.placement.actor_count == 1
+
+
+@pytest.mark.usefixtures("quick_profiles")
+def test_what_was_found_is_composed_and_generated(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(program: Path, batch_size: int, _: float) -> dict[str, list[float]]:
+        text = program.read_text()
+        us = 50.0 if "insertion_rows=512" in text else 100.0
+        return {"paced": [us, us], "free": [us], "overall": [us * batch_size]}
+
+    monkeypatch.setattr("composer.trials._run", run)
+    composer = described(csv_pair("cpu0,cpu,cpu,,2,60"), trainer=TinyDQN, calibration=tmp_path / "store.json")
+    composer.set_training(**{**composer._training, "insertion_rows": "auto"})
+    composer.run(budget_s=60.0)
+    program = composer.runtime_gen(path=tmp_path / "program.py")
+    assert "    insertion_rows=512,\n" in program.read_text()
+    assert composer.placement.t_itr_us == pytest.approx(50.0)
