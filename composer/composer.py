@@ -511,8 +511,15 @@ class Composer:
 
     @contextlib.contextmanager
     def _programs(self, profiler: Profiler, problem: Problem) -> Iterator[ProgramRuns]:
-        with tempfile.TemporaryDirectory(prefix="pearl-trials-") as folder:
-            yield ProgramRuns(profiler, functools.partial(self._write_trial, problem), Path(folder))
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="pearl-trials-")
+        except OSError as error:
+            raise GenerationError(
+                f"Programs cannot be tried, as they have no temporary folder: {error}. Set TMPDIR to a folder that can "
+                "be written to, or try none: --budget 0, or run(budget_s=0)."
+            ) from error
+        with folder:
+            yield ProgramRuns(profiler, functools.partial(self._write_trial, problem), Path(folder.name))
 
     def _tune(self, store: CalibrationStore, budget: Budget) -> bool:
         """Search the settings that were left to the composer; whether to compose again with what was found."""
