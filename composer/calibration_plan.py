@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from composer.calibration import CalibrationKey
 from composer.matrix import Measurement
+from composer.profiling.context import Work
 from composer.profiling.profiler import Profiler
 from pearl.devices.description import Device
 
@@ -19,9 +19,7 @@ class Planner(Profiler):
 
     missing: set[str] = field(default_factory=set, init=False)
 
-    def known(
-        self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]], device: Device
-    ) -> dict[str, Measurement]:
+    def known(self, key: CalibrationKey, names: tuple[str, ...], work: Work, device: Device) -> dict[str, Measurement]:
         """The known measurements, or slow times."""
         found = None if device.absent else self.store.get(key)
         if device.absent or (found is not None and set(names) <= set(found)):

@@ -211,8 +211,8 @@ class StorageOption:
 class WholeIteration:
     """An iteration of a program that was tried: at its replay ratio, and with Actors that run free.
 
-    Each sample is the mean of a quarter of a second. `overall` is at the replay ratio too, with all waiting for data
-    included; a sample is the mean of a run.
+    Each is the mean of a run (of several, their median), with the spread of the means of a quarter of a second.
+    `overall` is at the replay ratio too, with all waiting for data included.
     """
 
     paced: Measurement

@@ -9,12 +9,15 @@ import functools
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from composer.absent import NotCalibratedError
 from composer.calibration import CalibrationKey
@@ -122,7 +125,7 @@ class ProgramRuns:
         """
         if not self.is_known(candidate, run):
             self.context.begin(f"trying {_name(candidate)}, as a program")
-        work = functools.partial(self._samples, placement, candidate, until)
+        work = functools.partial(self._measure, placement, candidate, until)
         found = self.context.known(self._key(candidate, run), _TIMES, work, self._learner(candidate))
         return WholeIteration(*(found[name] for name in _TIMES))
 
@@ -139,7 +142,7 @@ class ProgramRuns:
         eps, overall = (placement.batch_size / found.value_us * 1e6 for found in (whole.paced, whole.overall))
         return Speed(eps, overall)
 
-    def _samples(self, placement: Placement, candidate: Candidate, until: float) -> dict[str, list[float]]:
+    def _measure(self, placement: Placement, candidate: Candidate, until: float) -> dict[str, Measurement]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
         program = self.write(placement.with_choice(**candidate.choice), path)
         left_s = until - time.monotonic()
@@ -277,18 +280,22 @@ class Trials:
 
 
 def _pooled(runs: list[WholeIteration]) -> WholeIteration:
-    """All runs of a program as one."""
+    """All runs of a program as one: the median of their means, with the spread in and between them."""
+    if len(runs) == 1:
+        return runs[0]
 
     def joined(pace: str) -> Measurement:
-        first, *others = (getattr(run, pace) for run in runs)
-        samples = [sample for found in (first, *others) for sample in found.samples or ()]
-        return Measurement.from_samples(samples, first.source) if others and samples else first
+        found = [getattr(run, pace) for run in runs]
+        values = [run.value_us for run in found]
+        low, high = (float(np.median([getattr(run, side) for run in found])) for side in ("p20_us", "p80_us"))
+        n = sum(run.n for run in found)
+        return Measurement(statistics.median(values), min(low, *values), max(high, *values), n, found[0].source)
 
     return WholeIteration(*map(joined, _TIMES))
 
 
-def _run(program: Path, batch_size: int, limit_s: float) -> dict[str, list[float]]:
-    """Samples of each time in microseconds, by its name; raises subprocess.TimeoutExpired after `limit_s`."""
+def _run(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
+    """Each time by its name; raises subprocess.TimeoutExpired after `limit_s`."""
     folder = program.with_suffix("")
     command = [sys.executable, str(program), "--bench", "--bench-both", "--bench-seconds", str(_MEASURED_S)]
     done = subprocess.run(
@@ -305,7 +312,14 @@ def _run(program: Path, batch_size: int, limit_s: float) -> dict[str, list[float
     found = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     paced, *_, free = measurements if len(measurements := found.get("measurements", [])) > 1 else (found, found)
     return {
-        "paced": paced["iteration_samples_us"] or [batch_size / paced["measured_eps"] * 1e6],  # none of few iterations
-        "free": free["iteration_samples_us"] or [batch_size / free["measured_eps"] * 1e6],
-        "overall": [batch_size / paced["overall_eps"] * 1e6],
+        "paced": _mean(batch_size / paced["measured_eps"] * 1e6, paced["iteration_samples_us"]),
+        "free": _mean(batch_size / free["measured_eps"] * 1e6, free["iteration_samples_us"]),
+        "overall": _mean(batch_size / paced["overall_eps"] * 1e6, ()),
     }
+
+
+def _mean(value_us: float, intervals_us: Sequence[float]) -> Measurement:
+    """The mean of a run, with the spread of its intervals: where Actors come and go, a median would leave one out."""
+    low, high = np.percentile([*intervals_us, value_us], (20, 80))
+    n = max(1, len(intervals_us))
+    return Measurement(value_us, min(float(low), value_us), max(float(high), value_us), n, "measured")

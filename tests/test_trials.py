@@ -31,6 +31,10 @@ RUN_S = 5.0
 Times: TypeAlias = Mapping[Candidacy, Sequence[float]]
 
 
+def of_runs(us: float) -> Measurement:
+    return Measurement(us, 0.9 * us, 1.05 * us, 4, "measured")
+
+
 class Machine:
     """A machine on which programs take given multiples of their predicted times: one per run, the last for the rest."""
 
@@ -64,7 +68,7 @@ class Machine:
 
     def _known(self, key: Any, _names: object, work: Callable[[], Any], _device: object) -> dict[str, Measurement]:
         if key not in self.kept:
-            self.kept[key] = {name: Measurement.from_samples(samples) for name, samples in work().items()}
+            self.kept[key] = work()
         return self.kept[key]
 
     def _write(self, placement: Placement, path: Path) -> Path:
@@ -72,7 +76,7 @@ class Machine:
         path.write_text(json.dumps(placement.chosen.names))
         return path
 
-    def _run(self, program: Path, _batch_size: int, limit_s: float) -> dict[str, list[float]]:
+    def _run(self, program: Path, _batch_size: int, limit_s: float) -> dict[str, Measurement]:
         names = tuple(json.loads(program.read_text()))
         factors = self.times.get(names, [1.0])  # type: ignore[call-overload]
         factor = factors[min(self.runs[names], len(factors) - 1)]  # type: ignore[index]
@@ -83,7 +87,7 @@ class Machine:
             raise subprocess.TimeoutExpired("program", limit_s)
         self.now += took_s
         us = PREDICTED[names] * factor  # type: ignore[index]
-        return {"paced": [us, us], "free": [2 * us], "overall": [3 * us]}
+        return {name: of_runs(factor * us) for name, factor in (("paced", 1), ("free", 2), ("overall", 3))}
 
 
 @pytest.fixture
@@ -146,9 +150,10 @@ def test_runs_of_one_program_are_pooled(machine: Callable[..., Machine]) -> None
     found = here.placed(Budget(1000.0))
     whole = next(c for c in found.candidates if c.names == BEST).whole
     assert whole is not None
-    assert whole.paced.n == 6
+    assert whole.paced.n == 12
     assert whole.paced.value_us == pytest.approx(PREDICTED[BEST])
-    assert whole.paced.p80_us > whole.paced.p20_us
+    assert whole.paced.p20_us == pytest.approx(0.9 * PREDICTED[BEST])
+    assert whole.paced.p80_us == pytest.approx(1.2 * PREDICTED[BEST])
 
 
 @pytest.mark.parametrize("how", ["not written", "fails", "hangs"])
@@ -166,7 +171,7 @@ def test_a_program_that_cannot_be_tried_is_not_chosen(
     if how == "fails":
         run = here._run
 
-        def fail(program: Path, batch_size: int, limit_s: float) -> dict[str, list[float]]:
+        def fail(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
             if tuple(json.loads(program.read_text())) == BEST:
                 raise FailedError("it broke")
             return run(program, batch_size, limit_s)

@@ -15,6 +15,7 @@ from test_placement import ACTORS, BATCH, MATRIX, SERVER, TRANSITION
 from trainers import TinyDQN
 
 from composer.algorithm1 import place
+from composer.matrix import Measurement
 from composer.problem import Problem
 from composer.spec_file import load_spec
 from composer.trials import Speed
@@ -158,10 +159,9 @@ def test_without_time_for_trials_the_usual_values_stay(csv_pair: CsvPair, capsys
 def test_what_was_found_is_composed_and_generated(
     csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(program: Path, batch_size: int, _: float) -> dict[str, list[float]]:
-        text = program.read_text()
-        us = 50.0 if "insertion_rows=512" in text else 100.0
-        return {"paced": [us, us], "free": [us], "overall": [us * batch_size]}
+    def run(program: Path, _: int, __: float) -> dict[str, Measurement]:
+        us = 50.0 if "insertion_rows=512" in program.read_text() else 100.0
+        return dict.fromkeys(("paced", "free", "overall"), Measurement.from_samples([us]))
 
     monkeypatch.setattr("composer.trials._run", run)
     composer = described(csv_pair("cpu0,cpu,cpu,,2,60"), trainer=TinyDQN, calibration=tmp_path / "store.json")

@@ -6,10 +6,10 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,9 @@ _WITH_LEARNER = ("learner", "pair")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 
+Work: TypeAlias = Callable[[], Mapping[str, Sequence[float] | Measurement]]
+"""Measures: samples in microseconds by name, or measurements where these are not medians of samples."""
+
 
 def _nothing(_: str) -> None:
     pass
@@ -80,9 +83,7 @@ class ProfilingContext:
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
-    def known(
-        self, key: CalibrationKey, names: tuple[str, ...], work: Callable[[], dict[str, list[float]]], device: Device
-    ) -> dict[str, Measurement]:
+    def known(self, key: CalibrationKey, names: tuple[str, ...], work: Work, device: Device) -> dict[str, Measurement]:
         """The measurements `names` under the `key` of `device`, from the store or by `work`, which returns samples.
 
         Nothing is measured on an absent device: NotCalibratedError if its times are not known. Raises TrainerError if
@@ -97,7 +98,8 @@ class ProfilingContext:
         self.watch(self._begun)
         self.misses += 1
         try:
-            measured = {name: Measurement.from_samples(samples) for name, samples in work().items()}
+            found_now = work().items()
+            measured = {n: f if isinstance(f, Measurement) else Measurement.from_samples(f) for n, f in found_now}
         except Exception as error:
             if isinstance(error, PearlError) or key.primitive not in _WITH_LEARNER:
                 raise
