@@ -4,7 +4,9 @@ Each problem is composed for this machine's CPU, by its own kernels and through 
 placement's program is tried. Then all programs run by turns with `--bench-both`: "ours" are the experiences that they
 train per second at the replay ratio and with free Actors, "theirs" are the predictions that were written into them. A
 ratio of 1 is exact; below 1 the prediction was too optimistic. "Regret" compares the fastest program of a problem at
-its replay ratio with the chosen one. The last rows compare the predictions without trials, from the parts alone.
+its replay ratio with the chosen one. The last rows are the errors: of all predictions, of those of the chosen
+placements, of predictions without trials, from the parts alone; and how much two runs of the same program differ, below
+which no prediction can come.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +171,13 @@ def main() -> None:
         middle, high = (float(np.percentile(errors, q)) for q in (50, 90))
         print(f"{name}: {len(errors)} predictions, median error {middle:.1%}, 90th percentile {high:.1%}")
         rows.append(Row.of(f"|predicted / measured - 1|, {name}, 90th percentile {high:.1%}", "", "lower", errors))
+    paces = [found for run in runs for found in zip(*run.found, strict=True)]
+    again = [abs(one / other - 1) for found in paces for one, other in pairwise(found)]
+    if again:
+        middle, high = (float(np.percentile(again, q)) for q in (50, 90))
+        case = f"|one run / the next of the same program - 1|, 90th percentile {high:.1%}"
+        rows.append(Row.of(case, "", "lower", again))
+        print(f"two runs of the same program, a minute or two apart: median {middle:.1%}, 90th percentile {high:.1%}")
     print(f"largest regret {number(max(regrets))}")
     if not arguments.quick and arguments.only is None:
         write("model", "make bench-model", len(os.sched_getaffinity(0)), rows)
