@@ -35,10 +35,9 @@ BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
 _OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
-_CLOSE = 1.1  # programs that differ less are tried again
-_WORTH_REPEATING = 1.25  # with a budget of the user's
-_MOST_RUNS = 3  # of those
-_LEAST_RUNS = 2  # of all, where time is left
+_CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
+_USUAL_RUNS = 2  # of those, and with a budget of the user's of all
+_MOST_RUNS = 3  # of those, with a budget of the user's
 _USUAL_RUN_S = 6.0
 _LONGEST_RUN_S = 120.0
 
@@ -238,12 +237,12 @@ class Trials:
         yield from (c for c in new if c.score(placement.metric) * _OPTIMISM > best)
         if self.budget.stated:
             yield from new
-        margin, most = (_WORTH_REPEATING, _MOST_RUNS) if self.budget.stated else (_CLOSE, 2)
-        close = [c for c in tried if c.score(placement.metric) * margin >= best]
-        if self.budget.stated or len(close) > 1:
-            yield from self._again(close, most)
+        close = [c for c in tried if c.score(placement.metric) * _CLOSE >= best]
         if self.budget.stated:
-            yield from self._again(tried, _LEAST_RUNS)
+            yield from self._again(close, _MOST_RUNS)
+            yield from self._again(tried, _USUAL_RUNS)
+        elif len(close) > 1:
+            yield from self._again(close, _USUAL_RUNS)
 
     def _again(self, candidates: list[Candidate], most: int) -> list[Candidate]:
         """Those that ran less than `most` times, the fewest first."""
