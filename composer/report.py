@@ -142,10 +142,7 @@ def _choice_table(placement: Placement) -> Table:
     if placement.watts is not None:
         table.caption += f"\n{_power_note(placement)}"
     if placement.overall_eps is not None and placement.overall_eps < _WAITS * placement.eps:
-        table.caption += (
-            f"\nwith all waiting for data included: {placement.overall_eps:,.0f} EPS. More environments or Actors may "
-            'feed it: num_actors="auto", envs_per_actor="auto"'
-        )
+        table.caption += f"\nwith all waiting for data included: {placement.overall_eps:,.0f} EPS"
     return table
 
 

@@ -370,7 +370,7 @@ def test_a_prediction_carries_the_spread_of_its_trial() -> None:
     tried = placement.with_choice(replay_manager="cpu0", learner="gpu0")
     assert tried.eps_spread == pytest.approx(0.06)
     assert "+-6% EPS" in str(tried)
-    assert f"with all waiting for data included: {tried.eps / 2:,.0f} EPS." in str(tried)
+    assert f"with all waiting for data included: {tried.eps / 2:,.0f} EPS" in str(tried)
     assert place(MATRIX, SERVER, **inputs).eps_spread is None
 
 
