@@ -266,11 +266,11 @@ def test_the_emulator_does_not_stand_in_the_way_of_composing(csv_pair: CsvPair) 
 
 
 def test_power_efficiency_takes_the_devices_that_save_energy(csv_pair: CsvPair) -> None:
-    times = "sample_us=0.1;insert_us=0.1;update_us=0.1;learner_us={learner_us}"
+    times = "sample_us=0.001;insert_us=0.001;update_us=0.001;learner_us={learner_us}"  # no CPU is as fast
     rows = [
         "cpu0,cpu,cpu,,2,10",
-        f"fast,gpu,null,{times.format(learner_us=1)},,100000",
-        f"frugal,gpu,null,{times.format(learner_us=3)},,1",
+        f"fast,gpu,null,{times.format(learner_us=0.01)},,100000",
+        f"frugal,gpu,null,{times.format(learner_us=0.03)},,1",
     ]
     files = csv_pair(*rows, connections=["cpu0,fast,0.001,1000", "cpu0,frugal,0.001,1000"])
     chosen = {}
