@@ -478,8 +478,9 @@ class Composer:
             self._compose(profiler, budget)
             return profiler
 
+        self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
         profiler = compose()
-        if self._auto and self._edited is None and self._tune(profiler.store, budget):
+        if self._auto and self._tune(profiler.store, budget):
             return compose()
         return profiler
 
@@ -532,11 +533,15 @@ class Composer:
                 return programs.speed(placement, run, until)
 
         found = tuned(_made(self._problem, "problem"), placement, self._auto, measure, self._say)
-        actors: dict[str, Any] = {_ACTOR_FIELDS[name]: value for name, value in found.items() if name in _ACTOR_FIELDS}
-        before = self._actors, self._training
-        self._actors = dataclasses.replace(_made(self._actors, "actors"), **actors)
-        self._training = self._training | {n: value for n, value in found.items() if n not in _ACTOR_FIELDS}
-        return before != (self._actors, self._training)
+        self._set_found(found)
+        return found != start_of(self._auto)
+
+    def _set_found(self, values: Mapping[str, int]) -> None:
+        """Use these values of settings that were left to the composer."""
+        actors: dict[str, Any] = {_ACTOR_FIELDS[name]: value for name, value in values.items() if name in _ACTOR_FIELDS}
+        if actors:
+            self._actors = dataclasses.replace(_made(self._actors, "actors"), **actors)
+        self._training = self._training | {n: value for n, value in values.items() if n not in _ACTOR_FIELDS}
 
     def _decision(self, profiler: Profiler) -> tuple[Callable[..., Placement], StorageRule]:
         """`place` for this problem, and the rule for the Data Storage that it follows."""

@@ -26,7 +26,7 @@ Measure = Callable[[Problem, int], Speed | None]  # of a problem's program, in i
 
 @dataclass(frozen=True)
 class Tunable:
-    """A setting to search: its values in order, and the one to begin with, which a run without "auto" has."""
+    """A setting to search: its values in order, and the one to begin with, which stays where nothing can be tried."""
 
     name: str
     values: tuple[int, ...]

@@ -155,6 +155,10 @@ def test_without_time_for_trials_the_usual_values_stay(csv_pair: CsvPair, capsys
     assert composer.placement.actor_count == 1
 
 
+def no_run(*_: object) -> dict[str, Measurement]:
+    raise AssertionError("no program may run again")
+
+
 @pytest.mark.usefixtures("quick_profiles")
 def test_what_was_found_is_composed_and_generated(
     csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,3 +174,10 @@ def test_what_was_found_is_composed_and_generated(
     program = composer.runtime_gen(path=tmp_path / "program.py")
     assert "    insertion_rows=512,\n" in program.read_text()
     assert composer.placement.t_itr_us == pytest.approx(50.0)
+    found = composer.placement
+    monkeypatch.setattr("composer.trials._run", no_run)
+    composer.run()
+    assert composer.placement == found, "a second run searches the same, and knows all"
+    composer.set_placement(found)
+    composer.run()
+    assert composer.placement == found, "an edited placement of a search is taken back"

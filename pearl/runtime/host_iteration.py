@@ -62,7 +62,7 @@ class HostIteration:
         # Request the next batch.
         if pace.may_sample():
             start = start or time.perf_counter()
-            pace.sampling()  # its clock starts before the Replay Manager's: the host may have to wait for a core after
+            pace.sampling()  # before the request: that wakes a thread which may take this one's core
             self._rrq.write_sample(self._batch_size, pace.beta)
         # A batch is sampled: the Learner gets it.
         if sample := self._rrq.poll():

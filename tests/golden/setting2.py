@@ -169,7 +169,7 @@ def main() -> int:
                 session.trained(float(result["td_error"][0]), int(result["iterations"][0]))
                 ldq.release()
             if iterations := session.iterations_to_grant():
-                session.granted(iterations)  # its clock starts before theirs
+                session.granted(iterations)  # before the grant, which wakes the loop: it may take this core
                 laq.grant(iterations, session.beta)
             session.wait()
         return session.finish()
