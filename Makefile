@@ -1,5 +1,6 @@
 # `make quickstart` runs the main job, `make test` the tests; both set up .venv first. `make help` lists the rest.
-# The tests also install Intel's SYCL runtime and FPGA emulator where these exist; SYCL= leaves both out.
+# The tests also install Intel's SYCL runtime and FPGA emulator, and CUDA's compilers, where these exist; SYCL= and CUDA= leave
+# them out.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +8,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYCL_STAMP := $(VENV)/.sycl-installed
 RTL_STAMP := $(VENV)/.rtl-installed
+CUDA_STAMP := $(VENV)/.cuda-installed
 SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
+# The compilers of CUDA kernels; neither needs a GPU.
+CUDA_WHEELS := nvidia-cuda-cccl nvidia-cuda-crt nvidia-cuda-nvcc nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-nvvm
 KERNELS := $(shell find kernels cmake CMakeLists.txt -type f -not -path 'kernels/rtl/*' 2>/dev/null)
 PACKAGES := $(shell find pearl composer -name __init__.py)
 MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
@@ -18,11 +22,12 @@ BENCH ?= .venv-bench
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
+CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 # Set for targets that run the tests, and if SYCL was set up before.
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,13 +59,19 @@ $(RTL_STAMP): $(STAMP)
 
 rtl: $(RTL_STAMP)  ## Set up the tools that simulate and synthesise the FPGA pipelines: Amaranth, numba, Yosys
 
+$(CUDA_STAMP): $(BIN)/python constraints.txt
+	$(BIN)/python -m pip install --constraint constraints.txt $(CUDA_WHEELS)
+	@touch $@
+
+cuda: setup $(CUDA_STAMP)  ## Set up the compilers that check CUDA kernels without a GPU: nvcc and NVRTC
+
 quickstart: setup  ## Compose, generate and train DQN on CartPole-v1 until it is solved
 	$(BIN)/python examples/dqn_cartpole.py
 
-test: sycl rtl  ## Run all tests but the slow ones
+test: sycl rtl $(if $(CUDA),cuda)  ## Run all tests but the slow ones
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) -m "not slow" $(PYTEST_ARGS)
 
-test-all: sycl rtl  ## Run all tests
+test-all: sycl rtl $(if $(CUDA),cuda)  ## Run all tests
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 lint: setup  ## ruff check and ruff format --check
@@ -108,7 +119,7 @@ bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project and the peers 
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peers.txt $(KERNELS)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja setuptools
-	$(BENCH)/bin/python -m pip install --constraint constraints.txt --no-build-isolation --config-settings build-dir=build/bench --editable .
+	$(BENCH)/bin/python -m pip install --constraint constraints.txt --no-build-isolation --config-settings build-dir=build/bench --editable '.[examples]'
 	$(BENCH)/bin/python -m pip install --no-deps --requirement benchmarks/requirements-peers.txt || \
 	  grep -v '^#' benchmarks/requirements-peers.txt | xargs -n 1 $(BENCH)/bin/python -m pip install --no-deps || true
 	$(BENCH)/bin/python -m benchmarks.peers.build_torchrl || true

@@ -1,14 +1,17 @@
-# Writes OUTPUT: kernels/sycl/sources.hpp's functions with the texts of SOURCES and, by their path in INCLUDES, of
-# HEADERS. Called as a script: cmake -DOUTPUT=... -DSOURCES="a;b" -DHEADERS="c;d" -DINCLUDES=... -P embed_sources.cmake
-set(text "#include \"sources.hpp\"\n\nnamespace pearl::device {\n")
-function(append_files function_name files base)
+# Writes OUTPUT: the functions of pearl/device/sources.hpp with the texts of SOURCES, by their names, and of HEADERS, by their
+# paths in the one of the folders INCLUDES that holds them. Called as a script:
+# cmake -DOUTPUT=... -DSOURCES="a;b" -DHEADERS="c;d" -DINCLUDES="e;f" -P embed_sources.cmake
+set(text "#include \"pearl/device/sources.hpp\"\n\nnamespace pearl::device {\n")
+function(append_files function_name files bases)
   string(APPEND text "\nconst std::vector<SourceFile>& ${function_name}() {\n  static const std::vector<SourceFile> files = {\n")
   foreach(file IN LISTS files)
-    if(base)
-      file(RELATIVE_PATH name "${base}" "${file}")
-    else()
-      get_filename_component(name "${file}" NAME)
-    endif()
+    get_filename_component(name "${file}" NAME)
+    foreach(base IN LISTS bases)
+      string(FIND "${file}" "${base}/" at)
+      if(at EQUAL 0)
+        file(RELATIVE_PATH name "${base}" "${file}")
+      endif()
+    endforeach()
     file(READ "${file}" content)
     string(APPEND text "      {\"${name}\", R\"pearl_source(${content})pearl_source\"},\n")
   endforeach()

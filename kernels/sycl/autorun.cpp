@@ -48,15 +48,18 @@ std::string Autorun::describe(const std::vector<Task>& tasks) {
   return text;
 }
 
-Autorun::Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgram& program, Seconds patience)
+Autorun::Autorun(const std::shared_ptr<SyclQueue>& device, const AutorunProgram& program, Seconds patience)
     : name_(program.name), device_(device->name()), patience_(patience), parts_(std::make_unique<Parts>()) {
   std::vector<std::string> names = program.stages;
   names.insert(names.end(), program.bridges.begin(), program.bridges.end());
   const auto kernels = device->compile_own(program.name, program.text, names);
+  const auto kernel_of = [&](const std::string& name) {
+    return static_cast<const SyclKernel&>((*kernels)[name]).kernel;
+  };
   const auto tasks = [&](const std::vector<std::string>& of) {
     std::vector<Task> made;
     for (const std::string& name : of)
-      made.push_back({name.substr(program.prefix.size()), device->sibling(), (*kernels)[name], {}, false});
+      made.push_back({name.substr(program.prefix.size()), device->sibling(), kernel_of(name), {}, false});
     return made;
   };
   parts_->stages = tasks(program.stages);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "autorun_program.hpp"
-#include "device_queue.hpp"
+#include "sycl_queue.hpp"
 
 namespace pearl::device {
 
@@ -21,7 +21,7 @@ class Autorun {
  public:
   // Compiles the program and launches its stages. `patience` is the timeout of each wait. Throws DeviceError where the
   // program does not compile, or where the device does not run all stages at once.
-  Autorun(const std::shared_ptr<DeviceQueue>& device, const AutorunProgram& program,
+  Autorun(const std::shared_ptr<SyclQueue>& device, const AutorunProgram& program,
           std::chrono::duration<double> patience);
   // Leaks stages that still run: first tell them to stop, then join().
   ~Autorun();
@@ -58,7 +58,7 @@ class Autorun {
  private:
   struct Task {
     std::string name;
-    std::unique_ptr<DeviceQueue> queue;
+    std::unique_ptr<SyclQueue> queue;
     sycl::kernel kernel;
     sycl::event event;
     bool launched = false;

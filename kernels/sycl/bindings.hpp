@@ -1,39 +1,12 @@
-// The parts of the module `pearl._sycl`: each function adds its classes.
+// The parts of the module `pearl._sycl` that only it has: each function adds its classes.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
-#include <cstdint>
-#include <optional>
-
-#include "pearl/python_arrays.hpp"
+#include "pearl/device/bindings.hpp"
 
 namespace pearl::device {
 
 void bind_fpga_learner(pybind11::module_& module);
 void bind_fpga_replay(pybind11::module_& module);
-void bind_learner(pybind11::module_& module);
 void bind_queue(pybind11::module_& module);
-void bind_column_store(pybind11::module_& module);
-void bind_sum_tree_replay(pybind11::module_& module);
-
-// The update() of a Replay Manager.
-template <class Tree, class... Options>
-void bind_update(py::class_<Tree, Options...>& cls) {
-  using namespace bindings;
-  cls.def(
-      "update",
-      [](Tree& tree, const Array<std::int64_t>& indices, const Array<float>& priorities,
-         const std::optional<Array<std::uint32_t>>& generations) {
-        const std::size_t count = rows(indices, "indices");
-        rows(priorities, "priorities", indices.size());
-        const std::uint32_t* versions = data_or_null(generations, "generations", count);
-        const std::int64_t* slots = indices.data();
-        const float* values = priorities.data();
-        const Released released;
-        return tree.update(slots, values, versions, count);
-      },
-      py::arg("indices").noconvert(), py::arg("priorities").noconvert(), py::arg("generations").noconvert());
-}
 
 }  // namespace pearl::device

@@ -59,7 +59,7 @@ LearnerShape shape_of(const LearnerModel& model, const PipelineCut& cut) {
 
 }  // namespace
 
-FpgaLearner::FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel model, PipelineCut cut)
+FpgaLearner::FpgaLearner(const std::shared_ptr<SyclQueue>& queue, LearnerModel model, PipelineCut cut)
     : queue_(queue),
       model_(std::move(model)),
       cut_(cut),

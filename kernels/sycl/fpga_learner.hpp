@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "autorun.hpp"
-#include "column_store.hpp"
+#include "pearl/device/column_store.hpp"
 #include "fpga_learner_program.hpp"
 #include "fpga_replay.hpp"
-#include "learner.hpp"
+#include "pearl/device/learner.hpp"
 #include "pearl/fpga_learner.hpp"
 
 namespace pearl::device {
@@ -31,9 +31,10 @@ struct PipelineCut {
 class FpgaLearner {
  public:
   using Cut = PipelineCut;
+  using Queue = SyclQueue;
 
   // Throws LearnerError for networks that are not chains, or have more layers than can run at once.
-  FpgaLearner(const std::shared_ptr<DeviceQueue>& queue, LearnerModel model, PipelineCut cut);
+  FpgaLearner(const std::shared_ptr<SyclQueue>& queue, LearnerModel model, PipelineCut cut);
   // Stops the stages.
   ~FpgaLearner();
 
@@ -65,7 +66,7 @@ class FpgaLearner {
   // The shape that the current settings and optimizers need.
   LearnerShape shape_for(std::size_t rows) const;
 
-  const std::shared_ptr<DeviceQueue> queue_;
+  const std::shared_ptr<SyclQueue> queue_;
   const LearnerModel model_;
   const PipelineCut cut_;
   LearnerShape shape_;

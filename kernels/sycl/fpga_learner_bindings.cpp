@@ -4,7 +4,7 @@
 
 #include "bindings.hpp"
 #include "fpga_learner.hpp"
-#include "learner_python.hpp"
+#include "pearl/device/learner_python.hpp"
 
 namespace pearl::device {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "autorun_program.hpp"
 #include "fpga_program.hpp"
-#include "network_source.hpp"
+#include "pearl/device/network_source.hpp"
 #include "pearl/tape.hpp"
 
 namespace pearl::device {

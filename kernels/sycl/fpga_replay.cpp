@@ -9,7 +9,7 @@
 #include "pearl/errors.hpp"
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
-#include "replay_batch.hpp"
+#include "pearl/device/replay_batch.hpp"
 
 namespace pearl::device {
 
@@ -26,14 +26,14 @@ constexpr const char* kDevice = "an FPGA";
 
 }  // namespace
 
-FpgaReplay::Staging::Staging(DeviceQueue& queue, std::size_t count)
+FpgaReplay::Staging::Staging(SyclQueue& queue, std::size_t count)
     : command(queue, 2, Placement::pinned),
       summary(queue, 2, Placement::pinned),
       items(queue, count, Placement::pinned),
       held(queue, count, Placement::pinned),
       weights(queue, count, Placement::pinned) {}
 
-FpgaReplay::FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
+FpgaReplay::FpgaReplay(const std::shared_ptr<SyclQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
                        std::uint64_t seed, bool stratified, float initial_priority, float priority_epsilon,
                        std::chrono::duration<double> patience)
     : queue_(queue),

@@ -24,7 +24,7 @@ namespace pearl::device {
 // throws.
 class FpgaReplay {
  public:
-  FpgaReplay(const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
+  FpgaReplay(const std::shared_ptr<SyclQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
              std::uint64_t seed, bool stratified, float initial_priority, float priority_epsilon,
              std::chrono::duration<double> patience);
   ~FpgaReplay();
@@ -65,7 +65,7 @@ class FpgaReplay {
  private:
   // The host memory that kernels read and write, for `count` items.
   struct Staging {
-    Staging(DeviceQueue& queue, std::size_t count);
+    Staging(SyclQueue& queue, std::size_t count);
     DeviceArray<fpga::Command> command;  // two, for train(): sample and update
     DeviceArray<fpga::Summary> summary;
     DeviceArray<fpga::Item> items;
@@ -95,7 +95,7 @@ class FpgaReplay {
   void sampled(std::size_t count);
   std::size_t updated(fpga::Summary done, std::size_t count);
 
-  const std::shared_ptr<DeviceQueue> queue_;
+  const std::shared_ptr<SyclQueue> queue_;
   const TreeShape shape_;
   const bool stratified_;
   const float initial_;

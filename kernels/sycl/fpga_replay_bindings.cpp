@@ -22,7 +22,7 @@ using Seconds = std::chrono::duration<double>;
 // A program whose bridges all take the same arguments: words in host memory, and their number.
 class WordPipeline {
  public:
-  WordPipeline(const std::shared_ptr<DeviceQueue>& queue, AutorunProgram program, double timeout_s)
+  WordPipeline(const std::shared_ptr<SyclQueue>& queue, AutorunProgram program, double timeout_s)
       : queue_(queue), program_(std::move(program)), autorun_(queue, program_, Seconds(timeout_s)) {}
   ~WordPipeline() {
     if (autorun_.stalled()) static_cast<void>(words_.release());
@@ -42,7 +42,7 @@ class WordPipeline {
   std::uint64_t bridge_launches() const { return autorun_.bridge_launches(); }
 
  private:
-  const std::shared_ptr<DeviceQueue> queue_;
+  const std::shared_ptr<SyclQueue> queue_;
   const AutorunProgram program_;
   std::unique_ptr<DeviceArray<std::uint64_t>> words_;
   Autorun autorun_;
@@ -53,7 +53,7 @@ class WordPipeline {
 void bind_fpga_replay(py::module_& module) {
   using namespace bindings;
   py::class_<WordPipeline>(module, "Autorun", "Autorun kernels joined by pipes; see kernels/sycl/autorun.hpp.")
-      .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, const std::string& name, const std::string& text,
+      .def(py::init([](const std::shared_ptr<SyclQueue>& queue, const std::string& name, const std::string& text,
                        const std::vector<std::string>& stages, const std::vector<std::string>& bridges,
                        double timeout_s) {
              const Released released;
@@ -69,7 +69,7 @@ void bind_fpga_replay(py::module_& module) {
 
   using Tree = FpgaReplay;
   py::class_<Tree, std::shared_ptr<Tree>> cls(module, "FpgaSumTree", "The Replay Manager as a pipeline on an FPGA.");
-  cls.def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
+  cls.def(py::init([](const std::shared_ptr<SyclQueue>& queue, std::int64_t capacity, unsigned fanout, double alpha,
                       std::uint64_t seed, bool stratified, float initial_priority, float priority_epsilon,
                       double timeout_s) {
             const Released released;

@@ -22,7 +22,7 @@ from pearl.replay.arguments import (
 from pearl.replay.protocol import ReplayStateDict, ReplayStatistics, Sample
 
 if TYPE_CHECKING:
-    from pearl import _native, _sycl
+    from pearl import _device, _native, _sycl
 
 _as_sample: Callable[[tuple[np.ndarray, ...]], Sample] = partial(tuple.__new__, Sample)  # half the time of Sample(*...)
 
@@ -31,7 +31,7 @@ class KernelReplayManager:
     """ReplayManager on a kernel, which has a mutex and runs without the GIL."""
 
     def __init__(
-        self, tree: _native.SumTree | _sycl.SumTree | _sycl.FpgaSumTree, capacity: int, selection: Selection
+        self, tree: _native.SumTree | _device.SumTree | _sycl.FpgaSumTree, capacity: int, selection: Selection
     ) -> None:
         self._tree, self._limit = tree, selection.max_times_sampled
         self.capacity, self.fanout, self.mode = capacity, selection.fanout, selection.mode

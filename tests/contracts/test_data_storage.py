@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import CapacityError, ReplayError
 from pearl.replay import memory
@@ -41,11 +42,18 @@ def torch_storage(spec, capacity):
     return TorchDataStorage(spec, capacity, "cpu")
 
 
+def cuda_storage(spec, capacity):
+    from pearl.backends.cuda.storage import CudaDataStorage
+
+    return CudaDataStorage(spec, capacity, EMULATOR)
+
+
 @pytest.fixture(
     params=[
         pytest.param(DataStorage, id="numpy"),
         pytest.param(torch_storage, id="torch"),
         pytest.param(SyclDataStorage, id="sycl", marks=pytest.mark.sycl),
+        pytest.param(cuda_storage, id="cuda"),
     ]
 )
 def make_storage(request):
@@ -58,7 +66,9 @@ def assert_rows(found, expected):
 
 
 @pytest.mark.parametrize(
-    "storage_type", [DataStorage, pytest.param(SyclDataStorage, marks=pytest.mark.sycl)], ids=["numpy", "sycl"]
+    "storage_type",
+    [DataStorage, pytest.param(SyclDataStorage, marks=pytest.mark.sycl), cuda_storage],
+    ids=["numpy", "sycl", "cuda"],
 )
 @settings(max_examples=60, deadline=None)
 @given(capacity=st.integers(1, 40), data=st.data())

@@ -21,6 +21,7 @@ from test_native_learner import ACTIONS, OBS, SETTINGS, Small, WithLayerNorm, ba
 
 from pearl.algorithms import ALGORITHMS, DDPG, DQN, SAC, TD3, Trainer
 from pearl.backends import learners
+from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import TrainerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -40,9 +41,12 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "native": {},
     "native, 3 threads": {"threads": 3},
     "sycl": {"device": "opencl:cpu"},
+    "cuda": {"device": EMULATOR},
     "fpga": {"device": EMULATOR_SELECTOR},
 }
-ON_HOST_CORES = ("native", "native, 3 threads", "sycl")  # train by the trainer's own rule
+ON_HOST_CORES = ("native", "native, 3 threads", "sycl", "cuda")  # train by the trainer's own rule
+
+ON_DEVICES = ("sycl", "cuda")
 
 
 def each(*names: str, fpga: tuple[Any, ...] = (pytest.mark.fpga, pytest.mark.slow)) -> pytest.MarkDecorator:
@@ -185,7 +189,7 @@ def test_steps_may_take_turns_with_torchs(name: str, case: str, made: Make) -> N
     for step in range(40):
         both[step // 3 % 2].step(*batch_for(case, step))
         reference.step(*batch_for(case, step))
-    assert_alike(ours, theirs, 1e-4 if name == "sycl" else 1e-5)
+    assert_alike(ours, theirs, 1e-4 if name in ON_DEVICES else 1e-5)
     assert ours.gradient_steps == 40
     assert_same_optimizers(ours, theirs)
 
@@ -226,7 +230,7 @@ def test_settings_are_those_of_the_trainer(name: str, algorithm: str, changed: d
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
         for metric, value in expected.metrics.items():
             assert found.metrics[metric] == pytest.approx(value, rel=1e-3)
-    assert_alike(ours, theirs, 1e-3 if name == "sycl" else 1e-4)
+    assert_alike(ours, theirs, 1e-3 if name in ON_DEVICES else 1e-4)
 
 
 @each_on_host_cores
@@ -263,7 +267,8 @@ def test_a_step_that_diverges_raises_and_changes_nothing(
     for seed in range(2):  # TD3's actor moves in the second
         learner.step(*batch_for(case, seed))
     before = copy.deepcopy(module_tensors(trainer))
-    said = {"sycl": "diverged on"}.get(name, r"diverged: the .*loss is -?(nan|inf).*weights were left as they were")
+    said = r"diverged: the .*loss is -?(nan|inf).*weights were left as they were"
+    said = "diverged on" if name in ON_DEVICES else said
     for column, value in (("reward", np.nan), ("obs", np.inf), ("next_obs", np.nan), ("weights", np.nan)):
         batch, weights = batch_for(case, 2)
         (weights if column == "weights" else batch[column])[17] = value
@@ -311,7 +316,7 @@ def test_parts_of_another_device_are_not_fused(name: str, made: Make) -> None:
 # --- long runs as torch does ------------------------------------------------------------------------------------------
 
 # Steps and tolerance. One thread is enough of the native Learner.
-LONG = {"native": (1000, 1e-3), "sycl": (100, 2e-4)}
+LONG = {"native": (1000, 1e-3), "sycl": (100, 2e-4), "cuda": (30, 2e-4)}
 
 
 @each(*LONG)

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pearl.backends.cpu.replay import NativeReplayManager
+from pearl.backends.cuda.replay import CudaReplayManager
+from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.sycl.replay import SyclReplayManager
 from pearl.errors import (
     CheckpointError,
@@ -25,15 +27,30 @@ from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.spec import ReplayMode, ReplaySpec
 
-MANAGERS = {"native": NativeReplayManager, "reference": ReferenceReplayManager, "sycl": SyclReplayManager}
+
+
+class EmulatedCuda(CudaReplayManager):
+    """CUDA's kernels on the emulator, if nothing else is asked for."""
+
+    def __init__(self, capacity, *, device=EMULATOR, **options):
+        super().__init__(capacity, device=device, **options)
+
+
+MANAGERS = {
+    "native": NativeReplayManager,
+    "reference": ReferenceReplayManager,
+    "sycl": SyclReplayManager,
+    "cuda": EmulatedCuda,
+}
+ON_DEVICE = (SyclReplayManager, EmulatedCuda)
 # Each shape of an FPGA's tree is a program of its own: tests/test_fpga_replay.py holds the emulator to a few.
 ELSEWHERE = {"fpga"}
-SYCL_MODES = ("prioritized", "uniform")
+DEVICE_MODES = ("prioritized", "uniform")
 
 
 def require(manager, mode):
     """Skip the test where the manager does not have the mode."""
-    if manager is SyclReplayManager and mode not in SYCL_MODES:
+    if manager in ON_DEVICE and mode not in DEVICE_MODES:
         pytest.skip(f"mode {mode} is the CPU's")
 
 
@@ -96,7 +113,7 @@ def operate(data, manager, modes):
     if manager is NativeReplayManager:
         options["replacement"] = data.draw(st.sampled_from([True, True, False]), label="replacement")
         options["max_times_sampled"] = data.draw(st.sampled_from([0, 0, 1, 2, 5]), label="max_times_sampled")
-    initials = ["max", 1e-3, 7.25, 1e6] if manager is SyclReplayManager else ["max", "mean", 1e-3, 7.25, 1e6]
+    initials = ["max", 1e-3, 7.25, 1e6] if manager in ON_DEVICE else ["max", "mean", 1e-3, 7.25, 1e6]
     options["initial_priority"] = data.draw(st.sampled_from(initials), label="initial_priority")
     options["priority_epsilon"] = data.draw(st.sampled_from([0.0, 1e-6, 1e-30, 0.01, 1.0]), label="priority_epsilon")
     replay, reference = manager(capacity, **options), ReferenceReplayManager(capacity, **options)
@@ -156,11 +173,11 @@ def test_native_equals_reference_bit_for_bit(data):
     operate(data, NativeReplayManager, get_args(ReplayMode))
 
 
-@pytest.mark.sycl
+@pytest.mark.parametrize("manager", [pytest.param(SyclReplayManager, marks=pytest.mark.sycl), EmulatedCuda])
 @settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_sycl_equals_reference_bit_for_bit(data):
-    operate(data, SyclReplayManager, SYCL_MODES)
+@given(data=st.data())
+def test_devices_equal_reference_bit_for_bit(manager, data):
+    operate(data, manager, DEVICE_MODES)
 
 
 def test_fanouts_give_the_same_samples():
@@ -387,11 +404,12 @@ def test_epsilon_is_added_to_what_is_given_and_to_nothing_else(manager):
 
 @pytest.mark.parametrize("backend", each_backend)
 def test_by_default_no_item_that_was_trained_on_is_lost(backend):
-    replay = make_replay_manager(ReplaySpec(100, alpha=1.0), seed=0, backend=backend)
+    where = {"device": EMULATOR} if backend == "cuda" else {}
+    replay = make_replay_manager(ReplaySpec(100, alpha=1.0), seed=0, backend=backend, **where)
     replay.insert(np.arange(100))
     replay.update(np.arange(100), np.zeros(100))
     assert replay.total == 100  # a unit each
-    replay = make_replay_manager(ReplaySpec(100, priority_epsilon=0.0), seed=0, backend=backend)
+    replay = make_replay_manager(ReplaySpec(100, priority_epsilon=0.0), seed=0, backend=backend, **where)
     replay.insert(np.arange(100))
     replay.update(np.arange(100), np.zeros(100))
     assert replay.total == 0
@@ -643,18 +661,22 @@ def test_alpha_requantises_from_exact_priorities(manager):
 
 def test_backends_come_from_the_registry():
     spec = ReplaySpec(32, fanout="auto")
-    for backend in sorted(set(replay_managers()) - {"fpga", "sycl"}):
+    for backend in sorted(set(replay_managers()) - {"cuda", "fpga", "sycl"}):
         assert make_replay_manager(spec, seed=0, backend=backend).fanout == 16
         with pytest.raises(ConfigurationError, match=rf"'{backend}' runs on the CPU and takes no device; found 'gpu'"):
             make_replay_manager(spec, seed=0, backend=backend, device="gpu")
-    with pytest.raises(ConfigurationError, match=r"'abacus'.*known: fpga, native, reference, sycl"):
+    with pytest.raises(ConfigurationError, match=r"'abacus'.*known: cuda, fpga, native, reference, sycl"):
         make_replay_manager(spec, seed=0, backend="abacus")
 
 
 @pytest.mark.parametrize(
     ("backend", "lacking"),
-    [pytest.param("sycl", {"mode": "fifo"}, marks=pytest.mark.sycl), ("fpga", {"mode": "uniform"})],
-    ids=["sycl", "fpga"],
+    [
+        pytest.param("sycl", {"mode": "fifo"}, marks=pytest.mark.sycl),
+        ("cuda", {"mode": "lifo"}),
+        ("fpga", {"mode": "uniform"}),
+    ],
+    ids=["sycl", "cuda", "fpga"],
 )
 def test_what_a_device_does_not_have_is_named(backend, lacking):
     for options, named in (

@@ -83,7 +83,7 @@ struct Layer {
 
 }  // namespace pearl::fpga
 
-#include "pearl/device_learner.hpp"
+#include "pearl/device/learner_math.hpp"
 
 namespace pearl::fpga {
 

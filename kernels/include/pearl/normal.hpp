@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "pearl/device/portable.hpp"
+
 namespace pearl {
 
 // -2 log(u) for u = (word / 2 + 0.5) / 2^31, which lies in (0, 1]: never infinite, never below 0.
-inline float minus_two_log_uniform(std::uint32_t word) {
+PEARL_FN float minus_two_log_uniform(std::uint32_t word) {
   constexpr float kLog2 = 0.6931471805599453f;
   constexpr std::int32_t kRootHalf = 0x3F3504F3;  // the bits of sqrt(0.5)
   const float scaled = static_cast<float>(static_cast<std::int32_t>(word >> 1)) + 0.5f;  // u * 2^31
@@ -31,9 +33,11 @@ struct NormalPair {
 };
 
 // Two independent numbers: the first word gives the distance from 0, the second the direction.
-inline NormalPair normal_pair(std::uint32_t distance, std::uint32_t direction) {
+PEARL_FN NormalPair normal_pair(std::uint32_t distance, std::uint32_t direction) {
   constexpr float kQuarterTurn = 1.5707963267948966f;
-#ifdef __SYCL_DEVICE_ONLY__
+#ifdef __CUDA_ARCH__
+  const float radius = sqrtf(minus_two_log_uniform(distance));
+#elif defined(__SYCL_DEVICE_ONLY__)
   const float radius = sycl::sqrt(minus_two_log_uniform(distance));
 #else
   const float radius = std::sqrt(minus_two_log_uniform(distance));

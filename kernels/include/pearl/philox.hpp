@@ -5,11 +5,13 @@
 #include <array>
 #include <cstdint>
 
+#include "pearl/device/portable.hpp"
+
 namespace pearl {
 
 using PhiloxWords = std::array<std::uint32_t, 4>;
 
-inline PhiloxWords philox4x32(PhiloxWords counter, std::uint64_t seed) {
+PEARL_FN PhiloxWords philox4x32(PhiloxWords counter, std::uint64_t seed) {
   std::uint32_t key0 = static_cast<std::uint32_t>(seed);
   std::uint32_t key1 = static_cast<std::uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -24,18 +26,20 @@ inline PhiloxWords philox4x32(PhiloxWords counter, std::uint64_t seed) {
 }
 
 // The four words that lanes 2 * pair and 2 * pair + 1 of one call share: two words each.
-inline PhiloxWords philox_lane_pair(std::uint64_t seed, std::uint64_t call, std::uint64_t pair) {
+PEARL_FN PhiloxWords philox_lane_pair(std::uint64_t seed, std::uint64_t call, std::uint64_t pair) {
   return philox4x32({static_cast<std::uint32_t>(pair), static_cast<std::uint32_t>(pair >> 32),
                      static_cast<std::uint32_t>(call), static_cast<std::uint32_t>(call >> 32)},
                     seed);
 }
 
-inline std::uint64_t even_lane(const PhiloxWords& words) { return words[0] | std::uint64_t{words[1]} << 32; }
-inline std::uint64_t odd_lane(const PhiloxWords& words) { return words[2] | std::uint64_t{words[3]} << 32; }
+PEARL_FN std::uint64_t even_lane(const PhiloxWords& words) { return words[0] | std::uint64_t{words[1]} << 32; }
+PEARL_FN std::uint64_t odd_lane(const PhiloxWords& words) { return words[2] | std::uint64_t{words[3]} << 32; }
 
 // High half of the 128-bit product.
-inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
-#ifdef __SYCL_DEVICE_ONLY__  // devices have no 128-bit integers
+PEARL_FN std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(a, b);
+#elif defined(__SYCL_DEVICE_ONLY__)  // devices have no 128-bit integers
   const std::uint64_t a_low = a & 0xFFFFFFFFu, a_high = a >> 32, b_low = b & 0xFFFFFFFFu, b_high = b >> 32;
   const std::uint64_t middle = a_high * b_low + ((a_low * b_low) >> 32);
   const std::uint64_t other = a_low * b_high + (middle & 0xFFFFFFFFu);
@@ -46,15 +50,15 @@ inline std::uint64_t mulhi64(std::uint64_t a, std::uint64_t b) {
 }
 
 // floor(2^64 / parts); 0 for one part.
-inline std::uint64_t stratum_width(std::uint64_t parts) { return (0 - parts) / parts + 1; }
+PEARL_FN std::uint64_t stratum_width(std::uint64_t parts) { return (0 - parts) / parts + 1; }
 
 // A number uniform in [0, 2^64) as it is (width 0), or moved into slice `at` of equal slices of this width.
-inline std::uint64_t in_slice(std::uint64_t at, std::uint64_t random, std::uint64_t width) {
+PEARL_FN std::uint64_t in_slice(std::uint64_t at, std::uint64_t random, std::uint64_t width) {
   return width == 0 ? random : at * width + mulhi64(random, width);
 }
 
 // The number of lane `at` of one call. `width`: 0, or stratum_width(lanes) for stratified lanes.
-inline std::uint64_t uniform_at(std::uint64_t seed, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
+PEARL_FN std::uint64_t uniform_at(std::uint64_t seed, std::uint64_t call, std::uint64_t at, std::uint64_t width) {
   const PhiloxWords words = philox_lane_pair(seed, call, at >> 1);
   return in_slice(at, at & 1 ? odd_lane(words) : even_lane(words), width);
 }

@@ -114,6 +114,7 @@ struct Context {
   std::int32_t batch, groups, observation_size, action_size;
   std::int32_t failure;
   std::int32_t failed_at;  // transition
+  std::int32_t pending;    // a failure that the next kernel takes over: all of a work-group must see the same one
   std::int32_t steps;      // done since the host last read it
   std::int32_t critics, stochastic;
   float saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high, target_entropy, max_grad_norm;

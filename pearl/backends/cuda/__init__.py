@@ -1,26 +1,49 @@
-"""NVIDIA GPUs, through torch."""
+"""NVIDIA GPUs, by PEARL's own kernels and through torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pearl.backends.cpu import TORCH_LEARNER
-from pearl.backends.protocol import Backend, Discovered, Discovery, Factory, LearnerParameters, powers_of_two
+from pearl.backends.protocol import (
+    Backend,
+    Discovered,
+    Discovery,
+    Factory,
+    LearnerImplementation,
+    LearnerParameters,
+    ReplayImplementation,
+    powers_of_two,
+)
 from pearl.devices.description import Availability, Device, DeviceKind
 from pearl.devices.power import PowerMeter
+
+if TYPE_CHECKING:
+    from pearl.spec import ReplaySpec
 
 _MOST_STREAMS = 16
 
 
 class CudaBackend(Backend):
-    """The torch Learner, and a Data Storage on the same GPU."""
+    """Replay Manager, Data Storage and Learner by kernels that are compiled where the GPU is; and the torch Learner."""
 
     name = csv_name = "cuda"
     kinds = ("gpu",)
-    factory_names = ("TorchDataStorage",)
+    factory_names = ("make_replay_manager", "CudaDataStorage")
+    kernels = "pearl._cuda"
+    times_parts_apart = True
 
     def __init__(self) -> None:
-        self.learners = {"torch": TORCH_LEARNER}
+        self.learners = {
+            "torch": TORCH_LEARNER,
+            "cuda": LearnerImplementation(
+                "pearl.backends.cuda.learner", "CudaLearner", ("device",), compiled="pearl._cuda"
+            ),
+        }
+        self.replay_managers = {
+            "cuda": ReplayImplementation("pearl.backends.cuda.replay", "CudaReplayManager", ("device",))
+        }
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
         """An index, such as 'cuda:0'."""
@@ -68,9 +91,22 @@ class CudaBackend(Backend):
 
         return f"cuda:{cuda_index(device.selector)}"
 
+    def replay(self, device: Device) -> Factory:
+        """`make_replay_manager` with the name of this backend."""
+        return Factory(
+            "pearl.replay", "make_replay_manager", {"backend": self.name, "device": self.device_string(device)}
+        )
+
+    def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
+        """The options that it does not have."""
+        from pearl.backends.on_device.replay import unsupported_options
+
+        lacking = unsupported_options(spec)
+        return f"the Replay Manager on CUDA devices does not have {', '.join(lacking)}" if lacking else None
+
     def storage(self, device: Device) -> Factory:
-        """Tensors on the GPU."""
-        return Factory("pearl.backends.cuda.storage", "TorchDataStorage")
+        """Columns in the GPU's memory."""
+        return Factory("pearl.backends.cuda.storage", "CudaDataStorage")
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int

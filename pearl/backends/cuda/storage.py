@@ -1,20 +1,47 @@
-"""Data Storage in torch tensors, on the device where the Learner is."""
+"""Data Storage on CUDA devices: by PEARL's kernels, and in torch tensors on any device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from pearl.backends.cuda.runtime import EMULATOR, open_cuda
+from pearl.backends.on_device.storage import DataStorageOnDevice
 from pearl.errors import ReplayError
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.spec import FieldSpec, TransitionSpec
 
 Rows = Mapping[str, "np.ndarray | torch.Tensor"]
+
+
+class CudaDataStorage(DataStorageOnDevice):
+    """Ring of `capacity` transitions on the CUDA device `device`; the same interface as DataStorage.
+
+    `gather` returns tensors on the device, which no later call changes. Raises CapacityError if the memory that is free
+    does not suffice, DeviceError if the device cannot be used.
+    """
+
+    def __init__(self, spec: TransitionSpec, capacity: int, device: str = "cuda:0") -> None:
+        self.device = device
+        if device != EMULATOR:
+            check_fits(capacity, spec.nbytes, _device_free(torch.device(device)))
+        super().__init__(spec, capacity, open_cuda(device))
+
+    def gather(self, indices: ArrayLike, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Copy the rows at `indices` `(n,)` out, into the caller's tensors or arrays `(n, *shape)` if given.
+
+        Raises ReplayError for a slot that is not written yet, or targets that do not fit.
+        """
+        if out is not None or self.device == EMULATOR:
+            return super().gather(indices, out)
+        columns = self.kernel.gather_there(self._checked_slots(indices))
+        return {name: torch.as_tensor(c, device=self.device) for name, c in zip(self._names, columns, strict=True)}
 
 
 class TorchDataStorage(StorageOnDevice):

@@ -10,8 +10,8 @@ import numpy as np
 
 from pearl.algorithms.batch import Batch
 from pearl.backends.fpga.replay import TIMEOUT_S, FpgaReplayManager, check_fpga, stop_at_exit
-from pearl.backends.sycl.learner import SharedMemoryLearner, networks_of
-from pearl.backends.sycl.runtime import sycl_runtime
+from pearl.backends.on_device.learner import SharedMemoryLearner, networks_of
+from pearl.backends.sycl.replay import open_sycl
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import ConfigurationError
@@ -20,6 +20,7 @@ from pearl.learner.native_rules import known_step
 
 if TYPE_CHECKING:
     from pearl import _sycl
+    from pearl.backends.on_device import OpenDevice
 
 logger = logging.getLogger("pearl.learner")
 
@@ -104,8 +105,11 @@ class FpgaLearner(SharedMemoryLearner):
         """Stop the stages. May be repeated; a later step starts them again."""
         self._kernel.close()
 
+    def _open(self, device: str) -> OpenDevice:
+        return open_sycl(device)
+
     def _make(self, *arguments: Any) -> Any:
-        return sycl_runtime().module.FpgaLearner(*arguments, **self._cut)
+        return self._module.FpgaLearner(*arguments, **self._cut)
 
 
 class JoinedTraining:

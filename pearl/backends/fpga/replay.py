@@ -7,8 +7,8 @@ import operator
 import weakref
 from typing import TYPE_CHECKING
 
+from pearl.backends.on_device.replay import check_supported, unsupported_options
 from pearl.backends.sycl.device import find_sycl_device, sycl_queue
-from pearl.backends.sycl.replay import check_supported, unsupported_options
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import CapacityError, ConfigurationError, DeviceError

@@ -104,7 +104,7 @@ class SyclBackend(SyclDevices):
 
     def replay_lacks(self, device: Device, spec: ReplaySpec) -> str | None:
         """The options that it does not have."""
-        from pearl.backends.sycl.replay import unsupported_options
+        from pearl.backends.on_device.replay import unsupported_options
 
         lacking = unsupported_options(spec)
         return f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}" if lacking else None

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import ArrayLike
-
-from pearl.backends.sycl.device import sycl_queue
-from pearl.backends.sycl.replay import DEFAULT_DEVICE, device_memory
-from pearl.backends.sycl.runtime import sycl_runtime
+from pearl.backends.on_device.storage import DataStorageOnDevice
+from pearl.backends.sycl.replay import DEFAULT_DEVICE, device_memory, open_sycl
 from pearl.replay.memory import check_fits
-from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.spec import TransitionSpec
 
-if TYPE_CHECKING:
-    from pearl import _sycl
 
-
-class SyclDataStorage(StorageOnDevice):
+class SyclDataStorage(DataStorageOnDevice):
     """Ring of `capacity` transitions on the SYCL device `device`; the same interface as DataStorage.
 
     Inserts and gathers in one launch each. Raises CapacityError if the memory that is free does not suffice,
@@ -28,48 +16,6 @@ class SyclDataStorage(StorageOnDevice):
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: str = DEFAULT_DEVICE) -> None:
-        super().__init__(spec, capacity)
         self.device = device
         check_fits(capacity, spec.nbytes, device_memory(device))
-        self.queue = sycl_queue(device)
-        self._names = tuple(field.name for field in spec.fields)
-        columns = [(np.dtype(field.dtype), field.shape) for field in spec.fields]
-        self._store: _sycl.ColumnStore = sycl_runtime().module.ColumnStore(self.queue, capacity, columns)
-
-    @property
-    def columns(self) -> Mapping[str, np.ndarray]:
-        """Read-only host copies `(capacity, *shape)`, for checkpoints."""
-        copies = {name: self.kernel.read(column, self.capacity) for column, name in enumerate(self._names)}
-        for copy in copies.values():
-            copy.flags.writeable = False
-        return MappingProxyType(copies)
-
-    @property
-    def kernel(self) -> _sycl.ColumnStore:
-        """The columns themselves, for kernels on the same queue."""
-        self._require_open()
-        return self._store
-
-    def gather(self, indices: ArrayLike, out: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Copy the rows at `indices` `(n,)` out, into the caller's arrays `(n, *shape)` if given.
-
-        Without `out`, the arrays returned are in memory that the host and the device share. Raises ReplayError for a
-        slot that is not written yet, or arrays that do not fit.
-        """
-        store = self.kernel
-        slots = self._checked_slots(indices)
-        if out is None:
-            return dict(zip(self._names, store.gather(slots), strict=True))
-        targets = matching_rows(self.spec, out, len(slots), exact=True)
-        for target, rows in zip(targets, store.gather(slots), strict=True):
-            np.copyto(target, rows)
-        return dict(zip(self._names, targets, strict=True))
-
-    def _rows(self, columns: Mapping[str, np.ndarray], count: int) -> list[np.ndarray]:
-        return [np.ascontiguousarray(rows) for rows in matching_rows(self.spec, columns, count)]
-
-    def _write(self, start: int, count: int, rows: list[np.ndarray]) -> None:
-        self._store.insert(start, count, rows)
-
-    def _free(self) -> None:
-        self._store.close()
+        super().__init__(spec, capacity, open_sycl(device))

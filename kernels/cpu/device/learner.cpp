@@ -1,0 +1,624 @@
+#include "pearl/device/learner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+namespace pearl::device {
+namespace {
+
+using learner::Op;
+using learner::OpKind;
+using tape::Activation;
+using tape::Instruction;
+using tape::kLanes;
+using tape::kNone;
+using tape::Operation;
+using tape::Tile;
+
+constexpr int kVectorTile = 64;  // entries of a vector that a work-group moves
+constexpr int kWholeRows = 1 << 20;
+
+int padded(int width) { return (width + kLanes - 1) / kLanes * kLanes; }
+
+struct TapeOperations {
+  Operation forward, backward;
+};
+
+TapeOperations operations_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::linear: return {Operation::linear, Operation::slope_linear};
+    case OpKind::relu: return {Operation::relu, Operation::slope_relu};
+    case OpKind::tanh: return {Operation::tanh, Operation::slope_tanh};
+    case OpKind::layer_norm: return {Operation::layer_norm, Operation::slope_layer_norm};
+    case OpKind::mean: return {Operation::mean, Operation::slope_mean};
+    default: return {Operation::combine, Operation::slope_combine};  // add, subtract
+  }
+}
+
+// One operation of a network, with the activation joined to it, if any.
+struct Step {
+  Op op;
+  int in[2] = {kNone, kNone}, out = 0;  // values; 0 is the input
+  Activation activation = Activation::none;
+
+  int width() const { return static_cast<int>(op.width); }
+};
+
+struct Value {
+  int width;
+  int uses;   // operations that read it
+  int maker;  // the step that computes it; kNone for the input
+};
+
+// A network's steps: an activation is joined to a linear operation whose result nothing else reads.
+struct Plan {
+  std::vector<Value> values;
+  std::vector<Step> steps;
+
+  explicit Plan(const NetworkSource& source) {
+    const std::size_t parameters = static_cast<std::size_t>(-1) / 2;
+    const learner::Network checked(source.inputs, source.ops, parameters);  // throws LearnerError
+    std::vector<int> users(source.ops.size() + 1, 0);
+    std::vector<std::size_t> kept(source.ops.size() + 1, 0);  // the place in `values` of each of the source's values
+    for (const Op& op : source.ops)
+      for (const auto value : op.inputs)
+        if (value != learner::kNone) ++users[static_cast<std::size_t>(value)];
+    values = {{static_cast<int>(source.inputs), users[0], kNone}};
+    std::set<std::ptrdiff_t> seen;
+    for (std::size_t i = 0; i < source.ops.size(); ++i) {
+      const Op& op = source.ops[i];
+      for (const std::ptrdiff_t offset : {op.weight, op.bias})
+        if (offset != learner::kNone && !seen.insert(offset).second)
+          throw LearnerError("Operation " + std::to_string(i) + " shares its parameters with another.");
+      const std::size_t from = kept[static_cast<std::size_t>(op.inputs[0])];
+      const bool activates = op.kind == OpKind::relu || op.kind == OpKind::tanh;
+      if (activates && values[from].uses == 1 && values[from].maker != kNone) {
+        Step& before = steps[static_cast<std::size_t>(values[from].maker)];
+        if (before.op.kind == OpKind::linear && before.activation == Activation::none) {
+          before.activation = op.kind == OpKind::relu ? Activation::relu : Activation::tanh;
+          kept[i + 1] = from;
+          values[from].uses = users[i + 1];
+          continue;
+        }
+      }
+      Step step{op, {static_cast<int>(from), kNone}, static_cast<int>(values.size())};
+      if (op.kind == OpKind::add || op.kind == OpKind::subtract)
+        step.in[1] = static_cast<int>(kept[static_cast<std::size_t>(op.inputs[1])]);
+      kept[i + 1] = values.size();
+      values.push_back({step.width(), users[i + 1], static_cast<int>(steps.size())});
+      steps.push_back(step);
+    }
+  }
+
+  const Value& value(int v) const { return values[static_cast<std::size_t>(v)]; }
+  int width(int v) const { return value(v).width; }
+  int output() const { return static_cast<int>(values.size()) - 1; }
+  int output_width() const { return values.back().width; }
+};
+
+// Where a value is stored row by row, for the gradients of weights.
+struct Rows {
+  std::int64_t offset = kNone;
+  int stride = 0;
+};
+
+// One pass of a network: the places of its values and slopes in the arena.
+struct Pass {
+  const Plan* plan = nullptr;
+  int parameters = 0;
+  std::vector<int> values, slopes, statistics, products;
+  std::vector<Rows> rows;
+
+  int value(int v) const { return values[static_cast<std::size_t>(v)]; }
+  int slope(int v) const { return slopes[static_cast<std::size_t>(v)]; }
+  int output() const { return value(plan->output()); }
+  int output_slope() const { return slope(plan->output()); }
+};
+
+}  // namespace
+
+struct DeviceLearner::Program {
+  std::vector<Instruction> tape;
+  std::vector<Tile> tiles;
+};
+
+// Writes tapes, and allocates places in the arena and in the rows.
+struct DeviceLearner::Builder {
+  const LearnerModel& model;
+  const LearnerSettings& settings;
+  std::vector<Plan> plans;
+  std::size_t padded_rows;
+  int columns_per_tile;
+  int features = 0;
+  std::int64_t row_floats = 0;
+
+  int place(int count) { return std::exchange(features, features + count); }
+  Rows keep(int width) {
+    const int stride = padded(width);
+    const auto floats = static_cast<std::int64_t>(stride) * static_cast<std::int64_t>(padded_rows);
+    return {std::exchange(row_floats, row_floats + floats), stride};
+  }
+
+  // The values and slopes of a pass whose input is at `input`; slopes only where it is `trained`.
+  Pass pass(const Plan& plan, int parameters, int input, bool trained) {
+    Pass made{&plan, parameters, {input}, {}, {}, {}, {}};
+    for (int v = 1; v <= plan.output(); ++v) made.values.push_back(place(plan.width(v)));
+    for (int v = 0; trained && v <= plan.output(); ++v) made.slopes.push_back(place(plan.width(v)));
+    for (const Step& step : plan.steps) {
+      const bool norm = step.op.kind == OpKind::layer_norm;
+      made.statistics.push_back(norm ? place(2) : kNone);
+      made.products.push_back(norm && trained ? place(step.width()) : kNone);
+    }
+    made.rows.resize(plan.values.size());
+    return made;
+  }
+
+  // `weights`: also stores the rows that the gradients of weights need.
+  void forward(Pass& pass, bool weights, std::vector<Instruction>& tape) {
+    const Plan& plan = *pass.plan;
+    std::vector<bool> wanted(plan.values.size(), false);
+    for (const Step& step : plan.steps)
+      if (step.op.kind == OpKind::linear) wanted[static_cast<std::size_t>(step.in[0])] = weights;
+    for (std::size_t s = 0; s < plan.steps.size(); ++s) {
+      const Step& step = plan.steps[s];
+      const OpKind kind = step.op.kind;
+      Instruction i{.operation = operations_of(kind).forward,
+                    .in = pass.value(step.in[0]),
+                    .out = pass.value(step.out),
+                    .in_width = plan.width(step.in[0]),
+                    .out_width = step.width(),
+                    .parameters = pass.parameters,
+                    .activation = step.activation,
+                    .weight = step.op.weight,
+                    .bias = step.op.bias};
+      if (kind == OpKind::layer_norm) {
+        i.other = pass.statistics[s];
+        i.scalar = step.op.eps;
+      } else if (kind == OpKind::mean) {
+        i.scalar = 1.0f / static_cast<float>(i.in_width);
+      } else if (step.in[1] != kNone) {
+        i.other = pass.value(step.in[1]);
+        i.other_width = plan.width(step.in[1]);
+        i.scalar = kind == OpKind::add ? 1.0f : -1.0f;
+      }
+      if (wanted[static_cast<std::size_t>(step.out)]) {
+        const Rows rows = keep(i.out_width);
+        pass.rows[static_cast<std::size_t>(step.out)] = rows;
+        i.rows = rows.offset;
+        i.rows_stride = rows.stride;
+      }
+      tape.push_back(i);
+    }
+  }
+
+  // From the slopes at the output. `tiles`, unless null, gets the weights to move.
+  void backward(const Pass& pass, bool of_input, std::vector<Instruction>& tape, std::vector<Tile>* tiles) {
+    const Plan& plan = *pass.plan;
+    std::vector<bool> written(plan.values.size(), false), derived(plan.steps.size(), false);
+    for (std::size_t s = plan.steps.size(); s-- > 0;) {
+      const Step& step = plan.steps[s];
+      const OpKind kind = step.op.kind;
+      if (step.activation != Activation::none && !derived[s])
+        tape.push_back({.operation = Operation::slope_activation,
+                        .in = pass.value(step.out),
+                        .out = pass.slope(step.out),
+                        .in_width = step.width(),
+                        .out_width = step.width(),
+                        .activation = step.activation});
+      if (tiles != nullptr) add_tiles(pass, s, *tiles);
+      for (int k = 0; k < 2 && step.in[k] != kNone; ++k) {
+        const int v = step.in[k];
+        const Value& value = plan.value(v);
+        const bool stops = v == 0 && !of_input;
+        if (stops && kind != OpKind::layer_norm) continue;
+        Instruction i{.operation = operations_of(kind).backward,
+                      .flags = written[static_cast<std::size_t>(v)] ? tape::kAccumulate : 0,
+                      .in = pass.slope(step.out),
+                      .out = stops ? kNone : pass.slope(v),
+                      .in_width = step.width(),
+                      .out_width = value.width,
+                      .parameters = pass.parameters,
+                      .weight = step.op.weight,
+                      .bias = step.op.bias};
+        written[static_cast<std::size_t>(v)] = true;
+        if (kind == OpKind::linear && value.maker != kNone && value.uses == 1) {
+          const auto maker = static_cast<std::size_t>(value.maker);
+          i.activation = plan.steps[maker].activation;
+          i.other = pass.value(v);
+          derived[maker] = true;
+        } else if (kind == OpKind::relu || kind == OpKind::tanh) {
+          i.other = pass.value(step.out);
+        } else if (kind == OpKind::layer_norm) {
+          i.other = pass.statistics[s];
+          i.extra = pass.value(v);
+          i.extra2 = tiles != nullptr && step.op.weight != learner::kNone ? pass.products[s] : kNone;
+        } else if (kind == OpKind::mean) {
+          i.scalar = 1.0f / static_cast<float>(value.width);
+        } else if (kind == OpKind::add || kind == OpKind::subtract) {
+          i.scalar = kind == OpKind::subtract && k == 1 ? -1.0f : 1.0f;
+        }
+        tape.push_back(i);
+      }
+    }
+  }
+
+  void add_tiles(const Pass& pass, std::size_t s, std::vector<Tile>& tiles) {
+    const Step& step = pass.plan->steps[s];
+    const int width = step.width();
+    if (step.op.kind == OpKind::layer_norm) {
+      if (step.op.weight != learner::kNone) add_vector(pass.products[s], width, step.op.weight, tiles);
+      if (step.op.bias != learner::kNone) add_vector(pass.slope(step.out), width, step.op.bias, tiles);
+    }
+    if (step.op.kind != OpKind::linear) return;
+    const int in = pass.plan->width(step.in[0]);
+    const Rows& rows = pass.rows[static_cast<std::size_t>(step.in[0])];
+    for (int first = 0; first < width; first += tape::kTileRows)
+      for (int begin = 0; begin < in; begin += columns_per_tile)
+        tiles.push_back({.first = first,
+                         .count = std::min(tape::kTileRows, width - first),
+                         .in = in,
+                         .begin = begin,
+                         .end = std::min(in, begin + columns_per_tile),
+                         .slopes = pass.slope(step.out) + first,
+                         .rows_stride = rows.stride,
+                         .rows = rows.offset,
+                         .weight = step.op.weight,
+                         .bias = step.op.bias});
+  }
+
+  static void add_vector(int slopes, int width, std::ptrdiff_t weight, std::vector<Tile>& tiles) {
+    for (int first = 0; first < width; first += kVectorTile) {
+      Tile tile{};
+      tile.first = first;
+      tile.count = std::min(kVectorTile, width - first);
+      tile.slopes = slopes + first;
+      tile.weight = weight;
+      tile.bias = kNone;
+      tiles.push_back(tile);
+    }
+  }
+
+  // Loads a column of `width` features to `out`, scaled by `scale` unless it is kNone; also stored in `rows`, if any.
+  static Instruction load(int column, int out, int width, int scale, const Rows& rows = {}) {
+    return {.operation = Operation::load,
+            .in = scale,
+            .out = out,
+            .out_width = width,
+            .column = column,
+            .rows_stride = rows.stride,
+            .rows = rows.offset};
+  }
+
+  // Turns an actor's output into unit actions at `out`, with noise number `draw`.
+  static Instruction act(const Pass& actor, int out, int draw, int log_density) {
+    return {.operation = Operation::act, .in = actor.output(), .extra = log_density, .out = out, .column = draw};
+  }
+
+  Program dqn() {
+    Program program;
+    std::vector<Instruction>& tape = program.tape;
+    const Plan& plan = plans[0];
+    const int observations = static_cast<int>(model.observation_size);
+    const int next_input = place(observations), input = place(observations);
+    tape.push_back(load(3, next_input, observations, kNone));
+    Pass next = pass(plan, tape::kTarget, next_input, false);
+    forward(next, false, tape);
+    Pass chooser = next;
+    if (settings.double_q) {
+      chooser = pass(plan, tape::kOnline, next_input, false);
+      forward(chooser, false, tape);
+    }
+    Pass trained = pass(plan, tape::kOnline, input, true);
+    trained.rows[0] = keep(observations);
+    tape.push_back(load(0, input, observations, kNone, trained.rows[0]));
+    forward(trained, true, tape);
+    tape.push_back({.operation = Operation::dqn_loss,
+                    .in = trained.output(),
+                    .other = next.output(),
+                    .extra = chooser.output(),
+                    .out = trained.output_slope(),
+                    .in_width = plan.output_width()});
+    backward(trained, false, tape, &program.tiles);
+    return program;
+  }
+
+  // The critics' program, and the actor's.
+  std::vector<Program> actor_critic() {
+    std::vector<Program> programs(2);
+    std::vector<Instruction>& tape = programs[0].tape;
+    const int observations = static_cast<int>(model.observation_size), actions = static_cast<int>(model.action_size);
+    const int action_scale = 2 * observations, inputs = observations + actions;
+    const bool two = plans.size() == 3;
+    const int next_input = place(inputs), input = place(inputs), log_density = place(1);
+    tape.push_back(load(3, next_input, observations, 0));
+    const int chooser = model.parameters[tape::kTargetActor] != nullptr ? tape::kTargetActor : tape::kActor;
+    Pass next_actor = pass(plans[0], chooser, next_input, false);
+    forward(next_actor, false, tape);
+    tape.push_back(act(next_actor, next_input + observations, 0, log_density));
+    const Rows input_rows = keep(inputs);
+    tape.push_back(load(0, input, observations, 0, input_rows));
+    tape.push_back(load(1, input + observations, actions, action_scale,
+                        {input_rows.offset + observations, input_rows.stride}));
+    std::vector<Pass> targets, trained;
+    for (std::size_t critic = 1; critic < plans.size(); ++critic) {
+      targets.push_back(pass(plans[critic], tape::kTarget, next_input, false));
+      forward(targets.back(), false, tape);
+      trained.push_back(pass(plans[critic], tape::kOnline, input, true));
+      trained.back().rows[0] = input_rows;
+      forward(trained.back(), true, tape);
+    }
+    tape.push_back({.operation = Operation::critic_loss,
+                    .in = trained[0].output(),
+                    .other = targets[0].output(),
+                    .extra = two ? trained[1].output() : kNone,
+                    .extra2 = two ? targets[1].output() : kNone,
+                    .extra3 = log_density,
+                    .out = trained[0].output_slope(),
+                    .out2 = two ? trained[1].output_slope() : kNone});
+    for (const Pass& pass : trained) backward(pass, false, tape, &programs[0].tiles);
+
+    // The critics' new weights judge the actor's actions: those of the first critic alone, or of both with entropy.
+    std::vector<Instruction>& actor_tape = programs[1].tape;
+    const bool both = settings.stochastic && two;
+    Pass actor = pass(plans[0], tape::kActor, input, true);
+    actor.rows[0] = keep(observations);
+    actor_tape.push_back(load(0, input, observations, 0, actor.rows[0]));
+    forward(actor, true, actor_tape);
+    actor_tape.push_back(act(actor, input + observations, 1, log_density));
+    if (!both) trained.resize(1);
+    for (Pass& pass : trained) forward(pass, false, actor_tape);
+    actor_tape.push_back({.operation = Operation::policy_loss,
+                          .in = trained[0].output(),
+                          .other = log_density,
+                          .extra = both ? trained[1].output() : kNone,
+                          .out = trained[0].output_slope(),
+                          .out2 = both ? trained[1].output_slope() : kNone});
+    for (const Pass& pass : trained) backward(pass, true, actor_tape, nullptr);
+    actor_tape.push_back({.operation = Operation::slope_act,
+                          .in = trained[0].slope(0) + observations,
+                          .other = actor.output(),
+                          .extra = both ? trained[1].slope(0) + observations : kNone,
+                          .extra2 = input + observations,
+                          .out = actor.output_slope()});
+    backward(actor, false, actor_tape, &programs[1].tiles);
+    return programs;
+  }
+};
+
+tape::Rule rule_of(const OptimizerSettings& settings) {
+  return settings.adam               ? settings.max_second != nullptr ? tape::kAmsgrad : tape::kAdam
+         : settings.first == nullptr ? tape::kSgd
+         : settings.nesterov         ? tape::kNesterov
+                                     : tape::kMomentum;
+}
+
+tape::Optimizer on_device(const OptimizerSettings& settings) {
+  tape::Optimizer optimizer{};
+  optimizer.shrink = settings.decoupled ? static_cast<float>(1.0 - settings.lr * settings.decay) : 1.0f;
+  optimizer.decay = settings.decoupled ? 0.0f : static_cast<float>(settings.decay);
+  optimizer.beta2 = static_cast<float>(settings.beta2);
+  optimizer.eps = static_cast<float>(settings.eps);
+  optimizer.rise1 = static_cast<float>(1.0 - settings.beta1);
+  optimizer.rise2 = static_cast<float>(1.0 - settings.beta2);
+  optimizer.lr = static_cast<float>(settings.lr);
+  optimizer.momentum = static_cast<float>(settings.momentum);
+  optimizer.rise = static_cast<float>(1.0 - settings.dampening);
+  optimizer.first = settings.first;
+  optimizer.second = settings.second;
+  optimizer.max_second = settings.max_second;
+  return optimizer;
+}
+
+tape::StepArguments next_step(const OptimizerSettings& settings, std::int64_t before) {
+  tape::StepArguments step{};
+  if (settings.adam) {
+    const double t = static_cast<double>(*settings.steps) + static_cast<double>(before) + 1.0;
+    step.step_size = static_cast<float>(settings.lr / (1.0 - std::pow(settings.beta1, t)));
+    step.denominator = static_cast<float>(std::sqrt(1.0 - std::pow(settings.beta2, t)));
+  } else {
+    step.fresh = settings.fresh && before == 0 ? 1.0f : 0.0f;
+  }
+  return step;
+}
+
+Moves moves_of(const LearnerSettings& settings, std::int64_t step) {
+  const std::int64_t number = step + 1;
+  const bool moves = number % settings.policy_delay == 0;
+  float target = 0.0f;
+  if (settings.tau < 1.0)
+    target = moves ? static_cast<float>(settings.tau) : 0.0f;
+  else if (number % settings.target_interval == 0 && moves)
+    target = 1.0f;
+  return {moves, target};
+}
+
+void throw_diverged(const std::string& device) {
+  throw LearnerError("The training step diverged on " + device +
+                     ": the loss or the gradients are not finite. Look at the batch for NaN or huge observations and "
+                     "rewards; a smaller learning rate or max_grad_norm may help. Do not use its weights: --resume "
+                     "continues from the last checkpoint.");
+}
+
+void throw_wrong_action(std::size_t actions, std::size_t position) {
+  throw LearnerError("Actions must lie in [0, " + std::to_string(actions) +
+                     "); found one that does not at position " + std::to_string(position) + " of the batch.");
+}
+
+DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, const RowBytes& bytes) {
+  if (rows != rows_) {
+    for (int c = 0; c < 5; ++c) columns_[c] = {queue, rows * bytes[c], Placement::pinned};
+    weights_ = {queue, rows, Placement::pinned};
+    priorities_ = {queue, rows, Placement::pinned};
+    rows_ = rows;
+  }
+  DeviceBatch batch;
+  for (int c = 0; c < 5; ++c) batch.columns[c] = columns_[c].data();
+  batch.weights = weights_.data();
+  batch.priorities = priorities_.data();
+  return batch;
+}
+
+DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut)
+    : queue_(std::move(queue)), model_(std::move(model)), cut_(cut) {
+  for (const NetworkSource& network : model_.networks) Plan{network};
+  // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
+  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : 8;
+  if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
+  if (cut_.slices < 1 || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
+    throw LearnerError("A step takes at least 1 slice and tiles of a multiple of " + std::to_string(kLanes) +
+                       " columns; found " + std::to_string(cut_.slices) + " and " +
+                       std::to_string(cut_.columns_per_tile) + ".");
+  kernels_ = compile(tape::kAdam);
+  context_ = {*queue_, 1, Placement::shared};
+  device_optimizers_ = {*queue_, 3, Placement::shared};
+  totals_ = {*queue_, 4, Placement::shared};
+  scales_ = {*queue_, std::max<std::size_t>(model_.scales.size(), 1), Placement::shared};
+  std::copy(model_.scales.begin(), model_.scales.end(), scales_.data());
+}
+
+void DeviceLearner::set(const LearnerSettings& settings) {
+  const bool rebuild = settings.double_q != settings_.double_q || settings.stochastic != settings_.stochastic ||
+                       (settings.max_grad_norm > 0) != (settings_.max_grad_norm > 0);
+  settings_ = settings;
+  if (rebuild) rows_ = 0;
+  context_[0].stochastic = settings.stochastic;
+  copy_settings(settings, context_[0]);
+}
+
+void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings) {
+  optimizers_[which] = settings;
+  device_optimizers_[which] = on_device(settings);
+  movers_[which] = compile(rule_of(settings));
+}
+
+std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
+  return queue_->compile("learner",
+                         {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
+                         {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
+}
+
+DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
+  return own_.of(*queue_, rows, model_.row_bytes());
+}
+
+void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
+  if (rows != rows_) build(rows);
+  tape::Context& context = context_[0];
+  std::copy(batch.columns, batch.columns + 5, context.columns);
+  context.weights = batch.weights;
+  context.priorities = batch.priorities;
+}
+
+DeviceLearner::Phase DeviceLearner::upload(const Program& program) {
+  Phase phase{{*queue_, program.tape.size(), Placement::shared}, {*queue_, program.tiles.size(), Placement::shared}};
+  std::copy(program.tape.begin(), program.tape.end(), phase.tape.data());
+  std::copy(program.tiles.begin(), program.tiles.end(), phase.tiles.data());
+  return phase;
+}
+
+void DeviceLearner::build(std::size_t rows) {
+  if (rows < 1) throw LearnerError("A batch needs at least one transition.");
+  const std::size_t groups = (rows + kLanes - 1) / kLanes;
+  std::vector<Plan> plans(model_.networks.begin(), model_.networks.end());
+  Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile};
+  std::vector<Program> programs;
+  if (model_.actor_critic)
+    programs = builder.actor_critic();
+  else
+    programs.push_back(builder.dqn());
+
+  const std::size_t arena_rows = static_cast<std::size_t>(builder.features) * groups + tape::kTileRows;
+  arena_ = {*queue_, arena_rows * kLanes, Placement::device};
+  kept_rows_ = {*queue_, static_cast<std::size_t>(builder.row_floats), Placement::device};
+  sums_ = {*queue_, groups, Placement::device};
+  squares_ = {*queue_, std::max(programs.front().tiles.size(), programs.back().tiles.size()), Placement::device};
+  if (settings_.max_grad_norm > 0) {
+    gradients_[0] = {*queue_, model_.counts[tape::kOnline], Placement::device};
+    if (model_.actor_critic) gradients_[1] = {*queue_, model_.counts[tape::kActor], Placement::device};
+  }
+  phases_.clear();
+  for (const Program& program : programs) phases_.push_back(upload(program));
+  tape::Context& context = context_[0];
+  std::copy(model_.parameters, model_.parameters + 4, context.parameters);
+  context.arena = arena_.data();
+  context.rows = kept_rows_.data();
+  context.gradients[0] = gradients_[0].data();
+  context.gradients[1] = gradients_[1].data();
+  context.squares = squares_.data();
+  context.sums = sums_.data();
+  context.log_alpha = model_.log_alpha;
+  context.scales = scales_.data();
+  context.totals = totals_.data();
+  context.arena_features = builder.features;
+  context.batch = static_cast<std::int32_t>(rows);
+  context.groups = static_cast<std::int32_t>(groups);
+  context.observation_size = static_cast<std::int32_t>(model_.observation_size);
+  context.action_size = static_cast<std::int32_t>(model_.action_size);
+  context.critics = static_cast<std::int32_t>(model_.networks.size()) - 1;
+  rows_ = rows;
+  groups_ = groups;
+}
+
+void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64_t step, float target) {
+  const auto slices = static_cast<std::size_t>(cut_.slices);
+  tape::Context* context = context_.data();
+  queue_->launch_rows((*kernels_)["pearl_run_tape"], groups_, slices, kLanes, context,
+                     static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),
+                     static_cast<std::uint64_t>(step));
+  const Tile* tiles = phase.tiles.data();
+  if (settings_.max_grad_norm > 0)
+    queue_->launch((*kernels_)["pearl_gradients"], phase.tiles.size(), kLanes, context, tiles,
+                   static_cast<int>(policy));
+  const tape::StepArguments arguments = advance(which);
+  queue_->launch((*movers_[which])["pearl_move_weights"], phase.tiles.size(), kLanes, context, tiles,
+                static_cast<int>(phase.tiles.size()), static_cast<const tape::Optimizer*>(&device_optimizers_[which]),
+                arguments.step_size, arguments.denominator, arguments.fresh, target, static_cast<int>(policy));
+}
+
+void DeviceLearner::launch(std::int64_t step) {
+  const auto [moves, target] = moves_of(settings_, step);
+  run(phases_[0], false, kMain, step, target);
+  if (!model_.actor_critic || !moves) return;
+  run(phases_[1], true, kActor, step, target);
+  if (model_.log_alpha == nullptr || movers_[kTemperature] == nullptr) return;
+  const tape::StepArguments arguments = advance(kTemperature);
+  queue_->launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, context_.data(),
+                static_cast<const tape::Optimizer*>(&device_optimizers_[kTemperature]), arguments.step_size,
+                arguments.denominator, arguments.fresh);
+}
+
+LearnerMetrics DeviceLearner::finish() {
+  queue_->wait();
+  tape::Context& context = context_[0];
+  const std::int64_t done = context.steps, launched = launched_[kMain];
+  LearnerMetrics metrics;
+  metrics.steps = done;
+  metrics.actor_steps = launched_[kActor];
+  const double count = static_cast<double>(std::max<std::int64_t>(done, 1));
+  metrics.loss = totals_[0] / count;
+  metrics.td_error = totals_[1] / count;
+  metrics.gradient_norm = totals_[2] / count;
+  metrics.actor_gradient_norm = totals_[3] / static_cast<double>(std::max<std::int64_t>(metrics.actor_steps, 1));
+  std::fill(totals_.data(), totals_.data() + 4, 0.0f);
+  context.steps = 0;
+  const bool failed = context.failure != 0;
+  for (int which = 0; which < 3; ++which) {
+    OptimizerSettings& optimizer = optimizers_[which];
+    std::int64_t moved = launched_[which];
+    // A failed run of steps ended early: the same share of the other optimizers' steps counts.
+    if (failed && launched > 0) moved = moved * done / launched;
+    if (optimizer.adam && optimizer.steps != nullptr) *optimizer.steps += static_cast<float>(moved);
+    if (launched_[which] > 0) optimizer.fresh = false;
+    launched_[which] = 0;
+  }
+  if (!failed) return metrics;
+  context.pending = 0;
+  const int failure = std::exchange(context.failure, 0), at = context.failed_at;
+  if (failure == tape::kWrongAction)
+    throw_wrong_action(static_cast<std::size_t>(Plan(model_.networks[0]).output_width()), static_cast<std::size_t>(at));
+  throw_diverged(queue_->name());
+}
+
+}  // namespace pearl::device

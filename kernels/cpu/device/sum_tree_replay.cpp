@@ -1,0 +1,450 @@
+#include "pearl/device/sum_tree_replay.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <string>
+
+#include "pearl/errors.hpp"
+#include "pearl/quantise.hpp"
+#include "pearl/replay_kernels.hpp"
+#include "pearl/device/replay_batch.hpp"
+
+namespace pearl::device {
+namespace {
+
+constexpr std::size_t kPadding = 16;
+constexpr const char* kDevice = "this device";
+constexpr UpdateRefusal kNoRefusal{kNowhere, kNowhere, kNowhere};
+
+std::size_t round_up(std::size_t count, std::size_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+std::size_t checked_capacity(std::int64_t capacity) {
+  if (capacity >= 1 && capacity <= std::int64_t{1} << 36) return static_cast<std::size_t>(capacity);
+  throw ReplayError("Replay capacity must lie in [1, 2**36]; found " + std::to_string(capacity) + ".");
+}
+
+unsigned checked_fanout(unsigned fanout, bool needed) {
+  if (!needed || (fanout >= 2 && fanout <= 256 && std::has_single_bit(fanout))) return fanout;
+  throw ReplayError("Fanout must be a power of two from 2 to 256; found " + std::to_string(fanout) + ".");
+}
+
+// Whether the slots are consecutive around a ring, so that none occurs twice.
+bool in_turn(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
+  if (count > capacity) return false;
+  const auto end = static_cast<std::int64_t>(capacity);
+  for (std::size_t i = 1; i < count; ++i)
+    if (indices[i] != indices[i - 1] + 1 && !(indices[i] == 0 && indices[i - 1] == end - 1)) return false;
+  return true;
+}
+
+// The positions in a batch that take effect: of duplicate slots, the last one.
+std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count, std::size_t capacity) {
+  std::vector<std::size_t> positions(count);
+  std::iota(positions.begin(), positions.end(), std::size_t{0});
+  if (in_turn(indices, count, capacity)) return positions;
+  std::sort(positions.begin(), positions.end(), [&](std::size_t a, std::size_t b) {
+    return indices[a] != indices[b] ? indices[a] < indices[b] : a > b;
+  });
+  const auto same = [&](std::size_t a, std::size_t b) { return indices[a] == indices[b]; };
+  positions.erase(std::unique(positions.begin(), positions.end(), same), positions.end());
+  return positions;
+}
+
+}  // namespace
+
+BatchMemory::BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement)
+    : count_(count),
+      indices_(queue, round_up(count, kPadding), placement),
+      weights_(queue, indices_.size(), placement),
+      generations_(queue, indices_.size(), placement),
+      leaves_(queue, indices_.size(), placement),
+      arrays_(queue, 1, placement) {
+  const SampledBatch arrays{indices_.data(), weights_.data(), generations_.data(), leaves_.data()};
+  queue.copy(&arrays, arrays_.data(), sizeof arrays);
+}
+
+SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t capacity, unsigned fanout, double alpha,
+                             std::uint64_t seed, const ReplayOptions& options)
+    : queue_(std::move(queue)),
+      capacity_(checked_capacity(capacity)),
+      fanout_(checked_fanout(fanout, options.selection == Selection::kPrioritized)),
+      prioritized_(options.selection == Selection::kPrioritized),
+      known_{.alpha = alpha, .seed = seed} {
+  check_exponent("alpha", alpha);
+  memory_.capacity = capacity_;
+  memory_.seed = seed;
+  memory_.shift = static_cast<std::uint32_t>(std::countr_zero(fanout));
+  memory_.prioritized = prioritized_;
+  memory_.stratified = options.stratified;
+  memory_.initial = std::bit_cast<std::uint32_t>(options.initial_priority);
+  memory_.epsilon = checked_epsilon(options.priority_epsilon);
+  std::size_t sums = 0;
+  if (prioritized_) {
+    std::size_t nodes = capacity_;
+    do {
+      nodes = (nodes + fanout - 1) >> memory_.shift;
+      memory_.offsets[memory_.levels] = sums;
+      memory_.nodes[memory_.levels++] = nodes;
+      sums += round_up(nodes, std::max(std::size_t{fanout}, kPadding));
+    } while (nodes > 1);
+    leaves_ = {*queue_, round_up(capacity_, std::max(std::size_t{fanout}, kPadding)), Placement::device};
+    sums_ = {*queue_, sums, Placement::device};
+  }
+  slots_ = {*queue_, capacity_, Placement::device};
+  progress_ = {*queue_, 1, Placement::pinned};
+  refusals_ = {*queue_, 2, Placement::pinned};
+  device_memory_ = {*queue_, 1, Placement::device};
+  progress_[0].scale = kDefaultScale;
+  progress_[0].max_priority = std::bit_cast<std::uint32_t>(1.0f);
+  refusals_[0] = refusals_[1] = kNoRefusal;
+  memory_.leaves = leaves_.data();
+  memory_.sums = sums_.data();
+  memory_.slots = slots_.data();
+  memory_.progress = progress_.data();
+  memory_.alpha_q28 = exponent_q28(known_.alpha);
+  publish();
+  kernels_ = queue_->compile("sum_tree_replay",
+                             {"pearl_sample", "pearl_sample_rows", "pearl_insert", "pearl_update", "pearl_retrieve",
+                              "pearl_sum_all"});
+}
+
+void SumTreeReplay::require_open() const {
+  if (closed_) throw ReplayError("The Replay Manager is closed.");
+}
+
+void SumTreeReplay::close() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  queue_->wait();
+  leaves_ = {};
+  sums_ = {};
+  slots_ = {};
+  written_ = {};
+  host_batch_ = {};
+  device_batch_ = {};
+  staging_ = {};
+}
+
+// Copies the kernels' view of the replay to the device.
+void SumTreeReplay::publish() { queue_->copy(&memory_, device_memory_.data(), sizeof memory_); }
+
+template <class T>
+std::vector<T> SumTreeReplay::copied(const T* array, std::size_t count) const {
+  std::vector<T> copy(count);
+  queue_->copy(array, copy.data(), count * sizeof(T));
+  return copy;
+}
+
+void SumTreeReplay::stage(std::size_t count) {
+  if (count <= staging_.indices.size()) return;
+  staging_.indices = {*queue_, count, Placement::pinned};
+  staging_.priorities = {*queue_, count, Placement::pinned};
+  staging_.generations = {*queue_, count, Placement::pinned};
+}
+
+void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count, kDevice);
+  check_indices(indices, count, capacity_);
+  PriorityScan found{};
+  if (priorities != nullptr) found = check_priorities(priorities, count);
+  if (count == 0) return;
+  found.largest += memory_.epsilon;
+  stage(count);
+  const std::vector<std::size_t> positions = lasting(indices, count, capacity_);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const std::size_t at = positions[i];
+    staging_.indices[i] = indices[at];
+    if (priorities != nullptr) staging_.priorities[i] = raised(priorities[at], memory_.epsilon);
+    staging_.generations[i] = std::max(static_cast<std::uint32_t>(known_.counters.inserts + at + 1), 1u);
+    end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
+  }
+  known_.counters.inserts += count;
+  queue_->launch((*kernels_)["pearl_insert"], 1, lanes(positions.size()), device_memory_.data(),
+                 staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
+                 staging_.generations.data(), std::uint64_t{positions.size()},
+                 std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, known_.counters.inserts);
+  const std::uint64_t before = progress_[0].filled;
+  queue_->wait();
+  written_current_ = written_current_ && progress_[0].filled == before;
+}
+
+// Sends the device a list of the written slots, where there are gaps between them.
+void SumTreeReplay::list_written() {
+  const bool gaps = end_ != progress_[0].filled;
+  if (written_current_ || (!gaps && memory_.written == nullptr)) return;
+  memory_.written = nullptr;
+  if (gaps) {
+    const std::vector<ReplaySlot> held = copied(slots_.data(), end_);
+    std::vector<std::int64_t> slots;
+    for (std::size_t slot = 0; slot < end_; ++slot)
+      if (held[slot].generation != 0) slots.push_back(static_cast<std::int64_t>(slot));
+    if (written_.size() < slots.size()) written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
+    queue_->copy(slots.data(), written_.data(), slots.size() * sizeof slots[0]);
+    memory_.written = written_.data();
+  }
+  publish();
+  written_current_ = gaps;
+}
+
+void SumTreeReplay::begin_sample(std::size_t count, double beta) {
+  check_exponent("beta", beta);
+  require_open();
+  check_count(count, kDevice);
+  if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
+  if (progress_[0].filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
+  list_written();
+}
+
+void SumTreeReplay::count_draw(const BatchMemory& batch, std::size_t count) {
+  ++known_.call;
+  known_.counters.samples += count;
+  last_ = {&batch, count, static_cast<std::uint32_t>(known_.counters.inserts)};
+}
+
+void SumTreeReplay::launch_draw(const BatchMemory& batch, std::size_t count, double beta) {
+  queue_->launch((*kernels_)["pearl_sample"], 1, lanes(count), device_memory_.data(), batch.arrays(),
+                 std::uint64_t{count}, known_.call, exponent_q28(beta));
+  count_draw(batch, count);
+}
+
+void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
+                           std::uint32_t* generations) {
+  const std::lock_guard lock(mutex_);
+  begin_sample(count, beta);
+  if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
+  launch_draw(host_batch_, count, beta);
+  queue_->wait();
+  std::copy_n(host_batch_.indices(), count, indices);
+  std::copy_n(host_batch_.weights(), count, weights);
+  std::copy_n(host_batch_.generations(), count, generations);
+}
+
+const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta, ColumnStore* store) {
+  const std::lock_guard lock(mutex_);
+  begin_sample(count, beta);
+  if (store != nullptr && store->queue() != queue_)
+    throw ReplayError("The Replay Manager and the Data Storage must share a queue, so that draws come before rows.");
+  if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
+  if (store != nullptr && store->fit_one_group(count)) {
+    const RowBatch& rows = store->device_batch(count);
+    queue_->launch((*kernels_)["pearl_sample_rows"], 1, lanes(count), device_memory_.data(), device_batch_.arrays(),
+                   std::uint64_t{count}, known_.call, exponent_q28(beta), rows.copies(),
+                   static_cast<std::uint32_t>(store->row_bytes().size()));
+    count_draw(device_batch_, count);
+  } else {
+    launch_draw(device_batch_, count, beta);
+    if (store != nullptr) store->launch_gather(device_batch_.indices(), count);
+  }
+  return device_batch_;
+}
+
+const BatchMemory* SumTreeReplay::device_batch() const {
+  const std::lock_guard lock(mutex_);
+  return device_batch_.count() > 0 ? &device_batch_ : nullptr;
+}
+
+std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* priorities,
+                                  const std::uint32_t* generations, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count, kDevice);
+  if (!prioritized_) {
+    progress_[0].updates += count;
+    return count;
+  }
+  if (count == 0) return 0;
+  stage(count);
+  std::copy_n(indices, count, staging_.indices.data());
+  std::copy_n(priorities, count, staging_.priorities.data());
+  if (generations != nullptr) std::copy_n(generations, count, staging_.generations.data());
+  queue_->launch((*kernels_)["pearl_update"], 1, lanes(count), device_memory_.data(), staging_.indices.data(),
+                 staging_.priorities.data(), generations != nullptr ? staging_.generations.data() : nullptr,
+                 std::uint64_t{count}, refusals_.data());
+  queue_->wait();
+  const UpdateRefusal refusal = refusals_[0];
+  if (refusal.index != kNowhere || refusal.priority != kNowhere || refusal.slot != kNowhere) {
+    refusals_[0] = kNoRefusal;
+    check_indices(indices, count, capacity_);
+    check_priorities(priorities, count);
+    throw_unwritten(indices[refusal.slot], refusal.slot);
+  }
+  return progress_[0].applied;
+}
+
+void SumTreeReplay::launch_update(const std::int64_t* indices, const float* priorities,
+                                  const std::uint32_t* generations, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count, kDevice);
+  if (!prioritized_) {
+    progress_[0].updates += count;
+    return;
+  }
+  queue_->launch((*kernels_)["pearl_update"], 1, lanes(count), device_memory_.data(), indices, priorities, generations,
+                 std::uint64_t{count}, refusals_.data() + 1);
+}
+
+void SumTreeReplay::check() {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->wait();
+  const UpdateRefusal refusal = refusals_[1];
+  refusals_[1] = kNoRefusal;
+  const auto position = [](std::uint32_t at) { return "at position " + std::to_string(at) + " of a batch on the device"; };
+  if (refusal.index != kNowhere)
+    throw ReplayError("Index " + position(refusal.index) + " must lie in [0, " + std::to_string(capacity_) + ").");
+  if (refusal.priority != kNowhere)
+    throw PriorityError("Priorities must be at least 0 and not NaN; found one that is not, " +
+                        position(refusal.priority) + ". That batch changed nothing.");
+  if (refusal.slot != kNowhere)
+    throw ReplayError("The index " + position(refusal.slot) +
+                      " was never inserted: only written slots can be updated.");
+}
+
+void SumTreeReplay::retrieve(const std::int64_t* indices, float* priorities, std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_count(count, kDevice);
+  check_indices(indices, count, capacity_);
+  if (count == 0) return;
+  stage(count);
+  std::copy_n(indices, count, staging_.indices.data());
+  queue_->launch((*kernels_)["pearl_retrieve"], 1, lanes(count), device_memory_.data(), staging_.indices.data(),
+                 staging_.priorities.data(), std::uint64_t{count});
+  queue_->wait();
+  std::copy_n(staging_.priorities.data(), count, priorities);
+}
+
+void SumTreeReplay::sum_all() {
+  queue_->launch((*kernels_)["pearl_sum_all"], 1, lanes(capacity_), device_memory_.data());
+  queue_->wait();
+}
+
+void SumTreeReplay::set_alpha(double alpha) {
+  check_exponent("alpha", alpha);
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->wait();
+  known_.alpha = alpha;
+  memory_.alpha_q28 = exponent_q28(alpha);
+  publish();
+  if (!prioritized_) return;
+  const std::vector<ReplaySlot> slots = copied(slots_.data(), end_);
+  std::vector<float> priorities(end_);
+  std::transform(slots.begin(), slots.end(), priorities.begin(),
+                 [](const ReplaySlot& slot) { return std::bit_cast<float>(slot.priority); });
+  progress_[0].scale = highest_scale(replay_kernels().scan(priorities.data(), end_).largest, memory_.alpha_q28);
+  if (progress_[0].scale < kDefaultScale) ++progress_[0].rescales;
+  std::vector<std::uint32_t> leaves(end_);
+  replay_kernels().quantise(priorities.data(), end_, memory_.alpha_q28, progress_[0].scale, leaves.data());
+  progress_[0].large = sum_of_large(leaves.data(), end_);
+  queue_->copy(leaves.data(), leaves_.data(), end_ * sizeof leaves[0]);
+  sum_all();
+}
+
+ReplayState SumTreeReplay::state_locked() const {
+  queue_->wait();
+  const ReplayProgress& progress = progress_[0];
+  ReplayState state = known_;
+  state.scale = progress.scale;
+  state.max_priority = std::bit_cast<float>(progress.max_priority);
+  state.counters.updates = progress.updates;
+  state.counters.stale = progress.stale;
+  state.counters.saturated = progress.saturated;
+  state.counters.rescales = progress.rescales;
+  state.counters.recoveries = progress.recoveries;
+  state.looked_at = progress.looked_at;
+  state.filled = progress.filled;
+  state.total = prioritized_ ? progress.total : progress.filled;
+  return state;
+}
+
+ReplayState SumTreeReplay::state() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  return state_locked();
+}
+
+ReplayStatistics SumTreeReplay::statistics() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  ReplayStatistics statistics;
+  statistics.state = state_locked();
+  const std::size_t filled = statistics.state.filled;
+  if (prioritized_) {
+    std::size_t positive = 0;
+    for (const std::uint32_t leaf : copied(leaves_.data(), end_)) {
+      ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaf))];
+      positive += leaf != 0;
+    }
+    statistics.histogram[0] = filled - positive;  // the loop counted unwritten slots there too
+  }
+  std::uint64_t times = 0;
+  for (const ReplaySlot& slot : copied(slots_.data(), end_)) times += std::min(slot.times, kTimesMax);
+  statistics.samples_per_item = static_cast<double>(times) / static_cast<double>(std::max<std::size_t>(filled, 1));
+  if (last_.count == 0) return statistics;
+  const std::vector<float> weights = copied(last_.batch->weights(), last_.count);
+  const std::vector<std::uint32_t> generations = copied(last_.batch->generations(), last_.count);
+  describe_batch(weights.data(), generations.data(), last_.count, last_.inserts, statistics);
+  return statistics;
+}
+
+ReplayState SumTreeReplay::save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves,
+                                std::uint16_t* times, std::vector<std::int64_t>*) const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const ReplayState state = state_locked();
+  const std::vector<ReplaySlot> slots = copied(slots_.data(), capacity_);
+  for (std::size_t i = 0; i < capacity_; ++i) {
+    generations[i] = slots[i].generation;
+    if (priorities != nullptr) priorities[i] = std::bit_cast<float>(slots[i].priority);
+    if (times != nullptr) times[i] = static_cast<std::uint16_t>(std::min(slots[i].times, kTimesMax));
+  }
+  if (prioritized_ && leaves != nullptr) queue_->copy(leaves_.data(), leaves, capacity_ * sizeof *leaves);
+  return state;
+}
+
+void SumTreeReplay::load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
+                         const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t*, std::size_t) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->wait();
+  known_ = state;
+  known_.counters.exhausted = 0;
+  ReplayProgress progress{};
+  progress.updates = state.counters.updates;
+  progress.stale = state.counters.stale;
+  progress.saturated = state.counters.saturated;
+  progress.rescales = state.counters.rescales;
+  progress.recoveries = state.counters.recoveries;
+  progress.looked_at = state.looked_at;
+  progress.inserts = known_.counters.inserts;
+  if (prioritized_) progress.large = sum_of_large(leaves, capacity_);
+  progress.scale = static_cast<std::int32_t>(state.scale);
+  progress.max_priority = std::bit_cast<std::uint32_t>(state.max_priority);
+  end_ = 0;
+  std::vector<ReplaySlot> slots(capacity_);
+  for (std::size_t i = 0; i < capacity_; ++i) {
+    slots[i] = {prioritized_ ? std::bit_cast<std::uint32_t>(priorities[i]) : 0, generations[i],
+                times != nullptr ? std::uint32_t{times[i]} : 0};
+    if (generations[i] == 0) continue;
+    ++progress.filled;
+    end_ = i + 1;
+  }
+  progress_[0] = progress;
+  memory_.seed = state.seed;
+  memory_.alpha_q28 = exponent_q28(known_.alpha);
+  publish();
+  queue_->copy(slots.data(), slots_.data(), capacity_ * sizeof slots[0]);
+  last_ = {};
+  written_current_ = false;
+  if (!prioritized_) return;
+  queue_->copy(leaves, leaves_.data(), capacity_ * sizeof *leaves);
+  sum_all();
+}
+
+}  // namespace pearl::device

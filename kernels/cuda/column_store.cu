@@ -1,0 +1,1 @@
+#include "pearl/device/column_store_entries.hpp"

@@ -1,0 +1,283 @@
+#include "cuda_queue.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "pearl/device/sources.hpp"
+
+namespace pearl::device {
+
+// A context that is the calling thread's current one while this lives: other libraries find theirs unchanged.
+class Current {
+ public:
+  Current(cuda::Context context, const std::string& device) {
+    cuda::check(cuda::driver().cuCtxPushCurrent_v2(context), "its context cannot be entered", device);
+  }
+  ~Current() {
+    cuda::Context left = nullptr;
+    cuda::driver().cuCtxPopCurrent_v2(&left);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+};
+
+struct CudaDevice {
+  cuda::Device device = 0;
+  cuda::Context context = nullptr;
+  std::string name;
+  int major = 0, minor = 0, multiprocessors = 1;
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Kernels>> kernels;  // by source and options
+
+  int attribute(cuda::Attribute attribute) const {
+    int value = 0;
+    cuda::check(cuda::driver().cuDeviceGetAttribute(&value, attribute, device), "it does not say what it is", name);
+    return value;
+  }
+};
+
+namespace {
+
+constexpr std::size_t kMostLanes = 512;     // of a block: as in group.hpp
+constexpr unsigned kNonBlocking = 1;        // of a stream: does not wait for the default stream
+constexpr unsigned kAttachGlobal = 1;       // of managed memory
+constexpr unsigned kPortableAndMapped = 3;  // of pinned memory
+constexpr int kMemoryType = 2;              // an attribute of a pointer
+constexpr cuda::Result kOutOfMemory = 2;
+
+class CudaKernel final : public Kernel {
+ public:
+  explicit CudaKernel(cuda::Function function) : function(function) {}
+  const cuda::Function function;
+};
+
+// Never released: the driver may be unloaded before.
+std::shared_ptr<CudaDevice> device_of(int index) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<int, std::shared_ptr<CudaDevice>>;
+  const std::lock_guard lock(mutex);
+  auto& found = known[index];
+  if (found != nullptr) return found;
+  const cuda::Driver& driver = cuda::driver();
+  const std::string label = "cuda:" + std::to_string(index);
+  int count = 0;
+  cuda::check(driver.cuDeviceGetCount(&count), "the devices cannot be counted", label);
+  if (index < 0 || index >= count)
+    throw DeviceError("The device " + label + " does not exist: the driver finds " + std::to_string(count) +
+                      ", numbered from 0.");
+  auto made = std::make_shared<CudaDevice>();
+  made->name = label;
+  cuda::check(driver.cuDeviceGet(&made->device, index), "it cannot be opened", label);
+  std::array<char, 256> text{};
+  cuda::check(driver.cuDeviceGetName(text.data(), static_cast<int>(text.size()), made->device), "it has no name", label);
+  made->name = std::string(text.data()) + " (" + label + ")";
+  made->major = made->attribute(cuda::kComputeMajor);
+  made->minor = made->attribute(cuda::kComputeMinor);
+  made->multiprocessors = made->attribute(cuda::kMultiprocessors);
+  cuda::check(driver.cuDevicePrimaryCtxRetain(&made->context, made->device), "its context cannot be made", made->name);
+  return found = made;
+}
+
+std::size_t groups_of(int index) { return 4 * static_cast<std::size_t>(device_of(index)->multiprocessors); }
+
+std::string joined(const std::vector<std::string>& options) {
+  std::string text;
+  for (const std::string& option : options) text += (text.empty() ? "" : " ") + option;
+  return text;
+}
+
+const SourceFile& source_of(const std::string& stem) {
+  const std::string file = stem + ".cu";
+  for (const SourceFile& candidate : device_sources())
+    if (candidate.name == file) return candidate;
+  throw DeviceError("There is no kernel source " + file + ".");
+}
+
+// FNV-1a, twice with different starts. The file holds its whole key, so that equal hashes do no harm.
+std::string hashed(const std::string& text) {
+  std::string name;
+  for (std::uint64_t hash : {std::uint64_t{0xcbf29ce484222325u}, std::uint64_t{0x84222325cbf29ce4u}}) {
+    for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
+    std::array<char, 17> digits{};
+    std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash));
+    name += digits.data();
+  }
+  return name;
+}
+
+// What a file of the cache begins with: all that the binary depends on, and the binary's size.
+std::string preamble(const std::string& key, std::size_t size) {
+  return "PEARL CUDA kernels 1\n" + key + "\n" + std::to_string(size) + "\n";
+}
+
+std::vector<char> read_cached(const std::filesystem::path& path, const std::string& key) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> held{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::string start = "PEARL CUDA kernels 1\n" + key + "\n";
+  if (held.size() < start.size() || !std::equal(start.begin(), start.end(), held.begin())) return {};
+  const auto line = std::find(held.begin() + static_cast<std::ptrdiff_t>(start.size()), held.end(), '\n');
+  if (line == held.end()) return {};
+  std::vector<char> binary(line + 1, held.end());
+  const std::string whole = preamble(key, binary.size());
+  if (held.size() != whole.size() + binary.size() || !std::equal(whole.begin(), whole.end(), held.begin())) return {};
+  return binary;
+}
+
+// Written beside and renamed, so that other processes see all of it or nothing. A full disk does no harm.
+void write_cached(const std::filesystem::path& path, const std::string& key, const std::vector<char>& binary) {
+  const std::filesystem::path partial = path.string() + "." + std::to_string(getpid());
+  std::error_code ignored;
+  {
+    std::ofstream file(partial, std::ios::binary);
+    file << preamble(key, binary.size());
+    file.write(binary.data(), static_cast<std::streamsize>(binary.size()));
+    file.flush();
+    if (!file) {
+      std::filesystem::remove(partial, ignored);
+      return;
+    }
+  }
+  std::filesystem::rename(partial, path, ignored);
+  if (ignored) std::filesystem::remove(partial, ignored);
+}
+
+}  // namespace
+
+std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& stem, int major, int minor,
+                              const std::vector<std::string>& options) {
+  const SourceFile& source = source_of(stem);
+  std::vector<std::string> given = options;
+  // An importance weight has the same bits on every device; the Learner's sums may be fused.
+  if (stem != "learner") given.push_back("--fmad=false");
+  std::filesystem::path cached;
+  std::string key;
+  if (!compiler.cache.empty()) {
+    key = source.name + " sm_" + std::to_string(major) + std::to_string(minor) + " " + joined(given) + " NVRTC " +
+          cuda::compiler_version(compiler.library) + " " + device_sources_hash();
+    cached = std::filesystem::path(compiler.cache) / (hashed(key) + ".cubin");
+    std::vector<char> binary = read_cached(cached, key);
+    if (!binary.empty()) return binary;
+  }
+  std::vector<cuda::Header> headers;
+  for (const SourceFile& header : device_headers()) headers.push_back({header.name, header.text});
+  std::vector<char> binary = cuda::compiled(compiler.library, source.name, source.text, headers, major, minor, given);
+  if (!cached.empty()) write_cached(cached, key, binary);
+  return binary;
+}
+
+CudaQueue::CudaQueue(int index, CudaCompiler compiler)
+    : DeviceQueue(false, kMostLanes, groups_of(index)), device_(device_of(index)), compiler_(std::move(compiler)) {
+  const Current current(device_->context, name());
+  cuda::check(cuda::driver().cuStreamCreate(&stream_, kNonBlocking), "a stream cannot be made", name());
+}
+
+CudaQueue::~CudaQueue() {
+  try {
+    const Current current(device_->context, name());
+    cuda::driver().cuStreamDestroy_v2(stream_);
+  } catch (const DeviceError&) {  // the stream of a device that is gone is gone too
+  }
+}
+
+std::string CudaQueue::name() const { return device_->name; }
+
+std::shared_ptr<const Kernels> CudaQueue::compile(const std::string& stem, const std::vector<std::string>& kernels,
+                                                  const std::vector<std::string>& options) {
+  const std::lock_guard lock(device_->mutex);
+  auto& found = device_->kernels[stem + " " + joined(options)];
+  if (found != nullptr) return found;
+  const std::vector<char> binary = cuda_binary(compiler_, stem, device_->major, device_->minor, options);
+  const Current current(device_->context, name());
+  cuda::Module module = nullptr;  // never unloaded, as it is cached
+  cuda::check(cuda::driver().cuModuleLoadData(&module, binary.data()), "the compiled kernels cannot be loaded", name());
+  Kernels::Named made;
+  for (const std::string& kernel : kernels) {
+    cuda::Function function = nullptr;
+    cuda::check(cuda::driver().cuModuleGetFunction(&function, module, kernel.c_str()), kernel.c_str(), name());
+    made.emplace_back(kernel, std::make_unique<CudaKernel>(function));
+  }
+  return found = std::make_shared<const Kernels>(std::move(made));
+}
+
+void CudaQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) {
+  constexpr std::size_t kMostArguments = 16;
+  if (count > kMostArguments) throw DeviceError("A kernel has at most 16 arguments.");
+  std::array<void*, kMostArguments> pointers{};
+  // The members of Argument's union share an address.
+  for (std::size_t i = 0; i < count; ++i) pointers[i] = const_cast<const void**>(&arguments[i].pointer);
+  const Current current(device_->context, name());
+  cuda::check(cuda::driver().cuLaunchKernel(static_cast<const CudaKernel&>(kernel).function,
+                                            static_cast<unsigned>(shape.groups), 1, 1,
+                                            static_cast<unsigned>(shape.lanes), static_cast<unsigned>(shape.rows), 1, 0,
+                                            stream_, pointers.data(), nullptr),
+              "a kernel cannot be launched", device_->name);
+}
+
+void CudaQueue::copy(const void* from, void* to, std::size_t bytes) {
+  if (bytes == 0) return;
+  const Current current(device_->context, device_->name);
+  cuda::check(cuda::driver().cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to), reinterpret_cast<cuda::Pointer>(from),
+                                           bytes, stream_),
+              "a copy", device_->name);
+  cuda::check(cuda::driver().cuStreamSynchronize(stream_), "a copy", device_->name);
+}
+
+void CudaQueue::wait() {
+  const Current current(device_->context, device_->name);
+  cuda::check(cuda::driver().cuStreamSynchronize(stream_), "a kernel", device_->name);
+}
+
+std::shared_ptr<void> CudaQueue::allocate(std::size_t bytes, Placement placement) {
+  static constexpr const char* kNames[] = {"", "shared ", "pinned host "};
+  const cuda::Driver& driver = cuda::driver();
+  const Current current(device_->context, name());
+  const std::size_t taken = std::max<std::size_t>(bytes, 1);
+  void* data = nullptr;
+  auto* const address = reinterpret_cast<cuda::Pointer*>(&data);
+  const cuda::Result result = placement == Placement::device   ? driver.cuMemAlloc_v2(address, taken)
+                              : placement == Placement::shared ? driver.cuMemAllocManaged(address, taken, kAttachGlobal)
+                                                               : driver.cuMemHostAlloc(&data, taken, kPortableAndMapped);
+  if (result == kOutOfMemory) {
+    std::size_t free = 0, total = 0;
+    driver.cuMemGetInfo_v2(&free, &total);
+    throw DeviceError(gigabytes(bytes) + " of " + kNames[static_cast<std::size_t>(placement)] + "memory on " + name() +
+                      " were requested; " + gigabytes(free) + " of " + gigabytes(total) +
+                      " are free. Lower the size of the replay, place it on another device, or end other programs "
+                      "that use this one.");
+  }
+  cuda::check(result, "memory cannot be allocated", name());
+  const bool host = placement == Placement::pinned;
+  std::shared_ptr<void> memory(data, [device = device_, host](void* held) {
+    try {
+      const Current current(device->context, device->name);
+      // Both wait for kernels that still use the memory.
+      if (host)
+        cuda::driver().cuMemFreeHost(held);
+      else
+        cuda::driver().cuMemFree_v2(reinterpret_cast<cuda::Pointer>(held));
+    } catch (const DeviceError&) {  // the memory of a device that is gone is gone too
+    }
+  });
+  cuda::check(driver.cuMemsetD8Async(reinterpret_cast<cuda::Pointer>(data), 0, taken, stream_), "memory cannot be zeroed",
+              name());
+  cuda::check(driver.cuStreamSynchronize(stream_), "memory cannot be zeroed", name());
+  return memory;
+}
+
+bool CudaQueue::reaches(const void* data) const {
+  int type = 0;
+  const Current current(device_->context, device_->name);
+  return cuda::driver().cuPointerGetAttribute(&type, kMemoryType, reinterpret_cast<cuda::Pointer>(data)) == 0 && type != 0;
+}
+
+}  // namespace pearl::device

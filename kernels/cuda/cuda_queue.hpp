@@ -1,0 +1,48 @@
+// A CUDA device's queue: a stream of its primary context, which torch uses too. Kernels are compiled by NVRTC.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "driver.hpp"
+#include "pearl/device/queue.hpp"
+
+namespace pearl::device {
+
+// Where NVRTC is, and the folder that keeps what it compiled, which only its owner can write; "" keeps nothing.
+struct CudaCompiler {
+  std::string library, cache;
+};
+
+// What all queues of a device share.
+struct CudaDevice;
+
+class CudaQueue final : public DeviceQueue {
+ public:
+  // Throws DeviceError where the device cannot be used.
+  CudaQueue(int index, CudaCompiler compiler);
+  ~CudaQueue() override;
+
+  std::string name() const override;
+  // Compiles kernels/cuda/<stem>.cu.
+  std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
+                                         const std::vector<std::string>& options = {}) override;
+  void copy(const void* from, void* to, std::size_t bytes) override;
+  void wait() override;
+  std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;
+  bool reaches(const void* data) const override;
+
+ private:
+  void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
+
+  std::shared_ptr<CudaDevice> device_;
+  CudaCompiler compiler_;
+  cuda::Stream stream_ = nullptr;
+};
+
+// Compiles kernels/cuda/<stem>.cu for a compute capability; needs no GPU. See cuda::compiled.
+std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& stem, int major, int minor,
+                              const std::vector<std::string>& options);
+
+}  // namespace pearl::device

@@ -1,0 +1,70 @@
+#include "emulated_queue.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+
+namespace pearl::device {
+namespace {
+
+class EmulatedKernel final : public Kernel {
+ public:
+  explicit EmulatedKernel(emulator::Call call) : call(call) {}
+  const emulator::Call call;
+};
+
+}  // namespace
+
+std::shared_ptr<const Kernels> EmulatedQueue::compile(const std::string& stem, const std::vector<std::string>& kernels,
+                                                      const std::vector<std::string>& options) {
+  std::string wanted;
+  for (const std::string& option : options) wanted += (wanted.empty() ? "" : " ") + option;
+  Kernels::Named found;
+  for (const std::string& name : kernels) {
+    const auto& all = emulator::compiled_kernels();
+    const auto kernel = std::find_if(all.begin(), all.end(), [&](const emulator::CompiledKernel& candidate) {
+      return candidate.stem == stem && candidate.options == wanted && candidate.name == name;
+    });
+    if (kernel == all.end())
+      throw DeviceError("The emulator has no kernel " + name + " of " + stem + ".cu compiled with '" + wanted + "'.");
+    found.emplace_back(name, std::make_unique<EmulatedKernel>(kernel->call));
+  }
+  return std::make_shared<const Kernels>(std::move(found));
+}
+
+void EmulatedQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments,
+                            std::size_t count) {
+  const std::lock_guard lock(running_);
+  emulator::run(static_cast<const EmulatedKernel&>(kernel).call, shape, arguments, count, order_, seed_ + launches());
+}
+
+void EmulatedQueue::copy(const void* from, void* to, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+std::shared_ptr<void> EmulatedQueue::allocate(std::size_t bytes, Placement) {
+  constexpr std::size_t kAlignment = 256;  // as cuMemAlloc's
+  if (bytes > SIZE_MAX - kAlignment) throw DeviceError(gigabytes(bytes) + " of memory on " + name() + " were requested.");
+  const std::size_t taken = (std::max<std::size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  auto* const data = static_cast<char*>(std::aligned_alloc(kAlignment, taken));
+  if (data == nullptr) throw DeviceError(gigabytes(bytes) + " of memory on " + name() + " were requested; less is free.");
+  std::memset(data, 0, taken);
+  const std::lock_guard lock(memory_->mutex);
+  memory_->pieces.emplace_back(data, taken);
+  return {data, [memory = memory_](void* held) {
+            const std::lock_guard lock(memory->mutex);
+            std::erase_if(memory->pieces, [&](const auto& piece) { return piece.first == held; });
+            std::free(held);
+          }};
+}
+
+bool EmulatedQueue::reaches(const void* data) const {
+  const std::lock_guard lock(memory_->mutex);
+  return std::any_of(memory_->pieces.begin(), memory_->pieces.end(), [&](const auto& piece) {
+    return !std::less<>()(static_cast<const char*>(data), piece.first) &&
+           std::less<>()(static_cast<const char*>(data), piece.first + piece.second);
+  });
+}
+
+}  // namespace pearl::device

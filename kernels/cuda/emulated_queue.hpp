@@ -1,0 +1,45 @@
+// CUDA's kernels on the host, for tests: functional only. Launches run at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "emulator.hpp"
+#include "pearl/device/queue.hpp"
+
+namespace pearl::device {
+
+class EmulatedQueue final : public DeviceQueue {
+ public:
+  // Blocks have at most `most_lanes` threads, which run in an order given by `order` and, if shuffled, `seed`.
+  EmulatedQueue(std::size_t most_lanes, emulator::Order order, std::uint64_t seed)
+      : DeviceQueue(false, most_lanes, 4), order_(order), seed_(seed) {}
+
+  std::string name() const override { return "CUDA emulator (functional only)"; }
+  std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
+                                         const std::vector<std::string>& options = {}) override;
+  void copy(const void* from, void* to, std::size_t bytes) override;
+  void wait() override {}
+  std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;
+  bool reaches(const void* data) const override;
+
+ private:
+  // What is allocated.
+  struct Memory {
+    std::mutex mutex;
+    std::vector<std::pair<const char*, std::size_t>> pieces;
+  };
+
+  void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
+
+  emulator::Order order_;
+  std::uint64_t seed_;
+  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  std::mutex running_;
+};
+
+}  // namespace pearl::device

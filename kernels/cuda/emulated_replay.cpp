@@ -1,0 +1,23 @@
+// The kernels of the Replay Manager and the Data Storage for the emulator, and the probe's.
+#include "emulator.hpp"
+
+#include "column_store.cu"
+#include "probe.cu"
+#include "sum_tree_replay.cu"
+
+namespace {
+
+using pearl::emulator::call;
+
+const pearl::emulator::Registered registered{{
+    {"column_store", "", "pearl_copy_rows", &call<pearl_copy_rows>},
+    {"probe", "", "pearl_increment", &call<pearl_increment>},
+    {"sum_tree_replay", "", "pearl_insert", &call<pearl_insert>},
+    {"sum_tree_replay", "", "pearl_retrieve", &call<pearl_retrieve>},
+    {"sum_tree_replay", "", "pearl_sample", &call<pearl_sample>},
+    {"sum_tree_replay", "", "pearl_sample_rows", &call<pearl_sample_rows>},
+    {"sum_tree_replay", "", "pearl_sum_all", &call<pearl_sum_all>},
+    {"sum_tree_replay", "", "pearl_update", &call<pearl_update>},
+}};
+
+}  // namespace

@@ -1,0 +1,237 @@
+#include "emulator.hpp"
+
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::emulator {
+
+thread_local const Here* here = nullptr;
+
+namespace {
+
+constexpr std::size_t kStackBytes = std::size_t{128} << 10;
+constexpr unsigned kWarp = 32;
+
+enum class State { ready, at_barrier, in_shuffle, ended };
+
+#ifdef __x86_64__
+
+// A point of a thread of execution where another goes on: the stack with the registers that a call keeps. The library's
+// swapcontext would ask the system for its signal mask each time, which takes longer than the kernels.
+struct Context {
+  void* stack = nullptr;
+};
+
+extern "C" void pearl_switch_stack(void** from, void* to);
+asm(R"(
+.text
+.hidden pearl_switch_stack
+.globl pearl_switch_stack
+.type pearl_switch_stack, @function
+pearl_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size pearl_switch_stack, .-pearl_switch_stack
+)");
+
+void switch_from(Context& from, Context& to) { pearl_switch_stack(&from.stack, to.stack); }
+
+void prepare(Context& context, char* stack, std::size_t bytes, void (*entry)()) {
+  constexpr std::size_t kKept = 6;  // registers
+  const auto end = reinterpret_cast<std::uintptr_t>(stack + bytes) / 16 * 16;
+  auto** const top = reinterpret_cast<void**>(end);
+  top[-1] = nullptr;  // where `entry` would return to
+  top[-2] = reinterpret_cast<void*>(entry);
+  std::fill(top - 2 - kKept, top - 2, nullptr);
+  context.stack = top - 2 - kKept;
+}
+
+#else
+
+using Context = ucontext_t;
+
+void switch_from(Context& from, Context& to) { swapcontext(&from, &to); }
+
+void prepare(Context& context, char* stack, std::size_t bytes, void (*entry)()) {
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack;
+  context.uc_stack.ss_size = bytes;
+  context.uc_link = nullptr;
+  makecontext(&context, entry, 0);
+}
+
+#endif
+
+struct Fiber {
+  Context context;
+  std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+  Here place;
+  State state = State::ready;
+  unsigned mask = 0, step = 0;
+  std::uint64_t bits = 0;
+};
+
+struct Block {
+  Call kernel;
+  const device::Argument* arguments;
+  std::size_t argument_count;
+  std::vector<std::unique_ptr<Fiber>>& fibers;
+  std::size_t threads;
+  Context scheduler;
+  Fiber* running = nullptr;
+};
+
+thread_local Block* block = nullptr;
+
+void yield(State state) {
+  Fiber& fiber = *block->running;
+  fiber.state = state;
+  switch_from(fiber.context, block->scheduler);
+}
+
+void enter() {
+  block->kernel(Wanted::run, block->arguments, block->argument_count);
+  yield(State::ended);
+}
+
+// Lets the warp's threads go on if all of a shuffle's mask have come to it.
+bool release_shuffle(std::size_t first) {
+  const std::size_t end = std::min(first + kWarp, block->threads);
+  unsigned waiting = 0;
+  for (std::size_t t = first; t < end; ++t)
+    if (block->fibers[t]->state == State::in_shuffle) waiting |= 1u << (t - first);
+  if (waiting == 0) return false;
+  bool released = false;
+  for (std::size_t t = first; t < end; ++t) {
+    const Fiber& fiber = *block->fibers[t];
+    if (fiber.state != State::in_shuffle || (fiber.mask & ~waiting) != 0) continue;
+    const unsigned mask = fiber.mask;
+    std::uint64_t results[kWarp] = {};
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if ((mask >> lane & 1u) == 0) continue;
+      const unsigned from = lane + block->fibers[first + lane]->step;
+      results[lane] = block->fibers[first + (from < kWarp && (mask >> from & 1u) != 0 ? from : lane)]->bits;
+    }
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if ((mask >> lane & 1u) == 0) continue;
+      Fiber& member = *block->fibers[first + lane];
+      member.bits = results[lane];
+      member.state = State::ready;
+    }
+    waiting &= ~mask;
+    released = true;
+  }
+  return released;
+}
+
+void run_block(const Index& at, const device::LaunchShape& shape, Order order, std::mt19937_64& random) {
+  Block& current = *block;
+  const auto lanes = static_cast<unsigned>(shape.lanes);
+  for (std::size_t t = 0; t < current.threads; ++t) {
+    Fiber& fiber = *current.fibers[t];
+    const auto thread = static_cast<unsigned>(t);
+    fiber.place = {{thread % lanes, thread / lanes, 0},
+                   at,
+                   {lanes, static_cast<unsigned>(shape.rows), 1},
+                   {static_cast<unsigned>(shape.groups), 1, 1}};
+    fiber.state = State::ready;
+    prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
+  }
+  std::vector<std::size_t> turns(current.threads);
+  std::iota(turns.begin(), turns.end(), std::size_t{0});
+  if (order == Order::descending) std::reverse(turns.begin(), turns.end());
+  while (true) {
+    if (order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), random);
+    std::size_t ended = 0, waiting = 0;
+    for (const std::size_t t : turns) {
+      Fiber& fiber = *current.fibers[t];
+      if (fiber.state == State::ready) {
+        current.running = &fiber;
+        here = &fiber.place;
+        switch_from(current.scheduler, fiber.context);
+      }
+      ended += fiber.state == State::ended;
+      waiting += fiber.state == State::at_barrier;
+    }
+    if (ended == current.threads) return;
+    bool released = false;
+    if (waiting == current.threads) {
+      for (std::size_t t = 0; t < current.threads; ++t) current.fibers[t]->state = State::ready;
+      released = true;
+    }
+    for (std::size_t first = 0; first < current.threads; first += kWarp) released |= release_shuffle(first);
+    if (!released)
+      throw DeviceError("A kernel's threads wait for each other forever: of " + std::to_string(current.threads) +
+                        " threads of a block, " + std::to_string(waiting) + " are at a barrier and " +
+                        std::to_string(ended) + " have ended.");
+  }
+}
+
+}  // namespace
+
+void wait_for_block() { yield(State::at_barrier); }
+
+std::uint64_t shuffle_down(unsigned mask, std::uint64_t bits, unsigned step) {
+  Fiber& fiber = *block->running;
+  fiber.mask = mask;
+  fiber.bits = bits;
+  fiber.step = step;
+  yield(State::in_shuffle);
+  return fiber.bits;
+}
+
+void run(Call kernel, const device::LaunchShape& shape, const device::Argument* arguments, std::size_t count, Order order,
+         std::uint64_t seed) {
+  kernel(Wanted::check, arguments, count);
+  static thread_local std::vector<std::unique_ptr<Fiber>> fibers;
+  const std::size_t threads = shape.rows * shape.lanes;
+  while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
+  Block current{kernel, arguments, count, fibers, threads, {}};
+  std::mt19937_64 random(seed);
+  block = &current;
+  try {
+    for (unsigned g = 0; g < shape.groups; ++g) run_block({g, 0, 0}, shape, order, random);
+  } catch (...) {
+    block = nullptr;
+    throw;
+  }
+  block = nullptr;
+}
+
+void throw_mismatch(std::size_t at) {
+  throw DeviceError("The arguments of a launch do not fit the kernel's parameters; look at number " +
+                    std::to_string(at) + ".");
+}
+
+std::vector<CompiledKernel>& compiled_kernels() {
+  static std::vector<CompiledKernel> kernels;
+  return kernels;
+}
+
+Registered::Registered(std::vector<CompiledKernel> kernels) {
+  for (CompiledKernel& kernel : kernels) compiled_kernels().push_back(std::move(kernel));
+}
+
+}  // namespace pearl::emulator

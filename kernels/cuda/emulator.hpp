@@ -1,0 +1,144 @@
+// CUDA's kernels on the host: included before a .cu file, this header gives it what nvcc would. A thread of a block is a
+// fiber, which runs until a barrier or a shuffle; blocks run one after another. So a test sees wrong results of wrong
+// indices, missing barriers (in some order of the threads) and barriers that not all threads reach, but neither races within
+// an instruction nor the memory order of a GPU.
+#pragma once
+
+#define PEARL_CUDA_ON_HOST
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pearl/device/queue.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(threads)
+#define __shared__ static thread_local  // of the block that runs
+
+namespace pearl::emulator {
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+// The running thread's place, as kernels read it.
+struct Here {
+  Index thread, block, threads, blocks;
+};
+extern thread_local const Here* here;
+
+// Waits for all threads of the block.
+void wait_for_block();
+// Waits for the threads of the warp in `mask`; returns what the one `step` lanes higher gave, or `bits` if there is none.
+std::uint64_t shuffle_down(unsigned mask, std::uint64_t bits, unsigned step);
+
+// In which order the threads of a block run between two barriers.
+enum class Order { ascending, descending, shuffled };
+
+// A kernel, or only a check of its arguments, which throws DeviceError: no error can leave a fiber.
+enum class Wanted { run, check };
+using Call = void (*)(Wanted wanted, const device::Argument* arguments, std::size_t count);
+
+// Runs a kernel; throws DeviceError for arguments of other types, and where threads wait for each other forever.
+void run(Call kernel, const device::LaunchShape& shape, const device::Argument* arguments, std::size_t count, Order order,
+         std::uint64_t seed);
+
+[[noreturn]] void throw_mismatch(std::size_t at);
+
+template <class T>
+T unpacked(const device::Argument& argument, std::size_t at) {
+  using Kind = device::Argument::Kind;
+  const auto is = [&](Kind kind) {
+    if (argument.kind != kind) throw_mismatch(at);
+  };
+  if constexpr (std::is_pointer_v<T>) {
+    is(Kind::pointer);
+    return static_cast<T>(const_cast<void*>(argument.pointer));
+  } else if constexpr (std::is_same_v<T, float>) {
+    is(Kind::float32);
+    return argument.float32;
+  } else if constexpr (std::is_same_v<T, std::int32_t>) {
+    is(Kind::int32);
+    return argument.int32;
+  } else if constexpr (std::is_same_v<T, std::uint32_t>) {
+    is(Kind::uint32);
+    return argument.uint32;
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    is(Kind::int64);
+    return argument.int64;
+  } else {
+    static_assert(std::is_same_v<T, std::uint64_t>);
+    is(Kind::uint64);
+    return argument.uint64;
+  }
+}
+
+template <auto kernel, class... Parameters, std::size_t... at>
+void call_with(void (*)(Parameters...), Wanted wanted, const device::Argument* arguments, std::index_sequence<at...>) {
+  if (wanted == Wanted::run)
+    kernel(unpacked<Parameters>(arguments[at], at)...);
+  else
+    (static_cast<void>(unpacked<Parameters>(arguments[at], at)), ...);
+}
+
+template <class... Parameters>
+constexpr std::size_t count_of(void (*)(Parameters...)) {
+  return sizeof...(Parameters);
+}
+
+// `kernel` as the queue calls it.
+template <auto kernel>
+void call(Wanted wanted, const device::Argument* arguments, std::size_t count) {
+  constexpr std::size_t parameters = count_of(kernel);
+  if (count != parameters) throw_mismatch(count);
+  call_with<kernel>(kernel, wanted, arguments, std::make_index_sequence<parameters>());
+}
+
+// A kernel compiled for the host, from the file `stem`.cu with `options`.
+struct CompiledKernel {
+  std::string stem, options, name;
+  Call call;
+};
+// All of them: each file that compiles some adds its own.
+std::vector<CompiledKernel>& compiled_kernels();
+struct Registered {
+  explicit Registered(std::vector<CompiledKernel> kernels);
+};
+
+}  // namespace pearl::emulator
+
+#define threadIdx (pearl::emulator::here->thread)
+#define blockIdx (pearl::emulator::here->block)
+#define blockDim (pearl::emulator::here->threads)
+#define gridDim (pearl::emulator::here->blocks)
+
+inline void __syncthreads() { pearl::emulator::wait_for_block(); }
+
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned step) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = pearl::emulator::shuffle_down(mask, bits, step);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// All fibers of a launch run on one host thread.
+template <class T>
+T atomicAdd(T* at, T value) {
+  return std::exchange(*at, *at + value);
+}
+template <class T>
+T atomicMax(T* at, T value) {
+  return std::exchange(*at, *at < value ? value : *at);
+}

@@ -1,0 +1,40 @@
+// Right and wrong kernels for tests of the emulator: it must tell them apart.
+#include "emulator.hpp"
+
+#include "pearl/device/group.hpp"
+
+namespace {
+
+constexpr int kThreads = 64;
+
+// x[i] and x[63 - i] change places.
+PEARL_KERNEL pearl_reverse(std::int32_t* x) {
+  __shared__ std::int32_t held[kThreads];
+  held[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = held[kThreads - 1 - threadIdx.x];
+}
+
+PEARL_KERNEL pearl_reverse_without_barrier(std::int32_t* x) {
+  __shared__ std::int32_t held[kThreads];
+  held[threadIdx.x] = x[threadIdx.x];
+  x[threadIdx.x] = held[kThreads - 1 - threadIdx.x];
+}
+
+PEARL_KERNEL pearl_half_a_barrier(std::int32_t* x) {
+  if (threadIdx.x < kThreads / 2) __syncthreads();
+  x[threadIdx.x] = 0;
+}
+
+PEARL_KERNEL pearl_two_arguments(std::int32_t* x, float) { x[0] = 0; }
+
+using pearl::emulator::call;
+
+const pearl::emulator::Registered registered{{
+    {"controls", "", "pearl_half_a_barrier", &call<pearl_half_a_barrier>},
+    {"controls", "", "pearl_reverse", &call<pearl_reverse>},
+    {"controls", "", "pearl_reverse_without_barrier", &call<pearl_reverse_without_barrier>},
+    {"controls", "", "pearl_two_arguments", &call<pearl_two_arguments>},
+}};
+
+}  // namespace

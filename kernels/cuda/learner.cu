@@ -1,0 +1,1 @@
+#include "pearl/device/learner_entries.hpp"

@@ -1,0 +1,1 @@
+#include "pearl/device/probe_entries.hpp"

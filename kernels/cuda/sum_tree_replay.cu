@@ -1,0 +1,1 @@
+#include "pearl/device/sum_tree_replay_entries.hpp"

@@ -1,0 +1,124 @@
+// What kernels need of the device, for SYCL, for CUDA, and for CUDA's kernels on the host (kernels/cuda/emulator.hpp):
+// the work-item's place, barriers, sums over the work-group, and atomics. Host code sees nothing of it.
+//
+// A work-group has rows x lanes work-items. In CUDA's words it is a block, and a lane a thread.
+#pragma once
+
+#include <cstdint>
+
+#include "pearl/device/math.hpp"
+
+#ifdef PEARL_SYCL_KERNELS
+
+#define PEARL_KERNEL \
+  extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<2>)) void
+
+namespace pearl::device {
+
+// This work-item's place in its work-group, and its work-group's among all.
+struct Place {
+  sycl::group<2> work_group;
+  std::uint64_t lane, lanes, row, rows, group, groups;
+};
+
+inline Place place_here() {
+  const auto item = sycl::ext::oneapi::this_work_item::get_nd_item<2>();
+  return {item.get_group(),        item.get_local_id(1), item.get_local_range(1), item.get_local_id(0),
+          item.get_local_range(0), item.get_group(1),    item.get_group_range(1)};
+}
+
+inline void barrier(const Place& place) { sycl::group_barrier(place.work_group); }
+
+// Over the work-group; every work-item calls them, and all get the result.
+template <class T>
+T largest(const Place& place, T value) {
+  return sycl::reduce_over_group(place.work_group, value, sycl::maximum<T>());
+}
+template <class T>
+T least(const Place& place, T value) {
+  return sycl::reduce_over_group(place.work_group, value, sycl::minimum<T>());
+}
+template <class T>
+T sum(const Place& place, T value) {
+  return sycl::reduce_over_group(place.work_group, value, sycl::plus<T>());
+}
+
+template <class T>
+using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_scope::device,
+                                sycl::access::address_space::global_space>;
+
+}  // namespace pearl::device
+
+#elif defined(PEARL_CUDA_KERNELS)
+
+#ifdef PEARL_CUDA_ON_HOST
+#define PEARL_KERNEL static void
+#else
+#define PEARL_KERNEL extern "C" __global__ void __launch_bounds__(pearl::device::kMostLanes)
+#endif
+
+namespace pearl::device {
+
+inline constexpr unsigned kMostLanes = 512;  // of a block: as CudaQueue launches them
+inline constexpr unsigned kWarp = 32;
+
+struct Place {
+  std::uint64_t lane, lanes, row, rows, group, groups;
+};
+
+PEARL_DEVICE Place place_here() {
+  return {threadIdx.x, blockDim.x, threadIdx.y, blockDim.y, blockIdx.x, gridDim.x};
+}
+
+PEARL_DEVICE void barrier(const Place&) { __syncthreads(); }
+
+// Combines the values of a block's threads, a warp at a time: the last warp may have fewer than 32.
+template <class T, class Combine>
+PEARL_DEVICE T combined(const Place& place, T value, Combine combine) {
+  __shared__ T of_warps[kMostLanes / kWarp];
+  const auto thread = static_cast<unsigned>(place.row * place.lanes + place.lane);
+  const auto threads = static_cast<unsigned>(place.rows * place.lanes);
+  const unsigned warp = thread / kWarp, at = thread % kWarp, before = warp * kWarp;
+  const unsigned here = threads - before < kWarp ? threads - before : kWarp;
+  const unsigned mask = here == kWarp ? ~0u : (1u << here) - 1;
+  for (unsigned step = kWarp / 2; step > 0; step /= 2) {
+    const T other = __shfl_down_sync(mask, value, step);
+    if (at + step < here) value = combine(value, other);
+  }
+  __syncthreads();  // of_warps may still be read by a call before
+  if (at == 0) of_warps[warp] = value;
+  __syncthreads();
+  value = of_warps[0];
+  for (unsigned w = 1; w * kWarp < threads; ++w) value = combine(value, of_warps[w]);
+  return value;
+}
+
+template <class T>
+PEARL_DEVICE T largest(const Place& place, T value) {
+  return combined(place, value, [](T a, T b) { return a < b ? b : a; });
+}
+template <class T>
+PEARL_DEVICE T least(const Place& place, T value) {
+  return combined(place, value, [](T a, T b) { return b < a ? b : a; });
+}
+template <class T>
+PEARL_DEVICE T sum(const Place& place, T value) {
+  return combined(place, value, [](T a, T b) { return a + b; });
+}
+
+template <class T>
+class Atomic {
+ public:
+  PEARL_DEVICE explicit Atomic(T& value) : value_(&value) {}
+  PEARL_DEVICE T load() const { return *static_cast<volatile T*>(value_); }
+  PEARL_DEVICE void store(T value) const { *static_cast<volatile T*>(value_) = value; }
+  PEARL_DEVICE T fetch_add(T value) const { return atomicAdd(value_, value); }
+  PEARL_DEVICE T fetch_max(T value) const { return atomicMax(value_, value); }
+
+ private:
+  T* value_;
+};
+
+}  // namespace pearl::device
+
+#endif

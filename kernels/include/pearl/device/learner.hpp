@@ -1,0 +1,172 @@
+// The Learner on a parallel device: networks of linear layers, trained by DQN, DDPG, TD3 and SAC in a few launches per
+// step.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pearl/device/queue.hpp"
+#include "pearl/device/network_source.hpp"
+#include "pearl/learner/network.hpp"
+#include "pearl/tape.hpp"
+
+namespace pearl::device {
+
+// Of each column of a transition: obs, action, reward, next_obs, discount.
+using RowBytes = std::array<std::size_t, 5>;
+
+// The model to train. The caller owns the parameters, which lie in Placement::shared memory and outlive the learner.
+struct LearnerModel {
+  bool actor_critic = false;
+  std::vector<NetworkSource> networks;  // DQN: one; else the actor, then one or two critics that share one vector
+  float* parameters[4] = {};            // tape::Vector; null for a target that does not exist
+  std::size_t counts[4] = {};
+  std::vector<float> scales;  // centers and half ranges: of observations, then of actions
+  std::size_t observation_size = 0, action_size = 0;
+  float* log_alpha = nullptr;  // SAC
+
+  RowBytes row_bytes() const {
+    const std::size_t observation = observation_size * sizeof(float);
+    return {observation, actor_critic ? action_size * sizeof(float) : sizeof(std::int64_t), sizeof(float), observation,
+            sizeof(float)};
+  }
+};
+
+struct LearnerSettings {
+  bool double_q = false, stochastic = false;
+  float saturation_penalty = 0, target_noise = 0, noise_clip = 0, log_std_low = -20, log_std_high = 2;
+  float target_entropy = 0, max_grad_norm = 0;
+  double tau = 1.0;                  // below 1: how far the targets move in each step that moves them
+  std::int64_t target_interval = 1;  // for tau = 1: steps between copies to the targets
+  std::int64_t policy_delay = 1;     // TD3: steps between moves of policy and targets
+  std::uint64_t noise_seed = 0;
+};
+
+// How a step is divided: PEARL_SLICES of the kernels, and the columns of a matrix that a work-group moves, a multiple
+// of tape::kLanes. 0: chosen for the device.
+struct LearnerCut {
+  int slices = 0, columns_per_tile = 0;
+};
+
+struct OptimizerSettings {
+  bool adam = true, decoupled = false, nesterov = false, fresh = false;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, decay = 0, momentum = 0, dampening = 0;
+  float *first = nullptr, *second = nullptr, *max_second = nullptr;  // shared memory, as the parameters
+  float* steps = nullptr;                                            // host memory; Adam
+};
+
+// The kernels' view of an optimizer, and of its next step after `before` steps that are already enqueued.
+tape::Rule rule_of(const OptimizerSettings& settings);
+tape::Optimizer on_device(const OptimizerSettings& settings);
+tape::StepArguments next_step(const OptimizerSettings& settings, std::int64_t before);
+
+// Further moves of step number `step`, from 0, which always moves the weights of DQN or of the critics.
+struct Moves {
+  bool policy;
+  float target;  // how far the targets move
+};
+Moves moves_of(const LearnerSettings& settings, std::int64_t step);
+
+// Copies the settings that kernels read to their context.
+template <class Context>
+void copy_settings(const LearnerSettings& settings, Context& context) {
+  context.saturation_penalty = settings.saturation_penalty;
+  context.target_noise = settings.target_noise;
+  context.noise_clip = settings.noise_clip;
+  context.log_std_low = settings.log_std_low;
+  context.log_std_high = settings.log_std_high;
+  context.target_entropy = settings.target_entropy;
+  context.max_grad_norm = settings.max_grad_norm;
+  context.noise_seed = settings.noise_seed;
+}
+
+[[noreturn]] void throw_diverged(const std::string& device);
+[[noreturn]] void throw_wrong_action(std::size_t actions, std::size_t position);
+
+struct LearnerMetrics {
+  double loss = 0, td_error = 0, gradient_norm = 0, actor_gradient_norm = 0;  // means; norms 0 without clipping
+  std::int64_t steps = 0, actor_steps = 0;
+};
+
+// The batch on the device; see tape::Context.
+struct DeviceBatch {
+  const void* columns[5] = {};
+  const float* weights = nullptr;
+  float* priorities = nullptr;
+};
+
+// Memory for a batch from the host. Its addresses change only with the number of rows.
+class OwnBatch {
+ public:
+  DeviceBatch of(DeviceQueue& queue, std::size_t rows, const RowBytes& bytes);
+
+ private:
+  std::size_t rows_ = 0;
+  DeviceArray<char> columns_[5];
+  DeviceArray<float> weights_, priorities_;
+};
+
+// Which optimizer.
+enum LearnerWhich { kMain = 0, kActor = 1, kTemperature = 2 };
+
+class DeviceLearner {
+ public:
+  using Which = LearnerWhich;
+  using Cut = LearnerCut;
+  using Queue = DeviceQueue;
+
+  // Throws LearnerError for a network that the kernels cannot run, or a cut that does not fit them.
+  DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut);
+
+  // While no step is enqueued.
+  void set(const LearnerSettings& settings);
+  void set_optimizer(Which which, const OptimizerSettings& settings);
+  // The next steps train on the `rows` transitions in `batch`.
+  void set_batch(std::size_t rows, const DeviceBatch& batch);
+  DeviceBatch own_batch(std::size_t rows);
+
+  // Enqueues step number `step`, from 0. Returns at once.
+  void launch(std::int64_t step);
+  // Waits for all steps launched since the last call. Throws LearnerError where one failed; the steps after it have
+  // moved no weight.
+  LearnerMetrics finish();
+
+  RowBytes row_bytes() const { return model_.row_bytes(); }
+  DeviceQueue& queue() { return *queue_; }
+
+ private:
+  struct Phase {
+    DeviceArray<tape::Instruction> tape;
+    DeviceArray<tape::Tile> tiles;
+  };
+  struct Program;
+  struct Builder;
+
+  std::shared_ptr<const Kernels> compile(int rule);
+  void build(std::size_t rows);
+  Phase upload(const Program& program);
+  void run(const Phase& phase, bool policy, Which which, std::int64_t step, float target);
+  tape::StepArguments advance(Which which) { return next_step(optimizers_[which], launched_[which]++); }
+
+  const std::shared_ptr<DeviceQueue> queue_;
+  LearnerModel model_;
+  LearnerSettings settings_;
+  OptimizerSettings optimizers_[3];
+  std::int64_t launched_[3] = {};  // steps of each optimizer since the last finish()
+  std::shared_ptr<const Kernels> kernels_;
+  std::shared_ptr<const Kernels> movers_[3];  // compiled for each optimizer's rule
+  LearnerCut cut_;
+  std::size_t rows_ = 0, groups_ = 0;
+  DeviceArray<tape::Context> context_;
+  DeviceArray<tape::Optimizer> device_optimizers_;
+  DeviceArray<tape::Sums> sums_;
+  DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_, totals_;
+  std::vector<Phase> phases_;
+  OwnBatch own_;
+};
+
+}  // namespace pearl::device

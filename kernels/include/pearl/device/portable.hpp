@@ -1,0 +1,16 @@
+// Marks of functions for CUDA's compilers; others need none. PEARL_FN: runs on the host and in kernels. PEARL_DEVICE: only
+// in kernels. PEARL_TABLE: a constant array that both read.
+#pragma once
+
+#ifdef __CUDACC__
+#define PEARL_FN __host__ __device__ __forceinline__
+#define PEARL_DEVICE __device__ __forceinline__
+#else
+#define PEARL_FN inline
+#define PEARL_DEVICE inline
+#endif
+#ifdef __CUDA_ARCH__
+#define PEARL_TABLE static __constant__ const
+#else
+#define PEARL_TABLE inline constexpr
+#endif

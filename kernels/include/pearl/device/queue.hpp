@@ -1,0 +1,153 @@
+// One device and its in-order queue: memory, kernels compiled from source, launches, and how many there were. The host code
+// of the primitives on parallel devices (kernels/cpu/device/) uses it; SYCL and CUDA implement it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pearl/errors.hpp"
+
+namespace pearl::device {
+
+// A kernel compiled for one device.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+};
+
+// The kernels of one source, compiled for one device.
+class Kernels {
+ public:
+  using Named = std::vector<std::pair<std::string, std::unique_ptr<const Kernel>>>;
+  explicit Kernels(Named kernels) : kernels_(std::move(kernels)) {}
+  // Throws DeviceError for a name that is not among them.
+  const Kernel& operator[](std::string_view name) const;
+
+ private:
+  Named kernels_;
+};
+
+// An argument of a kernel. Pointers are to memory that the device reaches.
+struct Argument {
+  enum class Kind { pointer, int32, uint32, int64, uint64, float32 };
+
+  template <class T>
+  Argument(T* value) : kind(Kind::pointer), pointer(value) {}
+  Argument(std::int32_t value) : kind(Kind::int32), int32(value) {}
+  Argument(std::uint32_t value) : kind(Kind::uint32), uint32(value) {}
+  Argument(std::int64_t value) : kind(Kind::int64), int64(value) {}
+  Argument(std::uint64_t value) : kind(Kind::uint64), uint64(value) {}
+  Argument(float value) : kind(Kind::float32), float32(value) {}
+
+  Kind kind;
+  union {
+    const void* pointer;
+    std::int32_t int32;
+    std::uint32_t uint32;
+    std::int64_t int64;
+    std::uint64_t uint64;
+    float float32;
+  };
+};
+
+// A launch of `groups` work-groups of rows x lanes items.
+struct LaunchShape {
+  std::size_t groups, rows, lanes;
+};
+
+// Where memory lies: on the `device` alone, `shared` with the host (unified memory, which moves to the side that touches
+// it), or `pinned` on the host.
+enum class Placement { device, shared, pinned };
+
+class DeviceQueue {
+ public:
+  // `is_cpu`: one thread of the device runs a work-group, its lanes as vectors.
+  DeviceQueue(bool is_cpu, std::size_t most_lanes, std::size_t most_groups)
+      : is_cpu_(is_cpu), most_lanes_(most_lanes), most_groups_(most_groups) {}
+  virtual ~DeviceQueue() = default;
+  DeviceQueue(const DeviceQueue&) = delete;
+  DeviceQueue& operator=(const DeviceQueue&) = delete;
+
+  virtual std::string name() const = 0;
+  bool is_cpu() const { return is_cpu_; }
+
+  // Compiles the kernels of a source that the module embeds, by its stem ("column_store"); cached for each device. Throws
+  // DeviceError with the compiler's log, or with the name of a kernel that the device cannot run.
+  virtual std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
+                                                 const std::vector<std::string>& options = {}) = 0;
+  // Launches `groups` work-groups of `lanes` items; in launch_rows, of rows x lanes items.
+  template <class... Arguments>
+  void launch(const Kernel& kernel, std::size_t groups, std::size_t lanes, Arguments... arguments) {
+    launch_rows(kernel, groups, 1, lanes, arguments...);
+  }
+  template <class... Arguments>
+  void launch_rows(const Kernel& kernel, std::size_t groups, std::size_t rows, std::size_t lanes,
+                   Arguments... arguments) {
+    const Argument list[] = {Argument(arguments)...};
+    ++launches_;
+    enqueue(kernel, {groups, rows, lanes}, list, sizeof...(arguments));
+  }
+  // Copies between any memories, after all launched kernels, and waits.
+  virtual void copy(const void* from, void* to, std::size_t bytes) = 0;
+  // Waits for all launched kernels. Throws DeviceError where one failed.
+  virtual void wait() = 0;
+  // Zeroed memory that kernels of the device read and write. Throws DeviceError where the device lacks this kind of
+  // memory, has too little of it, or cannot allocate that much in one piece.
+  virtual std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) = 0;
+  // Whether kernels can use the memory at `data`.
+  virtual bool reaches(const void* data) const = 0;
+
+  // The lanes of a single work-group that handles `count` items.
+  std::size_t lanes(std::size_t count) const;
+  // The most work-groups that speed up independent work.
+  std::size_t most_groups() const { return most_groups_; }
+  std::uint64_t launches() const { return launches_; }
+
+ protected:
+  virtual void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments,
+                       std::size_t count) = 0;
+  std::atomic<std::uint64_t> launches_ = 0;
+
+ private:
+  bool is_cpu_;
+  std::size_t most_lanes_;
+  std::size_t most_groups_;
+};
+
+// Bytes of `count` items; on overflow, more than any device has.
+inline std::size_t bytes_of(std::size_t count, std::size_t item_bytes) {
+  return item_bytes != 0 && count > SIZE_MAX / item_bytes ? SIZE_MAX : count * item_bytes;
+}
+
+// As errors state it, for example "1.23 GB".
+std::string gigabytes(std::size_t bytes);
+// The first lines of a compiler's log: one error in a header may produce a thousand lines.
+std::string shortened(const std::string& log);
+
+// `count` zeroed items in memory of DeviceQueue::allocate().
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(DeviceQueue& queue, std::size_t count, Placement placement)
+      : memory_(queue.allocate(bytes_of(count, sizeof(T)), placement)), count_(count) {}
+  DeviceArray(DeviceArray&&) noexcept = default;
+  DeviceArray& operator=(DeviceArray&&) noexcept = default;
+
+  T* data() const { return static_cast<T*>(memory_.get()); }
+  std::size_t size() const { return count_; }
+  // Only for memory that the host can reach.
+  T& operator[](std::size_t i) const { return data()[i]; }
+
+ private:
+  std::shared_ptr<void> memory_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace pearl::device

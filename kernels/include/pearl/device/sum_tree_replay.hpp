@@ -1,0 +1,130 @@
+// The Replay Manager on a parallel device. It equals the CPU's (pearl/sum_tree_replay.hpp) bit for bit, for draws with
+// replacement. Each of sample, insert, update and retrieve is one launch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "pearl/device/column_store.hpp"
+#include "pearl/device/queue.hpp"
+#include "pearl/device/replay_kernels.hpp"
+#include "pearl/sum_tree_replay.hpp"
+
+namespace pearl::device {
+
+// A batch in the memory where it was drawn. Arrays have room for a multiple of 16 items; items past the batch are 0.
+class BatchMemory {
+ public:
+  BatchMemory() = default;
+  BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement);
+
+  std::int64_t* indices() const { return indices_.data(); }
+  float* weights() const { return weights_.data(); }
+  std::uint32_t* generations() const { return generations_.data(); }
+  // The kernels' argument.
+  const SampledBatch* arrays() const { return arrays_.data(); }
+  std::size_t room() const { return indices_.size(); }
+  std::size_t count() const { return count_; }
+
+ private:
+  std::size_t count_ = 0;
+  DeviceArray<std::int64_t> indices_;
+  DeviceArray<float> weights_;
+  DeviceArray<std::uint32_t> generations_;
+  DeviceArray<std::uint32_t> leaves_;
+  DeviceArray<SampledBatch> arrays_;
+};
+
+// Every method is thread-safe. Methods with host arrays wait for their own kernels and for all launched before on the
+// queue; launch_* return at once.
+class SumTreeReplay final : public ReplayOperations {
+ public:
+  // Supports kPrioritized and kUniform with replacement, without a limit of samples per item, and every initial
+  // priority except the mean.
+  SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t capacity, unsigned fanout, double alpha,
+                std::uint64_t seed, const ReplayOptions& options);
+
+  // As in pearl::SumTreeReplay.
+  void insert(const std::int64_t* indices, const float* priorities, std::size_t count) override;
+  void sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
+              std::uint32_t* generations) override;
+  std::size_t update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                     std::size_t count) override;
+  void retrieve(const std::int64_t* indices, float* priorities, std::size_t count);
+  void set_alpha(double alpha);
+  ReplayState state() const;
+  ReplayStatistics statistics() const;
+  ReplayState save(float* priorities, std::uint32_t* generations, std::uint32_t* leaves, std::uint16_t* times,
+                   std::vector<std::int64_t>* order) const;
+  void load(const ReplayState& state, const float* priorities, const std::uint32_t* generations,
+            const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t* order,
+            std::size_t order_count);
+  void close();
+
+  // For loops on the device. The batch lies in this replay's device memory until the next launch_sample. With a store
+  // on the same queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large.
+  const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
+  // Takes arrays in device memory; `generations` may be null. An invalid batch changes nothing; check() reports it.
+  void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                     std::size_t count);
+  // The batch of the last launch_sample; null before.
+  const BatchMemory* device_batch() const;
+  // Waits. Throws the error of an update launched since the last check, if it was refused.
+  void check();
+
+  std::size_t capacity() const override { return capacity_; }
+  unsigned fanout() const { return fanout_; }
+  bool prioritized() const override { return prioritized_; }
+  const std::shared_ptr<DeviceQueue>& queue() const { return queue_; }
+
+ private:
+  void require_open() const;
+  std::size_t lanes(std::size_t count) const { return queue_->lanes(count); }
+  void begin_sample(std::size_t count, double beta);
+  void count_draw(const BatchMemory& batch, std::size_t count);
+  void launch_draw(const BatchMemory& batch, std::size_t count, double beta);
+  void list_written();
+  void stage(std::size_t count);
+  void sum_all();
+  void publish();
+  ReplayState state_locked() const;
+  template <class T>
+  std::vector<T> copied(const T* array, std::size_t count) const;
+
+  const std::shared_ptr<DeviceQueue> queue_;
+  const std::size_t capacity_;
+  const unsigned fanout_;
+  const bool prioritized_;
+  mutable std::mutex mutex_;
+  bool closed_ = false;
+  std::shared_ptr<const Kernels> kernels_;
+  ReplayState known_;  // the part of the state that the host keeps: alpha, seed, call, inserts and samples
+  std::size_t end_ = 0;  // one past the highest written slot
+  bool written_current_ = false;
+  DeviceArray<std::uint32_t> leaves_;
+  DeviceArray<std::uint64_t> sums_;
+  DeviceArray<ReplaySlot> slots_;
+  DeviceArray<std::int64_t> written_;
+  DeviceArray<ReplayProgress> progress_;  // pinned
+  DeviceArray<UpdateRefusal> refusals_;   // pinned: of update(), of launch_update()
+  ReplayMemory memory_{};
+  DeviceArray<ReplayMemory> device_memory_;
+  BatchMemory host_batch_;
+  BatchMemory device_batch_;
+  struct Staging {
+    DeviceArray<std::int64_t> indices;
+    DeviceArray<float> priorities;
+    DeviceArray<std::uint32_t> generations;
+  } staging_;
+  // The last batch, for statistics().
+  struct {
+    const BatchMemory* batch = nullptr;
+    std::size_t count = 0;
+    std::uint32_t inserts = 0;
+  } last_;
+};
+
+}  // namespace pearl::device

@@ -1,0 +1,106 @@
+"""CUDA's libraries for PEARL's kernels: NVRTC, which compiles them, and the folder that keeps what it compiled.
+
+The driver is found by its name. Nothing is loaded before a queue is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pearl.backends.cuda.device import cuda_index
+from pearl.backends.on_device import OpenDevice
+from pearl.cache_folder import cache_folder, check_private, make_private
+
+if TYPE_CHECKING:
+    from pearl import _cuda
+
+log = logging.getLogger(__name__)
+
+EMULATOR = "cuda:emulator"
+"""The name of the emulator, which runs CUDA's kernels on the host: for tests, its speed means nothing."""
+
+_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+_LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
+_TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
+
+
+def open_cuda(device: str) -> OpenDevice:
+    """The CUDA device of a selector, or the emulator; DeviceError if it cannot be used.
+
+    Each process has one queue for each device.
+    """
+    return OpenDevice(_queue(device if device == EMULATOR else f"cuda:{cuda_index(device)}"), _module())
+
+
+@functools.cache
+def _module() -> Any:
+    return importlib.import_module("pearl._cuda")
+
+
+@functools.cache
+def _queue(device: str) -> _cuda.Queue | _cuda.EmulatedQueue:
+    module = _module()
+    if device == EMULATOR:
+        emulated: _cuda.EmulatedQueue = module.EmulatedQueue()
+        return emulated
+    compiler = find_nvrtc()
+    queue: _cuda.Queue = module.Queue(cuda_index(device), str(compiler or ""), _kept_kernels())
+    return queue
+
+
+def find_nvrtc() -> Path | None:
+    """The library of NVRTC: that of torch's CUDA release if there are several, else the newest; None if there is none."""
+    found: dict[int, Path] = {}
+    for path in _candidates():
+        match = _LIBRARY.fullmatch(path.name)
+        if match and path.is_file():
+            found.setdefault(int(match[1]), path)
+    if not found:
+        return None
+    return found.get(_torch_release(), found[max(found)])
+
+
+def _candidates() -> Iterator[Path]:
+    for name in _WHEELS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield from (Path(file.locate()) for file in importlib.metadata.files(name) or [] if _LIBRARY.match(file.name))
+    folders = [Path(sys.prefix) / "lib"]
+    folders += [Path(home) / part for name in _TOOLKITS if (home := os.environ.get(name)) for part in ("lib64", "lib")]
+    folders.append(Path("/usr/local/cuda/lib64"))
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            yield from sorted(folder.glob("libnvrtc.so.*"))
+
+
+def _torch_release() -> int:
+    """The major release of CUDA that torch is for; 0 if it is not loaded, or for none."""
+    torch = sys.modules.get("torch")
+    version = getattr(getattr(torch, "version", None), "cuda", None) or "0"
+    return int(str(version).split(".")[0])
+
+
+def _kept_kernels() -> str:
+    """The folder of compiled kernels; "" if it cannot be made. DeviceError if others may write there."""
+    folder = cache_folder() / "cuda"
+    try:
+        make_private(folder)
+    except OSError as error:
+        log.warning(
+            "Kernels are compiled again in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
+            "folder.",
+            folder,
+            error.strerror or error,
+        )
+        return ""
+    check_private(folder)
+    return str(folder)

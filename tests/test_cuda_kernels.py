@@ -1,0 +1,242 @@
+"""CUDA's kernels without a GPU: compiled by nvcc and by NVRTC, and run on the host by the emulator.
+
+`pytest tests/test_cuda_kernels.py --accept-golden` records what kernels use of the hardware anew.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pearl import _cuda
+from pearl.backends.cuda import runtime
+from pearl.backends.cuda.replay import CudaReplayManager
+from pearl.errors import DeviceError, PriorityError, ReplayError
+from pearl.replay.reference import ReferenceReplayManager
+
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+RESOURCES = Path(__file__).parent / "golden" / "cuda_resources.json"
+ARCHITECTURES = ("80", "90")
+LEARNER = [["-DPEARL_SLICES=8", f"-DPEARL_RULE={rule}"] for rule in range(5)]
+SOURCES: list[tuple[str, list[str]]] = [
+    *((stem, []) for stem in ("column_store", "probe", "sum_tree_replay")),
+    *(("learner", options) for options in LEARNER),
+]
+each_source = pytest.mark.parametrize(
+    ("stem", "options"), SOURCES, ids=[" ".join([stem, *options]).replace("-DPEARL_", "") for stem, options in SOURCES]
+)
+ORDERS = [("ascending", 0), ("descending", 0), ("shuffled", 1), ("shuffled", 2)]
+USED = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'.*\n.*Function properties.*\n"
+    r"\s+(?P<stack_bytes>\d+) bytes stack frame, (?P<spilled_bytes>\d+) bytes spill stores.*\n"
+    r".*Used (?P<registers>\d+) registers(?:.*?(?P<shared_bytes>\d+) bytes smem)?"
+)
+
+
+# --- compilers --------------------------------------------------------------------------------------------------------
+
+
+def find_nvcc() -> tuple[Path, list[str]] | None:
+    """Nvcc, of PyPI's wheel or of a toolkit, and its options."""
+    try:
+        files = importlib.metadata.files("nvidia-cuda-nvcc") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "nvcc":
+            return Path(str(file.locate())).resolve(), []
+    found = shutil.which("nvcc")
+    return (Path(found), []) if found else None
+
+
+NVCC = find_nvcc()
+NVRTC = runtime.find_nvrtc()
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: `make cuda`")
+needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="NVRTC is not installed: `make cuda`")
+
+
+def nvcc(stem: str, options: list[str], architecture: str, out: Path) -> str:
+    """What ptxas says of the kernels."""
+    assert NVCC is not None
+    # A host function called from a kernel is a warning by default, and computes nonsense.
+    command = [
+        NVCC[0], "--cubin", f"-arch=sm_{architecture}", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas", "-v",
+        "--Werror", "cross-execution-space-call", "-Werror", "all-warnings", "-I", KERNELS / "include",
+        *options, "-o", out, KERNELS / "cuda" / f"{stem}.cu",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_nvcc
+@each_source
+def test_nvcc_compiles_each_kernel_within_its_recorded_resources(
+    stem: str, options: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    recorded: dict[str, Any] = json.loads(RESOURCES.read_text()) if RESOURCES.exists() else {}
+    for architecture in ARCHITECTURES:
+        said = nvcc(stem, options, architecture, tmp_path / "kernels.cubin")
+        found = {}
+        for match in USED.finditer(said):
+            uses = match.groupdict(default="0")
+            name = uses.pop("name")
+            found[name] = {what: int(amount) for what, amount in uses.items()}
+        assert len(found) == said.count("Compiling entry function"), said
+        key = " ".join([f"sm_{architecture}", stem, *options])
+        if request.config.getoption("--accept-golden"):
+            recorded[key] = found
+            RESOURCES.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+            continue
+        assert found.keys() == recorded[key].keys()
+        for name, uses in found.items():
+            more = {what: amount for what, amount in uses.items() if amount > recorded[key][name][what]}
+            assert not more, f"{name} of {key} uses more than recorded: {more}, recorded {recorded[key][name]}"
+
+
+@needs_nvcc
+def test_a_host_function_called_from_a_kernel_is_an_error(tmp_path: Path) -> None:
+    source = tmp_path / "wrong.cu"
+    source.write_text("inline int host() { return 1; }\nextern \"C\" __global__ void kernel(int* x) { *x = host(); }\n")
+    with pytest.raises(AssertionError, match="host"):
+        nvcc(str(source.with_suffix("")), [], "80", tmp_path / "wrong.cubin")
+
+
+@needs_nvrtc
+@each_source
+def test_nvrtc_compiles_each_source_without_a_standard_library(stem: str, options: list[str]) -> None:
+    for architecture in ARCHITECTURES:
+        major, minor = int(architecture[0]), int(architecture[1])
+        binary = _cuda.binary(stem, major, minor, options, str(NVRTC))
+        assert binary[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+def test_nvrtc_names_a_device_that_it_does_not_know() -> None:
+    with pytest.raises(DeviceError, match=r"probe.cu.*compute capability 1\.0"):
+        _cuda.binary("probe", 1, 0, [], str(NVRTC))
+
+
+def test_a_missing_nvrtc_says_what_to_install() -> None:
+    with pytest.raises(DeviceError, match=r"NVRTC.*cannot be loaded from /none.*pip install nvidia-cuda-nvrtc"):
+        _cuda.binary("probe", 8, 0, [], "/none")
+    with pytest.raises(DeviceError, match="pip install"):
+        _cuda.compiler_version("")
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there may be a GPU")
+def test_without_a_driver_a_queue_says_so() -> None:
+    with pytest.raises(DeviceError, match="NVIDIA's driver"):
+        _cuda.Queue(0, str(NVRTC or ""), "")
+
+
+# --- the emulator -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=ORDERS, ids=[f"{order}{seed or ''}" for order, seed in ORDERS])
+def emulator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[_cuda.EmulatedQueue]:
+    """A queue with another order of threads, which everything on the emulator uses."""
+    order, seed = request.param
+    queue = _cuda.EmulatedQueue(64, order, seed)
+    monkeypatch.setattr(runtime, "_queue", lambda device: queue)
+    return queue
+
+
+@pytest.mark.parametrize("fanout", [2, 16, 256])
+@pytest.mark.parametrize("capacity", [1, 7, 33, 1000])
+def test_any_order_of_threads_gives_what_the_reference_gives(
+    emulator: _cuda.EmulatedQueue, capacity: int, fanout: int
+) -> None:
+    options: dict[str, Any] = {"fanout": fanout, "alpha": 0.7, "seed": 3}
+    replay = CudaReplayManager(capacity, device=runtime.EMULATOR, **options)
+    reference = ReferenceReplayManager(capacity, **options)
+    rng = np.random.default_rng(capacity * fanout)
+    for each in (replay, reference):
+        each.insert(np.arange(capacity))
+    for batch in (1, 5, 64, 65, 200):
+        found, expected = replay.sample(batch), reference.sample(batch)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        slots = rng.integers(0, capacity, batch)  # with duplicates: the last wins
+        values = rng.exponential(30, batch).astype(np.float32)
+        assert replay.update(slots, values) == reference.update(slots, values)
+        np.testing.assert_array_equal(replay.retrieve(slots), reference.retrieve(slots))
+        assert replay.total == reference.total
+    state, theirs = replay.state_dict(), reference.state_dict()
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None:
+    replay = CudaReplayManager(100, device=runtime.EMULATOR)
+    replay.insert(np.arange(50), np.linspace(1, 2, 50))
+    before = replay.state_dict()
+    with pytest.raises(PriorityError, match="position 2"):
+        replay.update([0, 1, 2], [1.0, 2.0, np.nan])
+    with pytest.raises(ReplayError, match="never inserted"):
+        replay.update([0, 70], [1.0, 2.0])
+    for name, value in replay.state_dict().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_some_order_of_threads_shows_a_missing_barrier() -> None:
+    """The control: a kernel whose threads read their neighbours' values, without the barrier between."""
+    results = {}
+    for barrier in (True, False):
+        for order, seed in ORDERS:
+            queue = _cuda.EmulatedQueue(64, order, seed)
+            results[barrier, order, seed] = queue.control("pearl_reverse" if barrier else "pearl_reverse_without_barrier")
+    right = list(range(63, -1, -1))
+    assert all(results[True, order, seed] == right for order, seed in ORDERS)
+    assert any(results[False, order, seed] != right for order, seed in ORDERS)
+
+
+def test_a_barrier_that_not_all_threads_reach_is_an_error() -> None:
+    with pytest.raises(DeviceError, match=r"wait for each other forever.*32 are at a barrier and 32 have ended"):
+        _cuda.EmulatedQueue().control("pearl_half_a_barrier")
+
+
+def test_arguments_that_do_not_fit_the_kernel_are_an_error() -> None:
+    with pytest.raises(DeviceError, match="do not fit the kernel's parameters"):
+        _cuda.EmulatedQueue().control("pearl_two_arguments")
+
+
+# --- compiled kernels on disk -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cuda"
+    folder.mkdir(mode=0o700)
+    (folder / "x.cubin").write_bytes(b"")
+    folder.chmod(0o777)
+    monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path))
+    with pytest.raises(DeviceError, match="may be written to by other users"):
+        runtime._kept_kernels()
+
+
+def test_without_a_folder_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PEARL_CACHE_DIR", str(tmp_path / "file"))
+    assert runtime._kept_kernels() == ""
+    assert "Set PEARL_CACHE_DIR" in caplog.text
+
+
+def test_nvrtc_is_searched_in_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib64" / "libnvrtc.so.99"
+    library.parent.mkdir()
+    library.write_bytes(b"")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(runtime, "_torch_release", lambda: 99)
+    assert os.fspath(runtime.find_nvrtc() or "") == os.fspath(library)

@@ -1,0 +1,189 @@
+"""Setting 2 on SYCL devices and on the emulator of CUDA's: the loop in C++ against the interpreted one, its launches, and what stops it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from test_native_loop import (
+    BATCH,
+    CAPACITY,
+    DISCRETE,
+    Deterministic,
+    Dueling,
+    Gradual,
+    Setup,
+    Soft,
+    Twin,
+    assert_same_state,
+)
+
+from pearl.algorithms import Trainer
+from pearl.backends.cuda.learner import CudaLearner
+from pearl.backends.cuda.runtime import EMULATOR
+from pearl.backends.cuda.storage import CudaDataStorage
+from pearl.backends.sycl.learner import SyclLearner
+from pearl.backends.sycl.storage import SyclDataStorage
+from pearl.errors import TrainerError
+from pearl.replay import make_replay_manager
+from pearl.replay.storage import DataStorage
+from pearl.spec import ReplaySpec, TransitionSpec
+
+
+class Place(NamedTuple):
+    """A device's primitives, and the module of their kernels."""
+
+    learner: Any
+    storage: Any
+    replay: dict[str, str]
+    module: str
+
+
+PLACES = {
+    "sycl": Place(SyclLearner, SyclDataStorage, {"backend": "sycl"}, "pearl._sycl"),
+    "cuda": Place(
+        partial(CudaLearner, device=EMULATOR),
+        partial(CudaDataStorage, device=EMULATOR),
+        {"backend": "cuda", "device": EMULATOR},
+        "pearl._cuda",
+    ),
+}
+
+
+class OnDevice(Setup):
+    """All three parts on one device; `native` False: the interpreted loop over them."""
+
+    place: Place
+
+    def __init__(self, trainer_class: type[Trainer], *, native: bool = True, **more: Any) -> None:
+        super().__init__(trainer_class, native=native, learner=self.place.learner, **more)
+
+    def make_replay(self) -> Any:
+        return make_replay_manager(ReplaySpec(CAPACITY), seed=5, **self.place.replay)
+
+    def make_storage(self, spec: TransitionSpec, **options: Any) -> Any:
+        return self.place.storage(spec, CAPACITY, **options)
+
+
+@pytest.fixture(params=[pytest.param("sycl", marks=pytest.mark.sycl), "cuda"], autouse=True)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    found = PLACES[request.param]
+    monkeypatch.setattr(OnDevice, "place", found, raising=False)
+    return found
+
+
+def published(setup: Setup) -> Any:
+    return setup.wsq.reader().poll()
+
+
+def assert_same_replay(found: Setup, expected: Setup) -> None:
+    theirs = expected.replay.state_dict()
+    for name, value in found.replay.state_dict().items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic, Twin, Soft])
+def test_the_loop_on_the_device_and_the_interpreted_one_agree_to_the_bit(trainer_class: type[Trainer]) -> None:
+    device, interpreted = OnDevice(trainer_class), OnDevice(trainer_class, native=False)
+    assert type(device.loop.kernel).__module__ == device.place.module
+    for setup in (device, interpreted):
+        setup.run(7)
+        with setup.loop.insertion_window():
+            setup.replay.insert(setup.storage.insert({name: rows[200:240] for name, rows in setup.rows.items()}))
+        setup.run(30)
+        setup.run(1)
+    assert_same_state(device.trainer, interpreted.trainer)
+    assert_same_replay(device, interpreted)
+    assert device.trainer.gradient_steps == 38
+    np.testing.assert_array_equal(published(device), published(interpreted))
+
+
+def test_it_draws_what_the_cpu_draws() -> None:
+    device, cpu = OnDevice(Dueling), Setup(Dueling, native=True)
+    for setup in (device, cpu):
+        setup.run(1)
+    np.testing.assert_array_equal(device.loop.last_batch()["indices"], cpu.loop.last_batch()["indices"])
+    for name, column in cpu.loop.last_batch().items():
+        np.testing.assert_array_equal(device.loop.last_batch()[name], column, err_msg=name)
+
+
+@pytest.mark.parametrize(("trainer_class", "launches"), [(Gradual, 5), (Deterministic, 6)])
+def test_an_iteration_is_few_launches(trainer_class: type[Trainer], launches: int) -> None:
+    """One draws with the rows, one updates, the others train; Gradual clips gradients, which takes one more."""
+    setup = OnDevice(trainer_class)
+    setup.run(3)
+    before = setup.storage.queue.launches
+    setup.run(50)
+    assert setup.storage.queue.launches - before == 50 * launches
+
+
+def test_a_resumed_loop_goes_on_to_the_bit() -> None:
+    whole = OnDevice(Soft)
+    whole.run(24)
+    resumed = OnDevice(Soft, seed=8, resumes=whole)
+    for setup in (whole, resumed):
+        setup.loop.restarted()
+        setup.run(13)
+    assert_same_state(resumed.trainer, whole.trainer)
+    assert_same_replay(resumed, whole)
+
+
+def test_the_host_inserts_while_the_loop_runs() -> None:
+    setup = OnDevice(Dueling)
+    setup.loop.launch()
+    try:
+        setup.laq.grant(400, 0.4)
+        for start in range(0, CAPACITY, 20):
+            with setup.loop.insertion_window():
+                part = {name: rows[start : start + 20] for name, rows in setup.rows.items()}
+                setup.replay.insert(setup.storage.insert(part))
+        assert setup.answer()[0] == 400
+    finally:
+        setup.loop.stop()
+    setup.loop.check()
+    assert setup.replay.statistics().inserts == 200 + CAPACITY
+    assert setup.trainer.gradient_steps == 400
+
+
+def test_what_diverges_stops_the_loop_with_its_batch() -> None:
+    setup = OnDevice(Dueling)
+    setup.run(2)
+    before = setup.policy()
+    rows = {name: column[:CAPACITY].copy() for name, column in setup.rows.items()}
+    rows["reward"][:] = np.nan
+    setup.replay.insert(setup.storage.insert(rows))
+    setup.laq.grant(5, 0.4)
+    with pytest.raises(TrainerError, match="diverged"):
+        setup.loop.run_once()
+    np.testing.assert_array_equal(setup.policy(), before)
+    assert setup.trainer.gradient_steps == 2
+    batch = setup.loop.last_batch()
+    assert np.isnan(batch["reward"]).all()
+    assert batch["obs"].shape == (BATCH, *setup.storage.spec.fields[0].shape)
+    with setup.loop.insertion_window():  # the host is not shut out
+        pass
+
+
+def test_what_is_not_on_the_device_throughout_is_interpreted() -> None:
+    class HostStorage(OnDevice):
+        def make_storage(self, spec: TransitionSpec, **options: Any) -> Any:
+            return DataStorage(spec, CAPACITY)
+
+    setup = HostStorage(Dueling)
+    assert type(setup.loop.kernel).__name__ == "_InterpretedLoop"
+    setup.run(3)
+
+
+def test_parts_that_do_not_fit_are_refused(place: Place) -> None:
+    setup = OnDevice(Dueling)
+    learner = place.learner(setup.trainer)
+    queues = (setup.laq.native, setup.ldq.native, setup.wsq.native)
+    other = make_replay_manager(ReplaySpec(CAPACITY + 1), seed=5, **place.replay)
+    with pytest.raises(TrainerError, match=f"differ in capacity: {CAPACITY + 1} and {CAPACITY}"):
+        learner.fused_loop(other, setup.storage, BATCH, queues, 1)
+    wide = place.storage(TransitionSpec.from_spaces(spaces.Box(-1.0, 1.0, (9,), np.float32), DISCRETE), CAPACITY)
+    with pytest.raises(TrainerError, match="bytes of column 0"):
+        learner.fused_loop(setup.replay, wide, BATCH, queues, 1)
