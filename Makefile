@@ -20,6 +20,7 @@ PYTEST_WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PYTEST_ARGS ?=
 BENCH ?= .venv-bench
 BENCH_ARGS ?=
+CHECK_ARGS ?=
 FUZZ_SECONDS ?= 60
 SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
@@ -27,7 +28,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-learner bench-model bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -150,6 +151,13 @@ bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread;
 
 bench-sycl: setup sycl  ## SYCL devices against the CPU's own kernels; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.sycl $(BENCH_ARGS)
+
+bench-cuda: setup  ## PEARL's CUDA kernels on a GPU against PyTorch there; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
+
+# With the machine's own Python and torch; CHECK_ARGS="--wheels FOLDER" where there is no network.
+gpu-check:  ## On a machine with an NVIDIA GPU: build, CUDA tests, compute-sanitizer, benchmarks
+	$(PYTHON) benchmarks/gpu_check.py $(CHECK_ARGS)
 
 bench-fpga: setup sycl  ## FPGA pipelines on the emulator: the cost of working there; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.fpga $(BENCH_ARGS)

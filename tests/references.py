@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,15 @@ from torch import nn
 from pearl.algorithms import Batch, Trainer
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import modules_of
+from pearl.backends.cuda.runtime import EMULATOR
 
 OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
 DISCRETE = spaces.Discrete(3)
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 ROWS = 64
+
+CUDA = os.environ.get("PEARL_TEST_CUDA", EMULATOR)
+"""The CUDA device that tests of PEARL's kernels use: `make gpu-check` sets it to a GPU."""
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU that torch can use")
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])])

@@ -484,7 +484,7 @@ def test_wrong_timesteps_are_refused(timesteps: Any) -> None:
         (
             "cpu0",
             {"implementation": "nativ"},
-            r"must be one of 'torch', 'native', 'sycl', 'fpga'; found 'nativ'\. Did you mean 'native'",
+            r"must be one of 'torch', 'native', 'cuda', 'sycl', 'fpga'; found 'nativ'\. Did you mean 'native'",
         ),
         (
             "gpu0",

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from pearl.errors import DeviceError, PriorityError, ReplayError
 from pearl.replay.reference import ReferenceReplayManager
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
-RESOURCES = Path(__file__).parent / "golden" / "cuda_resources.json"
+RESOURCES = KERNELS / "cuda" / "resources.json"
 ARCHITECTURES = ("80", "90")
 LEARNER = [["-DPEARL_SLICES=8", f"-DPEARL_RULE={rule}"] for rule in range(5)]
 SOURCES: list[tuple[str, list[str]]] = [
-    *((stem, []) for stem in ("column_store", "probe", "sum_tree_replay")),
+    *((stem, []) for stem in ("column_store", "control", "probe", "sum_tree_replay")),
     *(("learner", options) for options in LEARNER),
 ]
 each_source = pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_nvcc_compiles_each_kernel_within_its_recorded_resources(
 @needs_nvcc
 def test_a_host_function_called_from_a_kernel_is_an_error(tmp_path: Path) -> None:
     source = tmp_path / "wrong.cu"
-    source.write_text("inline int host() { return 1; }\nextern \"C\" __global__ void kernel(int* x) { *x = host(); }\n")
+    source.write_text('inline int host() { return 1; }\nextern "C" __global__ void kernel(int* x) { *x = host(); }\n')
     with pytest.raises(AssertionError, match="host"):
         nvcc(str(source.with_suffix("")), [], "80", tmp_path / "wrong.cubin")
 
@@ -195,7 +196,9 @@ def test_some_order_of_threads_shows_a_missing_barrier() -> None:
     for barrier in (True, False):
         for order, seed in ORDERS:
             queue = _cuda.EmulatedQueue(64, order, seed)
-            results[barrier, order, seed] = queue.control("pearl_reverse" if barrier else "pearl_reverse_without_barrier")
+            results[barrier, order, seed] = queue.control(
+                "pearl_reverse" if barrier else "pearl_reverse_without_barrier"
+            )
     right = list(range(63, -1, -1))
     assert all(results[True, order, seed] == right for order, seed in ORDERS)
     assert any(results[False, order, seed] != right for order, seed in ORDERS)
@@ -240,3 +243,38 @@ def test_nvrtc_is_searched_in_a_toolkit(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(runtime, "_torch_release", lambda: 99)
     assert os.fspath(runtime.find_nvrtc() or "") == os.fspath(library)
+
+
+# --- the check on a GPU -----------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_runs_on_the_emulator() -> None:
+    command = [sys.executable, "-m", "benchmarks.cuda", "--quick", "--device", runtime.EMULATOR]
+    done = subprocess.run(command, cwd=KERNELS.parent, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("iteration DQN 64x64 B=32")]
+
+
+def test_a_part_of_the_check_that_has_passed_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    ran: list[str] = []
+
+    def fails(*_: object) -> None:
+        raise SystemExit("no GPU")
+
+    monkeypatch.setattr(gpu_check, "STATE", tmp_path / "state.json")
+    monkeypatch.setattr(gpu_check, "PARTS", {"build": lambda *_: ran.append("build"), "tests": fails})
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["gpu_check"])
+        with pytest.raises(SystemExit, match="no GPU"):
+            gpu_check.main()
+    assert ran == ["build"]
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--part", "build", "--again"])
+    gpu_check.main()
+    assert ran == ["build", "build"]
+    monkeypatch.setattr(gpu_check, "sources_hash", lambda: "changed")
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--part", "build"])
+    gpu_check.main()
+    assert ran == ["build", "build", "build"]

@@ -1,4 +1,4 @@
-"""The learner on SYCL devices and on the emulator of CUDA's: gradients against float64 autograd, launches, what it refuses."""
+"""The Learner on SYCL devices and on the emulator of CUDA: gradients against float64, launches, what it refuses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import CUDA
 from test_native_actor_critic import (
     assert_alike,
     assert_gradients,
@@ -36,7 +37,6 @@ from torch import nn
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.backends.cuda.learner import CudaLearner
-from pearl.backends.cuda.runtime import EMULATOR as CUDA_EMULATOR
 from pearl.backends.sycl.device import sycl_availability, sycl_queue
 from pearl.backends.sycl.learner import SyclLearner
 from pearl.backends.sycl.runtime import sycl_runtime
@@ -51,7 +51,7 @@ RELATIVE = 1e-4  # OpenCL's tanh and exp may be some units in the last place off
 
 __all__ = ["one_torch_thread"]  # a fixture that every test here uses
 sizes = st.integers(1, 70)
-CudaEmulatedLearner = partial(CudaLearner, device=CUDA_EMULATOR)
+CudaEmulatedLearner = partial(CudaLearner, device=CUDA)
 each_learner = pytest.mark.parametrize(
     "make", [pytest.param(SyclLearner, marks=on_sycl), CudaEmulatedLearner], ids=["sycl", "cuda"]
 )

@@ -1,4 +1,4 @@
-"""Setting 2 on SYCL devices and on the emulator of CUDA's: the loop in C++ against the interpreted one, its launches, and what stops it."""
+"""Setting 2 on devices, SYCL and the emulator of CUDA: the loop in C++, its launches, and what stops it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from gymnasium import spaces
+from references import CUDA
 from test_native_loop import (
     BATCH,
     CAPACITY,
@@ -23,7 +24,6 @@ from test_native_loop import (
 
 from pearl.algorithms import Trainer
 from pearl.backends.cuda.learner import CudaLearner
-from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.backends.sycl.learner import SyclLearner
 from pearl.backends.sycl.storage import SyclDataStorage
@@ -45,9 +45,9 @@ class Place(NamedTuple):
 PLACES = {
     "sycl": Place(SyclLearner, SyclDataStorage, {"backend": "sycl"}, "pearl._sycl"),
     "cuda": Place(
-        partial(CudaLearner, device=EMULATOR),
-        partial(CudaDataStorage, device=EMULATOR),
-        {"backend": "cuda", "device": EMULATOR},
+        partial(CudaLearner, device=CUDA),
+        partial(CudaDataStorage, device=CUDA),
+        {"backend": "cuda", "device": CUDA},
         "pearl._cuda",
     ),
 }

@@ -426,7 +426,7 @@ def test_an_unknown_implementation_is_refused_at_once() -> None:
     from pearl import Composer
 
     with pytest.raises(
-        ConfigurationError, match=r"'auto', 'torch', 'native', 'sycl', 'fpga'; found 'Native'.*mean 'native'"
+        ConfigurationError, match=r"'auto', 'torch', 'native', 'cuda', 'sycl', 'fpga'; found 'Native'.*mean 'native'"
     ):
         Composer(progress=False).set_train_function(learner=TinyDQN, implementation="Native")
 
@@ -568,7 +568,7 @@ def test_a_composition_file_may_name_the_implementation(tmp_path: Path) -> None:
     assert implementation('implementation = "native"') == "native"
     assert implementation('implementation = "native"', implementation="torch") == "torch"
     with pytest.raises(
-        ConfigurationError, match=r"\[trainer\] implementation: .*'auto', 'torch', 'native', 'sycl', 'fpga'; found 'c'"
+        ConfigurationError, match=r"\[trainer\] implementation: .*'torch', 'native', 'cuda', 'sycl', 'fpga'; found 'c'"
     ):
         implementation('implementation = "c"')
     with pytest.raises(ConfigurationError, match=r"\[trainer\] implementation: expected one of auto, torch, native"):

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.backends.fpga.learner import FpgaLearner
-from pearl.backends.sycl.learner import networks_of
+from pearl.backends.on_device.learner import networks_of
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.native_plan import Op
 from pearl.learner.native_rules import known_step

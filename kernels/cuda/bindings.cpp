@@ -31,7 +31,17 @@ void bind_queues(py::module_& module) {
              return std::make_shared<CudaQueue>(index, CudaCompiler{std::move(compiler), std::move(cache)});
            }),
            py::arg("index"), py::arg("compiler"), py::arg("cache"),
-           "On device `index`; `compiler` is the path of NVRTC, `cache` a folder for compiled kernels or \"\".");
+           "On device `index`; `compiler` is the path of NVRTC, `cache` a folder for compiled kernels or \"\".")
+      .def(
+          "write_out_of_bounds",
+          [](CudaQueue& queue) {
+            constexpr std::int32_t kItems = 64;
+            const DeviceArray<std::int32_t> x(queue, kItems, Placement::device);
+            const auto kernels = queue.compile("control", {"pearl_write_out_of_bounds"});
+            queue.launch((*kernels)["pearl_write_out_of_bounds"], 1, 1, x.data(), 1 << 24);
+            queue.wait();
+          },
+          "Write beyond an array, which compute-sanitizer must find.");
   py::class_<EmulatedQueue, DeviceQueue, std::shared_ptr<EmulatedQueue>>(
       module, "EmulatedQueue", py::module_local(), "CUDA's kernels on the host: functional only.")
       .def(py::init([](std::size_t most_lanes, const std::string& order, std::uint64_t seed) {

@@ -12,7 +12,7 @@ from pearl import _native
 from pearl.learner.native_plan import UnsupportedError
 
 if TYPE_CHECKING:
-    from pearl.backends.sycl.learner import OptimizerOnDevice
+    from pearl.backends.on_device.learner import OptimizerOnDevice
 
 _ADAMS: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW)
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import CUDA
 
-from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import CapacityError, ReplayError
 from pearl.replay import memory
@@ -45,7 +45,7 @@ def torch_storage(spec, capacity):
 def cuda_storage(spec, capacity):
     from pearl.backends.cuda.storage import CudaDataStorage
 
-    return CudaDataStorage(spec, capacity, EMULATOR)
+    return CudaDataStorage(spec, capacity, CUDA)
 
 
 @pytest.fixture(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from references import without_biases
+from references import CUDA, without_biases
 from test_native_actor_critic import ACTIONS as BOX
 from test_native_actor_critic import assert_alike, small
 from test_native_actor_critic import batch_of as actions_batch
@@ -21,7 +21,6 @@ from test_native_learner import ACTIONS, OBS, SETTINGS, Small, WithLayerNorm, ba
 
 from pearl.algorithms import ALGORITHMS, DDPG, DQN, SAC, TD3, Trainer
 from pearl.backends import learners
-from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import TrainerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -41,7 +40,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "native": {},
     "native, 3 threads": {"threads": 3},
     "sycl": {"device": "opencl:cpu"},
-    "cuda": {"device": EMULATOR},
+    "cuda": {"device": CUDA},
     "fpga": {"device": EMULATOR_SELECTOR},
 }
 ON_HOST_CORES = ("native", "native, 3 threads", "sycl", "cuda")  # train by the trainer's own rule

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import CUDA
 
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.backends.cuda.replay import CudaReplayManager
-from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.sycl.replay import SyclReplayManager
 from pearl.errors import (
     CheckpointError,
@@ -28,11 +28,10 @@ from pearl.replay.reference import ReferenceReplayManager
 from pearl.spec import ReplayMode, ReplaySpec
 
 
-
 class EmulatedCuda(CudaReplayManager):
     """CUDA's kernels on the emulator, if nothing else is asked for."""
 
-    def __init__(self, capacity, *, device=EMULATOR, **options):
+    def __init__(self, capacity, *, device=CUDA, **options):
         super().__init__(capacity, device=device, **options)
 
 
@@ -404,7 +403,7 @@ def test_epsilon_is_added_to_what_is_given_and_to_nothing_else(manager):
 
 @pytest.mark.parametrize("backend", each_backend)
 def test_by_default_no_item_that_was_trained_on_is_lost(backend):
-    where = {"device": EMULATOR} if backend == "cuda" else {}
+    where = {"device": CUDA} if backend == "cuda" else {}
     replay = make_replay_manager(ReplaySpec(100, alpha=1.0), seed=0, backend=backend, **where)
     replay.insert(np.arange(100))
     replay.update(np.arange(100), np.zeros(100))

@@ -59,7 +59,7 @@ def _queue(device: str) -> _cuda.Queue | _cuda.EmulatedQueue:
 
 
 def find_nvrtc() -> Path | None:
-    """The library of NVRTC: that of torch's CUDA release if there are several, else the newest; None if there is none."""
+    """The library of NVRTC: of several that of torch's CUDA release, else the newest; None if there is none."""
     found: dict[int, Path] = {}
     for path in _candidates():
         match = _LIBRARY.fullmatch(path.name)
@@ -73,7 +73,9 @@ def find_nvrtc() -> Path | None:
 def _candidates() -> Iterator[Path]:
     for name in _WHEELS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield from (Path(file.locate()) for file in importlib.metadata.files(name) or [] if _LIBRARY.match(file.name))
+            yield from (
+                Path(file.locate()) for file in importlib.metadata.files(name) or [] if _LIBRARY.match(file.name)
+            )
     folders = [Path(sys.prefix) / "lib"]
     folders += [Path(home) / part for name in _TOOLKITS if (home := os.environ.get(name)) for part in ("lib64", "lib")]
     folders.append(Path("/usr/local/cuda/lib64"))

@@ -29,8 +29,7 @@ class CudaDataStorage(DataStorageOnDevice):
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: str = "cuda:0") -> None:
         self.device = device
-        if device != EMULATOR:
-            check_fits(capacity, spec.nbytes, _device_free(torch.device(device)))
+        check_fits(capacity, spec.nbytes, free_memory() if device == EMULATOR else _device_free(torch.device(device)))
         super().__init__(spec, capacity, open_cuda(device))
 
     def gather(self, indices: ArrayLike, out: Mapping[str, Any] | None = None) -> dict[str, Any]:

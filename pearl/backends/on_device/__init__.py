@@ -1,5 +1,6 @@
-"""Primitives in the memory of parallel devices, on a queue: what SYCL and CUDA share. Their kernels stand in
-kernels/include/pearl/device/.
+"""Primitives on the queue of a parallel device, in its memory: what SYCL and CUDA share.
+
+Their kernels stand in kernels/include/pearl/device/.
 """
 
 from __future__ import annotations

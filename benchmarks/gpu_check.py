@@ -1,0 +1,154 @@
+"""Checks PEARL on a machine with an NVIDIA GPU, which may have no network: build, tests, compute-sanitizer, benchmarks.
+
+    python benchmarks/gpu_check.py --wheels wheels                # all parts that have not passed yet
+    python benchmarks/gpu_check.py --part tests --limit-s 540     # one part, ended after 540 s
+
+`--wheels` is a folder with the packages that the machine lacks, made where there is a network:
+
+    python benchmarks/gpu_check.py --download wheels --python-version 3.12
+
+A part that has passed is not repeated with the same sources (`--again` does). Results: build/gpu_check.json, and
+benchmarks/results/cuda.json from the last part. Only Python's own modules are needed to start it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STATE = ROOT / "build" / "gpu_check.json"
+DEVICE = "cuda:0"
+# What PEARL and its tests import; torch is taken from the machine.
+PACKAGES = (
+    "gymnasium", "hypothesis", "jinja2", "matplotlib", "ninja", "pandas", "pybind11", "pytest", "pytest-timeout",
+    "pytest-xdist", "rich", "safetensors", "scikit-build-core", "cmake", "tensorboard", "typer",
+)  # fmt: skip
+TESTS = ("tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py")
+
+
+def run(*command: object, limit_s: float, env: Mapping[str, str] | None = None) -> str:
+    """What the command printed, which is also shown; SystemExit with its end if it fails or takes too long."""
+    words = [str(word) for word in command]
+    print("$", *words, flush=True)
+    try:
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SystemExit(f"It had not ended after {limit_s:.0f} s; run this part alone: --part.") from error
+    print(done.stdout[-4000:], flush=True)
+    if done.returncode:
+        raise SystemExit(f"It ended with code {done.returncode}.")
+    return done.stdout
+
+
+def build(wheels: Path | None, limit_s: float) -> None:
+    """Install what is missing, and PEARL in place with its kernels."""
+    offline = ["--no-index", "--find-links", wheels] if wheels else []
+    pip = (sys.executable, "-m", "pip", "install", "--quiet")
+    run(*pip, *offline, *PACKAGES, limit_s=limit_s)
+    run(*pip, "--no-deps", "--no-build-isolation", "--no-index", "--editable", ".", limit_s=limit_s)
+
+
+def tests(_: Path | None, limit_s: float) -> None:
+    """The contracts and the CUDA tests on the GPU, then the tests that need one."""
+    on_gpu = {"PEARL_TEST_CUDA": DEVICE}
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    run(*pytest, *TESTS, "-k", "cuda or Cuda or nvrtc", limit_s=limit_s, env=on_gpu)
+    run(*pytest, "-m", "cuda", "tests", limit_s=limit_s, env=on_gpu)
+
+
+def sanitizer(_: Path | None, limit_s: float) -> None:
+    """Memcheck and racecheck on the Replay Manager's kernels; a kernel that is wrong on purpose must be found."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        raise SystemExit("compute-sanitizer is not installed: it is part of the CUDA toolkit.")
+    for check in ("memcheck", "racecheck"):
+        checked = (tool, "--tool", check, "--error-exitcode", "9", "--target-processes", "all")
+        script = (sys.executable, "-m", "benchmarks.cuda", "--quick", "--device", DEVICE)
+        run(*checked, *script, limit_s=limit_s)
+    wrong = subprocess.run(
+        [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", _OUT_OF_BOUNDS],
+        cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False,
+    )  # fmt: skip
+    if wrong.returncode != 9:
+        raise SystemExit(f"The control, a write out of bounds, was not found:\n{wrong.stdout[-2000:]}")
+
+
+_OUT_OF_BOUNDS = f"""
+from pearl.backends.cuda.runtime import open_cuda
+open_cuda({DEVICE!r}).queue.write_out_of_bounds()
+"""
+
+
+def benchmarks(_: Path | None, limit_s: float) -> None:
+    """benchmarks/results/cuda.json."""
+    run(sys.executable, "-m", "benchmarks.cuda", limit_s=limit_s)
+
+
+PARTS: dict[str, Callable[[Path | None, float], None]] = {
+    "build": build,
+    "tests": tests,
+    "sanitizer": sanitizer,
+    "benchmarks": benchmarks,
+}
+
+
+def sources_hash() -> str:
+    """A hash of the files that the results depend on."""
+    digest = hashlib.sha256()
+    for folder in ("pearl", "composer", "kernels", "tests", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".cpp", ".hpp", ".cu", ".j2") and "results" not in path.parts:
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def main() -> None:
+    """Run the parts, and keep what passed in build/gpu_check.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, used instead of a network")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for each command (540)")
+    parser.add_argument("--again", action="store_true", help="also parts that have passed")
+    parser.add_argument("--download", type=Path, metavar="FOLDER", help="only fill FOLDER with wheels for --wheels")
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    parser.add_argument("--python-version", default=own, help=f"of the GPU's machine ({own})")
+    arguments = parser.parse_args()
+    if arguments.download:
+        for_it = ("--python-version", arguments.python_version, "--only-binary", ":all:")
+        run(sys.executable, "-m", "pip", "download", *for_it, "--dest", arguments.download, *PACKAGES, limit_s=3600)
+        return
+    sources = sources_hash()
+    state = json.loads(STATE.read_text()) if STATE.exists() else {}
+    if state.get("sources") != sources:
+        state = {"sources": sources, "passed": {}}
+    for part in arguments.part or PARTS:
+        if part in state["passed"] and not arguments.again:
+            print(f"{part}: passed before")
+            continue
+        start = time.monotonic()
+        PARTS[part](arguments.wheels and arguments.wheels.resolve(), arguments.limit_s)
+        state["passed"][part] = {"seconds": round(time.monotonic() - start, 1)}
+        STATE.parent.mkdir(exist_ok=True)
+        STATE.write_text(json.dumps(state, indent=1) + "\n")
+        print(f"{part}: passed")
+
+
+if __name__ == "__main__":
+    main()
