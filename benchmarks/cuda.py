@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import alternate, microseconds, options
 from benchmarks.workload import Case, Filled, Loop
+from pearl.backends.cuda.device import EMULATOR
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.cuda.replay import CudaReplayManager
-from pearl.backends.cuda.runtime import EMULATOR
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager

@@ -15,7 +15,7 @@ from torch import nn
 from pearl.algorithms import Batch, Trainer
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.trainer import modules_of
-from pearl.backends.cuda.runtime import EMULATOR
+from pearl.backends.cuda.device import EMULATOR
 
 OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
 DISCRETE = spaces.Discrete(3)

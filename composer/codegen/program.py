@@ -205,6 +205,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     backend = backend_of(on_learner)
     replay_factory = _replay_factory(source, on_replay)
     storage_factory = _storage_factory(source, devices)
+    trainer_place, learner_place = implementation.places(on_learner, backend)
     trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
     here = source.path.resolve().parent
     values = {
@@ -234,9 +235,9 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "exponents": _exponents(problem.replay),
         "replay_options": _replay_options(problem.replay),
         "learner_class": implementation.name,
-        "learner_arguments": _learner_arguments(implementation, source.learner, backend.device_string(on_learner)),
+        "learner_arguments": _learner_arguments(implementation, source.learner, learner_place),
         "learner_device": backend.device_string(on_learner),
-        "trainer_device": backend.torch_device(on_learner),
+        "trainer_device": trainer_place,
         "make_replay": replay_factory.name,
         "replay_arguments": replay_factory.arguments,
         "storage_class": "" if storage_factory is None else storage_factory.name,

@@ -179,10 +179,9 @@ class ProfilingContext:
         self, implementation: str, device: Device, threads: int, sub_batches: int = 1, *, prefetch: bool = False
     ) -> Learner:
         """A new Learner, with a trainer of its own."""
-        backend = backend_of(device)
-        trainer, place = self._trainer(backend.torch_device(device)), backend.device_string(device)
-        made = learners()[implementation].make
-        return made(trainer, device=place, threads=threads, sub_batches=sub_batches, prefetch=prefetch)
+        made = learners()[implementation]
+        home, place = made.places(device, backend_of(device))
+        return made.make(self._trainer(home), device=place, threads=threads, sub_batches=sub_batches, prefetch=prefetch)
 
     # --- the replay -------------------------------------------------------------------------------------------------
 

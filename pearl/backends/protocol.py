@@ -81,12 +81,20 @@ class LearnerImplementation(_Imported):
     `arguments` are some of "device", "threads", "sub_batches", "unroll" and "prefetch"; a class that takes "prefetch"
     has the property `loops_natively`: if False, nothing is prefetched. `compiled` is the module of the compiled kernels
     that it runs, if any. `spins` says that its threads busy-wait for each other by default (as OpenMP's do). The class
-    may have a static method `supports(trainer)`; without one it trains any trainer.
+    may have a static method `supports(trainer)`; without one it trains any trainer. A Learner with `own_memory` takes
+    the trainer's tensors from the host into memory of its own.
     """
 
     arguments: tuple[str, ...] = ()
     compiled: str = ""
     spins: bool = False
+    own_memory: bool = False
+
+    def places(self, device: Device, backend: Backend) -> tuple[str, str]:
+        """Torch's device of the trainer's tensors, and the Learner's argument `device`."""
+        if self.own_memory:
+            return "cpu", backend.device_string(device)
+        return backend.torch_device(device), backend.torch_device(device)
 
     def supports(self, trainer: object) -> str | None:
         """None if it can train `trainer`; else one line that says what it does not support."""
@@ -273,7 +281,7 @@ class Backend:
         return "cpu"
 
     def device_string(self, device: Device) -> str:
-        """The argument `device` of a Learner or a Data Storage: torch's name of the device, or the backend's own."""
+        """The backend's name of the device: for a Data Storage, and for a Learner with `own_memory`."""
         return self.torch_device(device)
 
     # --- primitives -------------------------------------------------------------------------------------------------

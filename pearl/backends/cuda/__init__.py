@@ -38,7 +38,7 @@ class CudaBackend(Backend):
         self.learners = {
             "torch": TORCH_LEARNER,
             "cuda": LearnerImplementation(
-                "pearl.backends.cuda.learner", "CudaLearner", ("device",), compiled="pearl._cuda"
+                "pearl.backends.cuda.learner", "CudaLearner", ("device",), compiled="pearl._cuda", own_memory=True
             ),
         }
         self.replay_managers = {
@@ -46,10 +46,10 @@ class CudaBackend(Backend):
         }
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
-        """An index, such as 'cuda:0'."""
-        from pearl.backends.cuda.device import cuda_index
+        """An index, such as 'cuda:0', or the emulator."""
+        from pearl.backends.cuda.device import cuda_name
 
-        cuda_index(selector)
+        cuda_name(selector)
 
     def discover(self, search: Discovery) -> Discovered:
         """The GPUs that torch sees."""
@@ -61,7 +61,7 @@ class CudaBackend(Backend):
         """Whether torch, which is imported for this, sees the GPU."""
         from pearl.backends.cuda.device import cuda_availability, cuda_index
 
-        return cuda_availability(cuda_index(device.selector))
+        return Availability(True) if self.emulated(device) else cuda_availability(cuda_index(device.selector))
 
     def candidates(self) -> Mapping[str, Device]:
         """One CUDA device."""
@@ -71,13 +71,33 @@ class CudaBackend(Backend):
         """The board and its driver."""
         from pearl.backends.cuda.device import cuda_identity, cuda_index
 
-        return cuda_identity(cuda_index(device.selector))
+        return "emulator" if self.emulated(device) else cuda_identity(cuda_index(device.selector))
+
+    def emulated(self, device: Device) -> bool:
+        """Whether the selector is the emulator's."""
+        from pearl.backends.cuda.device import EMULATOR
+
+        return self.device_string(device) == EMULATOR
+
+    def on_host_cores(self, device: Device) -> bool:
+        """Only the emulator uses the host's cores."""
+        return self.emulated(device)
+
+    def note(self, device: Device) -> str:
+        """The emulator is no GPU."""
+        return (
+            f"{device.name} is the emulator of CUDA's kernels: its speed means nothing."
+            if self.emulated(device)
+            else ""
+        )
 
     def power_meter(self, device: Device) -> PowerMeter | None:
         """NVML; None if torch does not see the GPU."""
         from pearl.backends.cuda.device import cuda_index, cuda_uuid
         from pearl.backends.cuda.power import nvml_meter
 
+        if self.emulated(device):
+            return None
         uuid = cuda_uuid(cuda_index(device.selector))
         return None if uuid is None else nvml_meter(uuid)
 
@@ -86,10 +106,14 @@ class CudaBackend(Backend):
         return type(error).__name__ in ("OutOfMemoryError", "AcceleratorError")
 
     def torch_device(self, device: Device) -> str:
-        """For example cuda:0."""
-        from pearl.backends.cuda.device import cuda_index
+        """For example cuda:0; the host for the emulator."""
+        return "cpu" if self.emulated(device) else self.device_string(device)
 
-        return f"cuda:{cuda_index(device.selector)}"
+    def device_string(self, device: Device) -> str:
+        """For example cuda:0."""
+        from pearl.backends.cuda.device import cuda_name
+
+        return cuda_name(device.selector)
 
     def replay(self, device: Device) -> Factory:
         """`make_replay_manager` with the name of this backend."""

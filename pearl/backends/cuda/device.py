@@ -18,6 +18,9 @@ from typing import Any
 from pearl.devices.description import Availability, Connection, Device
 from pearl.errors import ConfigurationError
 
+EMULATOR = "cuda:emulator"
+"""The selector of the emulator, which runs CUDA's kernels on the host: functional only."""
+
 _GB = 1e9
 _COPY_BYTES = 64 << 20
 _SMALL_BYTES = 64
@@ -41,7 +44,12 @@ def cuda_index(selector: str) -> int:
         return int(match[1])
     if selector in ("", "cuda"):
         return 0
-    raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0'; found {selector!r}.")
+    raise ConfigurationError(f"A cuda selector must be an index such as 'cuda:0', or 'emulator'; found {selector!r}.")
+
+
+def cuda_name(selector: str) -> str:
+    """The device that a selector names: `cuda:0`, or the emulator."""
+    return EMULATOR if selector in ("emulator", EMULATOR) else f"cuda:{cuda_index(selector)}"
 
 
 def _torch() -> tuple[Any, str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pearl.backends.cuda.device import cuda_index
+from pearl.backends.cuda.device import EMULATOR, cuda_index, cuda_name
 from pearl.backends.on_device import OpenDevice
 from pearl.cache_folder import cache_folder, check_private, make_private
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from pearl import _cuda
 
 log = logging.getLogger(__name__)
-
-EMULATOR = "cuda:emulator"
-"""The name of the emulator, which runs CUDA's kernels on the host: for tests, its speed means nothing."""
 
 _WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
@@ -39,7 +36,7 @@ def open_cuda(device: str) -> OpenDevice:
 
     Each process has one queue for each device.
     """
-    return OpenDevice(_queue(device if device == EMULATOR else f"cuda:{cuda_index(device)}"), _module())
+    return OpenDevice(_queue(cuda_name(device)), _module())
 
 
 @functools.cache

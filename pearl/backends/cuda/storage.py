@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from pearl.backends.cuda.runtime import EMULATOR, open_cuda
+from pearl.backends.cuda.device import EMULATOR
+from pearl.backends.cuda.runtime import open_cuda
 from pearl.backends.on_device.storage import DataStorageOnDevice
 from pearl.errors import ReplayError
 from pearl.replay.memory import check_fits, free_memory

@@ -32,6 +32,7 @@ class FpgaBackend(SyclDevices):
                 "FpgaLearner",
                 ("device", "sub_batches", "unroll"),
                 compiled="pearl._sycl",
+                own_memory=True,
             )
         }
         self.replay_managers = {

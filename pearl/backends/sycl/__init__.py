@@ -65,7 +65,7 @@ class SyclBackend(SyclDevices):
     def __init__(self) -> None:
         self.learners = {
             "sycl": LearnerImplementation(
-                "pearl.backends.sycl.learner", "SyclLearner", ("device",), compiled="pearl._sycl"
+                "pearl.backends.sycl.learner", "SyclLearner", ("device",), compiled="pearl._sycl", own_memory=True
             )
         }
         self.replay_managers = {
