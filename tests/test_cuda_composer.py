@@ -59,7 +59,7 @@ def test_each_placement_trains_and_goes_on_from_its_checkpoint(tmp_path: Path, r
     text = program.read_text()
     assert ("CudaLearner" in text) == (learner == "gpu0")
     assert bool(re.search(r'make_replay_manager\([^)]*backend="cuda"', text)) == (replay == "gpu0")
-    assert ("CudaDataStorage" in text) == (replay == learner == "gpu0")
+    assert ("CudaDataStorage" in text) == (learner == "gpu0")
     code, output = run(program, *SHORT, "--run-dir", str(results))
     assert code == 0, output
     first = summary(results)
