@@ -73,8 +73,10 @@ def _in_a_row(launch: Callable[[], None], wait: Callable[[], None], count: int) 
     return microseconds(work, 1) / count
 
 
-def iteration_rows(device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...]) -> Iterator[Row]:
-    """Iterations of setting 2, and PyTorch's with the replay on the host."""
+def iteration_rows(
+    device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...], alone: bool
+) -> Iterator[Row]:
+    """Iterations of setting 2 and, unless `alone`, PyTorch's with the replay on the host."""
 
     def on_device(spec: TransitionSpec, slots: int) -> tuple[Any, Any]:
         replay = make_replay_manager(ReplaySpec(slots), seed=0, backend="cuda", device=device)
@@ -87,6 +89,10 @@ def iteration_rows(device: str, capacity: int, repeats: int, iterations: int, ca
         trainer = case.trainer()
         learner = CudaLearner(trainer, device=device)
         ours = Loop(learner, Filled.of(trainer, capacity, on_device), case.batch, weight_sync_interval=8)
+        if alone:
+            times = [ours.run(iterations) for _ in range(repeats)]
+            yield Row.of(f"iteration {case.name}", "us", "lower", times)
+            continue
         theirs = _eager(case, "cpu" if device == EMULATOR else device, Filled.of(trainer, capacity, on_host))
         counts = [iterations, max(1, iterations // 4)]
         values = alternate([ours.run, lambda count, call=theirs: microseconds(call, count)], counts, repeats)
@@ -111,13 +117,14 @@ def main() -> None:
     """Measure, print, and write benchmarks/results/cuda.json."""
     parser = options(__doc__, "smaller replays, one small case")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device, or cuda:emulator")
+    parser.add_argument("--alone", action="store_true", help="without PyTorch's iterations")
     arguments = parser.parse_args()
     quick = arguments.quick
     slots, capacity, repeats = (2_000, 2_000, 2) if quick else (SLOTS, CAPACITY, 15)
     launches, iterations = (2, 2) if quick else (200, 500)
     cases = tuple(Case(*case) for case in (CASES[:1] if quick else CASES))
     rows = shown(replay_rows(arguments.device, slots, repeats, launches))
-    rows += shown(iteration_rows(arguments.device, capacity, repeats, iterations, cases))
+    rows += shown(iteration_rows(arguments.device, capacity, repeats, iterations, cases, arguments.alone))
     if not quick and arguments.device != EMULATOR:
         write("cuda", "make bench-cuda", len(os.sched_getaffinity(0)), rows, device=_facts(arguments.device))
 

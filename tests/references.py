@@ -31,6 +31,11 @@ each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mar
 State = dict[str, torch.Tensor]
 
 
+def on_host(column: Any) -> np.ndarray:
+    """An array, or the values of a tensor on any device."""
+    return column.detach().cpu().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
+
+
 def without_biases(algorithm: type[Any], layers: Sequence[int]) -> type[Any]:
     """`algorithm` on the networks that it builds, whose linear layers at the places `layers` have no biases."""
 

@@ -74,6 +74,14 @@ void bind_queues(py::module_& module) {
       },
       py::arg("stem"), py::arg("major"), py::arg("minor"), py::arg("options"), py::arg("compiler"),
       "kernels/cuda/<stem>.cu compiled by NVRTC for a compute capability; needs no GPU.");
+  module.def(
+      "driver_release",
+      [] {
+        int version = 0;
+        cuda::check(cuda::driver().cuDriverGetVersion(&version), "its version is not known", "driver");
+        return version / 1000;
+      },
+      "The major release of CUDA that the driver is for; DeviceError without a driver.");
   module.def("compiler_version", &cuda::compiler_version, py::arg("compiler"), "NVRTC's release, such as '13.0'.");
 }
 

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <random>
 #include <utility>
 
 #include "pearl/device/sources.hpp"
@@ -32,10 +33,12 @@ class Current {
 };
 
 struct CudaDevice {
+  int index = 0;
   cuda::Device device = 0;
   cuda::Context context = nullptr;
   std::string name;
   int major = 0, minor = 0, multiprocessors = 1;
+  bool shares_memory = true;  // managed memory that the host may touch while kernels run
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const Kernels>> kernels;  // by source and options
 
@@ -52,7 +55,8 @@ constexpr std::size_t kMostLanes = 512;     // of a block: as in group.hpp
 constexpr unsigned kNonBlocking = 1;        // of a stream: does not wait for the default stream
 constexpr unsigned kAttachGlobal = 1;       // of managed memory
 constexpr unsigned kPortableAndMapped = 3;  // of pinned memory
-constexpr int kMemoryType = 2;              // an attribute of a pointer
+constexpr int kMemoryType = 2, kIsManaged = 8, kOrdinal = 9;  // attributes of a pointer
+constexpr int kDeviceMemory = 2;            // a memory type
 constexpr cuda::Result kOutOfMemory = 2;
 
 class CudaKernel final : public Kernel {
@@ -77,6 +81,7 @@ std::shared_ptr<CudaDevice> device_of(int index) {
                       ", numbered from 0.");
   auto made = std::make_shared<CudaDevice>();
   made->name = label;
+  made->index = index;
   cuda::check(driver.cuDeviceGet(&made->device, index), "it cannot be opened", label);
   std::array<char, 256> text{};
   cuda::check(driver.cuDeviceGetName(text.data(), static_cast<int>(text.size()), made->device), "it has no name", label);
@@ -84,6 +89,7 @@ std::shared_ptr<CudaDevice> device_of(int index) {
   made->major = made->attribute(cuda::kComputeMajor);
   made->minor = made->attribute(cuda::kComputeMinor);
   made->multiprocessors = made->attribute(cuda::kMultiprocessors);
+  made->shares_memory = made->attribute(cuda::kConcurrentManagedAccess) != 0;
   cuda::check(driver.cuDevicePrimaryCtxRetain(&made->context, made->device), "its context cannot be made", made->name);
   return found = made;
 }
@@ -135,7 +141,9 @@ std::vector<char> read_cached(const std::filesystem::path& path, const std::stri
 
 // Written beside and renamed, so that other processes see all of it or nothing. A full disk does no harm.
 void write_cached(const std::filesystem::path& path, const std::string& key, const std::vector<char>& binary) {
-  const std::filesystem::path partial = path.string() + "." + std::to_string(getpid());
+  // Not the process's number alone: containers may share the folder.
+  const std::filesystem::path partial =
+      path.string() + "." + std::to_string(getpid()) + "." + std::to_string(std::random_device{}());
   std::error_code ignored;
   {
     std::ofstream file(partial, std::ios::binary);
@@ -154,7 +162,7 @@ void write_cached(const std::filesystem::path& path, const std::string& key, con
 }  // namespace
 
 std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& stem, int major, int minor,
-                              const std::vector<std::string>& options) {
+                              const std::vector<std::string>& options, Cached wanted) {
   const SourceFile& source = source_of(stem);
   std::vector<std::string> given = options;
   // An importance weight has the same bits on every device; the Learner's sums may be fused.
@@ -165,7 +173,7 @@ std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& s
     key = source.name + " sm_" + std::to_string(major) + std::to_string(minor) + " " + joined(given) + " NVRTC " +
           cuda::compiler_version(compiler.library) + " " + device_sources_hash();
     cached = std::filesystem::path(compiler.cache) / (hashed(key) + ".cubin");
-    std::vector<char> binary = read_cached(cached, key);
+    std::vector<char> binary = wanted == Cached::wanted ? read_cached(cached, key) : std::vector<char>{};
     if (!binary.empty()) return binary;
   }
   std::vector<cuda::Header> headers;
@@ -196,10 +204,14 @@ std::shared_ptr<const Kernels> CudaQueue::compile(const std::string& stem, const
   const std::lock_guard lock(device_->mutex);
   auto& found = device_->kernels[stem + " " + joined(options)];
   if (found != nullptr) return found;
-  const std::vector<char> binary = cuda_binary(compiler_, stem, device_->major, device_->minor, options);
   const Current current(device_->context, name());
   cuda::Module module = nullptr;  // never unloaded, as it is cached
-  cuda::check(cuda::driver().cuModuleLoadData(&module, binary.data()), "the compiled kernels cannot be loaded", name());
+  const auto load = [&](Cached cached) {
+    const std::vector<char> binary = cuda_binary(compiler_, stem, device_->major, device_->minor, options, cached);
+    return cuda::driver().cuModuleLoadData(&module, binary.data());
+  };
+  // A file that is damaged is made anew.
+  if (load(Cached::wanted) != 0) cuda::check(load(Cached::anew), "the compiled kernels cannot be loaded", name());
   Kernels::Named made;
   for (const std::string& kernel : kernels) {
     cuda::Function function = nullptr;
@@ -244,6 +256,7 @@ std::shared_ptr<void> CudaQueue::allocate(std::size_t bytes, Placement placement
   const std::size_t taken = std::max<std::size_t>(bytes, 1);
   void* data = nullptr;
   auto* const address = reinterpret_cast<cuda::Pointer*>(&data);
+  if (placement == Placement::shared && !device_->shares_memory) placement = Placement::pinned;
   const cuda::Result result = placement == Placement::device   ? driver.cuMemAlloc_v2(address, taken)
                               : placement == Placement::shared ? driver.cuMemAllocManaged(address, taken, kAttachGlobal)
                                                                : driver.cuMemHostAlloc(&data, taken, kPortableAndMapped);
@@ -275,9 +288,15 @@ std::shared_ptr<void> CudaQueue::allocate(std::size_t bytes, Placement placement
 }
 
 bool CudaQueue::reaches(const void* data) const {
-  int type = 0;
   const Current current(device_->context, device_->name);
-  return cuda::driver().cuPointerGetAttribute(&type, kMemoryType, reinterpret_cast<cuda::Pointer>(data)) == 0 && type != 0;
+  const auto attribute = [&](int which) {
+    int value = 0;
+    const auto at = reinterpret_cast<cuda::Pointer>(data);
+    return cuda::driver().cuPointerGetAttribute(&value, which, at) == 0 ? value : 0;
+  };
+  const int type = attribute(kMemoryType);
+  if (type != kDeviceMemory || (attribute(kIsManaged) & 1) != 0) return type != 0;
+  return attribute(kOrdinal) == device_->index;
 }
 
 }  // namespace pearl::device

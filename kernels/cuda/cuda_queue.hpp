@@ -41,8 +41,11 @@ class CudaQueue final : public DeviceQueue {
   cuda::Stream stream_ = nullptr;
 };
 
+// Whether a binary may come from the cache.
+enum class Cached { wanted, anew };
+
 // Compiles kernels/cuda/<stem>.cu for a compute capability; needs no GPU. See cuda::compiled.
 std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& stem, int major, int minor,
-                              const std::vector<std::string>& options);
+                              const std::vector<std::string>& options, Cached wanted = Cached::wanted);
 
 }  // namespace pearl::device

@@ -31,6 +31,7 @@ Driver loaded() {
   Driver found{};
 #define PEARL_FIND(name) find(library, #name, found.name)
   PEARL_FIND(cuInit);
+  PEARL_FIND(cuDriverGetVersion);
   PEARL_FIND(cuGetErrorName);
   PEARL_FIND(cuGetErrorString);
   PEARL_FIND(cuDeviceGet);

@@ -25,11 +25,13 @@ enum Attribute : int {
   kMultiprocessors = 16,
   kComputeMajor = 75,
   kComputeMinor = 76,
+  kConcurrentManagedAccess = 89,
 };
 
 // The functions of libcuda.so.1, by the driver's names.
 struct Driver {
   Result (*cuInit)(unsigned);
+  Result (*cuDriverGetVersion)(int*);
   Result (*cuGetErrorName)(Result, const char**);
   Result (*cuGetErrorString)(Result, const char**);
   Result (*cuDeviceGet)(Device*, int);

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from gymnasium import spaces
+from references import on_host
 from trainers import OwnTrainer, TinyDQN, TinyTD3
 
 from composer.modelled_rows import ESTIMATORS
@@ -236,7 +237,7 @@ def test_a_storage_gives_back_what_it_was_given(name: str) -> None:
         storage = factory.make_storage(spec, 10, backend_called(name).device_string(device))
         assert storage.insert(rows).tolist() == [0, 1, 2, 3]
         for column, values in storage.gather([3, 0]).items():
-            np.testing.assert_array_equal(np.asarray(values), rows[column][[3, 0]])
+            np.testing.assert_array_equal(on_host(values), rows[column][[3, 0]])
         storage.close()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import CUDA
+from references import CUDA, on_host
 
 from pearl.backends.sycl.storage import SyclDataStorage
 from pearl.errors import CapacityError, ReplayError
@@ -62,7 +62,7 @@ def make_storage(request):
 
 def assert_rows(found, expected):
     for name, column in expected.items():
-        np.testing.assert_array_equal(np.asarray(found[name]), column, err_msg=name)
+        np.testing.assert_array_equal(on_host(found[name]), column, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_ring_holds_the_newest_rows(storage_type, capacity, data):
         assert storage.cursor == inserted % capacity
         if storage.size:
             wanted = data.draw(st.lists(st.integers(0, storage.size - 1), max_size=50))
-            found = storage.gather(wanted)
+            found = {name: on_host(column) for name, column in storage.gather(wanted).items()}
             assert_rows({"action": found["action"]}, {"action": [number_in_slot[slot] for slot in wanted]})
             for name in ("obs", "reward", "next_obs"):
                 expected = np.array([number_in_slot[slot] for slot in wanted], found[name].dtype)
@@ -153,7 +153,7 @@ def test_items_of_every_size_are_gathered_whole(make_storage, item):
     data = np.random.default_rng(0).integers(0, 256, (50, item), np.uint8)
     storage.insert({"obs": data})
     slots = np.random.default_rng(1).integers(0, 50, 37)
-    assert np.array_equal(np.asarray(storage.gather(slots)["obs"]), data[slots])
+    assert np.array_equal(on_host(storage.gather(slots)["obs"]), data[slots])
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_restored_storage_goes_on_where_it_was(make_storage):
     saved = {name: column.copy() for name, column in storage.columns.items()}
     other = make_storage(SPEC, 10)
     other.restore(saved, size=storage.size, cursor=storage.cursor, inserted=storage.inserted)
-    assert_rows(other.gather(np.arange(10)), {n: np.asarray(c) for n, c in storage.gather(np.arange(10)).items()})
+    assert_rows(other.gather(np.arange(10)), {n: on_host(c) for n, c in storage.gather(np.arange(10)).items()})
     assert np.array_equal(other.insert(rows(0, 3)), storage.insert(rows(0, 3)))
 
 
@@ -219,6 +219,7 @@ def test_checkpoint_views_cannot_be_written_to():
 def test_a_replay_beyond_memory_is_refused_with_numbers(make_storage, monkeypatch):
     monkeypatch.setattr(memory, "_machine_free", lambda: 21_300_000_000)
     monkeypatch.setattr(memory, "group_memory", lambda: None)
+    monkeypatch.setattr("pearl.backends.cuda.storage._device_free", lambda place: 21_300_000_000)
     images = TransitionSpec((FieldSpec("obs", (84, 84, 4), "uint8"), FieldSpec("next_obs", (84, 84, 4), "uint8")))
     with pytest.raises(
         CapacityError,

@@ -414,6 +414,14 @@ def test_by_default_no_item_that_was_trained_on_is_lost(backend):
     assert replay.total == 0
 
 
+def test_slots_that_are_written_between_draws_are_drawn(manager):
+    replay = manager(16, mode="uniform", seed=1)
+    replay.insert([0, 1, 10, 11])  # with a gap: devices keep a list of written slots
+    assert set(replay.sample(100).indices.tolist()) == {0, 1, 10, 11}
+    replay.insert([4, 5, 6])
+    assert set(replay.sample(200).indices.tolist()) == {0, 1, 4, 5, 6, 10, 11}
+
+
 def test_the_order_in_a_batch_does_not_matter(manager):
     values = np.array([1.0, 1e9, 3.0, 1e5], np.float32)
     forward, backward = manager(4), manager(4)

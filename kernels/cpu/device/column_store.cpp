@@ -139,7 +139,7 @@ void ColumnStore::read(std::size_t column, std::size_t count, void* rows) const 
 
 void ColumnStore::close() {
   const std::lock_guard lock(mutex_);
-  queue_->wait();
+  queue_->settle();
   columns_.clear();
   sources_.clear();
   staging_.clear();

@@ -19,6 +19,7 @@ using tape::Tile;
 
 constexpr int kVectorTile = 64;  // entries of a vector that a work-group moves
 constexpr int kWholeRows = 1 << 20;
+constexpr int kMostSlices = 32;  // a work-group has at most 512 lanes
 
 int padded(int width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
@@ -466,9 +467,9 @@ DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel mo
   // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
   if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : 8;
   if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
-  if (cut_.slices < 1 || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
-    throw LearnerError("A step takes at least 1 slice and tiles of a multiple of " + std::to_string(kLanes) +
-                       " columns; found " + std::to_string(cut_.slices) + " and " +
+  if (cut_.slices < 1 || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
+    throw LearnerError("A step takes 1 to " + std::to_string(kMostSlices) + " slices and tiles of a multiple of " +
+                       std::to_string(kLanes) + " columns; found " + std::to_string(cut_.slices) + " and " +
                        std::to_string(cut_.columns_per_tile) + ".");
   kernels_ = compile(tape::kAdam);
   context_ = {*queue_, 1, Placement::shared};
@@ -505,6 +506,9 @@ DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
 
 void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
   if (rows != rows_) build(rows);
+  // A loop's batch stays where it is: writing its place again would move the memory's page to the host and back.
+  if (batch == batch_) return;
+  batch_ = batch;
   tape::Context& context = context_[0];
   std::copy(batch.columns, batch.columns + 5, context.columns);
   context.weights = batch.weights;

@@ -17,6 +17,13 @@ std::size_t DeviceQueue::lanes(std::size_t count) const {
   return std::min(most_lanes_, (std::max<std::size_t>(count, 1) + kStep - 1) / kStep * kStep);
 }
 
+void DeviceQueue::settle() {
+  try {
+    wait();
+  } catch (const DeviceError&) {  // its first error was thrown where it occurred
+  }
+}
+
 std::string gigabytes(std::size_t bytes) {
   const double amount = static_cast<double>(bytes) / 1e9;
   std::ostringstream text;

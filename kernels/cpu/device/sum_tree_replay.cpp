@@ -117,7 +117,7 @@ void SumTreeReplay::close() {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   closed_ = true;
-  queue_->wait();
+  queue_->settle();
   leaves_ = {};
   sums_ = {};
   slots_ = {};
@@ -163,11 +163,11 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
     end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
   }
   known_.counters.inserts += count;
-  queue_->launch((*kernels_)["pearl_insert"], 1, lanes(positions.size()), device_memory_.data(),
+  const std::uint64_t before = progress_[0].filled;
+  queue_->launch((*kernels_)["pearl_insert"], 1, writing_lanes(positions.size()), device_memory_.data(),
                  staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
                  staging_.generations.data(), std::uint64_t{positions.size()},
                  std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, known_.counters.inserts);
-  const std::uint64_t before = progress_[0].filled;
   queue_->wait();
   written_current_ = written_current_ && progress_[0].filled == before;
 }
@@ -261,7 +261,7 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   std::copy_n(indices, count, staging_.indices.data());
   std::copy_n(priorities, count, staging_.priorities.data());
   if (generations != nullptr) std::copy_n(generations, count, staging_.generations.data());
-  queue_->launch((*kernels_)["pearl_update"], 1, lanes(count), device_memory_.data(), staging_.indices.data(),
+  queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), staging_.indices.data(),
                  staging_.priorities.data(), generations != nullptr ? staging_.generations.data() : nullptr,
                  std::uint64_t{count}, refusals_.data());
   queue_->wait();
@@ -284,7 +284,7 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
     progress_[0].updates += count;
     return;
   }
-  queue_->launch((*kernels_)["pearl_update"], 1, lanes(count), device_memory_.data(), indices, priorities, generations,
+  queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities, generations,
                  std::uint64_t{count}, refusals_.data() + 1);
 }
 

@@ -58,7 +58,7 @@ def _torch() -> tuple[Any, str]:
         import torch
     except ImportError as error:
         return None, f"torch cannot be imported ({error})"
-    if torch.version.cuda is None and torch.version.hip is None:
+    if torch.version.cuda is None:
         return None, f"torch {torch.__version__} was built without CUDA"
     try:
         if not torch.cuda.is_available():

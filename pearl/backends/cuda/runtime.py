@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pearl.backends.cuda.device import EMULATOR, cuda_index, cuda_name
 from pearl.backends.on_device import OpenDevice
 from pearl.cache_folder import cache_folder, check_private, make_private
+from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
     from pearl import _cuda
@@ -56,7 +57,10 @@ def _queue(device: str) -> _cuda.Queue | _cuda.EmulatedQueue:
 
 
 def find_nvrtc() -> Path | None:
-    """The library of NVRTC: of several that of torch's CUDA release, else the newest; None if there is none."""
+    """The library of NVRTC; None if there is none.
+
+    Of several, that of torch's CUDA release, else the newest whose code the driver can run, else the newest.
+    """
     found: dict[int, Path] = {}
     for path in _candidates():
         match = _LIBRARY.fullmatch(path.name)
@@ -64,7 +68,10 @@ def find_nvrtc() -> Path | None:
             found.setdefault(int(match[1]), path)
     if not found:
         return None
-    return found.get(_torch_release(), found[max(found)])
+    if (release := _torch_release()) in found:
+        return found[release]
+    usable = [release for release in found if release <= _driver_release()]
+    return found[max(usable or found)]
 
 
 def _candidates() -> Iterator[Path]:
@@ -86,6 +93,14 @@ def _torch_release() -> int:
     torch = sys.modules.get("torch")
     version = getattr(getattr(torch, "version", None), "cuda", None) or "0"
     return int(str(version).split(".")[0])
+
+
+def _driver_release() -> int:
+    """The major release of CUDA that the driver is for; 0 without a driver."""
+    try:
+        return int(_module().driver_release())
+    except DeviceError:
+        return 0
 
 
 def _kept_kernels() -> str:

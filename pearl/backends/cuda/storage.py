@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from pearl.backends.cuda.device import EMULATOR
+from pearl.backends.cuda.device import EMULATOR, cuda_name
 from pearl.backends.cuda.runtime import open_cuda
 from pearl.backends.on_device.storage import DataStorageOnDevice
 from pearl.errors import ReplayError
@@ -29,19 +29,32 @@ class CudaDataStorage(DataStorageOnDevice):
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: str = "cuda:0") -> None:
-        self.device = device
-        check_fits(capacity, spec.nbytes, free_memory() if device == EMULATOR else _device_free(torch.device(device)))
-        super().__init__(spec, capacity, open_cuda(device))
+        self.device = cuda_name(device)
+        self._place = torch.device("cpu" if self.device == EMULATOR else self.device)
+        check_fits(capacity, spec.nbytes, _device_free(self._place))
+        super().__init__(spec, capacity, open_cuda(self.device))
 
     def gather(self, indices: ArrayLike, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Copy the rows at `indices` `(n,)` out, into the caller's tensors or arrays `(n, *shape)` if given.
 
         Raises ReplayError for a slot that is not written yet, or targets that do not fit.
         """
-        if out is not None or self.device == EMULATOR:
+        into_arrays = out is not None and not any(isinstance(column, torch.Tensor) for column in out.values())
+        if into_arrays or self._place.type == "cpu":
             return super().gather(indices, out)
-        columns = self.kernel.gather_there(self._checked_slots(indices))
-        return {name: torch.as_tensor(c, device=self.device) for name, c in zip(self._names, columns, strict=True)}
+        slots = self._checked_slots(indices)
+        # Torch may still read the memory of a batch that was dropped.
+        torch.cuda.synchronize(self._place)
+        there = self.kernel.gather_there(slots)
+        columns = {name: torch.as_tensor(c, device=self._place) for name, c in zip(self._names, there, strict=True)}
+        if out is None:
+            return columns
+        for field in self.spec.fields:
+            target, shape = out.get(field.name), (len(slots), *field.shape)
+            if not isinstance(target, torch.Tensor) or not _fits(field, target, shape):
+                raise _misfit(field, target, shape)
+            target.copy_(columns[field.name])
+        return dict(out)
 
 
 class TorchDataStorage(StorageOnDevice):

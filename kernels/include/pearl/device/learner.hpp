@@ -97,6 +97,8 @@ struct DeviceBatch {
   const void* columns[5] = {};
   const float* weights = nullptr;
   float* priorities = nullptr;
+
+  bool operator==(const DeviceBatch&) const = default;
 };
 
 // Memory for a batch from the host. Its addresses change only with the number of rows.
@@ -167,6 +169,7 @@ class DeviceLearner {
   DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_, totals_;
   std::vector<Phase> phases_;
   OwnBatch own_;
+  DeviceBatch batch_;  // as the context has it
 };
 
 }  // namespace pearl::device

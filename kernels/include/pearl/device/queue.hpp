@@ -97,6 +97,8 @@ class DeviceQueue {
   virtual void copy(const void* from, void* to, std::size_t bytes) = 0;
   // Waits for all launched kernels. Throws DeviceError where one failed.
   virtual void wait() = 0;
+  // The same before memory is freed; a device that failed is not waited for.
+  void settle();
   // Zeroed memory that kernels of the device read and write. Throws DeviceError where the device lacks this kind of
   // memory, has too little of it, or cannot allocate that much in one piece.
   virtual std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) = 0;

@@ -2,6 +2,7 @@
 // replacement. Each of sample, insert, update and retrieve is one launch.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -83,6 +84,10 @@ class SumTreeReplay final : public ReplayOperations {
  private:
   void require_open() const;
   std::size_t lanes(std::size_t count) const { return queue_->lanes(count); }
+  // Of insertions and updates, which may have to requantise every slot. On a CPU, idle lanes cost time.
+  std::size_t writing_lanes(std::size_t count) const {
+    return queue_->lanes(prioritized_ && !queue_->is_cpu() ? std::max(count, capacity_) : count);
+  }
   void begin_sample(std::size_t count, double beta);
   void count_draw(const BatchMemory& batch, std::size_t count);
   void launch_draw(const BatchMemory& batch, std::size_t count, double beta);
