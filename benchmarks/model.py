@@ -5,9 +5,8 @@ placement's program is tried. Then all programs run by turns with `--bench-both`
 train per second at the replay ratio and with free Actors, "theirs" are the predictions that were written into them. A
 ratio of 1 is exact; below 1 the prediction was too optimistic. "Regret" compares the fastest program of a problem at
 its replay ratio with the chosen one: where they differ, in new runs of both, since the best of many runs is partly the
-luckiest. The last rows are the errors: of all predictions, of those of the chosen
-placements, of predictions without trials, from the parts alone; and how much two runs of the same program differ, below
-which no prediction can come.
+luckiest. The last rows are the errors: of all predictions, of those of the chosen placements, of predictions without
+trials, from the parts alone; and how much two runs of the same program differ, which is the machine's share in them.
 """
 
 from __future__ import annotations

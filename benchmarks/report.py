@@ -57,6 +57,8 @@ def section(result: dict[str, Any]) -> str:
         f"{result['threads']} threads; load average {result['load'][0]} at the end.",
         "",
     ]
+    if note := result.get("note"):
+        lines += [note, ""]
     rows = result["rows"]
     if result["name"] in SUMMARISED:
         return "\n".join([*lines, *summary(rows)]) + "\n"

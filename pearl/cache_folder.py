@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.process_limits import no_home
+
+log = logging.getLogger(__name__)
 
 _GROUP_OR_WORLD = stat.S_IWGRP | stat.S_IWOTH
 
@@ -35,6 +38,25 @@ def make_private(folder: Path) -> None:
             each.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(20, "Not a directory", str(folder))
+
+
+def keeps_kernels(folder: Path, setting: str = "PEARL_CACHE_DIR") -> bool:
+    """Make `folder` for compiled kernels; False, with a warning, if it cannot be made.
+
+    Raises DeviceError if others may have written to it; see `check_private`.
+    """
+    try:
+        make_private(folder)
+    except OSError as error:
+        log.warning(
+            "Kernels are compiled again in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
+            "folder.",
+            folder,
+            error.strerror or error,
+        )
+        return False
+    check_private(folder, setting)
+    return True
 
 
 def check_private(folder: Path, setting: str = "PEARL_CACHE_DIR") -> None:

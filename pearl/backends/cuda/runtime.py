@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
-import logging
 import os
 import re
 import sys
@@ -19,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from pearl.backends.cuda.device import EMULATOR, cuda_index, cuda_name
 from pearl.backends.on_device import OpenDevice
-from pearl.cache_folder import cache_folder, check_private, make_private
+from pearl.cache_folder import cache_folder, keeps_kernels
 from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
     from pearl import _cuda
-
-log = logging.getLogger(__name__)
 
 _WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
@@ -106,15 +103,4 @@ def _driver_release() -> int:
 def _kept_kernels() -> str:
     """The folder of compiled kernels; "" if it cannot be made. DeviceError if others may write there."""
     folder = cache_folder() / "cuda"
-    try:
-        make_private(folder)
-    except OSError as error:
-        log.warning(
-            "Kernels are compiled again in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
-            "folder.",
-            folder,
-            error.strerror or error,
-        )
-        return ""
-    check_private(folder)
-    return str(folder)
+    return str(folder) if keeps_kernels(folder) else ""

@@ -14,7 +14,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import logging
 import os
 import platform
 import shlex
@@ -27,13 +26,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from pearl.backends.fpga.emulator import check_emulator, emulator_library
-from pearl.cache_folder import cache_folder, check_private, make_private
+from pearl.cache_folder import cache_folder, keeps_kernels
 from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-log = logging.getLogger(__name__)
 
 # Wheel -> the releases that work together. dpctl also allows 2026, which has another library and no FPGA.
 WHEELS: Mapping[str, str] = MappingProxyType(
@@ -209,16 +206,7 @@ def _set_cache(version: str, sources: str) -> None:
     folder = Path(own or cache_folder() / "sycl")
     if folder.name != key:  # a parent process may have set it already
         folder = folder / key
-    try:
-        make_private(folder)
-    except OSError as error:
-        log.warning(
-            "Kernels are compiled again in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
-            "folder.",
-            folder,
-            error.strerror or error,
-        )
+    if keeps_kernels(folder, setting):
+        os.environ["SYCL_CACHE_DIR"] = str(folder)
+    else:
         os.environ["SYCL_CACHE_PERSISTENT"] = "0"
-        return
-    check_private(folder, setting)
-    os.environ["SYCL_CACHE_DIR"] = str(folder)
