@@ -33,9 +33,8 @@ SOURCES: list[tuple[str, list[str]]] = [
     *((stem, []) for stem in ("column_store", "control", "probe", "sum_tree_replay")),
     *(("learner", options) for options in LEARNER),
 ]
-each_source = pytest.mark.parametrize(
-    ("stem", "options"), SOURCES, ids=[" ".join([stem, *options]).replace("-DPEARL_", "") for stem, options in SOURCES]
-)
+IDS = [" ".join([stem, *options]).replace("-DPEARL_", "") for stem, options in SOURCES]
+each_source = pytest.mark.parametrize(("stem", "options"), SOURCES, ids=IDS)
 ORDERS = [("ascending", 0), ("descending", 0), ("shuffled", 1), ("shuffled", 2)]
 USED = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*\n.*Function properties.*\n"
@@ -81,7 +80,12 @@ def nvcc(stem: str, options: list[str], architecture: str, out: Path) -> str:
 
 
 @needs_nvcc
-@each_source
+@pytest.mark.parametrize(
+    ("stem", "options"),
+    # NVRTC, which users run, compiles all of them in less time.
+    [pytest.param(*source, marks=pytest.mark.slow if source[1] in LEARNER[1:] else ()) for source in SOURCES],
+    ids=IDS,
+)
 def test_nvcc_compiles_each_kernel_within_its_recorded_resources(
     stem: str, options: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
