@@ -37,15 +37,14 @@ PACKAGES = (
 TESTS = ("tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py")
 
 
-def run(*command: object, limit_s: float, env: Mapping[str, str] | None = None) -> str:
-    """What the command printed, which is also shown; SystemExit with its end if it fails or takes too long."""
+def run(*command: object, limit_s: float, env: Mapping[str, str] | None = None) -> None:
+    """Run the command and show the end of what it prints; SystemExit if it fails or takes too long."""
     words = [str(word) for word in command]
     print("$", *words, flush=True)
     output, code = ended(words, limit_s, env)
     print(output[-4000:], flush=True)
     if code:
         raise SystemExit(f"It ended with code {code}.")
-    return output
 
 
 def ended(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, int]:

@@ -70,8 +70,8 @@ def nvcc(stem: str, options: list[str], architecture: str, out: Path) -> str:
     assert NVCC is not None
     # A host function called from a kernel is a warning by default, and computes nonsense.
     command = [
-        NVCC[0], "--cubin", f"-arch=sm_{architecture}", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas", "-v",
-        "--Werror", "cross-execution-space-call", "-Werror", "all-warnings", "-I", KERNELS / "include",
+        NVCC[0], "--cubin", f"-arch=sm_{architecture}", "-std=c++20", "--fmad=false", "--expt-relaxed-constexpr",
+        "-Xptxas", "-v", "--Werror", "cross-execution-space-call", "-Werror", "all-warnings", "-I", KERNELS / "include",
         *options, "-o", out, KERNELS / "cuda" / f"{stem}.cu",
     ]  # fmt: skip
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)

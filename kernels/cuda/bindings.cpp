@@ -9,6 +9,7 @@
 
 #include "cuda_queue.hpp"
 #include "emulated_queue.hpp"
+#include "pearl/device/portable.hpp"
 #include "pearl/device/sources.hpp"
 #include "pearl/python_errors.hpp"
 
@@ -45,8 +46,9 @@ void bind_queues(py::module_& module) {
   py::class_<EmulatedQueue, DeviceQueue, std::shared_ptr<EmulatedQueue>>(
       module, "EmulatedQueue", py::module_local(), "CUDA's kernels on the host: functional only.")
       .def(py::init([](std::size_t most_lanes, const std::string& order, std::uint64_t seed) {
-             if (most_lanes < 1 || most_lanes > 512)
-               throw DeviceError("A block has 1 to 512 threads; found " + std::to_string(most_lanes) + ".");
+             if (most_lanes < 1 || most_lanes > kMostLanes)
+               throw DeviceError("A block has 1 to " + std::to_string(kMostLanes) + " threads; found " +
+                                 std::to_string(most_lanes) + ".");
              return std::make_shared<EmulatedQueue>(most_lanes, order_of(order), seed);
            }),
            py::arg("most_lanes") = 64, py::arg("order") = "ascending", py::arg("seed") = 0,

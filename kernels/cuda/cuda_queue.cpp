@@ -12,8 +12,10 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <string_view>
 #include <utility>
 
+#include "pearl/device/portable.hpp"
 #include "pearl/device/sources.hpp"
 
 namespace pearl::device {
@@ -51,7 +53,6 @@ struct CudaDevice {
 
 namespace {
 
-constexpr std::size_t kMostLanes = 512;     // of a block: as in group.hpp
 constexpr unsigned kNonBlocking = 1;        // of a stream: does not wait for the default stream
 constexpr unsigned kAttachGlobal = 1;       // of managed memory
 constexpr unsigned kPortableAndMapped = 3;  // of pinned memory
@@ -121,22 +122,15 @@ std::string hashed(const std::string& text) {
   return name;
 }
 
-// What a file of the cache begins with: all that the binary depends on, and the binary's size.
-std::string preamble(const std::string& key, std::size_t size) {
-  return "PEARL CUDA kernels 1\n" + key + "\n" + std::to_string(size) + "\n";
-}
+// A file of the cache holds all that the binary depends on, the binary, and an end that shows that nothing is missing.
+std::string start_of(const std::string& key) { return "PEARL CUDA kernels 1\n" + key + "\n"; }
+constexpr std::string_view kEnd = "\nend of PEARL CUDA kernels\n";
 
 std::vector<char> read_cached(const std::filesystem::path& path, const std::string& key) {
   std::ifstream file(path, std::ios::binary);
-  const std::vector<char> held{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const std::string start = "PEARL CUDA kernels 1\n" + key + "\n";
-  if (held.size() < start.size() || !std::equal(start.begin(), start.end(), held.begin())) return {};
-  const auto line = std::find(held.begin() + static_cast<std::ptrdiff_t>(start.size()), held.end(), '\n');
-  if (line == held.end()) return {};
-  std::vector<char> binary(line + 1, held.end());
-  const std::string whole = preamble(key, binary.size());
-  if (held.size() != whole.size() + binary.size() || !std::equal(whole.begin(), whole.end(), held.begin())) return {};
-  return binary;
+  const std::string held{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()}, start = start_of(key);
+  if (held.size() < start.size() + kEnd.size() || !held.starts_with(start) || !held.ends_with(kEnd)) return {};
+  return {held.begin() + static_cast<std::ptrdiff_t>(start.size()), held.end() - static_cast<std::ptrdiff_t>(kEnd.size())};
 }
 
 // Written beside and renamed, so that other processes see all of it or nothing. A full disk does no harm.
@@ -147,8 +141,7 @@ void write_cached(const std::filesystem::path& path, const std::string& key, con
   std::error_code ignored;
   {
     std::ofstream file(partial, std::ios::binary);
-    file << preamble(key, binary.size());
-    file.write(binary.data(), static_cast<std::streamsize>(binary.size()));
+    file << start_of(key) << std::string_view(binary.data(), binary.size()) << kEnd;
     file.flush();
     if (!file) {
       std::filesystem::remove(partial, ignored);
@@ -165,8 +158,7 @@ std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& s
                               const std::vector<std::string>& options, Cached wanted) {
   const SourceFile& source = source_of(stem);
   std::vector<std::string> given = options;
-  // An importance weight has the same bits on every device; the Learner's sums may be fused.
-  if (stem != "learner") given.push_back("--fmad=false");
+  given.push_back("--fmad=false");  // importance weights and noise have the same bits on every device
   std::filesystem::path cached;
   std::string key;
   if (!compiler.cache.empty()) {

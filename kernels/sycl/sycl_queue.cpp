@@ -5,6 +5,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "pearl/device/portable.hpp"
 #include "pearl/device/sources.hpp"
 
 namespace pearl::device {
@@ -19,7 +20,6 @@ constexpr const char* kHeadersHere = "-I.";
 
 // On a CPU one thread runs a work-group, 16 lanes at a time as a vector.
 constexpr std::size_t kCpuLanes = 128;
-constexpr std::size_t kGroupLanes = 512;
 
 struct PlacementKind {
   const char* name;
@@ -64,7 +64,7 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
 
 std::size_t lanes_of(const sycl::device& device) {
   return std::min(device.get_info<sycl::info::device::max_work_group_size>(),
-                  device.is_cpu() ? kCpuLanes : kGroupLanes);
+                  device.is_cpu() ? kCpuLanes : std::size_t{kMostLanes});
 }
 
 std::size_t groups_of(const sycl::device& device) {

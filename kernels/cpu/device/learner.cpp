@@ -1,5 +1,7 @@
 #include "pearl/device/learner.hpp"
 
+#include "pearl/device/portable.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -19,7 +21,7 @@ using tape::Tile;
 
 constexpr int kVectorTile = 64;  // entries of a vector that a work-group moves
 constexpr int kWholeRows = 1 << 20;
-constexpr int kMostSlices = 32;  // a work-group has at most 512 lanes
+constexpr int kMostSlices = static_cast<int>(kMostLanes) / kLanes;
 
 int padded(int width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
@@ -467,7 +469,8 @@ DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel mo
   // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
   if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : 8;
   if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
-  if (cut_.slices < 1 || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
+  if (cut_.slices < 1 || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes ||
+      cut_.columns_per_tile % kLanes != 0)
     throw LearnerError("A step takes 1 to " + std::to_string(kMostSlices) + " slices and tiles of a multiple of " +
                        std::to_string(kLanes) + " columns; found " + std::to_string(cut_.slices) + " and " +
                        std::to_string(cut_.columns_per_tile) + ".");

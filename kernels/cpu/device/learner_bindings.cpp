@@ -56,7 +56,8 @@ void bind_learner(py::module_& module) {
                                         "Networks of linear layers and their update rule on a device.");
   bind_learner_methods<DeviceLearner, int, int>(learner, py::arg("slices") = 0, py::arg("columns_per_tile") = 0);
 
-  py::class_<HeldLoop> loop(module, "TrainingLoop", py::module_local(), "Setting 2 on a device, as pearl._native.TrainingLoop.");
+  py::class_<HeldLoop> loop(module, "TrainingLoop", py::module_local(),
+                            "Setting 2 on a device, as pearl._native.TrainingLoop.");
   bindings::bind_loop_methods(loop)
       .def(py::init<HeldDeviceLearner&, std::shared_ptr<SumTreeReplay>, std::shared_ptr<ColumnStore>, std::size_t,
                     bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<Snapshot>&,

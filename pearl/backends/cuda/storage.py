@@ -58,9 +58,10 @@ class CudaDataStorage(DataStorageOnDevice):
 
 
 class TorchDataStorage(StorageOnDevice):
-    """Ring of `capacity` transitions in tensors on `device`; the same interface as DataStorage.
+    """Ring of `capacity` transitions in tensors on `device`, for programs that earlier versions generated.
 
-    `gather` returns tensors on the device. Raises CapacityError if the device's free memory does not suffice.
+    It has the interface of DataStorage. `gather` returns tensors on the device. Raises CapacityError if the device's
+    free memory does not suffice.
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: torch.device | str) -> None:

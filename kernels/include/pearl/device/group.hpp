@@ -59,7 +59,6 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 
 namespace pearl::device {
 
-inline constexpr unsigned kMostLanes = 512;  // of a block: as CudaQueue launches them
 inline constexpr unsigned kWarp = 32;
 
 struct Place {

@@ -42,7 +42,7 @@ PEARL_DEVICE void linear_tile(const Lane& lane, const Instruction& i, const floa
   for (int k = 0; k < i.in_width; ++k) {
     const float value = x[k * kLanes];
 #pragma unroll
-    for (int j = 0; j < Count; ++j) sums[j] += w[j * i.in_width + k] * value;
+    for (int j = 0; j < Count; ++j) sums[j] = math::fma(w[j * i.in_width + k], value, sums[j]);
   }
   float* y = lane.at(i.out + first);
 #pragma unroll
@@ -59,7 +59,10 @@ PEARL_DEVICE void slope_tile(const Lane& lane, const Instruction& i, const float
   for (int n = 0; n < i.in_width; ++n) {
     const float slope = dy[n * kLanes];
 #pragma unroll
-    for (int j = 0; j < Count; ++j) sums[j] += w[static_cast<std::int64_t>(n) * i.out_width + j] * slope;
+    for (int j = 0; j < Count; ++j) {
+      const float w_nj = w[static_cast<std::int64_t>(n) * i.out_width + j];
+      sums[j] = math::fma(w_nj, slope, sums[j]);
+    }
   }
   float* dx = lane.at(i.out + first);
   const bool adds = (i.flags & kAccumulate) != 0;
@@ -391,7 +394,7 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, int lane, Vi
       for (int r = 0; r < kLanes; ++r, x += tile.rows_stride) {
         const float value = *x;
 #pragma unroll
-        for (int j = 0; j < kTileRows; ++j) sums[j] += slopes[j * kLanes + r] * value;
+        for (int j = 0; j < kTileRows; ++j) sums[j] = math::fma(slopes[j * kLanes + r], value, sums[j]);
       }
     // Loops over all 8 keep the sums in registers. Full vectors have their own branch: they need no masks.
     std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first) * tile.in + k;

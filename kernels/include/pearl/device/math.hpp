@@ -17,6 +17,7 @@ using sycl::clamp;
 using sycl::copysign;
 using sycl::exp;
 using sycl::fabs;
+using sycl::fma;
 using sycl::fmax;
 using sycl::fmin;
 using sycl::log1p;
@@ -30,6 +31,7 @@ namespace pearl::device::math {
 PEARL_DEVICE float copysign(float x, float sign) { return copysignf(x, sign); }
 PEARL_DEVICE float exp(float x) { return expf(x); }
 PEARL_DEVICE float fabs(float x) { return fabsf(x); }
+PEARL_DEVICE float fma(float a, float b, float c) { return fmaf(a, b, c); }
 PEARL_DEVICE float fmax(float a, float b) { return fmaxf(a, b); }
 PEARL_DEVICE float fmin(float a, float b) { return fminf(a, b); }
 PEARL_DEVICE float clamp(float x, float low, float high) { return fminf(fmaxf(x, low), high); }

@@ -1,6 +1,12 @@
-// Marks of functions for CUDA's compilers; others need none. PEARL_FN: runs on the host and in kernels. PEARL_DEVICE: only
-// in kernels. PEARL_TABLE: a constant array that both read.
+// What host and kernels share on every device. Marks of functions for CUDA's compilers; others need none. PEARL_FN: runs
+// on the host and in kernels. PEARL_DEVICE: only in kernels. PEARL_TABLE: a constant array that both read.
 #pragma once
+
+namespace pearl::device {
+
+inline constexpr unsigned kMostLanes = 512;  // of a work-group
+
+}  // namespace pearl::device
 
 #ifdef __CUDACC__
 #define PEARL_FN __host__ __device__ __forceinline__
