@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ReplayMode: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "top_k"]
 InitialPriority: TypeAlias = 'Literal["max", "mean"] | float'
 StorageKind: TypeAlias = Literal["ram", "memmap", "shared"]
+RewardStandardization: TypeAlias = Literal["none", "dynamic", "block", "block_restored"]
+ValueStandardization: TypeAlias = Literal["none", "block"]
+Correction: TypeAlias = Literal["clip", "vtrace"]
 Exponent: TypeAlias = "float | Callable[[int], float]"
 Scalar: TypeAlias = "bool | int | float | str"
 
@@ -391,6 +394,82 @@ class TrainSpec:
             f"replay_ratio must be a number above 0, at most 1e6, or inf; found {self.replay_ratio!r}.",
         )
         _require(0.0 <= self.gamma <= 1.0, f"gamma must lie in [0, 1]; found {self.gamma!r}.")
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """On-policy data: `horizon` steps of every environment are collected, trained on `epochs` times, and dropped.
+
+    `gae_lambda` is the exponential weight of generalized advantage estimation (Schulman et al. 2016); its discount is
+    the `gamma` of the TrainSpec, whose `batch_size` is that of a minibatch.
+
+    `policy_lag` is how many updates the policy that collects may be behind the one that is trained: 0 collects and
+    trains in turn; 1 collects the next rollout while the Learner trains on the last one. What a policy that is one
+    update old collected is corrected by the clipped ratio to that policy ("clip"), or by V-trace ("vtrace",
+    Espeholt et al. 2018).
+
+    The last three are HEPPO-GAE's (Sec. II). `reward_standardization`: "dynamic", by mean and deviation of all rewards
+    so far (Eq. 6 to 9); "block", by those of the rollout; "block_restored", the same, undone after quantisation.
+    `value_standardization` "block" is undone after quantisation. With `quantization_bits` (2 to 16; 0: none), rewards
+    and values are kept as numbers of that many bits until their advantages are estimated; it needs both
+    standardisations.
+    """
+
+    horizon: int = 256
+    epochs: int = 10
+    gae_lambda: float = 0.95
+    policy_lag: int = 0
+    correction: Correction = "clip"
+    reward_standardization: RewardStandardization = "none"
+    value_standardization: ValueStandardization = "none"
+    quantization_bits: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "epochs"):
+            _require_whole(name, getattr(self, name), 1)
+        _require(
+            _is_number(self.gae_lambda) and 0.0 <= self.gae_lambda <= 1.0,
+            f"gae_lambda must lie in [0, 1]; found {self.gae_lambda!r}.",
+        )
+        _require(
+            self.policy_lag in (0, 1) and not isinstance(self.policy_lag, bool),
+            f"policy_lag must be 0 (collect and train in turn) or 1 (at the same time); found {self.policy_lag!r}.",
+        )
+        for name, kind in (
+            ("correction", Correction),
+            ("reward_standardization", RewardStandardization),
+            ("value_standardization", ValueStandardization),
+        ):
+            value, known = getattr(self, name), get_args(kind)
+            _require(value in known, f"{name} must be one of {', '.join(known)}; found {value!r}.")
+        bits = self.quantization_bits
+        _require(
+            isinstance(bits, int) and not isinstance(bits, bool) and (bits == 0 or 2 <= bits <= 16),
+            f"quantization_bits must be a whole number from 2 to 16, or 0 for none; found {bits!r}.",
+        )
+        _require(
+            not bits or "none" not in (self.reward_standardization, self.value_standardization),
+            f"quantization_bits={bits} needs numbers of a known range: set reward_standardization (such as "
+            '"dynamic") and value_standardization="block".',
+        )
+
+
+def check_minibatches(rollout: RolloutSpec, actors: ActorSpec, train: TrainSpec) -> int:
+    """How many minibatches an epoch has; ConfigurationError if they do not divide the rollout.
+
+    The message names the nearest batch sizes that do.
+    """
+    rows = rollout.horizon * actors.env_count
+    if rows % train.batch_size == 0:
+        return rows // train.batch_size
+    fitting = [size for size in range(1, rows + 1) if rows % size == 0]
+    below = [size for size in fitting if size < train.batch_size]
+    above = [size for size in fitting if size > train.batch_size]
+    near = " or ".join(str(size) for size in (*below[-1:], *above[:1]))
+    raise ConfigurationError(
+        f"A rollout of {rollout.horizon} steps x {actors.env_count} environments = {rows} transitions cannot be "
+        f"divided into minibatches of {train.batch_size}. Set batch_size to {near}, or change the horizon."
+    )
 
 
 def check_batch_fits(replay: ReplaySpec, train: TrainSpec) -> None:

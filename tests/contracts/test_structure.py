@@ -22,6 +22,7 @@ RANKS = {
     "pearl.exploration": 0,
     "pearl.devices": 0,
     "pearl.replay": 1,
+    "pearl.rollout": 1,
     "pearl.learner": 1,
     "pearl.algorithms": 1,
     "pearl.backends": 2,
