@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from pearl.algorithms.update_rule import UpdateRule
+from pearl.algorithms.update_rule import RuleStep, UpdateRule
 from pearl.backends.fpga.learner import FpgaLearner
 from pearl.backends.on_device.learner import networks_of
 from pearl.errors import ConfigurationError, TrainerError
@@ -256,7 +256,7 @@ def _chain_of(size: int, operations: Sequence[Op]) -> tuple[ProgramLayer, ...]:
 
 
 def _state_words(rule: UpdateRule) -> int:
-    assert not isinstance(rule.step, str)
+    assert isinstance(rule.step, RuleStep)
     group = rule.step.critics.optimizer.param_groups[0]
     if "betas" in group:
         return 3 if group.get("amsgrad") else 2

@@ -6,6 +6,8 @@ from pearl.algorithms.dqn import DQN as DQN
 from pearl.algorithms.ddpg import DDPG as DDPG
 from pearl.algorithms.td3 import TD3 as TD3
 from pearl.algorithms.sac import SAC as SAC
+from pearl.algorithms.ppo import PPO as PPO
+from pearl.algorithms.ppo import A2C as A2C
 # isort: on
 
 from pearl.algorithms.batch import Batch as Batch
@@ -24,7 +26,7 @@ ALGORITHMS: dict[str, type[Trainer]] = {
 
 def algorithms_for(action_kind: ActionKind | None = None) -> list[str]:
     """The names of the algorithms, or of those that take actions of `action_kind`."""
-    return [name for name, found in ALGORITHMS.items() if action_kind in (None, found._action_kind)]
+    return [name for name, found in ALGORITHMS.items() if action_kind is None or action_kind in found._action_kinds]
 
 
 def one_of_algorithms(action_kind: ActionKind | None = None) -> str:

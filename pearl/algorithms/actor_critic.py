@@ -48,7 +48,7 @@ class ActorCritic(Trainer):
     """
 
     _algorithm: ClassVar[str]
-    _action_kind: ClassVar[ActionKind | None] = "Box"
+    _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Box",)
 
     learning_rate: float = 1e-3
     actor_learning_rate: float = 1e-3

@@ -36,7 +36,7 @@ class DQN(Trainer):
     Override `build_q_network` to use your own network: any module from `(batch, *obs)` to `(batch, actions)`.
     """
 
-    _action_kind: ClassVar[ActionKind | None] = "Discrete"
+    _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete",)
 
     double: bool = True
     dueling: bool = False

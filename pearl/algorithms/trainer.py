@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +26,8 @@ from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling
 from pearl.spec import TransitionSpec
+
+DataFlowKind: TypeAlias = Literal["replay", "rollout"]
 
 # Test inputs of get_action: enough that a network with too many outputs chooses an action that does not exist.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
@@ -69,7 +71,7 @@ class Trainer(abc.ABC):
     `batch_size`, `replay_ratio` and other training settings are the defaults of `TrainSpec`.
     """
 
-    _action_kind: ClassVar[ActionKind | None] = None  # for messages that say which algorithm takes which actions
+    _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
 
     batch_size: int = 64
     replay_ratio: float = 8.0
@@ -103,6 +105,11 @@ class Trainer(abc.ABC):
             torch.manual_seed(seed)
             self.build()
             self.check_networks()
+
+    @classmethod
+    def data_flow(cls) -> DataFlowKind:
+        """Whether it trains on samples of a replay, or on rollouts of the present policy, each dropped afterwards."""
+        return "replay"
 
     @classmethod
     def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:

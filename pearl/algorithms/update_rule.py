@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from pearl.learner.flat import FlatParameters
 # same with noise added, or one sampled from the policy.
 Bootstrap: TypeAlias = Literal["largest_value", "target_action", "disturbed_target_action", "sampled_action"]
 Loss: TypeAlias = Literal["huber", "squared"]
-HeadKind: TypeAlias = Literal["argmax", "tanh", "gaussian"]
+HeadKind: TypeAlias = Literal["argmax", "tanh", "gaussian", "categorical", "normal"]
 
 
 class Scalars(NamedTuple):
@@ -116,12 +116,26 @@ class RuleStep:
 
 
 @dataclass(frozen=True, eq=False)
+class ClippedStep:
+    """One step of PPO on a minibatch: policy and value network, in one vector `parameters`, by the clipped loss.
+
+    `scalars` returns the trainer's current settings by name. `log_std` are the log deviations of a normal distribution.
+    """
+
+    scalars: Callable[[], Mapping[str, float]]
+    parameters: FlatParameters
+    optimizer: torch.optim.Optimizer
+    log_std: nn.Parameter | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class PolicyHead:
     """How the policy `module` acts: `network`, then a head that turns its outputs into actions.
 
     "argmax" chooses the largest output; "tanh" bounds the outputs and scales them to the action space; "gaussian" does
-    the same with the mean, or with samples, of a normal distribution. `departure` says, in one line, why the trainer
-    may act differently.
+    the same with the mean, or with samples, of a normal distribution. "categorical" draws a number from each part of
+    the outputs, whose lengths are `sizes`; "normal" draws from a normal distribution around the outputs. Actors of the
+    last two record `value` of what they see. `departure` says, in one line, why the trainer may act differently.
     """
 
     kind: HeadKind
@@ -131,6 +145,8 @@ class PolicyHead:
     action_scale: ToUnit | None = None
     log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
     departure: str | None = None
+    value: RuleNetwork | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +160,7 @@ class UpdateRule:
 
     critics: tuple[RuleNetwork, ...]
     policy: PolicyHead
-    step: RuleStep | str
+    step: RuleStep | ClippedStep | str
     bootstrap: Bootstrap | None
     actor: RuleNetwork | None = None
     actor_critics: int = 0

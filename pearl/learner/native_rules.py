@@ -13,6 +13,7 @@ from pearl import _native
 from pearl.algorithms.networks import ToUnit
 from pearl.algorithms.trainer import Trainer
 from pearl.algorithms.update_rule import (
+    ClippedStep,
     RuleNetwork,
     RuleParameters,
     RuleStep,
@@ -53,6 +54,8 @@ def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
         raise UnsupportedError("observations of unsigned bytes")
     if isinstance(rule.step, str):
         raise UnsupportedError(rule.step)
+    if isinstance(rule.step, ClippedStep):
+        raise UnsupportedError(f"{type(trainer).__name__}, which trains on rollouts, not on samples of a replay")
     return trainer, rule, rule.step
 
 

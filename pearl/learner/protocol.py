@@ -112,3 +112,34 @@ class Learner(Protocol):
         The host asks for this before `fused_loop`.
         """
         return None
+
+
+class RolloutLearner(Protocol):
+    """Trains on a rollout: several epochs of minibatches. Which thread may call what is as for `Learner`."""
+
+    backend: str
+    device: str
+
+    @property
+    def weight_count(self) -> int:
+        """float32 scalars of the policy snapshot that actors need."""
+
+    def prepare(self) -> None:
+        """Set up the calling thread."""
+
+    def train(self, rollout: Mapping[str, np.ndarray], rows: np.ndarray | None = None) -> Mapping[str, float]:
+        """Train on the columns of a rollout, `(count, *shape)` each; returns the parts of the loss, averaged.
+
+        The columns are `obs`, `action`, `log_prob`, `advantage` and `ret` (float32, but int64 for actions that are
+        numbers, and uint8 for observations of bytes). `rows` `(n,)` int64 are those that are transitions, ascending;
+        None: all are. Minibatches of an epoch are the rows in an order drawn by Philox, the same on every device; the
+        last one may be smaller. The result also has `minibatches`, the steps made, and `epochs`, begun.
+
+        Raises TrainerError if a loss or gradient is not finite.
+        """
+
+    def write_weights(self, out: np.ndarray) -> None:
+        """Copy the policy snapshot to `out` `(weight_count,)` float32."""
+
+    def load_weights(self, weights: np.ndarray) -> None:
+        """Load a policy snapshot `(weight_count,)` float32; TrainerError for another size."""

@@ -1,0 +1,373 @@
+"""The base of on-policy algorithms: a policy that draws its actions, a value network, and what actors record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from pearl.algorithms.networks import NatureCNN, ScaleBytes, takes_cnn
+from pearl.algorithms.spaces import ActionKind, check_observations
+from pearl.algorithms.trainer import DataFlowKind, Trainer
+from pearl.errors import EnvError
+from pearl.exploration import Exploration
+from pearl.learner.flat import FlatParameters
+
+Schedule: TypeAlias = Literal["constant", "linear"]
+
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+_CLIP = 10.0  # normalised observations lie within so many deviations
+_SMALLEST = 1e-8
+
+
+class Minibatch(NamedTuple):
+    """Rows of a rollout: `obs` `(batch, *obs)`, `action` `(batch, *action)`; all others `(batch,)` float32.
+
+    `log_prob` and `value` are those of the policy that acted; `ret` is the return that the value network learns.
+    """
+
+    obs: torch.Tensor
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    ret: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ActionDistribution:
+    """How the policy network's outputs are drawn from: `sizes` of its categorical parts, or a normal distribution.
+
+    With `sizes`, the outputs are logits, of one part after the other. Without, they are the means of a normal
+    distribution of `size` numbers, whose log deviations are parameters of their own.
+    """
+
+    sizes: tuple[int, ...]
+    size: int
+
+    @classmethod
+    def of(cls, name: str, space: gym.Space[Any]) -> ActionDistribution:
+        """The distribution of actions in `space`; EnvError if the class `name` cannot act there."""
+        if isinstance(space, spaces.Discrete):
+            return cls((int(space.n),), 1)
+        if isinstance(space, spaces.MultiDiscrete):
+            sizes = tuple(int(n) for n in np.asarray(space.nvec).ravel())
+            return cls(sizes, len(sizes))
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape:
+            return cls((), math.prod(space.shape))
+        raise EnvError(
+            f"{name} takes Discrete, MultiDiscrete and Box actions of floating point; the environment has {space}. "
+            "Wrap it with a gymnasium.ActionWrapper that offers one of these."
+        )
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the policy network computes for an observation."""
+        return sum(self.sizes) or self.size
+
+    def log_prob(self, outputs: torch.Tensor, log_std: torch.Tensor | None, action: torch.Tensor) -> torch.Tensor:
+        """The log probabilities, or densities, of actions `(batch, size)`: `(batch,)`."""
+        if not self.sizes:
+            assert log_std is not None
+            distance = (action - outputs) * torch.exp(-log_std)
+            return -(0.5 * distance * distance + log_std + _HALF_LOG_2_PI).sum(dim=1)
+        parts = zip(outputs.split(self.sizes, dim=1), action.unbind(dim=1), strict=True)
+        picked = [part.log_softmax(dim=1).gather(1, chosen[:, None]).squeeze(1) for part, chosen in parts]
+        return torch.stack(picked).sum(dim=0)
+
+    def entropy(self, outputs: torch.Tensor, log_std: torch.Tensor | None) -> torch.Tensor:
+        """Entropies `(batch,)`."""
+        if not self.sizes:
+            assert log_std is not None
+            return (log_std + 0.5 + _HALF_LOG_2_PI).sum().expand(len(outputs))
+        logs = [part.log_softmax(dim=1) for part in outputs.split(self.sizes, dim=1)]
+        return torch.stack([-(log.exp() * log).sum(dim=1) for log in logs]).sum(dim=0)
+
+    def draw(self, outputs: torch.Tensor, log_std: torch.Tensor | None, noise: torch.Tensor) -> torch.Tensor:
+        """Actions `(batch, size)` by `noise` `(batch, size)`: uniform in [0, 1) for parts, else standard normal."""
+        if not self.sizes:
+            assert log_std is not None
+            return outputs + log_std.exp() * noise
+        chosen = []
+        for part, uniform in zip(outputs.split(self.sizes, dim=1), noise.unbind(dim=1), strict=True):
+            below = part.softmax(dim=1).cumsum(dim=1)[:, :-1] <= uniform[:, None]
+            chosen.append(below.sum(dim=1))
+        return torch.stack(chosen, dim=1)
+
+    def mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The likeliest actions `(batch, size)`."""
+        if not self.sizes:
+            return outputs
+        return torch.stack([part.argmax(dim=1) for part in outputs.split(self.sizes, dim=1)], dim=1)
+
+
+class PolicyAndValue(nn.Module):
+    """Everything an actor needs: `policy` and `value` networks, log deviations, and the observations' normalisation.
+
+    Networks take observations `(batch, *obs)`; `policy` gives the distribution's outputs, `value` `(batch, 1)`. They
+    may share modules. With `normalized`, observations are shifted and scaled by buffers first, and clipped to 10
+    deviations.
+    """
+
+    observation_mean: torch.Tensor
+    observation_scale: torch.Tensor
+
+    def __init__(
+        self, policy: nn.Module, value: nn.Module, log_std: torch.Tensor | None, normalized: tuple[int, ...] | None
+    ) -> None:
+        super().__init__()
+        self.policy, self.value = policy, value
+        self.log_std = None if log_std is None else nn.Parameter(log_std)
+        if normalized is not None:
+            self.register_buffer("observation_mean", torch.zeros(normalized))
+            self.register_buffer("observation_scale", torch.ones(normalized))
+        self.is_normalized = normalized is not None
+
+    def normalize(self, obs: torch.Tensor) -> torch.Tensor:
+        """Observations as the networks take them."""
+        if not self.is_normalized:
+            return obs
+        return ((obs - self.observation_mean) * self.observation_scale).clamp(-_CLIP, _CLIP)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distribution's outputs `(batch, outputs)` and values `(batch,)` of raw observations."""
+        inputs = self.normalize(obs)
+        return self.policy(inputs), self.value(inputs).squeeze(1)
+
+
+class ObservationStatistics(nn.Module):
+    """Count, mean and sum of squared distances of all observations so far, float64; checkpoints keep them."""
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    squares: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
+
+    def add(self, obs: torch.Tensor) -> None:
+        """Take `(rows, *obs)` in."""
+        block = obs.double()
+        rows, mean = len(block), block.mean(dim=0)
+        total, distance = float(self.count) + rows, mean - self.mean
+        self.squares += (block - mean).square().sum(dim=0) + distance.square() * (float(self.count) * rows / total)
+        self.mean += distance * (rows / total)
+        self.count.fill_(total)
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """One over the deviation; of elements that never changed, 1."""
+        variance = self.squares / self.count.clamp(min=1.0)
+        return torch.where(variance > _SMALLEST, variance.rsqrt(), torch.ones_like(variance))
+
+
+class OnPolicyTrainer(Trainer):
+    """Base of algorithms that train on what the present policy collected, a rollout at a time.
+
+    The settings from `horizon` to `quantization_bits` are the defaults of `RolloutSpec`. `normalize_observations`
+    shifts and scales observations by mean and deviation of all that were trained on; these belong to the policy.
+    `normalize_advantages` does so with the advantages of each minibatch. `learning_rate_schedule` "linear" lets the
+    learning rate fall to 0 over the run. With `shared_layers`, policy and value network have their hidden layers in
+    common; for images they always do.
+    """
+
+    _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "Box")
+
+    batch_size: int = 64
+    learning_rate: float = 3e-4
+    learning_rate_schedule: Schedule = "constant"
+    exploration: Exploration | None = None
+    horizon: int = 256
+    epochs: int = 10
+    gae_lambda: float = 0.95
+    policy_lag: int = 0
+    correction: str = "clip"
+    reward_standardization: str = "none"
+    value_standardization: str = "none"
+    quantization_bits: int = 0
+    activation: str = "tanh"
+    shared_layers: bool = False
+    initial_log_std: float = 0.0
+    normalize_observations: bool = False
+    normalize_advantages: bool = True
+    max_grad_norm: float = 0.5
+
+    _trains_whole_rollouts: ClassVar[bool] = False
+
+    @classmethod
+    def data_flow(cls) -> DataFlowKind:
+        """Rollouts."""
+        return "rollout"
+
+    def check_spaces(self) -> None:
+        """Array observations; Discrete, MultiDiscrete or Box actions."""
+        name = type(self).__name__
+        check_observations(name, self.observation_space)
+        self.distribution = ActionDistribution.of(name, self.action_space)
+        self._require(self.activation in ("tanh", "relu"), "activation", '"tanh" or "relu"')
+        self._require(self.learning_rate_schedule in ("constant", "linear"), "learning_rate_schedule", _SCHEDULES)
+        of_bytes = self.observation_space.dtype == np.uint8
+        self._require(
+            not (self.normalize_observations and of_bytes),
+            "normalize_observations",
+            "False for observations of unsigned bytes, which are scaled to [0, 1]",
+        )
+        self.progress = 0.0
+        self._reported: dict[str, float] = {}
+
+    # --- networks ---------------------------------------------------------------------------------------------------
+
+    def build_policy(self, features: nn.Module, width: int) -> nn.Module:
+        """The policy network: `features` `(batch, width)`, then the distribution's outputs."""
+        return nn.Sequential(features, _orthogonal(nn.Linear(width, self.distribution.outputs), 0.01))
+
+    def build_value(self, features: nn.Module, width: int) -> nn.Module:
+        """The value network: `features` `(batch, width)`, then one number."""
+        return nn.Sequential(features, _orthogonal(nn.Linear(width, 1), 1.0))
+
+    def build_features(self) -> tuple[nn.Module, int]:
+        """Hidden layers from `(batch, *obs)`, and their width: the Nature CNN for images, else `hidden_sizes`."""
+        if takes_cnn(self.input_shape):
+            network = NatureCNN(self.input_shape)
+            for layer in network:
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    _orthogonal(layer, math.sqrt(2.0))
+            return network, network.features
+        layers: list[nn.Module] = [ScaleBytes()] if self.observation_space.dtype == np.uint8 else []
+        layers += [nn.Flatten()] if len(self.input_shape) != 1 else []
+        width = math.prod(self.input_shape)
+        for size in self.hidden_sizes:
+            layers += [_orthogonal(nn.Linear(width, size), math.sqrt(2.0)), _ACTIVATIONS[self.activation]()]
+            width = size
+        return nn.Sequential(*layers), width
+
+    def build(self) -> None:
+        """Policy and value network, their optimizer, and statistics of observations if these are normalised."""
+        features, width = self.build_features()
+        shared = self.shared_layers or takes_cnn(self.input_shape)
+        policy = self.build_policy(features, width)
+        value = self.build_value(*((features, width) if shared else self.build_features()))
+        log_std = None if self.distribution.sizes else torch.full((self.distribution.size,), self.initial_log_std)
+        normalized = self.input_shape if self.normalize_observations else None
+        self.networks = PolicyAndValue(policy, value, log_std, normalized).to(self.device)
+        self._flat = FlatParameters(self.networks)
+        self.optimizer = self.build_optimizer(self._flat.parameter)
+        if self.normalize_observations:
+            self.observation_statistics = ObservationStatistics(self.input_shape)
+
+    def build_optimizer(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """The optimizer of all weights, in one flat `parameter`."""
+        return torch.optim.Adam([parameter], lr=self.learning_rate, eps=1e-5, fused=True)
+
+    def check_networks(self) -> None:
+        """Check the outputs of both networks."""
+        dtype = torch.uint8 if self.observation_space.dtype == np.uint8 else torch.float32
+        outputs, meaning = self.distribution.outputs, f"what draws actions of {self.action_space}"
+        self._check_outputs("build_policy", self.networks.policy, self.input_shape, outputs, meaning, dtype)
+        self._check_outputs("build_value", self.networks.value, self.input_shape, 1, "the value", dtype)
+
+    @property
+    def policy(self) -> nn.Module:
+        """Both networks: actors record the values of what they see."""
+        return self.networks
+
+    # --- acting -----------------------------------------------------------------------------------------------------
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        """The likeliest actions `(envs, *action)`, within the bounds of a Box."""
+        return self.in_space(self.distribution.mode(self.networks.policy(self.networks.normalize(obs))))
+
+    def explore(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Actions `(envs, *action)` drawn by `noise` `(envs, size)`, their log probabilities and the values `(envs,)`.
+
+        Actions of a Box are not clipped: the environment gets them within its bounds, the Learner as they were drawn.
+        """
+        outputs, values = self.networks(obs)
+        action = self.distribution.draw(outputs, self.networks.log_std, noise)
+        log_prob = self.distribution.log_prob(outputs, self.networks.log_std, action)
+        return action.reshape(len(obs), *(self.action_space.shape or ())), log_prob, values
+
+    def values(self, obs: torch.Tensor) -> torch.Tensor:
+        """Values `(envs,)`."""
+        return self.networks.value(self.networks.normalize(obs)).squeeze(1)
+
+    def in_space(self, action: torch.Tensor) -> torch.Tensor:
+        """Actions `(envs, size)` in the action's shape, and a Box's within its bounds."""
+        space = self.action_space
+        action = action.reshape(len(action), *(space.shape or ()))
+        if not isinstance(space, spaces.Box):
+            return action
+        low, high = (torch.as_tensor(bound, device=action.device) for bound in (space.low, space.high))
+        return torch.clamp(action, low, high)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def set_progress(self, share: float) -> None:
+        """How much of the run is over, from 0 to 1: schedules follow it. Called before each rollout is trained on."""
+        self.progress = min(1.0, max(0.0, share))
+        if self.learning_rate_schedule == "linear":
+            for group in self.optimizer.param_groups:
+                group["lr"] = scheduled(self.learning_rate, "linear", self.progress)
+
+    def evaluate_actions(
+        self, obs: torch.Tensor, action: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log probabilities, entropies and values `(batch,)` of recorded actions by the present networks."""
+        outputs, values = self.networks(obs)
+        flat = action.reshape(len(action), -1)
+        log_prob = self.distribution.log_prob(outputs, self.networks.log_std, flat)
+        return log_prob, self.distribution.entropy(outputs, self.networks.log_std), values
+
+    def after_rollout(self, obs: torch.Tensor) -> None:
+        """Take the observations `(rows, *obs)` that were trained on into the normalisation of the next rollouts."""
+        if self.normalize_observations:
+            statistics = self.observation_statistics
+            statistics.add(obs)
+            self.networks.observation_mean.copy_(statistics.mean)
+            self.networks.observation_scale.copy_(statistics.scale)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers of the last rollout, as the Learner reported them."""
+        return self._reported
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Keep the Learner's numbers for `metrics`."""
+        self._reported = dict(metrics)
+
+
+_SCHEDULES = '"constant" or "linear"'
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def scheduled(value: float, schedule: str, progress: float) -> float:
+    """A setting after the share `progress` of the run: `value`, or what is left of it on its way to 0."""
+    return value * (1.0 - progress) if schedule == "linear" else value
+
+
+def normalized(advantages: torch.Tensor) -> torch.Tensor:
+    """Advantages with mean 0 and deviation 1; equal ones become 0."""
+    if len(advantages) < 2:
+        return advantages - advantages
+    return (advantages - advantages.mean()) / (advantages.std() + _SMALLEST)
+
+
+def _orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def rows_of(minibatch: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray) -> Minibatch:
+    """The rows of a rollout's flat columns as tensors."""
+    return Minibatch(*(torch.from_numpy(minibatch[name][rows]) for name in Minibatch._fields))

@@ -1,0 +1,151 @@
+"""Proximal policy optimization (Schulman et al. 2017), and advantage actor-critic as its case without reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from pearl.algorithms.batch import Batch
+from pearl.algorithms.on_policy import Minibatch, OnPolicyTrainer, Schedule, normalized, scheduled
+from pearl.algorithms.trainer import Phase, is_number
+from pearl.algorithms.update_rule import (
+    ClippedStep,
+    PolicyHead,
+    RuleNetwork,
+    UpdateRule,
+    policy_departure,
+    step_departure,
+)
+
+_STEP = ("update_minibatch", "update_policy", "loss", "after_rollout", "evaluate_actions", "set_progress")
+_POLICY = ("get_action", "explore", "values", "in_space", "policy")
+
+
+class PPO(OnPolicyTrainer):
+    """PPO with a clipped ratio for Discrete, MultiDiscrete and Box actions.
+
+    The ratio of new to old probability counts within `clip_range` of 1; with `value_clip_range` above 0, values count
+    within that range of the old ones. The loss is the policy's, plus `value_coefficient` times the mean squared error
+    of the values, minus `entropy_coefficient` times the entropy. Training on a rollout ends early when the approximate
+    KL divergence from the old policy exceeds 1.5 times `target_kl` (None: never). `clip_range_schedule` "linear" lets
+    the range fall to 0 over the run.
+    """
+
+    clip_range: float = 0.2
+    clip_range_schedule: Schedule = "constant"
+    value_clip_range: float = 0.0
+    value_coefficient: float = 0.5
+    entropy_coefficient: float = 0.0
+    target_kl: float | None = None
+
+    def check_spaces(self) -> None:
+        """Also the settings."""
+        super().check_spaces()
+        for name in ("value_clip_range", "value_coefficient", "entropy_coefficient", "max_grad_norm"):
+            value = getattr(self, name)
+            self._require(is_number(value) and value >= 0, name, "a number of at least 0")
+        self._require(is_number(self.clip_range) and self.clip_range > 0, "clip_range", "a number above 0")
+        self._require(
+            self.clip_range_schedule in ("constant", "linear"), "clip_range_schedule", '"constant" or "linear"'
+        )
+        self._require(
+            self.target_kl is None or (is_number(self.target_kl) and self.target_kl > 0),
+            "target_kl",
+            "a number above 0, or None",
+        )
+
+    @property
+    def present_clip_range(self) -> float:
+        """`clip_range` at this point of the run."""
+        return scheduled(self.clip_range, self.clip_range_schedule, self.progress)
+
+    def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss, and its parts: policy_loss, value_loss, entropy, approximate_kl and clip_fraction, scalars."""
+        advantage = normalized(minibatch.advantage) if self.normalize_advantages else minibatch.advantage
+        log_prob, entropy, value = self.evaluate_actions(minibatch.obs, minibatch.action)
+        log_ratio = log_prob - minibatch.log_prob
+        ratio, clip = log_ratio.exp(), self.present_clip_range
+        clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        squared = (value - minibatch.ret).square()
+        if self.value_clip_range > 0:
+            near = minibatch.value + (value - minibatch.value).clamp(-self.value_clip_range, self.value_clip_range)
+            squared = torch.maximum(squared, (near - minibatch.ret).square())
+        value_loss, mean_entropy = squared.mean(), entropy.mean()
+        loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * mean_entropy
+        with torch.no_grad():
+            parts = {
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy": mean_entropy.detach(),
+                "approximate_kl": (ratio - 1.0 - log_ratio).mean(),  # Schulman's estimator, never negative
+                "clip_fraction": ((ratio - 1.0).abs() > clip).float().mean(),
+            }
+        return loss, parts
+
+    def update_minibatch(self, minibatch: Minibatch) -> tuple[dict[str, float], bool]:
+        """One step; returns the parts of the loss, and False if `target_kl` was exceeded and no step was made."""
+        loss, tensors = self.loss(minibatch)
+        parts = {name: float(part) for name, part in tensors.items()}
+        if self.target_kl is not None and parts["approximate_kl"] > 1.5 * self.target_kl:
+            return parts, False
+        torch.autograd.backward(loss)
+        if self.max_grad_norm > 0:
+            norm = nn.utils.clip_grad_norm_([self._flat.parameter], self.max_grad_norm)
+            parts["gradient_norm"] = float(norm)
+        self.optimizer.step()
+        self._flat.zero_grad()
+        self.gradient_steps += 1
+        return parts, True
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """One step on a `Minibatch`; returns the sizes of its advantages. Rollouts know no importance weights."""
+        assert isinstance(batch, Minibatch)
+        self.update_minibatch(batch)
+        return batch.advantage.abs()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """None: a minibatch is not divided, as its advantages are normalised together."""
+        return ()
+
+    def update_rule(self) -> UpdateRule:
+        """A policy that draws its actions, and a network of values; both in one vector of weights."""
+        networks = self.networks
+        policy = RuleNetwork("policy", networks.policy, self.input_shape)
+        value = RuleNetwork("value", networks.value, self.input_shape)
+        departure = policy_departure(self, PPO, _POLICY)
+        kind = "categorical" if self.distribution.sizes else "normal"
+        head = PolicyHead(kind, networks, policy, departure=departure, value=value, sizes=self.distribution.sizes)
+        departure = step_departure(self, PPO, _STEP)
+        step = departure or ClippedStep(self._rule_scalars, self._flat, self.optimizer, networks.log_std)
+        return UpdateRule((value,), head, step, None, actor=policy)
+
+    def _rule_scalars(self) -> Mapping[str, float]:
+        return {
+            "clip_range": self.present_clip_range,
+            "value_clip_range": float(self.value_clip_range),
+            "value_coefficient": float(self.value_coefficient),
+            "entropy_coefficient": float(self.entropy_coefficient),
+            "max_grad_norm": float(self.max_grad_norm),
+            "target_kl": float(self.target_kl or 0.0),
+            "normalize_advantages": float(self.normalize_advantages),
+        }
+
+
+class A2C(PPO):
+    """Advantage actor-critic (Mnih et al. 2016): PPO that trains once on each rollout, all of it at a time.
+
+    The ratio is then 1 in every step and nothing is clipped, so that the gradient is that of A2C.
+    """
+
+    _trains_whole_rollouts: ClassVar[bool] = True
+
+    horizon: int = 8
+    epochs: int = 1
+    gae_lambda: float = 1.0
+    learning_rate: float = 7e-4
+    normalize_advantages: bool = False
