@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ReplayMode: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "top_k"]
 InitialPriority: TypeAlias = 'Literal["max", "mean"] | float'
 StorageKind: TypeAlias = Literal["ram", "memmap", "shared"]
-RewardStandardization: TypeAlias = Literal["none", "dynamic", "block", "block_restored"]
+RewardStandardization: TypeAlias = Literal["none", "returns", "dynamic", "block", "block_restored"]
 ValueStandardization: TypeAlias = Literal["none", "block"]
 Correction: TypeAlias = Literal["clip", "vtrace"]
 Exponent: TypeAlias = "float | Callable[[int], float]"
@@ -410,6 +410,7 @@ class RolloutSpec:
 
     The last three are HEPPO-GAE's (Sec. II). `reward_standardization`: "dynamic", by mean and deviation of all rewards
     so far (Eq. 6 to 9); "block", by those of the rollout; "block_restored", the same, undone after quantisation.
+    ("returns", which others have, divides rewards by the deviation of all discounted returns so far.)
     `value_standardization` "block" is undone after quantisation. With `quantization_bits` (2 to 16; 0: none), rewards
     and values are kept as numbers of that many bits until their advantages are estimated; it needs both
     standardisations.
@@ -451,6 +452,11 @@ class RolloutSpec:
             not bits or "none" not in (self.reward_standardization, self.value_standardization),
             f"quantization_bits={bits} needs numbers of a known range: set reward_standardization (such as "
             '"dynamic") and value_standardization="block".',
+        )
+        _require(
+            self.correction == "clip" or (self.policy_lag == 1 and self.value_standardization == "none"),
+            f'correction "vtrace" is for policy_lag=1 and values as they are; found policy_lag={self.policy_lag} and '
+            f"value_standardization={self.value_standardization!r}.",
         )
 
 

@@ -34,7 +34,7 @@ def benchmark(*arguments: str, replay: ReplaySpec | None = None, actors: int = 1
     options = parse_options(
         None, timesteps=10, run_dir="run", arguments=("--bench", "--bench-seconds", "2", *arguments)
     )
-    return Benchmark(options, replay or ReplaySpec(100), TRAIN, actors)
+    return Benchmark.with_replay(options, replay or ReplaySpec(100), TRAIN, actors)
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------

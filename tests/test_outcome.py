@@ -20,6 +20,7 @@ from pearl.replay.storage import DataStorage
 from pearl.runtime import outcome
 from pearl.runtime.checkpoint_files import manifest_crc32
 from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.experience import ReplayExperience
 from pearl.runtime.options import parse_options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator
 from pearl.runtime.run_state import Counters, RunState
@@ -145,7 +146,7 @@ def saved_run(folder: Path) -> tuple[RunState, Training]:
     training = Training("--eval-episodes", "3")
     training.look(3, 9, 5)
     storage = DataStorage(TransitionSpec.from_spaces(spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2)), 8)
-    state = RunState({}, training.trainer, NativeReplayManager(8), storage)
+    state = RunState({}, training.trainer, ReplayExperience(NativeReplayManager(8), storage))
     state.save(folder, training.counters, training.evaluator.best)
     return state, training
 

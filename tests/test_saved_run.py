@@ -25,6 +25,7 @@ from pearl.errors import CheckpointError, PearlError
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
 from pearl.runtime.checkpoint_files import manifest_crc32
+from pearl.runtime.experience import ReplayExperience
 from pearl.runtime.run_state import Best, Counters, RunState
 from pearl.runtime.trainer_state import RANDOM_GROUP, module_tensors
 from pearl.spec import TransitionSpec
@@ -52,7 +53,8 @@ def rows() -> dict[str, np.ndarray]:
 
 def run_of(mode: Any) -> RunState:
     storage = DataStorage(TRANSITION, CAPACITY, streams=2)
-    return RunState(IDENTITY, Small(OBS, ACTIONS), NativeReplayManager(CAPACITY, mode=mode, seed=1), storage)
+    replay = NativeReplayManager(CAPACITY, mode=mode, seed=1)
+    return RunState(IDENTITY, Small(OBS, ACTIONS), ReplayExperience(replay, storage))
 
 
 def test_an_episode_whose_rows_are_all_overwritten_continues(tmp_path: Path) -> None:
@@ -60,24 +62,24 @@ def test_an_episode_whose_rows_are_all_overwritten_continues(tmp_path: Path) -> 
     first, second = (run_of("prioritized") for _ in range(2))
     for stream in (1, 0, 0):
         streams = np.full(ROWS, stream)
-        first.replay.insert(first.storage.insert(rows(), streams=streams))  # type: ignore[attr-defined]
-    assert first.storage.columns["episode/resumed"].shape == (1, 2)
+        first.experience.replay.insert(first.experience.storage.insert(rows(), streams=streams))  # type: ignore[attr-defined]
+    assert first.experience.storage.columns["episode/resumed"].shape == (1, 2)
     first.save(tmp_path, Counters(stored=3 * ROWS, collected=3 * ROWS))
     second.load(tmp_path)
     for run in (first, second):
-        run.storage.insert(rows(), streams=np.ones(ROWS, int))  # type: ignore[attr-defined]
-    for name, column in first.storage.columns.items():
-        np.testing.assert_array_equal(column, second.storage.columns[name], err_msg=name)
+        run.experience.storage.insert(rows(), streams=np.ones(ROWS, int))  # type: ignore[attr-defined]
+    for name, column in first.experience.storage.columns.items():
+        np.testing.assert_array_equal(column, second.experience.storage.columns[name], err_msg=name)
 
 
 def used(mode: Any) -> RunState:
     run: Any = run_of(mode)
-    run.replay.insert(run.storage.insert(rows(), streams=np.arange(ROWS) % 2))
+    run.experience.replay.insert(run.experience.storage.insert(rows(), streams=np.arange(ROWS) % 2))
     learner = NativeLearner(run.trainer)
     for _ in range(3):
-        sample = run.replay.sample(BATCH)
-        result = learner.step(run.storage.gather(sample.indices), sample.weights)
-        run.replay.update(sample.indices, result.priorities, sample.generations)
+        sample = run.experience.replay.sample(BATCH)
+        result = learner.step(run.experience.storage.gather(sample.indices), sample.weights)
+        run.experience.replay.update(sample.indices, result.priorities, sample.generations)
         run.trainer.schedule.step()
     return run
 
@@ -349,9 +351,9 @@ def test_any_change_comes_back_as_it_was_written_or_is_refused(
     again = run.save(tmp_path / "again", counters, best)
     assert content_of(load_checkpoint(again)) == content_of(load_checkpoint(folder))
     try:  # nor does what goes on with it break
-        sample = run.replay.sample(BATCH)
-        result = NativeLearner(run.trainer).step(run.storage.gather(sample.indices), sample.weights)
-        run.replay.update(sample.indices, result.priorities, sample.generations)
+        sample = run.experience.replay.sample(BATCH)
+        result = NativeLearner(run.trainer).step(run.experience.storage.gather(sample.indices), sample.weights)
+        run.experience.replay.update(sample.indices, result.priorities, sample.generations)
         run.trainer.schedule.step()
     except PearlError:
         pass

@@ -17,7 +17,7 @@ from composer.predicted_parts import predicted_us
 from composer.report import short_number
 from pearl.runtime.learning_curve import moving_mean
 from pearl.runtime.scores import best_text, last_text, number
-from pearl.runtime.telemetry import PARTS
+from pearl.runtime.telemetry import ALL_PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,7 +217,7 @@ def comparisons(record: RunRecord) -> list[Comparison]:
 def _numbers(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
-    found = {name: number(values, name) for name in PARTS}
+    found = {name: number(values, name) for name in ALL_PARTS}
     return {name: value for name, value in found.items() if 0 <= value <= 1e300}
 
 
@@ -238,7 +238,7 @@ def _terms(
             _verdict(predicted.get(name), measured.get(name)),
             _spread(spread.get(name)),
         )
-        for name in PARTS
+        for name in ALL_PARTS
         if name in predicted or name in measured
     )
 

@@ -18,7 +18,7 @@ from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
-from pearl.spec import ActorSpec, ActorStep, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ActorSpec, ActorStep, ReplaySpec, RolloutSpec, TrainSpec, TransitionSpec
 
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
@@ -32,7 +32,7 @@ class ActorSetup:
 
     `index` counts from 0 among `spec.count` actors; `env_steps` is where the exploration schedule starts. With a
     `policy`, the actor runs it natively, and needs neither torch nor the trainer class. `transition` has the columns
-    that it makes, by default those of the environment's spaces.
+    that it makes, by default those of the environment's spaces. With a `rollout`, each message is its part of one.
     """
 
     trainer_class: type | None
@@ -46,9 +46,12 @@ class ActorSetup:
     steps_per_message: int = STEPS_PER_MESSAGE
     policy: PolicyPlan | None = None
     transition: TransitionSpec | None = None
+    rollout: RolloutSpec | None = None
 
     def message_rows(self) -> int:
         """Rows of one DCQ message."""
+        if self.rollout is not None:
+            return self.rollout.horizon * self.spec.envs_per_actor
         return message_rows(self.spec, self.train, self.steps_per_message)
 
 
@@ -81,6 +84,15 @@ class Policy(Protocol):
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions drawn from the policy's distribution by standard normal `noise` `(envs, *action)` float32."""
 
+    def explore(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """On-policy: drawn actions `(envs, *action)`, log probabilities and values `(envs,)` by `noise` `(envs, size)`.
+
+        The noise is uniform in [0, 1) for actions that are numbers, else standard normal; float32.
+        """
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """On-policy: values `(envs,)` float32."""
+
 
 @dataclass
 class _Episodes:
@@ -94,8 +106,8 @@ class _Episodes:
         self.returns, self.lengths = np.zeros(self.envs), np.zeros(self.envs, np.int64)
 
 
-class Actor:
-    """Steps its environments with the newest policy and fills messages with transitions.
+class VectorActor:
+    """What all actors have: a vector of environments, the newest policy, and their random numbers.
 
     `on_step` is called after each step of all environments.
     """
@@ -113,25 +125,18 @@ class Actor:
         else:
             self.policy = self._torch_policy()
         transition = setup.transition or TransitionSpec.from_spaces(observation_space, action_space)
-        self.transition, self._further = transition, transition.further
+        self.transition = transition
         self._obs_dtype = np.dtype(transition.fields[0].dtype)
         self._count = setup.spec.envs_per_actor
-        self._first_action = int(action_space.start) if isinstance(action_space, spaces.Discrete) else 0
-        self._window = NStepWindow(transition, self._count, setup.train.n_step, setup.train.gamma)
+        self._first_action = first_action(action_space)
+        self._shifts_actions = bool(np.any(self._first_action))
         seeds = np.random.SeedSequence((setup.seed, setup.index, setup.restarts))
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
-        self._explorer = make_explorer(
-            self.policy.exploration, action_space, self._count, self.rng, setup.train.learning_starts
-        )
-        self._samples = isinstance(self.policy.exploration, PolicySampling)
-        self._action_shape = (self._count, *(action_space.shape or ()))
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP
-        self._everywhere = np.ones(self._count, bool)
         self._env_seed = int(env_seed.generate_state(1)[0])
         self.env_steps = setup.env_steps
         self._policy_version = 0
-        self.reset(self._env_seed)
 
     def _torch_policy(self) -> Policy:
         # Imported here, as torch takes seconds to import.
@@ -150,17 +155,61 @@ class Actor:
             )
         return TorchPolicy(self.trainer)
 
+    def load_weights(self, weights: np.ndarray, version: int = 0) -> None:
+        """Take a policy snapshot `(weight_count,)` float32; messages say that they were made with this `version`."""
+        self.policy.load_weights(weights)
+        self._policy_version = version
+
+    def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
+        """Fill the arrays of a DCQ message; return the rows filled."""
+        raise NotImplementedError
+
+    def _not_finite(self, what: str, values: np.ndarray, step: str = "") -> str:
+        wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
+        return (
+            f"{self.setup.spec.env} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
+            f"{self.setup.index}{step}: {values[wrong[0]]}. Training on it would destroy the weights: fix the "
+            "environment, or clip its values with a gymnasium wrapper."
+        )
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+def first_action(action_space: gym.Space[Any]) -> int | np.ndarray:
+    """What the space's action 0 is called; policies count from 0."""
+    if isinstance(action_space, spaces.Discrete):
+        return int(action_space.start)
+    if isinstance(action_space, spaces.MultiDiscrete) and np.any(action_space.start):
+        return np.asarray(action_space.start)
+    return 0
+
+
+class Actor(VectorActor):
+    """Steps its environments with the newest policy and fills messages with transitions for a replay."""
+
+    def __init__(
+        self, setup: ActorSetup, trainer: TrainerLike | None = None, *, on_step: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(setup, trainer, on_step=on_step)
+        action_space = self.envs.single_action_space
+        self._further = self.transition.further
+        self._window = NStepWindow(self.transition, self._count, setup.train.n_step, setup.train.gamma)
+        self._explorer = make_explorer(
+            self.policy.exploration, action_space, self._count, self.rng, setup.train.learning_starts
+        )
+        self._samples = isinstance(self.policy.exploration, PolicySampling)
+        self._action_shape = (self._count, *(action_space.shape or ()))
+        self._everywhere = np.ones(self._count, bool)
+        self.reset(self._env_seed)
+
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
         obs, _ = self.envs.reset(seed=seed)
         self._obs = np.array(obs, self._obs_dtype, order="C")
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
-
-    def load_weights(self, weights: np.ndarray, version: int = 0) -> None:
-        """Take a policy snapshot `(weight_count,)` float32; messages say that they were made with this `version`."""
-        self.policy.load_weights(weights)
-        self._policy_version = version
 
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Run `steps_per_message` vector steps into the arrays of a DCQ message; return the rows filled.
@@ -196,7 +245,7 @@ class Actor:
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
         action = self._explorer.apply(self._policy_action(), self.env_steps)
         next_obs, reward, terminated, truncated, info = self.envs.step(
-            action + self._first_action if self._first_action else action
+            action + self._first_action if self._shifts_actions else action
         )
         if not _all_finite(reward):
             raise EnvError(self._not_finite("a reward", reward))
@@ -263,18 +312,6 @@ class Actor:
         if not self._samples:
             return self.policy.act(self._obs)
         return self.policy.sample(self._obs, self.rng.standard_normal(self._action_shape, np.float32))
-
-    def _not_finite(self, what: str, values: np.ndarray) -> str:
-        wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
-        return (
-            f"{self.setup.spec.env} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
-            f"{self.setup.index}: {values[wrong[0]]}. Training on it would destroy the weights: fix the environment, "
-            "or clip its values with a gymnasium wrapper."
-        )
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.envs.close()
 
 
 def _all_finite(values: np.ndarray) -> bool:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import register
 from pearl.actors.report import Report
+from pearl.actors.rollout_actor import make_actor
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
 from pearl.errors import ActorError, QueueClosedError
@@ -57,7 +58,7 @@ def run_actor(
     try:
         if environment is not None:
             register(environment)
-        actor = Actor(setup, on_step=report.beat)
+        actor = make_actor(setup, on_step=report.beat)
         if not torch_settled and "torch" in sys.modules:  # the environment's, or the program's
             settle_torch(setup)
         report.ready()

@@ -78,7 +78,7 @@ class ActionDistribution:
             assert log_std is not None
             distance = (action - outputs) * torch.exp(-log_std)
             return -(0.5 * distance * distance + log_std + _HALF_LOG_2_PI).sum(dim=1)
-        parts = zip(outputs.split(self.sizes, dim=1), action.unbind(dim=1), strict=True)
+        parts = zip(_parts(outputs, self.sizes), action.unbind(dim=1), strict=True)
         picked = [part.log_softmax(dim=1).gather(1, chosen[:, None]).squeeze(1) for part, chosen in parts]
         return torch.stack(picked).sum(dim=0)
 
@@ -87,7 +87,7 @@ class ActionDistribution:
         if not self.sizes:
             assert log_std is not None
             return (log_std + 0.5 + _HALF_LOG_2_PI).sum().expand(len(outputs))
-        logs = [part.log_softmax(dim=1) for part in outputs.split(self.sizes, dim=1)]
+        logs = [part.log_softmax(dim=1) for part in _parts(outputs, self.sizes)]
         return torch.stack([-(log.exp() * log).sum(dim=1) for log in logs]).sum(dim=0)
 
     def draw(self, outputs: torch.Tensor, log_std: torch.Tensor | None, noise: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ class ActionDistribution:
             assert log_std is not None
             return outputs + log_std.exp() * noise
         chosen = []
-        for part, uniform in zip(outputs.split(self.sizes, dim=1), noise.unbind(dim=1), strict=True):
+        for part, uniform in zip(_parts(outputs, self.sizes), noise.unbind(dim=1), strict=True):
             below = part.softmax(dim=1).cumsum(dim=1)[:, :-1] <= uniform[:, None]
             chosen.append(below.sum(dim=1))
         return torch.stack(chosen, dim=1)
@@ -105,7 +105,7 @@ class ActionDistribution:
         """The likeliest actions `(batch, size)`."""
         if not self.sizes:
             return outputs
-        return torch.stack([part.argmax(dim=1) for part in outputs.split(self.sizes, dim=1)], dim=1)
+        return torch.stack([part.argmax(dim=1) for part in _parts(outputs, self.sizes)], dim=1)
 
 
 class PolicyAndValue(nn.Module):
@@ -299,7 +299,8 @@ class OnPolicyTrainer(Trainer):
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
         """Values `(envs,)`."""
-        return self.networks.value(self.networks.normalize(obs)).squeeze(1)
+        found: torch.Tensor = self.networks.value(self.networks.normalize(obs))
+        return found.squeeze(1)
 
     def in_space(self, action: torch.Tensor) -> torch.Tensor:
         """Actions `(envs, size)` in the action's shape, and a Box's within its bounds."""
@@ -361,6 +362,11 @@ def normalized(advantages: torch.Tensor) -> torch.Tensor:
     return (advantages - advantages.mean()) / (advantages.std() + _SMALLEST)
 
 
+def _parts(outputs: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """The outputs `(batch, sum of sizes)` of each categorical part."""
+    return torch.split(outputs, list(sizes), dim=1)
+
+
 def _orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Module:
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
@@ -371,3 +377,11 @@ def _orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Module:
 def rows_of(minibatch: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray) -> Minibatch:
     """The rows of a rollout's flat columns as tensors."""
     return Minibatch(*(torch.from_numpy(minibatch[name][rows]) for name in Minibatch._fields))
+
+
+def present_policy(trainer: OnPolicyTrainer, rollout: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Log probabilities of a rollout's actions, and values, by the trainer's present weights, `(count,)` float32."""
+    obs, action = (torch.from_numpy(rollout[name]).to(trainer.device) for name in ("obs", "action"))
+    with torch.no_grad():
+        log_prob, _, values = trainer.evaluate_actions(obs, action)
+    return log_prob.cpu().numpy(), values.cpu().numpy()

@@ -13,6 +13,7 @@ from pearl.algorithms.on_policy import Minibatch, OnPolicyTrainer, Schedule, nor
 from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import (
     ClippedStep,
+    HeadKind,
     PolicyHead,
     RuleNetwork,
     UpdateRule,
@@ -118,7 +119,7 @@ class PPO(OnPolicyTrainer):
         policy = RuleNetwork("policy", networks.policy, self.input_shape)
         value = RuleNetwork("value", networks.value, self.input_shape)
         departure = policy_departure(self, PPO, _POLICY)
-        kind = "categorical" if self.distribution.sizes else "normal"
+        kind: HeadKind = "categorical" if self.distribution.sizes else "normal"
         head = PolicyHead(kind, networks, policy, departure=departure, value=value, sizes=self.distribution.sizes)
         departure = step_departure(self, PPO, _STEP)
         step = departure or ClippedStep(self._rule_scalars, self._flat, self.optimizer, networks.log_std)

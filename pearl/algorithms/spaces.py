@@ -42,9 +42,9 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
         discrete, continuous, several = (", ".join(algorithms_for(kind)) for kind in get_args(ActionKind))
         raise EnvError(
             f"{name} cannot act in {space}. The built-in algorithms take Discrete actions ({discrete}), bounded Box "
-            f"actions ({continuous}) or MultiDiscrete actions ({several}). Wrap the environment with a gymnasium.ActionWrapper that offers one of these, "
-            "such as a Discrete number for each combination, or bring a trainer class of your own that makes such "
-            "actions."
+            f"actions ({continuous}) or MultiDiscrete actions ({several}). Wrap the environment with a "
+            "gymnasium.ActionWrapper that offers one of these, such as a Discrete number for each combination, or "
+            "bring a trainer class of your own that makes such actions."
         )
     if kind != wanted:
         described = "a Discrete" if wanted == "Discrete" else "a Box"

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from pearl.runtime.queues import DataCollectionQueue
     from pearl.runtime.recomposition import ComposerInputs
     from pearl.runtime.reporting import Program
+    from pearl.runtime.rollout_session import (
+        RolloutAssignmentQueue,
+        RolloutDoneQueue,
+        RolloutSession,
+        RolloutWorker,
+    )
     from pearl.runtime.session import Session
     from pearl.runtime.trainer_import import import_class
     from pearl.runtime.workers import (
@@ -47,6 +53,10 @@ __all__ = [
     "PoweredDevice",
     "Program",
     "ProgressQueue",
+    "RolloutAssignmentQueue",
+    "RolloutDoneQueue",
+    "RolloutSession",
+    "RolloutWorker",
     "Session",
     "TrainingLoop",
     "WeightSyncQueue",
@@ -67,6 +77,7 @@ _MODULES = {
     "queues": ("DataCollectionQueue",),
     "recomposition": ("ComposerInputs",),
     "reporting": ("Program",),
+    "rollout_session": ("RolloutAssignmentQueue", "RolloutDoneQueue", "RolloutSession", "RolloutWorker"),
     "session": ("Session",),
     "trainer_import": ("import_class",),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),

@@ -16,20 +16,24 @@ _LATER_WARM_UP_S = 0.25  # Actors and queues settle at another pace
 
 
 class Benchmark:
-    """Measures at one replay ratio or two: infinity, at which Actors run free, and the program's own.
+    """Measures at one replay ratio or two: `free`, where Actors do not hold training back, and the program's `own`.
 
     Training begins once each of the `actors` has sent a message, so that none is still starting.
     """
 
-    def __init__(self, options: Options, replay: ReplaySpec, train: TrainSpec, actors: int) -> None:
-        own = train.replay_ratio
-        # Items that may be sampled so many times only would not last for training without data.
-        free = own if replay.max_times_sampled else math.inf
+    def __init__(self, options: Options, own: float, free: float, actors: int) -> None:
         ratios = [own, free] if options.bench_both else [own if options.bench_paced else free]
         self._ratios = list(dict.fromkeys(ratios))
         self._own, self._seconds = own, options.bench_seconds
         self._silent = set(range(actors))
         self._found: list[Mapping[str, object]] = []
+
+    @classmethod
+    def with_replay(cls, options: Options, replay: ReplaySpec, train: TrainSpec, actors: int) -> Benchmark:
+        """One of training by samples of a replay: free, its replay ratio is infinity."""
+        own = train.replay_ratio
+        # Items that may be sampled so many times only would not last for training without data.
+        return cls(options, own, own if replay.max_times_sampled else math.inf, actors)
 
     @property
     def ratio(self) -> float:

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -340,3 +340,20 @@ def _check_npy(file: Path) -> None:
     promised = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or min(shape, default=0) < 0 or promised != held:
         raise ValueError(f"its header promises shape {shape} of {dtype}, {promised} bytes; {held} follow")
+
+
+def refuse(where: Path, name: str, expected: str, found: object) -> NoReturn:
+    """Raise CheckpointError: `name` of the checkpoint in `where` is `found` instead of `expected`."""
+    text = repr(found)
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    raise CheckpointError(
+        f"{name} of the checkpoint in {where} must be {expected}; found {shown}. "
+        "The checkpoint is damaged: move it away, and resume from another."
+    )
+
+
+def saved_count(counters: Mapping[str, Any], name: str, where: Path) -> int:
+    """The whole number `name` of a checkpoint in `where`; CheckpointError if it is something else."""
+    if not is_count(counters.get(name)):
+        refuse(where, name, "a whole number of at least 0", counters.get(name))
+    return int(counters[name])

@@ -21,14 +21,16 @@ def insertion_rows(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec, mess
     return min(wanted, replay.capacity - message_rows)
 
 
-class _Ring(Protocol):
+class Ring(Protocol):
     """What collision checks need of a Data Storage."""
 
     @property
-    def cursor(self) -> int: ...
+    def cursor(self) -> int:
+        """The next slot to be written."""
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """All slots."""
 
 
 class CollectionBuffer:
@@ -68,15 +70,7 @@ class CollectionBuffer:
         for name, column in self._columns.items():
             column[self.count : end] = message[name][:rows]
         self.count = end
-        summary = {
-            "episode_return": message["episode_return"][: message["counts"][0]].copy(),
-            "episode_length": message["episode_length"][: message["counts"][0]].copy(),
-            "env_steps": message["counts"][1:2].copy(),
-            "actor": message["counts"][2:3].copy(),
-            "policy_version": message["counts"][3:4].copy(),
-            "rows": np.array([rows]),
-            "span": message["span"].copy(),
-        }
+        summary = summary_of(message, rows)
         dcq.release()
         return summary
 
@@ -93,6 +87,19 @@ class CollectionBuffer:
         return self._priorities
 
 
-def collides(storage: _Ring, rows: int, batches: Iterable[np.ndarray]) -> bool:
+def summary_of(message: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    """Copies of what a DCQ message of `rows` transitions says besides these."""
+    return {
+        "episode_return": message["episode_return"][: message["counts"][0]].copy(),
+        "episode_length": message["episode_length"][: message["counts"][0]].copy(),
+        "env_steps": message["counts"][1:2].copy(),
+        "actor": message["counts"][2:3].copy(),
+        "policy_version": message["counts"][3:4].copy(),
+        "rows": np.array([rows]),
+        "span": message["span"].copy(),
+    }
+
+
+def collides(storage: Ring, rows: int, batches: Iterable[np.ndarray]) -> bool:
     """Whether inserting `rows` transitions would overwrite a slot of a sampled batch still being trained on."""
     return any(bool(((indices - storage.cursor) % storage.capacity < rows).any()) for indices in batches)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Protocol
 
 from pearl.actors.actor import message_rows
+from pearl.errors import ConfigurationError
 from pearl.runtime.collection import insertion_rows
 from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, training_absent, why_no_training
 from pearl.runtime.run_state import Counters
@@ -59,6 +60,63 @@ class DataFlow(Protocol):
 
     def why_no_training(self) -> str:
         """The reason, after a run without a training step."""
+
+
+class OnPolicy:
+    """Training by rollouts: `rows` transitions are collected, trained on `epochs` times, and dropped."""
+
+    def __init__(self, rows: int, epochs: int) -> None:
+        self.insertion_rows, self._epochs = rows, epochs
+
+    def begin(self, counters: Counters) -> None:
+        """Use `counters`."""
+        self._counters = counters
+
+    def collection_allowed(self) -> bool:
+        """Always: full queues hold the actors back."""
+        return True
+
+    def collected(self, rows: int, policy_version: int) -> None:
+        """Nothing: a rollout is taken only as a whole."""
+
+    def insertion_wanted(self, rows: int, age_s: float) -> bool:
+        """When all of the rollout is there."""
+        return rows >= self.insertion_rows
+
+    def batches_allowed(self) -> int:
+        """One rollout at a time; while it is collected, the run does not wait for anything else."""
+        return 1
+
+    def checkpoint_allowed(self) -> bool:
+        """At any time between rollouts, when nothing that was collected is left."""
+        return True
+
+    def set_replay_ratio(self, ratio: float) -> None:
+        """The epochs alone: raises ConfigurationError for another ratio."""
+        if ratio != self._epochs:
+            raise ConfigurationError(
+                f"On-policy training trains {self._epochs} times (epochs) on each transition and has no replay ratio; "
+                f"found {ratio:g}. Set epochs instead."
+            )
+
+    @property
+    def achieved_ratio(self) -> float:
+        """Samples trained per transition collected."""
+        return self._counters.samples / self._counters.stored if self._counters.stored else 0.0
+
+    def training_absent(self, timesteps: int) -> str:
+        """Warn where the run ends before the first rollout is complete."""
+        missing = self.insertion_rows - (timesteps - self._counters.env_steps)
+        if self._counters.stored or missing <= 0:
+            return ""
+        return (
+            f"The run will not train: a rollout has {self.insertion_rows:,} steps, the run {timesteps:,}. Give more "
+            "--timesteps, or a smaller horizon."
+        )
+
+    def why_no_training(self) -> str:
+        """The run ended within its first rollout."""
+        return f"The first rollout of {self.insertion_rows:,} transitions was not completed."
 
 
 class OffPolicy:

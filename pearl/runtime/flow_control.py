@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pearl.runtime.collection import CollectionBuffer, collides
+from pearl.runtime.collection import CollectionBuffer, Ring, collides
 from pearl.runtime.data_flow import DataFlow
 from pearl.runtime.rate import StepRate
-from pearl.runtime.run_state import Counters, HostStorage
+from pearl.runtime.run_state import Counters
 
 _GRANT_S = 0.02  # length of setting 2's grants: negligible overhead, quick to stop
 
@@ -25,7 +25,7 @@ class FlowControl:
         self,
         counters: Counters,
         data_flow: DataFlow,
-        storage: HostStorage,
+        storage: Ring | None,
         rate: StepRate,
         *,
         batch_size: int,
@@ -87,6 +87,7 @@ class FlowControl:
         wanted = buffer.count > 0 and (self.draining or self._data_flow.insertion_wanted(buffer.count, age_s))
         # A sampling in progress may return any slot: wait for its end.
         sampled = self._requested == len(self._in_flight)
+        assert self._storage is not None
         ready = wanted and sampled and not collides(self._storage, buffer.count, self._in_flight.values())
         self._insertion_waits = buffer.full and not ready
         return ready
@@ -143,14 +144,17 @@ class FlowControl:
         self._rate.started()
         self._progressed = True
 
-    def trained(self, iterations: int, batch: int | None = None) -> None:
-        """The batch with the id `batch` came back trained, in any order; None in setting 2: what was granted did."""
+    def trained(self, iterations: int, batch: int | None = None, *, gradient_steps: int | None = None) -> None:
+        """The batch with the id `batch` came back trained, in any order; None in setting 2: what was granted did.
+
+        An iteration is one gradient step, unless `gradient_steps` says how many all of them made.
+        """
         if batch is None:
             self._granted = 0
         else:
             del self._in_flight[batch]
             self._requested -= 1
-        self._counters.gradient_steps += iterations
+        self._counters.gradient_steps += iterations if gradient_steps is None else gradient_steps
         self._counters.samples += iterations * self._batch_size
         self._rate.trained(
             iterations, idle=not self._requested and (self.draining or not self._data_flow.batches_allowed())

@@ -5,6 +5,7 @@ The queues themselves, and the WSQ, are `pearl.ipc.queues`; the RRQ is `pearl.re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pearl.ipc.queues import Bell, ColumnQueue
@@ -17,10 +18,18 @@ class DataCollectionQueue(ColumnQueue):
     Next to the transitions: their first priorities `(rows,)`, where the algorithm has actors give these;
     `episode_return` and `episode_length` `(rows,)`; `counts`, which are how many episodes ended, the environment
     steps that the message stands for, the actor's index, and the version of the policy that acted; and `span`, when the
-    actor began and ended the message, in seconds of `time.perf_counter()`, which all processes share.
+    actor began and ended the message, in seconds of `time.perf_counter()`, which all processes share. `further` are
+    fields of other messages.
     """
 
-    def __init__(self, transition: TransitionSpec, rows: int, slots: int, bell: Bell | None = None) -> None:
+    def __init__(
+        self,
+        transition: TransitionSpec,
+        rows: int,
+        slots: int,
+        bell: Bell | None = None,
+        further: Sequence[FieldSpec] = (),
+    ) -> None:
         columns = [FieldSpec(f.name, (rows, *f.shape), f.dtype) for f in transition.fields]
         if transition.priority is not None:
             columns.append(FieldSpec("priority", (rows,), "float32"))
@@ -31,6 +40,7 @@ class DataCollectionQueue(ColumnQueue):
                 FieldSpec("episode_length", (rows,), "int64"),
                 FieldSpec("counts", (4,), "int64"),
                 FieldSpec("span", (2,), "float64"),
+                *further,
             ],
             slots,
             bell,

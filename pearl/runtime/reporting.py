@@ -13,8 +13,8 @@ from types import TracebackType
 
 from pearl.algorithms.trainer import Trainer, TrainerLike
 from pearl.errors import ConfigurationError
-from pearl.replay.protocol import ReplayManager
 from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.experience import Experience
 from pearl.runtime.learning_curve import plot_learning_curve
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import Evaluator, write_summary
@@ -26,24 +26,12 @@ from pearl.runtime.run_folder import RunFolder
 from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
 from pearl.runtime.telemetry import Telemetry, iteration_text
-from pearl.spec import TrainSpec
 
 logger = logging.getLogger("pearl.runtime")
 
 _SHOW_INTERVAL_S = 0.1
 _LOG_INTERVAL_S = 1.0
 _LOGGED_ROWS = 50_000  # of progress.csv: runs of more than 14 hours log less often
-_REPLAY_STATISTICS = (
-    "filled",
-    "samples_per_item",
-    "exhausted",
-    "age_mean",
-    "age_max",
-    "effective_sample_size",
-    "max_priority",
-    "stale",
-    "saturated",
-)
 
 
 @dataclass(frozen=True)
@@ -75,27 +63,37 @@ class Program:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run's reports are about. `achieved_ratio` returns the samples trained per transition collected."""
+    """What a run's reports are about. `achieved_ratio` returns the samples trained per transition collected.
+
+    `steps_per_iteration` returns the gradient steps of an iteration.
+    """
 
     counters: Counters
     trainer: TrainerLike
-    replay: ReplayManager
+    experience: Experience
     achieved_ratio: Callable[[], float]
+    steps_per_iteration: Callable[[], float] = lambda: 1.0
 
 
 class Reporter:
     """Holds the run's folders, and reports to the user and to the log files.
 
-    `td_error` and `beta` are those of the newest batch, `replay_ratio` is the one that the rates are measured at. Call
-    `observe` first; `open` starts display and logs. Without `open`, as in a benchmark, `say` prints and `show` does
-    nothing.
+    `td_error` is that of the newest batch, `replay_ratio` the one that the rates are measured at; an iteration trains
+    on `experiences` transitions. Call `observe` first; `open` starts display and logs. Without `open`, as in a
+    benchmark, `say` prints and `show` does nothing.
     """
 
     def __init__(
-        self, program: Program, options: Options, train: TrainSpec, rate: StepRate, telemetry: Telemetry
+        self,
+        program: Program,
+        options: Options,
+        experiences: int,
+        replay_ratio: float,
+        rate: StepRate,
+        telemetry: Telemetry,
     ) -> None:
         self._program, self._options, self._rate = program, options, rate
-        self._batch_size, self.replay_ratio = train.batch_size, train.replay_ratio
+        self._experiences, self.replay_ratio = experiences, replay_ratio
         self._telemetry = telemetry
         self._folder = RunFolder(options)
         self._log: RunLog | None = None
@@ -104,7 +102,7 @@ class Reporter:
         self._shown_at = self._logged_at = self._folder_checked_at = -math.inf
         self._power = PowerLog(program.power)
         self._started = time.monotonic()
-        self.td_error = self.beta = math.nan
+        self.td_error = math.nan
         self._subject: Subject
 
     def start_clock(self) -> None:
@@ -159,11 +157,12 @@ class Reporter:
         if self._display is None or now - self._shown_at < _SHOW_INTERVAL_S:
             return
         self._shown_at = now
-        counters, gps = self._subject.counters, self._rate.recent
+        counters, iterations = self._subject.counters, self._rate.recent
+        gps = iterations * self._subject.steps_per_iteration()
         self._display.update(
             steps=counters.env_steps,
             mean_return=counters.mean_return,
-            eps=gps * self._batch_size,
+            eps=iterations * self._experiences,
             gps=gps,
             replay_ratio=self._subject.achieved_ratio(),
             episodes=counters.episodes,
@@ -181,7 +180,7 @@ class Reporter:
     def _eps_per_watt(self) -> float | None:
         """EPS per watt of the devices in use since the first batch; None where their power is not known."""
         power = self._power.newest()
-        return None if power is None or not power.watts else self._rate.overall * self._batch_size / power.watts
+        return None if power is None or not power.watts else self._rate.overall * self._experiences / power.watts
 
     def show_last(self) -> None:
         """Show and log the final counts."""
@@ -208,7 +207,7 @@ class Reporter:
     def _log_scalars(self) -> None:
         if self._log is None:
             return
-        subject, gps = self._subject, self._rate.recent
+        subject, iterations = self._subject, self._rate.recent
         counters = subject.counters
         self._log.scalars(
             counters.env_steps,
@@ -217,13 +216,13 @@ class Reporter:
                 "gradient_steps": counters.gradient_steps,
                 "episodes": counters.episodes,
                 "training_return": counters.mean_return,
-                "eps": gps * self._batch_size,
-                "gps": gps,
+                "eps": iterations * self._experiences,
+                "gps": iterations * subject.steps_per_iteration(),
                 "replay_ratio": subject.achieved_ratio(),
                 "td_error": self.td_error,
                 **self._power_scalars(),
                 **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
-                **self._replay_scalars(),
+                **subject.experience.log_scalars(),
                 **self._telemetry.scalars(),
             },
         )
@@ -232,13 +231,6 @@ class Reporter:
         power = self._power.newest()
         watts = None if power is None else power.watts
         return {} if watts is None else {"power/watts": watts, "power/eps_per_watt": self._eps_per_watt() or math.nan}
-
-    def _replay_scalars(self) -> dict[str, float]:
-        replay = self._subject.replay
-        found = replay.statistics()
-        scalars = {name: float(getattr(found, name)) for name in _REPLAY_STATISTICS}
-        scalars |= {"alpha": replay.alpha, "beta": self.beta}
-        return {f"replay/{name}": value for name, value in scalars.items()}
 
     def episode(self, actor: int, ret: float, length: int) -> None:
         """An episode of `length` steps ended in an environment of `actor`, with the return `ret`."""
@@ -256,7 +248,7 @@ class Reporter:
 
     def rates(self) -> dict[str, object]:
         """Print and return the rates and the power of the run."""
-        batch, ratio = self._batch_size, self.replay_ratio
+        batch, ratio = self._experiences, self.replay_ratio
         predicted = self._program.predicted(ratio)
         pace = "with Actors that run free" if math.isinf(ratio) else f"at a replay ratio of {ratio:g}"
         busy, overall = self._rate.busy * batch, self._rate.overall * batch
@@ -277,7 +269,7 @@ class Reporter:
             "measured_eps": busy,
             "predicted_eps": predicted,
             "overall_eps": overall,
-            "overall_gps": self._rate.overall,
+            "overall_gps": self._rate.overall * self._subject.steps_per_iteration(),
             "paced_at": None if math.isinf(ratio) else ratio,
             "iteration": iteration,
             **self._power_rates(overall, predicted),
@@ -311,7 +303,7 @@ class Reporter:
         self, rates: Mapping[str, object], *, env: str, stopped: str, update_delay: int, actor_restarts: int
     ) -> dict[str, object]:
         """The content of summary.json, without the evaluations."""
-        counters, replay = self._subject.counters, self._subject.replay.statistics()
+        counters = self._subject.counters
         return {
             "program": self._program.name,
             "composed_from": self._program.composed_from,
@@ -323,10 +315,7 @@ class Reporter:
             "episodes": counters.episodes,
             "replay_ratio": self._subject.achieved_ratio(),
             "priority_update_delay": update_delay,
-            "stale_updates": replay.stale,
-            "saturated_priorities": replay.saturated,
-            "priority_rescales": replay.rescales,
-            "priority_recoveries": replay.recoveries,
+            **self._subject.experience.summary(),
             "wall_s": self.wall_s(),
             "actor_restarts": actor_restarts,
             **rates,

@@ -8,18 +8,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pearl.algorithms.trainer import TrainerLike
-from pearl.errors import CheckpointError, ReplayError
-from pearl.replay.protocol import ReplayManager
-from pearl.replay.synthetic import FillableStorage
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
-from pearl.runtime.checkpoint_files import is_count
-from pearl.runtime.data_storage import PER_CHAIN
+from pearl.runtime.checkpoint_files import is_count, refuse, saved_count
+from pearl.runtime.experience import Experience, part
 from pearl.runtime.trainer_state import (
     RANDOM_GROUP,
     check_module_tensors,
@@ -32,35 +29,6 @@ from pearl.runtime.trainer_state import (
 _RETURN_WINDOW = 100
 _BEST = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
-_REPLAY, _STORAGE = "replay/", "storage/"  # prefixes of arrays and scalars
-_STORAGE_SCALARS = ("size", "cursor", "inserted")
-
-
-class HostStorage(FillableStorage, Protocol):
-    """What the host needs of a Data Storage, wherever it is."""
-
-    @property
-    def size(self) -> int:
-        """Slots written so far."""
-        ...
-
-    @property
-    def cursor(self) -> int:
-        """The next slot to be written."""
-        ...
-
-    @property
-    def inserted(self) -> int:
-        """Transitions ever inserted."""
-        ...
-
-    @property
-    def columns(self) -> Mapping[str, np.ndarray]:
-        """All columns, `(capacity, *shape)` each."""
-        ...
-
-    def restore(self, columns: Mapping[str, np.ndarray], *, size: int, cursor: int, inserted: int) -> None:
-        """Take columns back."""
 
 
 @dataclass
@@ -101,15 +69,15 @@ class Counters:
         counts = [name for name, value in vars(cls()).items() if type(value) is int]
         for name in counts:
             if not is_count(scalars.get(name)):
-                _refuse(where, name, "a whole number of at least 0", scalars.get(name))
+                refuse(where, name, "a whole number of at least 0", scalars.get(name))
         wall_s = scalars.get("wall_s")
         if isinstance(wall_s, bool) or not isinstance(wall_s, int | float) or not 0 <= wall_s < math.inf:
-            _refuse(where, "wall_s", "seconds, at least 0", wall_s)
+            refuse(where, "wall_s", "seconds, at least 0", wall_s)
         counters = cls(**{name: scalars[name] for name in counts}, wall_s=float(wall_s))
         counters.returns.extend(_saved_returns(scalars.get("returns"), counters.episodes, where))
         for name, most in (("stored", "collected"), ("ratio_stored", "stored"), ("ratio_samples", "samples")):
             if getattr(counters, name) > getattr(counters, most):
-                _refuse(where, name, f"at most {most}, {getattr(counters, most)}", getattr(counters, name))
+                refuse(where, name, f"at most {most}, {getattr(counters, most)}", getattr(counters, name))
         return counters
 
 
@@ -122,17 +90,8 @@ def _saved_returns(text: object, episodes: int, where: Path) -> list[float]:
     except (ValueError, TypeError, OverflowError, RecursionError):
         found, returns = None, []
     if not isinstance(found, list) or not len(found) == len(returns) == count:
-        _refuse(where, "returns", f"a list of {count} numbers, for {episodes} episodes", text)
+        refuse(where, "returns", f"a list of {count} numbers, for {episodes} episodes", text)
     return returns
-
-
-def _refuse(where: Path, name: str, expected: str, found: object) -> NoReturn:
-    text = repr(found)
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
-    raise CheckpointError(
-        f"{name} of the checkpoint in {where} must be {expected}; found {shown}. "
-        "The checkpoint is damaged: move it away, and resume from another."
-    )
 
 
 class Best(NamedTuple):
@@ -154,21 +113,12 @@ class RunState:
 
     identity: Mapping[str, str]
     trainer: TrainerLike
-    replay: ReplayManager
-    storage: HostStorage
+    experience: Experience
 
     def save(self, directory: Path, counters: Counters, best: Best | None = None) -> Path:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
-        arrays: dict[str, np.ndarray] = {}
-        scalars = counters.to_scalars()
-        for key, value in self.replay.state_dict().items():
-            if isinstance(value, np.ndarray):
-                arrays[f"{_REPLAY}{key}"] = value
-            else:
-                scalars[f"{_REPLAY}{key}"] = value
-        for name, column in self.storage.columns.items():
-            arrays[f"{_STORAGE}{name}"] = column[: self.storage.size]
-        scalars |= {f"{_STORAGE}{name}": getattr(self.storage, name) for name in _STORAGE_SCALARS}
+        arrays, own = self.experience.state()
+        scalars = {**counters.to_scalars(), **own}
         tensors = {**module_tensors(self.trainer), RANDOM_GROUP: torch_random_tensors()}
         if best is not None:
             scalars |= {f"{_BEST}{name}": getattr(best, name) for name in _BEST_SCALARS}
@@ -184,67 +134,34 @@ class RunState:
         state = load_checkpoint(directory, self.identity)
         counters = Counters.from_scalars(state.counters, directory)
         if counters.env_steps != state.step:
-            _refuse(directory, "env_steps", f"its step, {state.step}", counters.env_steps)
+            refuse(directory, "env_steps", f"its step, {state.step}", counters.env_steps)
         best = self._saved_best(state, counters, directory)
-        replay = {**_part(state.arrays, _REPLAY), **_part(state.counters, _REPLAY)}
-        columns = _part(state.arrays, _STORAGE)
-        place = {name: _saved_count(state.counters, f"{_STORAGE}{name}", directory) for name in _STORAGE_SCALARS}
         self._check_names(state, directory)
-        _check_rows(columns, replay, place["size"], directory)
+        self.experience.check(state.arrays, state.counters, directory)
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(_BEST)})
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
-        self.replay.load_state_dict(replay)
-        try:
-            self.storage.restore(columns, **place)
-        except ReplayError as error:
-            raise CheckpointError(
-                f"The transitions of the checkpoint in {directory} cannot be restored: {error}"
-            ) from error
+        self.experience.load(state.arrays, state.counters, directory)
         return counters, best
 
     def _saved_best(self, state: CheckpointState, counters: Counters, where: Path) -> Best | None:
-        tensors, scalars = _part(state.tensors, _BEST), _part(state.counters, _BEST)
+        tensors, scalars = part(state.tensors, _BEST), part(state.counters, _BEST)
         if not tensors and not scalars:
             return None
         mean = scalars.get("mean")
         if isinstance(mean, bool) or not isinstance(mean, int | float) or math.isnan(mean) or not tensors:
-            _refuse(where, f"{_BEST}mean", f"a number, together with weights in {_BEST}...", mean)
-        counts = {name: _saved_count(state.counters, f"{_BEST}{name}", where) for name in _BEST_SCALARS[1:]}
+            refuse(where, f"{_BEST}mean", f"a number, together with weights in {_BEST}...", mean)
+        counts = {name: saved_count(state.counters, f"{_BEST}{name}", where) for name in _BEST_SCALARS[1:]}
         for name in ("env_steps", "gradient_steps"):
             if counts[name] > (most := getattr(counters, name)):
-                _refuse(where, f"{_BEST}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
+                refuse(where, f"{_BEST}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
         check_module_tensors(self.trainer, tensors)
         return Best(float(mean), **counts, tensors=tensors)
 
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
-        known = {*vars(Counters()), *(f"{_STORAGE}{name}" for name in _STORAGE_SCALARS)}
-        known |= {f"{_BEST}{name}" for name in _BEST_SCALARS}
-        known |= {f"{_REPLAY}{name}" for name in self.replay.state_dict()}
+        known = {*vars(Counters()), *(f"{_BEST}{name}" for name in _BEST_SCALARS)}
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
-            if unknown := [n for n in names if n not in known and not (kind == "arrays" and n.startswith(_STORAGE))]:
-                _refuse(where, f"each of the {kind}", "one that a run has", unknown[0])
-
-
-def _check_rows(columns: Mapping[str, Any], replay: Mapping[str, Any], size: int, where: Path) -> None:
-    """Refuse columns whose length is not `size`, and a replay whose written slots are not the first `size`."""
-    for name, column in columns.items():
-        expected = min(size, 1) if name in PER_CHAIN else size
-        if column.ndim < 1 or len(column) != expected:
-            _refuse(where, f"{_STORAGE}{name}", f"{expected} rows, as storage/size says", column.shape)
-    generations = replay.get("generations")
-    written = np.flatnonzero(generations) if isinstance(generations, np.ndarray) else np.empty(0, np.int64)
-    if not np.array_equal(written, np.arange(size)):
-        _refuse(where, "replay/generations", f"above 0 in the {size} slots that are stored, and there alone", written)
-
-
-def _saved_count(counters: Mapping[str, Any], name: str, where: Path) -> int:
-    if not is_count(counters.get(name)):
-        _refuse(where, name, "a whole number of at least 0", counters.get(name))
-    return int(counters[name])
-
-
-def _part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+            if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
+                refuse(where, f"each of the {kind}", "one that a run has", unknown[0])

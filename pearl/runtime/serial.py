@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.actor import ActorSetup
+from pearl.actors.rollout_actor import make_actor
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.queues import DataCollectionQueue
 
@@ -17,7 +18,7 @@ class InlineActor:
         self._setup, self._dcq = setup, dcq
         # Its own reader: a shared one would return each version only to the first that polls.
         self._wsq = wsq.reader()
-        self._actor = Actor(setup)
+        self._actor = make_actor(setup)
 
     def run_once(self) -> bool:
         """Collect a message, if there is room."""

@@ -26,6 +26,8 @@ from pearl.runtime.workers import Worker
 INSERTION = "insertion per transition"
 # In the order of an iteration; the keys of predicted and measured times.
 PARTS = ("sampling", "gather", INSERTION, "update", "training", "communication", "iteration")
+ROLLOUT_PARTS = ("collection", "advantages", "training", "communication", "iteration")
+ALL_PARTS = tuple(dict.fromkeys((*ROLLOUT_PARTS[:2], *PARTS)))
 
 _INTERVAL_S = 0.25
 _MOST_INTERVALS = 1024  # then neighbours are joined
@@ -189,6 +191,13 @@ class Telemetry:
     def _spent(self) -> dict[str, float]:
         """Seconds so far of each part but the whole iteration."""
         loop, host = ({}, {}) if self._worker is None else (self._worker.seconds(), self._worker.host.spent)
+        if "advantages" in loop:  # rollouts: actors collect side by side
+            collecting = [actor.spent.get("collect", 0.0) for actor in self._actors.values()]
+            return {
+                "collection": max(collecting, default=0.0),
+                "advantages": loop["advantages"],
+                "training": loop["train"] + loop["publish"],
+            }
         spent = {
             "sampling": loop.get("sample", 0.0),
             "gather": loop.get("gather", 0.0) + host.get("gather", 0.0),
@@ -218,7 +227,7 @@ class Telemetry:
     def iteration_times(self) -> IterationTimes:
         """The times of an iteration's parts; call it when the loops have ended."""
         intervals = [_times_us(before, after) for before, after in self._intervals()]
-        values = {name: [times[name] for times in intervals if name in times] for name in PARTS}
+        values = {name: [times[name] for times in intervals if name in times] for name in ALL_PARTS}
         values = {name: found for name, found in values.items() if any(found)}
         middle = {name: float(np.median(found)) for name, found in values.items()}
         if INSERTION in middle:  # another thread may insert in a later interval than the host counts
@@ -254,7 +263,7 @@ class Telemetry:
     def activity(self) -> Activity:
         """Busy shares and fill levels now; cheap enough for ten times a second."""
         now = time.perf_counter()
-        spent = self._moments[-1].spent if self._moments else dict.fromkeys(PARTS, 0.0)
+        spent = {**dict.fromkeys(ALL_PARTS, 0.0), **(self._moments[-1].spent if self._moments else {})}
         collecting_s = sum(actor.spent.get("collect", 0.0) for actor in self._actors.values())
         seconds = {
             "Actors": collecting_s / max(1, len(self._actors)),
@@ -304,11 +313,12 @@ class Telemetry:
 def _times_us(before: _Moment, after: _Moment) -> dict[str, float]:
     """Mean microseconds of an iteration and its parts between two moments; `INSERTION` is absent if there was none."""
     each_us = 1e6 / (after.iterations - before.iterations)
-    times = {name: (after.spent[name] - before.spent[name]) * each_us for name in after.spent if name != INSERTION}
-    if inserted := after.inserted - before.inserted:
-        times[INSERTION] = (after.spent[INSERTION] - before.spent[INSERTION]) * 1e6 / inserted
+    spent = {name: seconds - before.spent.get(name, 0.0) for name, seconds in after.spent.items()}
+    times = {name: seconds * each_us for name, seconds in spent.items() if name != INSERTION}
+    if INSERTION in spent and (inserted := after.inserted - before.inserted):
+        times[INSERTION] = spent[INSERTION] * 1e6 / inserted
     times["iteration"] = (after.busy_s - before.busy_s) * each_us
-    if "communication" not in times:  # setting 2: the loop waits for its next grant
+    if "communication" not in times and "collection" not in times:  # setting 2: the loop waits for its next grant
         parts = ("sampling", "gather", "update", "training")
         times["communication"] = max(0.0, times["iteration"] - sum(times[name] for name in parts))
     return times
@@ -321,7 +331,7 @@ def _column(name: str) -> str:
 def iteration_text(predicted_us: Mapping[str, float], measured_us: Mapping[str, float]) -> str:
     """One line: the measured time of an iteration and its parts, each with its prediction where there is one."""
     parts = []
-    for name in reversed(PARTS):
+    for name in reversed(ALL_PARTS):
         if name in measured_us:
             predicted = f" (predicted {predicted_us[name]:,.2f})" if name in predicted_us else ""
             parts.append(f"{name} {measured_us[name]:,.2f}{predicted}")

@@ -22,6 +22,7 @@ from test_one_file_algorithm import C51
 from trainers import TinySAC, TinyTD3
 
 from pearl.algorithms import ALGORITHMS, SAC, TD3, Batch, Trainer, make_trainer, one_of_algorithms
+from pearl.algorithms.on_policy import Minibatch
 from pearl.algorithms.trainer import batch_type_of, modules_of, policy_tensors, transition_of
 from pearl.errors import EnvError, TrainerError
 from pearl.learner.torch_learner import TorchLearner
@@ -29,6 +30,9 @@ from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 
 TRAINERS: dict[str, type[Trainer]] = {**ALGORITHMS, "C51": C51}
 each_trainer = pytest.mark.parametrize("name", TRAINERS)
+each_replay_trainer = pytest.mark.parametrize(
+    "name", [name for name, found in TRAINERS.items() if found.data_flow() == "replay"]
+)
 
 
 def actions_of(name: str) -> spaces.Space[Any]:
@@ -43,6 +47,9 @@ def batch_of(name: str, seed: int = 0, rows: int = ROWS) -> tuple[Batch, torch.T
     """Random transitions with the columns that the algorithm declares, and importance weights."""
     batch, weights = common_batch_of(actions_of(name), seed, rows)
     generator = torch.Generator().manual_seed(seed)
+    if TRAINERS[name].data_flow() == "rollout":
+        numbers = torch.randn(4, rows, generator=generator)
+        return Minibatch(batch.obs, batch.action, numbers[0] - 1.0, *numbers[1:]), weights  # type: ignore[return-value]
     declared = transition_of(TRAINERS[name], OBS, actions_of(name)).fields[len(batch) :]
     more = [torch.rand((rows, *field.shape), generator=generator) for field in declared]
     return batch_type_of(made(name))(*batch, *more), weights
@@ -103,7 +110,7 @@ def test_a_step_moves_the_policy_and_gives_each_row_a_priority(name: str) -> Non
     assert all(math.isfinite(value) for value in trainer.metrics().values())
 
 
-@each_trainer
+@each_replay_trainer
 def test_a_discount_of_zero_stops_the_bootstrap(name: str) -> None:
     batch, weights = batch_of(name)
     ended, went_on = (batch._replace(discount=torch.full((ROWS,), discount)) for discount in (0.0, 0.9))
@@ -116,7 +123,7 @@ def test_a_discount_of_zero_stops_the_bootstrap(name: str) -> None:
     assert not torch.allclose(priorities(went_on), priorities(went_on._replace(next_obs=batch.next_obs * 3)))
 
 
-@each_trainer
+@each_replay_trainer
 def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(name: str) -> None:
     batch, weights = batch_of(name)
     other, _ = batch_of(name, seed=9)
@@ -134,7 +141,7 @@ def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(name: str) -> No
 
 
 @each_device
-@each_trainer
+@each_replay_trainer
 @pytest.mark.parametrize("sub_batches", [2, 3])
 def test_sub_batches_train_as_the_whole_batch(name: str, sub_batches: int, device: str) -> None:
     if name == "C51" and device != "cpu":
@@ -188,7 +195,7 @@ def test_a_restored_trainer_goes_on_to_the_bit(name: str) -> None:
 # --- what it states ---------------------------------------------------------------------------------------------------
 
 
-@each_trainer
+@each_replay_trainer
 def test_it_states_its_columns_phases_and_checkpoint_identity(name: str) -> None:
     trainer = made(name)
     columns = [field.name for field in transition_of(TRAINERS[name], OBS, actions_of(name)).fields]
@@ -208,7 +215,8 @@ def test_it_states_its_columns_phases_and_checkpoint_identity(name: str) -> None
 
 @each_trainer
 def test_an_unknown_setting_names_its_nearest_match(name: str) -> None:
-    for wrong, meant in (("learning_rat", "learning_rate"), ("hiden_sizes", "hidden_sizes"), ("ta", "tau")):
+    third = ("ta", "tau") if hasattr(TRAINERS[name], "tau") else ("horizn", "horizon")
+    for wrong, meant in (("learning_rat", "learning_rate"), ("hiden_sizes", "hidden_sizes"), third):
         with pytest.raises(TrainerError, match=rf"{name} has no setting '{wrong}'.*'{meant}'.*batch_size"):
             made(name, **{wrong: 1})
     with pytest.raises(TrainerError, match="no setting 'get_action'"):
@@ -228,6 +236,14 @@ UNUSABLE: dict[str, tuple[object, ...]] = {
     "initial_temperature": (0.0, math.nan),
     "log_std_bounds": ((2.0, -20.0), (1.0,)),
     "scale_observations": (1.0,),
+    "clip_range": (0.0, math.nan, "small"),
+    "value_clip_range": (-0.1, math.nan),
+    "value_coefficient": (-0.5,),
+    "entropy_coefficient": (-0.01,),
+    "target_kl": (0.0, math.nan),
+    "activation": ("sigmoid",),
+    "learning_rate_schedule": ("cosine",),
+    "clip_range_schedule": (None,),
 }
 
 
@@ -255,7 +271,10 @@ OTHER_ACTIONS: list[gym.Space[Any]] = [
 @pytest.mark.parametrize("actions", OTHER_ACTIONS, ids=str)
 def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym.Space[Any]) -> None:
     kind = (*TRAINERS[name]._action_kinds, "Discrete")[0]
-    if type(actions).__name__ == kind and actions in (DISCRETE, ARM):
+    drawn = TRAINERS[name].data_flow() == "rollout"
+    discrete = (spaces.Discrete, spaces.MultiDiscrete)
+    fits = isinstance(actions, discrete) or (actions.dtype == np.float32 and actions.shape != ())
+    if fits if drawn else type(actions).__name__ == kind and actions in (DISCRETE, ARM):
         make_trainer(TRAINERS[name], OBS, actions)
         return
     with pytest.raises((EnvError, TrainerError)) as caught:
@@ -265,8 +284,16 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
     assert str(actions) in message
     if name == "C51":  # which says no more
         return
+    if drawn:
+        assert f"{name} takes Discrete, MultiDiscrete and Box actions of floating point" in message
+        return
     if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        said = ["Discrete actions (DQN)", "Box actions (DDPG, TD3, SAC)", "ActionWrapper", "trainer class of your own"]
+        said = [
+            "Discrete actions (DQN, PPO, A2C)",
+            "Box actions (DDPG, TD3, SAC, PPO, A2C)",
+            "trainer class of your own",
+        ]
+        said += ["MultiDiscrete actions (PPO, A2C)", "ActionWrapper"]
         assert "derive from" not in message, "an algorithm that refuses them too"
     elif type(actions).__name__ != kind:
         other = "Box" if kind == "Discrete" else "Discrete"

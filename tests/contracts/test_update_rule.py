@@ -12,9 +12,12 @@ from gymnasium import spaces
 import composer
 import pearl
 from pearl.algorithms import ALGORITHMS, Trainer, one_of_algorithms
-from pearl.algorithms.update_rule import RuleStep, UpdateRule, update_rule_of
+from pearl.algorithms.update_rule import ClippedStep, RuleStep, UpdateRule, update_rule_of
+from pearl.backends import learners
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
+FROM_REPLAY = [name for name, found in ALGORITHMS.items() if found.data_flow() == "replay"]
+FROM_ROLLOUTS = [name for name in ALGORITHMS if name not in FROM_REPLAY]
 SPACES = (spaces.Discrete(3), spaces.Box(-2, 2, (2,), np.float32))
 
 
@@ -34,7 +37,7 @@ def rule_of(trainer: object) -> UpdateRule:
     return rule
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FROM_REPLAY)
 def test_an_algorithm_states_networks_step_and_policy(name: str) -> None:
     trainer = made(ALGORITHMS[name], max_grad_norm=3.0, tau=0.25)
     rule = rule_of(trainer)
@@ -50,7 +53,7 @@ def test_an_algorithm_states_networks_step_and_policy(name: str) -> None:
     assert all(critic.target is not None for critic in rule.critics)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FROM_REPLAY)
 def test_scalars_are_those_of_now(name: str) -> None:
     trainer = made(ALGORITHMS[name])
     step = rule_of(trainer).step
@@ -59,7 +62,7 @@ def test_scalars_are_those_of_now(name: str) -> None:
     assert step.scalars().tau == 0.125
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FROM_REPLAY)
 @pytest.mark.parametrize("member", ["update_policy", "end_of_step", "finish_step"])
 def test_a_step_of_ones_own_has_no_rule_but_the_policy_has(name: str, member: str) -> None:
     base = ALGORITHMS[name]
@@ -69,16 +72,43 @@ def test_a_step_of_ones_own_has_no_rule_but_the_policy_has(name: str, member: st
     assert rule.policy.departure is None
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", FROM_REPLAY)
 def test_a_policy_of_ones_own_is_named(name: str) -> None:
     own = type("Own", (ALGORITHMS[name],), {"get_action": lambda self, obs: obs})
     assert rule_of(made(own)).policy.departure == "Own overrides get_action"
 
 
+@pytest.mark.parametrize("name", FROM_ROLLOUTS)
+def test_an_algorithm_of_rollouts_states_both_networks_and_its_step(name: str) -> None:
+    trainer = made(ALGORITHMS[name], max_grad_norm=3.0)
+    rule = rule_of(trainer)
+    assert isinstance(rule.step, ClippedStep)
+    assert rule.step.scalars()["max_grad_norm"] == 3.0
+    trainer.max_grad_norm = 2.0  # type: ignore[attr-defined]
+    assert rule.step.scalars()["max_grad_norm"] == 2.0
+    assert rule.policy.departure is None
+    assert rule.policy.module is trainer.policy
+    assert rule.policy.value is not None
+    assert [network.name for network in rule.networks] == ["policy", "value"]
+    own = type("Own", (ALGORITHMS[name],), {"explore": lambda self, *arguments: arguments})
+    assert rule_of(made(own)).policy.departure == "Own overrides explore"
+    own = type("Own", (ALGORITHMS[name],), {"loss": lambda self, minibatch: minibatch})
+    assert rule_of(made(own)).step == "Own overrides loss, a part of PPO's update rule"
+
+
+@pytest.mark.parametrize("name", FROM_ROLLOUTS)
+def test_learners_that_sample_a_replay_refuse_an_algorithm_of_rollouts(name: str) -> None:
+    trainer = made(ALGORITHMS[name])
+    engines = {found: made_ for found, made_ in learners().items() if found != "torch"}  # which makes any step
+    refusals = {found: made_.supports(trainer) for found, made_ in engines.items()}
+    assert refusals == dict.fromkeys(refusals, f"{name}, which trains on rollouts, not on samples of a replay")
+
+
 def test_names_are_listed_from_the_table() -> None:
-    assert one_of_algorithms() == "DQN, DDPG, TD3 or SAC"
-    assert one_of_algorithms("Discrete") == "DQN"
-    assert one_of_algorithms("Box") == "DDPG, TD3 or SAC"
+    assert one_of_algorithms() == "DQN, DDPG, TD3, SAC, PPO or A2C"
+    assert one_of_algorithms("Discrete") == "DQN, PPO or A2C"
+    assert one_of_algorithms("Box") == "DDPG, TD3, SAC, PPO or A2C"
+    assert one_of_algorithms("MultiDiscrete") == "PPO or A2C"
     assert all(name in pearl.algorithms.__dict__ for name in ALGORITHMS)
 
 

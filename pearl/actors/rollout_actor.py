@@ -1,0 +1,137 @@
+"""An Actor of on-policy training: its part of a rollout, a message at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gymnasium import spaces
+
+from pearl.actors.actor import Actor, ActorSetup, VectorActor
+from pearl.errors import EnvError, TrainerError
+from pearl.rollout.columns import BONUS, END, ENDED, GOES_ON, LAST_VALUE, LOG_PROB, NO_STEP, VALUE
+from pearl.spec import ACTION, OBS, REWARD
+
+if TYPE_CHECKING:
+    from pearl.algorithms.trainer import TrainerLike
+
+
+class RolloutActor(VectorActor):
+    """Steps its environments by actions that the policy draws, for a whole horizon with the same weights.
+
+    Rows of a message are `step * envs + environment`. Where a time limit ends an episode, the value of its last
+    observation counts as what would have followed.
+    """
+
+    def __init__(
+        self, setup: ActorSetup, trainer: TrainerLike | None = None, *, on_step: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(setup, trainer, on_step=on_step)
+        assert setup.rollout is not None
+        self._horizon, self._gamma = setup.rollout.horizon, setup.train.gamma
+        space = self.envs.single_action_space
+        self._bounds = (space.low, space.high) if isinstance(space, spaces.Box) else None
+        self._noise_size = math.prod(space.shape or ())
+        self.reset(self._env_seed)
+
+    def reset(self, seed: int | None) -> None:
+        """Start new episodes everywhere."""
+        obs, _ = self.envs.reset(seed=seed)
+        self._obs = np.array(obs, self._obs_dtype, order="C")
+        self._ended = np.zeros(self._count, bool)  # by the last step, where the next step only resets
+        self._returns, self._lengths = np.zeros(self._count), np.zeros(self._count, np.int64)
+
+    def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
+        """Run the whole horizon, however long it takes, into the arrays of a DCQ message; return the rows filled."""
+        horizon, count = self._horizon, self._count
+        rows = horizon * count
+        columns = {f.name: message[f.name][:rows].reshape(horizon, count, *f.shape) for f in self.transition.fields}
+        obs, action, reward = columns[OBS], columns[ACTION], columns[REWARD]
+        log_prob, value, end, bonus = (columns[name] for name in (LOG_PROB, VALUE, END, BONUS))
+        end[:], bonus[:] = GOES_ON, 0.0
+        noise = self._noise(horizon)
+        policy, step = self.policy, self.envs.step
+        for t in range(horizon):
+            obs[t] = self._obs
+            action[t], log_prob[t], value[t] = policy.explore(self._obs, noise[t])
+            next_obs, reward[t], terminated, truncated, info = step(self._taken(action[t]))
+            done = terminated | truncated
+            if np.count_nonzero(self._ended):
+                end[t][self._ended], reward[t][self._ended] = NO_STEP, 0.0
+                done &= ~self._ended
+            if np.count_nonzero(done):
+                end[t][done] = ENDED
+                limited = np.flatnonzero(done & truncated & ~terminated)
+                if len(limited):
+                    bonus[t, limited] = self._gamma * self._values_after(limited, next_obs, info)
+            if not self._same_step:
+                self._ended = done
+            self._obs = np.array(next_obs, self._obs_dtype, order="C")
+            self._on_step()
+        message[LAST_VALUE][:] = policy.value(self._obs)
+        self._check_finite(columns)
+        steps = rows - int(np.count_nonzero(end == NO_STEP))
+        self.env_steps += steps * self.setup.spec.count
+        episodes = self._count_episodes(message, reward, end)
+        message["counts"][:] = (episodes, steps, self.setup.index, self._policy_version)
+        return rows
+
+    def _noise(self, horizon: int) -> np.ndarray:
+        shape = (horizon, self._count, self._noise_size)
+        if self._bounds is None:
+            return self.rng.random(shape, np.float32)
+        return self.rng.standard_normal(shape, np.float32)
+
+    def _taken(self, action: np.ndarray) -> np.ndarray:
+        """What the environments get for the policy's actions."""
+        if self._bounds is not None:
+            clipped: np.ndarray = np.clip(action, *self._bounds)
+            return clipped
+        return action + self._first_action if self._shifts_actions else action
+
+    def _values_after(self, limited: np.ndarray, next_obs: np.ndarray, info: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The values of the last observations of the episodes that ended in the environments `limited`."""
+        last = [info["final_obs"][env] for env in limited] if self._same_step else next_obs[limited]
+        return self.policy.value(np.ascontiguousarray(np.stack(list(last)), self._obs_dtype))
+
+    def _count_episodes(self, message: Mapping[str, np.ndarray], reward: np.ndarray, end: np.ndarray) -> int:
+        """Write returns and lengths of the episodes that ended, in the order of their ends; return their number."""
+        real = end != NO_STEP
+        returns = np.cumsum(np.where(real, reward, 0.0), axis=0, dtype=np.float64) + self._returns
+        lengths = np.cumsum(real, axis=0) + self._lengths
+        before_return, before_length = np.zeros(self._count), np.zeros(self._count, np.int64)
+        number = 0
+        for t, env in np.argwhere(end == ENDED):
+            message["episode_return"][number] = returns[t, env] - before_return[env]
+            message["episode_length"][number] = lengths[t, env] - before_length[env]
+            before_return[env], before_length[env] = returns[t, env], lengths[t, env]
+            number += 1
+        self._returns, self._lengths = returns[-1] - before_return, lengths[-1] - before_length
+        return number
+
+    def _check_finite(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Raise an error that names the first step and environment with a number that is not finite."""
+        for name, column in columns.items():
+            if column.dtype.kind != "f" or np.isfinite(column).all():
+                continue
+            per_env = np.isfinite(column).reshape(self._horizon, self._count, -1).all(axis=2)
+            t = int(np.flatnonzero(~per_env.all(axis=1))[0])
+            step = f", step {t} of the rollout"
+            if name in (OBS, REWARD):
+                raise EnvError(self._not_finite("an observation" if name == OBS else "a reward", column[t], step))
+            env = int(np.flatnonzero(~per_env[t])[0])
+            raise TrainerError(
+                f"The policy's {name} is {column[t, env]} in environment {env} of actor {self.setup.index}{step}, with "
+                f"the weights of version {self._policy_version}: training has diverged. A smaller learning rate or "
+                "max_grad_norm may help; --resume continues from the last checkpoint."
+            )
+
+
+def make_actor(
+    setup: ActorSetup, trainer: TrainerLike | None = None, *, on_step: Callable[[], None] = lambda: None
+) -> VectorActor:
+    """The actor that `setup` describes."""
+    kind = Actor if setup.rollout is None else RolloutActor
+    return kind(setup, trainer, on_step=on_step)

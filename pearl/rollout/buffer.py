@@ -1,0 +1,52 @@
+"""One rollout on the host: what the actors collected, then what the Learner trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pearl.rollout.columns import ADVANTAGE, BONUS, END, LAST_VALUE, LOG_PROB, NO_STEP, RETURN, VALUE
+from pearl.spec import ACTION, OBS, REWARD, ActorSpec, RolloutSpec, TransitionSpec
+
+
+class RolloutBuffer:
+    """Columns `(horizon, envs, *shape)`, one row for each step; actors have neighbouring environments.
+
+    `rewards` become advantages and `values` become returns, in place, before the Learner sees them.
+    """
+
+    def __init__(self, transition: TransitionSpec, rollout: RolloutSpec, actors: ActorSpec) -> None:
+        self.horizon, self.envs = rollout.horizon, actors.env_count
+        self._per_actor = actors.envs_per_actor
+        shape = (self.horizon, self.envs)
+        self.columns = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in transition.fields}
+        self.last_values = np.empty(self.envs, np.float32)
+        self.rewards, self.values, self.bonus, self.ends = (self.columns[n] for n in (REWARD, VALUE, BONUS, END))
+        self.log_probs = self.columns[LOG_PROB]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(column.nbytes for column in self.columns.values())
+
+    def take(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Copy the messages of all actors in, in the order of the actors."""
+        for actor, message in enumerate(parts):
+            first = actor * self._per_actor
+            mine = slice(first, first + self._per_actor)
+            for name, column in self.columns.items():
+                shape = (self.horizon, self._per_actor, *column.shape[2:])
+                column[:, mine] = message[name][: self.horizon * self._per_actor].reshape(shape)
+            self.last_values[mine] = message[LAST_VALUE]
+
+    def flat(self) -> dict[str, np.ndarray]:
+        """The Learner's columns, `(horizon * envs, *shape)` views; advantages must have been estimated."""
+        named = {OBS: OBS, ACTION: ACTION, LOG_PROB: LOG_PROB, ADVANTAGE: REWARD, RETURN: VALUE}
+        rows = self.horizon * self.envs
+        return {name: self.columns[of].reshape(rows, *self.columns[of].shape[2:]) for name, of in named.items()}
+
+    def rows(self) -> np.ndarray | None:
+        """The flat rows that are transitions; None: all are."""
+        no_step = self.ends.reshape(-1) == NO_STEP
+        return np.flatnonzero(~no_step) if no_step.any() else None

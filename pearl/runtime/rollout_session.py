@@ -1,0 +1,254 @@
+"""One run of a program with rollouts (on-policy): what its loop calls, and the Learner's side of its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy
+from pearl.errors import PearlError
+from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
+from pearl.learner.protocol import RolloutLearner
+from pearl.recorder import Event, Recorder
+from pearl.rollout.buffer import RolloutBuffer
+from pearl.rollout.columns import last_value_field, rollout_columns
+from pearl.rollout.gae import AdvantageEstimator
+from pearl.rollout.preparation import RolloutPreparation
+from pearl.runtime.benchmark import Benchmark
+from pearl.runtime.collection import summary_of
+from pearl.runtime.data_flow import OnPolicy
+from pearl.runtime.experience import RolloutExperience
+from pearl.runtime.options import Options
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.runtime.reporting import Program
+from pearl.runtime.run import Run
+from pearl.runtime.workers import Worker
+from pearl.spec import ActorSpec, FieldSpec, RolloutSpec, TrainSpec, TransitionSpec, check_minibatches
+
+
+class RolloutSession(Run):
+    """One run of a generated program: a context manager, then `attach`, `launch`, and the loop."""
+
+    def __init__(
+        self,
+        program: Program,
+        options: Options,
+        *,
+        trainer_class: type,
+        settings: Mapping[str, Any],
+        actors: ActorSpec,
+        rollout: RolloutSpec,
+        train: TrainSpec,
+    ) -> None:
+        self.rollout = rollout
+        check_minibatches(rollout, actors, train)
+        rows = rollout.horizon * actors.env_count
+        ratio = float(rollout.epochs)
+        super().__init__(
+            program,
+            options,
+            trainer_class=trainer_class,
+            settings=settings,
+            actors=actors,
+            train=train,
+            data_flow=OnPolicy(rows, rollout.epochs),
+            message_rows=rollout.horizon * actors.envs_per_actor,
+            experiences=rows,
+            ratio=ratio,
+            bench=Benchmark(options, ratio, ratio, actors.count) if options.bench else None,
+        )
+        self._rollouts = 0
+        self._held: Sequence[DataCollectionQueue] = ()
+
+    def _columns(self) -> TransitionSpec:
+        return rollout_columns(self.observation_space, self.action_space)
+
+    @property
+    def _rollout(self) -> RolloutSpec:
+        return self.rollout
+
+    @property
+    def _samples(self) -> int:
+        return self._experiences * self.rollout.epochs
+
+    def make_queue(self) -> DataCollectionQueue:
+        """An actor's DCQ. It holds a rollout, and another one if collecting goes on during training.
+
+        The host frees a message's place after the training on it: so the actors wait for the new weights.
+        """
+        slots = 1 + self.rollout.policy_lag
+        further = (last_value_field(self.actors.envs_per_actor),)
+        return DataCollectionQueue(self.transition, self.message_rows, slots, self.bell, further)
+
+    def make_buffer(self) -> RolloutBuffer:
+        """The rollout's memory on the host."""
+        return RolloutBuffer(self.transition, self.rollout, self.actors)
+
+    def make_preparation(self) -> RolloutPreparation:
+        """What standardises and quantises rewards and values."""
+        return RolloutPreparation(self.rollout, self.actors.env_count, self.train.gamma)
+
+    def attach(self, preparation: RolloutPreparation) -> None:
+        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        spec = self.rollout
+        identity = {
+            "rollout": f"{spec.horizon} steps of {self.actors.env_count} environments",
+            "reward_standardization": spec.reward_standardization,
+        }
+        self._begin(RolloutExperience(preparation), None, identity)
+
+    def _steps_per_iteration(self) -> float:
+        made = self.counters.gradient_steps - self._steps_before
+        return made / self._rollouts if self._rollouts else 0.0
+
+    # --- the loop's questions ---------------------------------------------------------------------------------------
+
+    def collect(self, dcqs: Sequence[DataCollectionQueue], buffer: RolloutBuffer) -> bool:
+        """Copy the next rollout into `buffer`, if all actors have sent their parts and nothing is being trained on."""
+        if self._held or self._flow.draining:
+            return False
+        found = [dcq.peek() for dcq in dcqs]
+        messages = [message for message in found if message is not None]
+        if len(messages) < len(dcqs):
+            return False
+        buffer.take([message for message, _ in messages])
+        self._held = dcqs
+        for message, rows in messages:
+            self.collected(summary_of(message, rows))
+        self._flow.inserted()
+        self._telemetry.inserted()
+        return True
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is over, from 0 to 1."""
+        return min(1.0, self.counters.env_steps / max(1, self.options.timesteps))
+
+    # --- what happened ----------------------------------------------------------------------------------------------
+
+    def training(self) -> None:
+        """The rollout goes to the Learner now; call it before the assignment."""
+        self._flow.granted(1)
+
+    def trained(self, minibatches: int, td_error: float) -> None:
+        """The rollout was trained on in `minibatches` steps, and the actors' new weights are published."""
+        held, self._held = self._held, ()
+        for dcq in held:
+            dcq.release()
+        self._rollouts += 1
+        self._report.td_error = td_error
+        self._flow.trained(1, gradient_steps=minibatches)
+        self._telemetry.trained()
+
+
+class RolloutAssignmentQueue(ColumnQueue):
+    """LAQ of on-policy training: the buffer is ready, at this share of the run."""
+
+    def __init__(self) -> None:
+        super().__init__([FieldSpec("progress", (1,), "float64")], 1)
+
+    def assign(self, progress: float) -> None:
+        """Host: let the Learner train on the buffer."""
+        message = self.reserve(timeout_s=60.0)
+        if message is None:
+            raise PearlError("The Learner did not take its next rollout for 60 s.")
+        message["progress"][0] = progress
+        self.publish()
+
+
+class RolloutDoneQueue(ColumnQueue):
+    """LDQ of on-policy training: gradient steps made, and the mean size of the advantages."""
+
+    def __init__(self, bell: Bell) -> None:
+        super().__init__([FieldSpec("minibatches", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], 1, bell)
+
+
+class RolloutWorker(Worker):
+    """Standardises, estimates advantages, trains and publishes the weights, one rollout after the other."""
+
+    def __init__(
+        self,
+        laq: RolloutAssignmentQueue,
+        ldq: RolloutDoneQueue,
+        wsq: WeightSyncQueue,
+        bell: Bell,
+        *,
+        buffer: RolloutBuffer,
+        preparation: RolloutPreparation,
+        advantages: AdvantageEstimator,
+        learner: RolloutLearner,
+        trainer: OnPolicyTrainer,
+    ) -> None:
+        super().__init__("Learner", laq, ldq, bell, learner.prepare)
+        self._buffer, self._preparation = buffer, preparation
+        self._advantages, self._learner, self._trainer = advantages, learner, trainer
+        self._wsq, self._staging = wsq, np.zeros(learner.weight_count, np.float32)
+        self._times = Recorder("advantages", "train", "publish")
+        self._publish()
+
+    def _publish(self) -> None:
+        self._learner.write_weights(self._staging)
+        self._wsq.write(self._staging)
+
+    def restarted(self) -> None:
+        """Publish the newest weights."""
+        self._publish()
+
+    def last_batch(self) -> dict[str, np.ndarray]:
+        """The rollout that is being trained on."""
+        return {name: column.copy() for name, column in self._buffer.columns.items()}
+
+    def take(self, timeout_s: float) -> bool:
+        """Train on the next rollout."""
+        found = self.laq.peek(timeout_s)
+        if found is None:
+            return False
+        buffer, times = self._buffer, self._times
+        times.begin()
+        self._estimate()
+        td_error = float(np.abs(buffer.rewards).mean())
+        times.end("advantages")
+        self._trainer.set_progress(float(found[0]["progress"][0]))
+        flat = buffer.flat()
+        metrics = self._learner.train(flat, buffer.rows())
+        self._trainer.after_rollout(torch.from_numpy(flat["obs"]))
+        self._trainer.report({name: value for name, value in metrics.items() if name not in ("minibatches", "epochs")})
+        times.end("train")
+        self._publish()
+        times.end("publish")
+        done = self.ldq.reserve(timeout_s=60.0)
+        if done is None:
+            raise PearlError("The host did not read the Learner's results for 60 s.")
+        done["minibatches"][0], done["td_error"][0] = int(metrics["minibatches"]), td_error
+        self.ldq.publish()
+        self.laq.release()
+        return True
+
+    def _estimate(self) -> None:
+        """Overwrite the buffer's rewards and values by advantages and returns."""
+        buffer = self._buffer
+        spec, known = self._preparation.spec, (buffer.bonus, buffer.last_values, buffer.ends)
+        if spec.correction != "vtrace" or not spec.policy_lag:
+            self._preparation.estimate(self._advantages, buffer.rewards, buffer.values, *known)
+            return
+        # From here on the present policy is the old one of the clipped ratio.
+        log_prob, values = present_policy(self._trainer, buffer.flat())
+        log_ratios = log_prob.reshape(buffer.ends.shape) - buffer.log_probs
+        buffer.log_probs += log_ratios
+        buffer.values[:] = values.reshape(buffer.ends.shape)
+        self._preparation.correct(buffer.rewards, buffer.values, *known, log_ratios)
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds spent so far on `advantages`, `train` and `publish`."""
+        return self._times.spent
+
+    def keep_events(self, most: int) -> None:
+        """Keep the newest `most` events of the Learner's thread."""
+        self._times.keep_events(most)
+
+    def events(self) -> dict[str, list[Event]]:
+        """The events of the Learner's thread."""
+        return {self._name: self._times.events()}

@@ -1,0 +1,545 @@
+"""What all runs of generated programs have in common: actors, checkpoints, evaluations, signals, reports, the end.
+
+`Session` (a replay) and `RolloutSession` (rollouts) add what their loops ask and tell. Everything here runs in the
+host's main thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pearl.actors.actor import ActorSetup
+from pearl.actors.environment import make_vector_env
+from pearl.actors.native_policy import NativePolicy, PolicyPlan
+from pearl.actors.normalization import normalization_warnings
+from pearl.actors.policy_plan import read_policy
+from pearl.actors.shared_warnings import SharedWarnings
+from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
+from pearl.errors import CheckpointError, CheckpointWriteError, EnvError
+from pearl.ipc.queues import Bell, WeightSyncQueue
+from pearl.learner.native_plan import UnsupportedError
+from pearl.runtime.backup import move_aside
+from pearl.runtime.benchmark import Benchmark
+from pearl.runtime.checkpoint import latest_checkpoint
+from pearl.runtime.checkpoint_saver import CheckpointSaver
+from pearl.runtime.collection import Ring
+from pearl.runtime.composition_file import keep_composition
+from pearl.runtime.data_flow import DataFlow
+from pearl.runtime.drift import ITERATION, DriftWatch
+from pearl.runtime.evaluation import EvaluationEnvs
+from pearl.runtime.experience import Experience
+from pearl.runtime.flow_control import FlowControl
+from pearl.runtime.options import Options
+from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_summary
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.runtime.rate import StepRate
+from pearl.runtime.recomposition import RecompositionDueError, Request
+from pearl.runtime.reporting import Program, Reporter, Subject
+from pearl.runtime.run_log import configure_logging
+from pearl.runtime.run_state import Counters, RunState
+from pearl.runtime.scores import best_text, decimals, last_text
+from pearl.runtime.supervision import Supervisor
+from pearl.runtime.telemetry import Telemetry
+from pearl.runtime.trace import Trace
+from pearl.runtime.workers import Worker
+from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, TransitionSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger("pearl.runtime")
+
+_WAIT_S = 0.05
+_LOOK_S = 0.002  # between looks at signals, failures and the display
+_DRIFT_INTERVAL_S = 1.0
+
+
+class Run:
+    """One run of a generated program: a context manager; `attach`, `launch` and the loop are those of its subclass.
+
+    `message_rows` are the most rows of an actor's message. An iteration trains on `experiences` transitions. `ratio`
+    is how often the run trains on each transition: it chooses the prediction that the rates are compared with.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        options: Options,
+        *,
+        trainer_class: type,
+        settings: Mapping[str, Any],
+        actors: ActorSpec,
+        train: TrainSpec,
+        data_flow: DataFlow,
+        message_rows: int,
+        experiences: int,
+        ratio: float,
+        bench: Benchmark | None,
+    ) -> None:
+        self.program, self.options = program, options
+        self.actors, self.train, self.message_rows = actors, train, message_rows
+        self._trainer_class, self._settings = trainer_class, dict(settings)
+        self._shared_warnings = SharedWarnings()
+        self._shared_warnings.install()
+        probe = make_vector_env(actors, 1)
+        self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
+        self._warnings = normalization_warnings(probe, actors.env)
+        probe.close()
+        self.transition = self._columns()
+        self.bell = Bell()
+        self._bench, self._data_flow = bench, data_flow
+        self._experiences, self._ratio = experiences, ratio
+        self.insertion_rows = data_flow.insertion_rows
+        self.counters = Counters()
+        self._evaluation_envs = EvaluationEnvs(actors, options.eval_max_steps)
+        self._seen = 0
+        self._look_at = 0.0
+        self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
+        # Environment and gradient steps of the newest checkpoint, and where it is.
+        self._saved = (-1, -1, options.checkpoint_dir)
+        self._steps_before = 0  # gradient steps of the parts resumed from
+        self._rate = StepRate()
+        self._telemetry = Telemetry(
+            self._rate,
+            self.insertion_rows,
+            devices=program.devices,
+            serial=options.serial,
+            trace=None if options.trace is None else Trace(options.trace),
+        )
+        self._report = Reporter(program, options, experiences, ratio, self._rate, self._telemetry)
+        self._supervisor = Supervisor(options.run_dir, serial=options.serial, say=self._report.say)
+        self._drift = self._drift_watch()
+        self._drift_at = (-math.inf, 0, 0.0)  # time, steps and busy seconds of the last observation
+        self._recompose_because = ""
+
+    # --- set-up -----------------------------------------------------------------------------------------------------
+
+    def _columns(self) -> TransitionSpec:
+        """The columns of actors' messages."""
+        raise NotImplementedError
+
+    @property
+    def _rollout(self) -> RolloutSpec | None:
+        """What an actor's message is a part of; None: its messages are parts of nothing."""
+        return None
+
+    def __enter__(self) -> Self:
+        configure_logging(self.options.run_dir)
+        for warning in self._warnings:
+            logger.warning(warning)
+        # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
+        torch.set_num_threads(1)
+        torch.manual_seed(self.options.seed)
+        self._report.start_clock()
+        self._supervisor.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._supervisor.stop_parties()
+            self._telemetry.write_trace(self._report.say)
+        finally:
+            self._evaluation_envs.close()
+            self._shared_warnings.uninstall()
+            self._report.close(kind, error, traceback)
+            self._supervisor.__exit__(kind, error, traceback)
+
+    def _actor_setups(self, count: int) -> list[ActorSetup]:
+        steps, policy = self.counters.env_steps, self._policy
+        return [
+            ActorSetup(
+                self._trainer_class,
+                self._settings,
+                self.actors,
+                self.train,
+                self.options.seed,
+                index,
+                env_steps=steps,
+                restarts=steps,
+                policy=policy,
+                transition=self.transition,
+                rollout=self._rollout,
+            )
+            for index in range(count)
+        ]
+
+    @functools.cached_property
+    def _policy(self) -> PolicyPlan | None:
+        try:
+            return read_policy(self.trainer)
+        except UnsupportedError as error:
+            logger.info("The policy runs in torch: the native engine does not support %s.", error)
+            return None
+
+    def make_trainer(self, device: str) -> TrainerLike:
+        """The user's trainer, on `device`."""
+        self.trainer = make_trainer(
+            self._trainer_class,
+            self.observation_space,
+            self.action_space,
+            seed=self.options.seed,
+            device=device,
+            settings=self._settings,
+        )
+        if isinstance(self.trainer, Trainer) and (inputs := self.trainer.describe_inputs()):
+            logger.info(inputs)
+        return self.trainer
+
+    def _begin(self, experience: Experience, ring: Ring | None, identity: Mapping[str, str]) -> None:
+        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        identity = {
+            "trainer": self._trainer_class.__qualname__,
+            "environment": self.actors.env,
+            "transition": ", ".join(f"{f.name}{list(f.shape)}:{f.dtype}" for f in self.transition.fields),
+            **identity,
+        }
+        if isinstance(self.trainer, Trainer):
+            identity |= self.trainer.checkpoint_identity()
+        self._state = RunState(identity, self.trainer, experience)
+        best = None
+        if self.options.resume:
+            self.counters, best = self._state.load(self.options.checkpoint_dir)
+            self._report.say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
+            if not self.options.bench and self.counters.env_steps >= self.options.timesteps:
+                self._report.say(
+                    f"--timesteps {self.options.timesteps:,} counts the steps of the whole run, which that checkpoint "
+                    "has done: nothing is trained. Give more."
+                )
+        elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
+            earlier = self.options.checkpoint_dir.glob("checkpoint-*")
+            aside = move_aside(earlier, self.options.checkpoint_dir)
+            self._report.say(
+                f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them."
+            )
+        elif self._bench is not None:
+            self._fill()
+        self._steps_before = self.counters.gradient_steps
+        self._data_flow.begin(self.counters)
+        if warning := self._data_flow.training_absent(self.options.timesteps):
+            logger.warning("%s", warning)
+        self._flow = FlowControl(
+            self.counters,
+            self._data_flow,
+            ring,
+            self._rate,
+            batch_size=self._samples,
+            update_delay=self.train.priority_update_delay,
+            serial=self.options.serial,
+        )
+        self._report.observe(
+            Subject(
+                self.counters,
+                self.trainer,
+                experience,
+                lambda: self._data_flow.achieved_ratio,
+                self._steps_per_iteration,
+            )
+        )
+        self._next_checkpoint = self._after(self.options.checkpoint_interval)
+        self._next_evaluation = self._after(self.options.eval_interval)
+        policy = None if self._policy is None else NativePolicy(self._policy)
+        self._evaluator = Evaluator(
+            self.trainer,
+            self.actors,
+            self.options,
+            self.counters,
+            self._report.evaluation,
+            self._interrupted,
+            policy,
+            self._evaluation_envs,
+            best,
+        )
+        if self._bench is not None:
+            self._bench.begin(self._flow)
+            keep_composition(self.options.program, self.options.run_dir)
+            self._report.say(f"Starting the Actors, then measuring for {self.options.bench_seconds:g} s ...")
+            return
+        self._report.open()  # moves an earlier run's composition aside
+        keep_composition(self.options.program, self.options.run_dir)
+
+    @property
+    def _samples(self) -> int:
+        """Samples that an iteration trains on."""
+        return self._experiences
+
+    def _steps_per_iteration(self) -> float:
+        """Gradient steps of an iteration."""
+        return 1.0
+
+    def _fill(self) -> None:
+        """Before a benchmark: make what training needs at once."""
+
+    def _after(self, interval: int) -> int:
+        return (self.counters.env_steps // interval + 1) * interval
+
+    def launch(self, worker: Worker) -> None:
+        """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
+        self._telemetry.watch_worker(worker)
+        self._supervisor.launch(worker)
+
+    def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
+        """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
+        self._telemetry.watch_actors(dcqs)
+        timeout_s = self.options.actor_timeout_s
+        self._supervisor.launch_actors(
+            self._actor_setups(len(dcqs)),
+            dcqs,
+            wsq,
+            timeout_s=self.actors.timeout_s if timeout_s is None else timeout_s,
+            shared_warnings=self._shared_warnings,
+        )
+
+    def _interrupted(self) -> bool:
+        """Whether a signal asked the run to stop; evaluations ask at every step, and the display goes on meanwhile."""
+        self._report.show()
+        return self._supervisor.interrupted()
+
+    # --- the loop's questions ---------------------------------------------------------------------------------------
+
+    def running(self) -> bool:
+        """Do what is due (checkpoint, evaluation, log); False once the run is over and nothing is under way."""
+        self._seen = self.bell.value()
+        supervisor, flow = self._supervisor, self._flow
+        if self._nothing_due():
+            return True
+        supervisor.check_workers()
+        self._interrupted()
+        supervisor.check_actors(self.counters.env_steps)
+        self._watch_drift()
+        if self._bench is not None:
+            self._advance(self._bench)
+        ended = not self.options.bench and self.counters.env_steps >= self.options.timesteps
+        due = [] if supervisor.stop_reason else self._due(ended)
+        if ended and not due:
+            supervisor.stop("all steps done")
+        flow.draining = bool(supervisor.stop_reason) or bool(due)
+        if not flow.draining or not flow.idle or supervisor.pending_requests():
+            return True
+        for action in due:
+            action()
+        if ended:
+            supervisor.stop("all steps done")
+        flow.draining = bool(supervisor.stop_reason)
+        return not supervisor.stop_reason
+
+    def _advance(self, bench: Benchmark) -> None:
+        """Begin the next measurement of the benchmark, or stop, if the present one is over."""
+        if not bench.is_over(self._rate, self._flow):
+            return
+        if not bench.has_more:
+            self._supervisor.stop("measured")
+            return
+        bench.keep(self._bench_results())
+        self._data_flow.set_replay_ratio(bench.ratio)
+        self._report.replay_ratio = bench.ratio
+        bench.begin(self._flow)
+
+    def _bench_results(self) -> dict[str, object]:
+        return {**self._report.rates(), "iteration_samples_us": self._telemetry.iteration_samples_us()}
+
+    def _nothing_due(self) -> bool:
+        """Whether the next look around may wait: the loop of setting 1 asks several times per batch."""
+        if self.options.serial or self._flow.draining:
+            return False
+        next_step = min(self.options.timesteps, self._next_checkpoint)
+        if self.options.eval_episodes:
+            next_step = min(next_step, self._next_evaluation)
+        if self.counters.env_steps >= next_step and not self.options.bench:
+            return False
+        now = time.monotonic()
+        if now < self._look_at:
+            return True
+        self._look_at = now + _LOOK_S
+        return False
+
+    def _drift_watch(self) -> DriftWatch | None:
+        """None where the prediction does not hold: there is none, or the run is a benchmark or serial."""
+        options, predicted = self.options, self.program.predicted(self._ratio)
+        if predicted <= 0 or options.bench or options.serial:
+            return None
+        terms = {**self.program.predicted_us, ITERATION: self._experiences / predicted * 1e6}
+        return DriftWatch(terms, options.drift_threshold, options.drift_seconds)
+
+    def _watch_drift(self) -> None:
+        """Once in a while compare the iterations with the prediction; report a drift, or stop to compose again."""
+        (at, steps, busy_s), now, rate = self._drift_at, time.monotonic(), self._rate
+        if self._drift is None or now - at < min(_DRIFT_INTERVAL_S, self.options.drift_seconds / 2):
+            return
+        self._drift_at = now, rate.steps, rate.busy_s
+        if rate.steps <= steps or math.isinf(at):
+            return
+        iteration_us = (rate.busy_s - busy_s) / (rate.steps - steps) * 1e6
+        drift = self._drift.observe(now, {**self._telemetry.newest_us(), ITERATION: iteration_us})
+        if drift is None or self._supervisor.stop_reason:
+            return
+        if not self.options.recompose:
+            advice = "; --recompose would measure and place again" if self.program.composer_inputs is not None else ""
+            logger.warning("For %g s, %s%s.", self.options.drift_seconds, drift, advice)
+        elif self.program.composer_inputs is None or self.options.program is None:
+            logger.warning(
+                "For %g s, %s. This program cannot be composed again: it does not state its ComposerInputs and "
+                "its file (parse_options(program=__file__)). Compose it with this version of PEARL.",
+                *(self.options.drift_seconds, drift),
+            )
+        else:
+            self._recompose_because = str(drift)
+            self._supervisor.stop(f"composing again, as for {self.options.drift_seconds:g} s {drift}")
+
+    def _due(self, ended: bool) -> list[Callable[[], None]]:
+        due: list[Callable[[], None]] = []
+        if self.options.bench:
+            return due
+        evaluates = self.options.eval_episodes and self.counters.gradient_steps
+        # The last weights compete with the best so far.
+        competes = ended and self._evaluator.last_may_be_best
+        if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
+            due.append(self._evaluate)
+        saves = self._saver.is_due(self.counters.env_steps >= self._next_checkpoint)
+        if saves and not ended and self._data_flow.checkpoint_allowed():  # finish() saves the end
+            due.append(self._checkpoint)
+        return due
+
+    def wait(self) -> None:
+        """Sleep until a queue has something for the host; in serial mode, let the others do one piece of work."""
+        if self._flow.has_progressed():
+            return
+        if self.options.serial:
+            self._supervisor.run_inline(self.actors.env, collect=not self._flow.draining)
+        else:
+            start = time.perf_counter()
+            self.bell.wait(self._seen, _WAIT_S)
+            self._telemetry.waited(start, time.perf_counter())
+
+    # --- what happened -----------------------------------------------------------------------------------------------
+
+    def collected(self, message: Mapping[str, np.ndarray]) -> None:
+        """A DCQ message was taken into the buffer."""
+        rows, steps, actor, version = (int(message[key][0]) for key in ("rows", "env_steps", "actor", "policy_version"))
+        self._flow.collected(rows, steps, version)
+        if self._bench is not None:
+            self._bench.heard(actor, self._flow)
+        self._telemetry.collected(actor, *message["span"].tolist())
+        for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
+            self.counters.episodes += 1
+            self.counters.returns.append(float(ret))
+            self._report.episode(actor, float(ret), int(length))
+
+    # --- checkpoints, evaluations -----------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        self._next_evaluation = self._after(self.options.eval_interval)
+        try:
+            found = self._evaluator.check_progress()
+        except EnvError as error:
+            self._supervisor.fail(error, "the evaluation failed")
+            return
+        if found is not None:
+            mean = f"{found.mean:.{decimals(found.mean)}f}"
+            self._supervisor.stop(
+                f"solved after {self.counters.env_steps:,} steps and {self._report.wall_s():.1f} s "
+                f"(mean greedy return {mean} over the {len(found.returns)} episodes that decided it)"
+            )
+
+    def _checkpoint(self) -> None:
+        self._next_checkpoint = self._after(self.options.checkpoint_interval)
+        try:
+            if self._saver.save() is None:
+                return
+        except CheckpointError as error:  # the state can never be stored
+            self._supervisor.fail(error, "the state of the run cannot be stored")
+            return
+        if self.options.serial:
+            self._supervisor.restart_inline(self.counters.env_steps)
+
+    def _save_into(self, directory: Path) -> Path:
+        """Write a checkpoint; called only when nothing is under way."""
+        self._report.keep_folder()
+        if directory == self.options.checkpoint_dir and (error := self._report.folder_error(directory)) is not None:
+            raise CheckpointWriteError(f"The checkpoint of step {self.counters.env_steps} was not written. {error}")
+        counters = dataclasses.replace(self.counters, wall_s=self._report.wall_s())
+        path = self._state.save(directory, counters, self._evaluator.best)
+        self._saved = (counters.env_steps, counters.gradient_steps, path)
+        return path
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> int:
+        """End the run: checkpoint, weights, curve, evaluation, summary. Returns the exit code."""
+        supervisor, report = self._supervisor, self._report
+        supervisor.stop_parties()
+        if self._bench is not None:
+            if supervisor.failure is not None:
+                raise supervisor.failure
+            results = self._bench.record(self._bench_results())
+            write_summary(self.options.run_dir / "bench.json", {"program": self.program.name, **results})
+            return supervisor.exit_code
+        rates = report.rates()
+        report.show_last()
+        unsaved = self._save_last()
+        if supervisor.failure is not None:
+            if unsaved is not None:  # where the state is now must not be lost behind the failure
+                logger.warning("%s", unsaved)
+            raise supervisor.failure
+        if self._recompose_because and not supervisor.signalled:
+            if unsaved is not None:
+                raise unsaved
+            assert self.options.program is not None
+            raise RecompositionDueError(Request.of(self.options.program, self.options, self._recompose_because))
+        self._warn_of_no_training()
+        directory = self.options.run_dir
+        summary = report.summary(
+            rates,
+            env=self.actors.env,
+            stopped=supervisor.stop_reason,
+            update_delay=self._flow.update_delay,
+            actor_restarts=supervisor.actor_restarts,
+        )
+        summary |= self._evaluator.summary()
+        # Weights and summary first: whatever happens in the evaluation, they are there.
+        unwritten = report.leave(self._evaluator, summary, self._saved[2])
+        if unsaved is not None:
+            raise unsaved
+        if self.options.eval_episodes and not self._interrupted():
+            self._evaluator.finish()
+            summary |= self._evaluator.summary()
+            unwritten = report.leave(self._evaluator, summary, self._saved[2])
+        report.say(f"Last weights:   {last_text(summary)}\n                {directory / LAST_WEIGHTS}")
+        if self._evaluator.best is not None:
+            report.say(f"Best weights:   {best_text(summary)}\n                {directory / BEST_WEIGHTS}")
+        title = f"{self._trainer_class.__name__} on {self.actors.env}"
+        report.say(f"Learning curve: {report.plot(title)}")
+        report.say(f"Logs:           tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}")
+        if unwritten:
+            raise CheckpointWriteError(f"{unwritten} The checkpoint {self._saved[2]} has the weights.")
+        return supervisor.exit_code
+
+    def _save_last(self) -> CheckpointError | None:
+        """Write the last checkpoint, if it is not there; the error if it cannot be written to its folder."""
+        if isinstance(self._supervisor.failure, CheckpointError):
+            return None
+        *saved, checkpoint = self._saved
+        if saved != [self.counters.env_steps, self.counters.gradient_steps]:
+            try:
+                checkpoint = self._saver.save_last(hurried=self._supervisor.signalled)
+            except CheckpointError as error:
+                return error
+        self._report.say(f"Checkpoint:     {checkpoint}")
+        return None
+
+    def _warn_of_no_training(self) -> None:
+        if self.counters.gradient_steps == self._steps_before and not self._supervisor.signalled:
+            logger.warning("No training step was done. %s", self._data_flow.why_no_training())
