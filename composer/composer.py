@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,7 +31,17 @@ from composer.evidence import MatrixAt, all_modelled, gather_evidence
 from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
 from composer.modelled_rows import follows_work
-from composer.placement import LearnerConfig, Metric, Placement, ReplayConfig, WholeIteration
+from composer.on_policy.composition import (
+    Profiled,
+    RolloutComposition,
+    has_rollouts,
+    refuse_replay_settings,
+    rollout_problem,
+)
+from composer.on_policy.placement import AdvantagesConfig, RolloutLearnerConfig, place_rollouts
+from composer.on_policy.profiling import RolloutProfiler
+from composer.on_policy.program import RolloutSource, generate_rollouts
+from composer.placement import Metric, Placement, WholeIteration
 from composer.platform import Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem
@@ -66,6 +75,7 @@ from pearl.spec import (
     NetworkSpec,
     ReplayMode,
     ReplaySpec,
+    RolloutSpec,
     Scalar,
     StorageKind,
     TrainSpec,
@@ -82,14 +92,6 @@ _MEASURED_FILE_BYTES = 2**30
 _TRIAL_STEPS = 2**40  # a trial ends by time
 _ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of ActorSpec, by their argument
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """How many measurements were made, and how many were known."""
-
-    measured: int
-    known: int
 
 
 class Composer:
@@ -113,6 +115,7 @@ class Composer:
         self._implementation = AUTO
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
+        self._rollout: dict[str, Any] = {}
         self._training: dict[str, Any] = {}
         self._auto: tuple[str, ...] = ()
         self._platform: Platform | None = None
@@ -121,6 +124,7 @@ class Composer:
         self._edited: Placement | None = None
         self._problem: Problem | None = None
         self._networks: tuple[NetworkSpec, ...] = ()
+        self._on_policy: RolloutComposition | None = None
 
     # --- the user's description ------------------------------------------------------------------------------------
 
@@ -244,6 +248,23 @@ class Composer:
         TrainSpec(**self._training)
         self._auto = (*(name for name in self._auto if name in _ACTOR_FIELDS), *auto)
 
+    def set_rollout(self, **settings: Any) -> None:
+        """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
+
+        Other fields come from the trainer class if it sets them, else from the defaults of `RolloutSpec`. Algorithms
+        that learn from a replay have no rollouts: `run` refuses them.
+        """
+        known = inspect.signature(RolloutSpec).parameters
+        if unknown := set(settings) - set(known):
+            raise ConfigurationError(f"set_rollout knows {', '.join(known)}; found {', '.join(sorted(unknown))}.")
+        RolloutSpec(**settings)
+        self._rollout = settings
+
+    @property
+    def learns_from_rollouts(self) -> bool:
+        """Whether the trainer class learns from rollouts of its present policy, and has no replay."""
+        return self._trainer_class is not None and has_rollouts(self._trainer_class)
+
     def set_placement(self, placement: Placement) -> None:
         """An edited placement of an earlier composition, whose choice `run` takes in place of Algorithm 1's.
 
@@ -261,16 +282,20 @@ class Composer:
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
-    def run(self, *, timesteps: int | None = None, budget_s: float | None = None) -> tuple[ReplayConfig, LearnerConfig]:
+    def run(self, *, timesteps: int | None = None, budget_s: float | None = None) -> tuple[Any, Any]:
         """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
         Afterwards `matrix`, `placement` and `networks` are set. `timesteps`, if known, are the environment steps of the
         program: too few for any training are refused at once. The most promising placements are tried as programs, a
         few seconds each, and the fastest is placed. `budget_s` seconds are for that: up to 60 if they are not given,
-        or the variable PEARL_BUDGET_S; 0: the measurements of the primitives alone decide. Raises ConfigurationError
+        or the variable PEARL_BUDGET_S; 0: the measurements of the primitives alone decide. For a trainer that learns
+        from rollouts, the two are those of GAE (`AdvantagesConfig`) and of the Learner (`RolloutLearnerConfig`), which
+        the measurements decide. Raises ConfigurationError
         that names what is missing or wrong, and GenerationError for a problem without a program, both before anything
         is measured.
         """
+        if self.learns_from_rollouts:
+            return self._run_rollouts(timesteps)
         self._composed(Budget.of(budget_s), timesteps)
         if self._edited is not None:
             check_edited(self._edited, self.placement)
@@ -284,6 +309,9 @@ class Composer:
         `watch` gets a line of text before each measurement that is made; what it raises ends profiling, and everything
         measured so far is kept. Raises as `run` does.
         """
+        if self.learns_from_rollouts:
+            self._run_rollouts(None)
+            return _made(self._on_policy, "placement").profiled
         profiler = self._composed(Budget.of(budget_s), watch=watch)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
 
@@ -292,6 +320,11 @@ class Composer:
 
         Some may turn out not to be needed, and others may be needed. Raises as `run` does.
         """
+        if self.learns_from_rollouts:
+            raise ConfigurationError(
+                "Which measurements a composition with rollouts lacks is not known in advance: compose it, which "
+                "measures them."
+            )
         budget, planner = Budget.of(budget_s), self._prepare(Planner)
         self._place(planner, self._decision(planner)[0], planner.matrix(), budget)
         return frozenset(planner.missing)
@@ -316,8 +349,8 @@ class Composer:
 
     def runtime_gen(
         self,
-        replay: ReplayConfig | None = None,
-        learner: LearnerConfig | None = None,
+        replay: Any = None,
+        learner: Any = None,
         path: str | Path = "runtime_program.py",
         *,
         placement: Placement | None = None,
@@ -349,6 +382,16 @@ class Composer:
         for a `placement` with other numbers than were composed;
         GenerationError for a program that cannot be written.
         """
+        if self._on_policy is not None:
+            return self._write_rollouts(
+                replay,
+                learner,
+                Path(path),
+                timesteps,
+                run_dir,
+                until_return,
+                _stated_counts(seed, eval_episodes, eval_interval, checkpoint_interval),
+            )
         if placement is not None:
             check_edited(placement, self.placement)
         placement = placement or self.placement
@@ -367,13 +410,7 @@ class Composer:
                 "priorities, a delay of 0"
             )
         goal = check_goal(reward_threshold(problem.actors.env) if until_return is None else until_return)
-        given = {
-            "seed": seed,
-            "eval_episodes": eval_episodes,
-            "eval_interval": eval_interval,
-            "checkpoint_interval": checkpoint_interval,
-        }
-        run_options = {name: check_count(name, value) for name, value in given.items() if value is not None}
+        run_options = _stated_counts(seed, eval_episodes, eval_interval, checkpoint_interval)
         path = Path(path)
         generate(
             ProgramSource(
@@ -410,6 +447,73 @@ class Composer:
         finally:
             self._progress, self._problem, self._placement = before
 
+    # --- rollouts ---------------------------------------------------------------------------------------------------
+
+    def _run_rollouts(self, timesteps: int | None) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
+        """`run` for a trainer that learns from rollouts."""
+        if self._actors is None or self._trainer_class is None:
+            raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
+        refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
+        stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
+        problem, self._networks = rollout_problem(
+            self._trainer_class,
+            self._settings,
+            self._actors,
+            self._rollout,
+            self._training,
+            self._implementation,
+            self._imported_from,
+            self._say,
+        )
+        if timesteps is not None and timesteps < problem.rows:
+            raise ConfigurationError(
+                f"{timesteps:,} steps are less than one rollout of {problem.rollout.horizon} steps x "
+                f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
+            )
+        self._platform = stated or self._discover(store)
+        profiler = RolloutProfiler(self._platform, problem, store, self._say)
+        matrix = profiler.matrix()
+        placement = place_rollouts(matrix, self._platform, problem)
+        profiled = Profiled(profiler.misses, profiler.hits)
+        self._on_policy = RolloutComposition(problem, matrix, placement, profiled)
+        self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
+        choice = self._on_policy.placement.choice
+        return choice.advantages, choice.learner
+
+    def _write_rollouts(
+        self,
+        advantages: AdvantagesConfig | None,
+        learner: RolloutLearnerConfig | None,
+        path: Path,
+        timesteps: int,
+        run_dir: str | Path | None,
+        until_return: float | Literal["none"] | None,
+        run_options: Mapping[str, int],
+    ) -> Path:
+        """`runtime_gen` for a trainer that learns from rollouts."""
+        made = _made(self._on_policy, "placement")
+        choice, env = made.placement.choice, made.problem.actors.env
+        advantages, learner = advantages or choice.advantages, learner or choice.learner
+        placement = made.placement.with_choice(advantages.device, learner.device, learner.implementation)
+        source = RolloutSource(
+            path=path,
+            placement=placement,
+            advantages=advantages,
+            learner=learner,
+            problem=made.problem,
+            device_file=self._device_file,
+            connection_file=self._connection_file,
+            timesteps=timesteps,
+            run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
+            until_return=check_goal(reward_threshold(env) if until_return is None else until_return),
+            run_options=run_options,
+        )
+        generate_rollouts(source, {device.name: device for device in self.platform.devices})
+        composition_file(path).unlink(missing_ok=True)  # of an earlier program of this name
+        if self._progress:
+            print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
+        return path
+
     def save(self, folder: str | Path) -> Path:
         """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
         folder = Path(folder)
@@ -432,13 +536,17 @@ class Composer:
         return _made(self._platform, "platform")
 
     @property
-    def matrix(self) -> AssignmentMatrix:
-        """The primitive-device assignment matrix."""
+    def matrix(self) -> Any:
+        """The primitive-device assignment matrix: an AssignmentMatrix, or a RolloutMatrix for on-policy training."""
+        if self._on_policy is not None:
+            return self._on_policy.matrix
         return _made(self._matrix, "matrix")
 
     @property
-    def placement(self) -> Placement:
-        """The placement, with every alternative and its cost."""
+    def placement(self) -> Any:
+        """The placement, with every alternative and its cost: a Placement, or a RolloutPlacement."""
+        if self._on_policy is not None:
+            return self._on_policy.placement
         return _made(self._placement, "placement")
 
     @property
@@ -595,6 +703,11 @@ class Composer:
         return platform
 
     def _check_problem(self, platform: Platform | None = None) -> Problem:
+        if self._rollout:
+            raise ConfigurationError(
+                f"{_made(self._trainer_class, 'trainer').__name__} learns from a replay: leave set_rollout ([rollout]) "
+                "out, or take an algorithm that learns from rollouts, such as pearl.algorithms.PPO."
+            )
         missing = [
             call
             for call, value in (
@@ -689,6 +802,19 @@ class Composer:
                 f"The {forced} Learner cannot train {type(trainer).__name__} (unsupported: {reason}). Change the "
                 f"trainer, or leave implementation={forced!r} out: then the fastest Learner that can train it is taken."
             )
+
+
+def _stated_counts(
+    seed: int | None, eval_episodes: int | None, eval_interval: int | None, checkpoint_interval: int | None
+) -> dict[str, int]:
+    """Defaults of a program's options, as far as they are given; ConfigurationError for a wrong one."""
+    given = {
+        "seed": seed,
+        "eval_episodes": eval_episodes,
+        "eval_interval": eval_interval,
+        "checkpoint_interval": checkpoint_interval,
+    }
+    return {name: check_count(name, value) for name, value in given.items() if value is not None}
 
 
 def _learners_line(matrix: AssignmentMatrix, placement: Placement) -> str:

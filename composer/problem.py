@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +12,42 @@ import numpy as np
 from pearl.backends import AUTO
 from pearl.replay.synthetic import random_transitions
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+
+class TrainingProblem(Protocol):
+    """What measuring needs of a problem, with a replay or with rollouts."""
+
+    @property
+    def trainer_class(self) -> type:
+        """The trainer class."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Its settings."""
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """Of one environment."""
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """Of one environment."""
+
+    @property
+    def transition(self) -> TransitionSpec:
+        """The columns of actors' messages."""
+
+    @property
+    def train(self) -> TrainSpec:
+        """The schedule."""
+
+    @property
+    def imported_from(self) -> str | None:
+        """The module from which a program imports the trainer class, if not the one that defines it."""
+
+    @property
+    def actors(self) -> ActorSpec:
+        """The actors."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pearl.error_place import described
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
 _SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
@@ -111,6 +111,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
+    "rollout": _keys_of(RolloutSpec),
     "training": _keys_of(TrainSpec, priority_update_delay=_WHOLE_OR_AUTO, insertion_rows=_WHOLE_OR_AUTO),
     "program": _keys_of(
         ProgramOptions, until_return=_Key('a number, or "none" or inf for no early stop', (int, float, str))
@@ -178,12 +179,10 @@ class _SpecFile:
         with self._naming("actors"):
             composer.set_actors(actors.pop("count", 1), **actors)
         self._set_trainer(composer, implementation)
-        replay = self._table("replay")
-        for name in ("alpha", "beta"):
-            if isinstance(replay.get(name), dict):
-                replay[name] = self._record("replay", name, replay[name], _SCHEDULES)
-        with self._naming("replay"):
-            composer.set_replay(**replay)
+        with self._naming("rollout"):
+            composer.set_rollout(**self._table("rollout"))
+        if "replay" in self.document or not composer.learns_from_rollouts:
+            self._set_replay(composer)
         with self._naming("training"):
             composer.set_training(**self._table("training"))
         return composer, self._program(output)
@@ -205,6 +204,14 @@ class _SpecFile:
         if "metric" in table:
             with self._naming("platform", "metric"):
                 composer.set_opt_metric(table["metric"])
+
+    def _set_replay(self, composer: Composer) -> None:
+        replay = self._table("replay")
+        for name in ("alpha", "beta"):
+            if isinstance(replay.get(name), dict):
+                replay[name] = self._record("replay", name, replay[name], _SCHEDULES)
+        with self._naming("replay"):
+            composer.set_replay(**replay)
 
     def _set_trainer(self, composer: Composer, forced: str | None) -> None:
         table = self.document.get("trainer", {})

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
-from pearl.algorithms import DDPG, DQN, SAC, TD3, Batch
+from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 
 
@@ -52,6 +52,13 @@ class TinySAC(SAC):
     replay_ratio = 1.0
     learning_starts = 100
     exploration = PolicySampling(random_steps=50)
+
+
+class TinyPPO(PPO):
+    hidden_sizes = (16,)
+    batch_size = 32
+    horizon = 16
+    epochs = 2
 
 
 class OwnTrainer:

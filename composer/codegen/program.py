@@ -21,7 +21,7 @@ from composer.codegen.python_source import EXPLORATIONS, documented, imports, la
 from composer.codegen.trainer_source import TrainerImport, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.predicted_parts import predicted_us
-from composer.problem import Problem
+from composer.problem import Problem, TrainingProblem
 from composer.storage_rule import StorageRule, storage_stays_on_host
 from composer.templates import template_folders
 from pearl.atomic_file import write_text
@@ -48,12 +48,16 @@ _IMPORTABLE: dict[str, set[str]] = {
             "PoweredDevice",
             "Program",
             "ProgressQueue",
+            "RolloutAssignmentQueue",
+            "RolloutDoneQueue",
+            "RolloutSession",
+            "RolloutWorker",
             "Session",
             "TrainingLoop",
         ),
         *("WeightSyncQueue", "import_class", "parse_options", "run_program"),
     },
-    "pearl.spec": {"ActorSpec", "ReplaySpec", "TrainSpec"},
+    "pearl.spec": {"ActorSpec", "ReplaySpec", "RolloutSpec", "TrainSpec"},
 }
 
 logger = logging.getLogger("pearl.composer")
@@ -79,9 +83,9 @@ class ProgramSource:
     power: PowerPlan = field(default_factory=PowerPlan)
 
 
-def _origin(source: ProgramSource) -> str:
+def origin(*device_files: Path | None) -> str:
     """The names and hashes of the device files, which distinguish programs of different files."""
-    files = [path for path in (source.device_file, source.connection_file) if path is not None]
+    files = [path for path in device_files if path is not None]
     digests = [f"{path.name} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
     return ", ".join(digests) or "the devices found on the machine that composed it"
 
@@ -114,22 +118,28 @@ def _check_parameters(source: ProgramSource) -> None:
 
 def check_problem(problem: Problem) -> None:
     """Raise GenerationError for a problem that has no program in any placement."""
-    trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
+    _exponents(problem.replay)
+    check_written(problem, _replay_options(problem.replay))
+
+
+def check_written(problem: TrainingProblem, options: Mapping[str, object]) -> None:
+    """Raise GenerationError for a trainer, an environment, settings or `options` that no program can name."""
+    trainer = trainer_import(problem.trainer_class, taken_names(), problem.imported_from)
     _check_environment_is_known(problem.actors.env, trainer)
     settings_literal(problem.settings)
-    _exponents(problem.replay)
-    for said in (_replay_options(problem.replay), *map(vars, (problem.actors, problem.train))):
+    for said in (options, *map(vars, (problem.actors, problem.train))):
         for value in said.values():
             literal(value)
 
 
-def _taken_names() -> set[str]:
+def taken_names() -> set[str]:
     """Names of the program's own lines, and of primitives: a trainer class must not have one of them."""
     return {
-        *("PROGRAM", "ACTORS", "REPLAY", "TRAIN", "SETTINGS", "begin_program", "main"),
+        *("PROGRAM", "ACTORS", "REPLAY", "ROLLOUT", "TRAIN", "SETTINGS", "begin_program", "main"),
         *set[str]().union(*_IMPORTABLE.values()),
         *dir(builtins),
         *(implementation.name for implementation in learners().values()),
+        *(made.name for backend in backends() for made in backend.rollout_learners.values()),
         *(name for backend in backends() for name in backend.factory_names),
     }
 
@@ -206,17 +216,15 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     replay_factory = _replay_factory(source, on_replay)
     storage_factory = _storage_factory(source, devices)
     trainer_place, learner_place = implementation.places(on_learner, backend)
-    trainer = trainer_import(problem.trainer_class, _taken_names(), problem.imported_from)
+    trainer = trainer_import(problem.trainer_class, taken_names(), problem.imported_from)
     here = source.path.resolve().parent
     values = {
         "version": pearl.__version__,
         "name": Path(os.path.normpath(here / source.run_dir)).name,
-        "trainer_name": trainer.name,
-        "trainer_module": trainer.module,
-        "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, here),
+        **trainer_values(trainer, source.path),
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
-        "composed_from": _origin(source),
+        "composed_from": origin(source.device_file, source.connection_file),
         "power": {"used": _devices(source.power.used), "idle": _devices(source.power.idle)},
         "composer_inputs": _composer_inputs(source, trainer.name),
         "setting": setting,
@@ -231,6 +239,8 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
             "learner": source.learner.device,
         },
         "assumption": placement.assumption,
+        "session_class": "Session",
+        "data_argument": "replay=REPLAY",
         "default_timeout_s": ActorSpec.timeout_s,
         "exponents": _exponents(problem.replay),
         "replay_options": _replay_options(problem.replay),
@@ -247,12 +257,24 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     made = [(made.module, made.name) for made in (implementation, replay_factory, storage_factory) if made is not None]
     if trainer.folder is None:
         made.append((trainer.module, trainer.name))
-    write = functools.partial(
-        _environment().get_template("program.py.j2").render, values, source=source, problem=problem
-    )
-    text = write(imports=_imports_of(write(imports=""), made))
+    return rendered("program.py.j2", {**values, "source": source, "problem": problem}, made)
+
+
+def rendered(template: str, values: Mapping[str, object], primitives_and_trainer: Iterable[tuple[str, str]]) -> str:
+    """The text of a program with its imports; the modules and names of its primitives and trainer are given."""
+    write = functools.partial(_environment().get_template(template).render, values)
+    text = write(imports=_imports_of(write(imports=""), primitives_and_trainer))
     ast.parse(text)
     return text
+
+
+def trainer_values(trainer: TrainerImport, program: Path) -> dict[str, str]:
+    """How the program at `program` names and imports the trainer class."""
+    return {
+        "trainer_name": trainer.name,
+        "trainer_module": trainer.module,
+        "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, program.resolve().parent),
+    }
 
 
 def _replay_factory(source: ProgramSource, device: Device) -> Factory:
@@ -401,11 +423,15 @@ def is_edited(path: Path) -> bool:
 
 
 def generate(source: ProgramSource, devices: Mapping[str, Device]) -> Path:
-    """Write the program to its path and return the path; GenerationError if it cannot be written.
+    """Write the program to its path and return the path; GenerationError if it cannot be written."""
+    return write_program(source.path, render(source, devices))
+
+
+def write_program(path: Path, text: str) -> Path:
+    """Write a program's text to `path` and return the path; GenerationError if it cannot be written.
 
     A program there that was edited since it was composed is kept under another name, which a warning states.
     """
-    path, text = source.path, render(source, devices)
     text += _seal(text)
     try:
         if is_edited(path):

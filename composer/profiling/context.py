@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from composer.calibration import CalibrationKey, CalibrationStore
 from composer.contention import CoreSharing
 from composer.matrix import Measurement
 from composer.platform import Platform
-from composer.problem import Problem
+from composer.problem import Problem, TrainingProblem
 from composer.profiling.actors import measure_actor
 from composer.profiling.full_replay import (
     AnyStorage,
@@ -62,15 +62,18 @@ def _nothing(_: str) -> None:
     pass
 
 
+_Problem = TypeVar("_Problem", bound=TrainingProblem)
+
+
 @dataclass
-class ProfilingContext:
+class MeasuringContext(Generic[_Problem]):
     """The problem to profile on a platform. `report` gets a line for each measurement, of about `budget_s` seconds.
 
     `watch` gets the line too, but only before a measurement that is made; what it raises ends profiling.
     """
 
     platform: Platform
-    problem: Problem
+    problem: _Problem
     store: CalibrationStore
     report: Callable[[str], None] = print
     budget_s: float = BUDGET_S
@@ -174,6 +177,20 @@ class ProfilingContext:
         return make_trainer(
             p.trainer_class, p.observation_space, p.action_space, device=device, settings=dict(p.settings)
         )
+
+    @functools.cached_property
+    def _native_policy(self) -> PolicyPlan | None:
+        """The policy in C++ of the Actors of a run; None where they use the trainer itself."""
+        try:
+            return read_policy(self.probe)
+        except UnsupportedError as error:
+            logger.info("Actors run the policy in torch: the native engine does not support %s.", error)
+            return None
+
+
+@dataclass
+class ProfilingContext(MeasuringContext[Problem]):
+    """The problem with a replay to profile on a platform."""
 
     def make_learner(
         self, implementation: str, device: Device, threads: int, sub_batches: int = 1, *, prefetch: bool = False
@@ -280,15 +297,6 @@ class ProfilingContext:
         self._begun = f"{self.platform.host.name}: an Actor"
         transition = self.known(key, ("transition",), self._measure_actor, self.platform.host)["transition"]
         return transition.value_us / min(actors.count, self.platform.host.cores or 1)
-
-    @functools.cached_property
-    def _native_policy(self) -> PolicyPlan | None:
-        """The policy in C++ of the Actors of a run; None where they use the trainer itself."""
-        try:
-            return read_policy(self.probe)
-        except UnsupportedError as error:
-            logger.info("Actors run the policy in torch: the native engine does not support %s.", error)
-            return None
 
     def _measure_actor(self) -> dict[str, list[float]]:
         p = self.problem

@@ -11,7 +11,7 @@ from typing import Any
 
 import pearl
 from composer.calibration import CalibrationKey
-from composer.problem import Problem
+from composer.problem import TrainingProblem
 from pearl.backends import backend_of, learners
 from pearl.backends.protocol import compiled_kernels
 from pearl.devices.description import Device
@@ -24,6 +24,9 @@ _SOURCES = {
     "replay": ("replay/*.py", "backends/**/*.py"),
     "storage": ("replay/*.py", "backends/**/*.py", "runtime/data_storage.py"),
     "learner": (),
+    "advantages": ("rollout/*.py", "backends/**/*.py"),
+    "rollout learner": ("rollout/*.py", "learner/*.py", "algorithms/*.py", "backends/**/*.py"),
+    "rollout actor": ("actors/*.py", "algorithms/*.py", "rollout/*.py"),
     "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),
     "program": (
         *("actors/*.py", "algorithms/*.py", "exploration.py", "replay/*.py", "backends/**/*.py"),
@@ -48,7 +51,7 @@ def source_hash(primitive: str) -> str:
 
 
 def calibration_key(
-    problem: Problem,
+    problem: TrainingProblem,
     primitive: str,
     device: Device,
     fingerprint: str,
@@ -69,9 +72,9 @@ def calibration_key(
         "env_count": problem.actors.env_count,
         "vectorization": problem.actors.vectorization,
     }
-    if primitive != "actor":
+    if primitive not in ("actor", "rollout actor", "advantages"):
         everything["batch_size"] = problem.train.batch_size
-    if primitive not in ("replay", "storage"):
+    if primitive not in ("replay", "storage", "advantages"):
         everything |= {
             "trainer": problem.trainer_class.__qualname__,
             "trainer_source": _class_hash(problem.trainer_class),

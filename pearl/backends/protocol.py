@@ -20,7 +20,7 @@ from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pearl.devices.power import PowerMeter
-    from pearl.learner.protocol import Learner
+    from pearl.learner.protocol import Learner, RolloutLearner
     from pearl.replay.protocol import ReplayManager
     from pearl.spec import ReplaySpec, TransitionSpec
 
@@ -121,6 +121,31 @@ class LearnerImplementation(_Imported):
         return (*sorted(files), *((compiled_kernels(self.compiled),) if self.compiled else ()))
 
 
+@dataclass(frozen=True)
+class RolloutLearnerImplementation(_Imported):
+    """One implementation of the Learner of rollouts: the class `name` of `module`.
+
+    It is made with the trainer, `epochs`, `batch_size`, and `arguments`, which are some of "device" and "threads". Its
+    static method `supports(trainer)` says in one line what it cannot train, or returns None.
+    """
+
+    arguments: tuple[str, ...] = ()
+    spins: bool = False
+
+    def supports(self, trainer: object) -> str | None:
+        """None if it can train `trainer`; else one line that says what it does not support."""
+        reason: str | None = self.load().supports(trainer)
+        return reason
+
+    def make(self, trainer: object, *, epochs: int, batch_size: int, threads: int, device: str) -> RolloutLearner:
+        """A Learner of `trainer`; TrainerError if it cannot train it."""
+        given = {"threads": threads, "device": device}
+        learner: RolloutLearner = self.load()(
+            trainer, epochs=epochs, batch_size=batch_size, **{name: given[name] for name in self.arguments}
+        )
+        return learner
+
+
 def compiled_kernels(module: str = "pearl._native") -> Path:
     """The file of PEARL's compiled kernels in `module`, which is not loaded."""
     found = importlib.util.find_spec(module)
@@ -190,6 +215,8 @@ class Backend:
     """Whether its fused loop runs asynchronously, so that the host must wait after each part to time it."""
     learners: Mapping[str, LearnerImplementation] = MappingProxyType({})
     """The Learners that run on its devices, by the name of the implementation."""
+    rollout_learners: Mapping[str, RolloutLearnerImplementation] = MappingProxyType({})
+    """The same for Learners that train on rollouts."""
     replay_managers: Mapping[str, ReplayImplementation] = MappingProxyType({})
     """The Replay Managers that `pearl.replay.make_replay_manager` can make, by the name of the implementation."""
     factory_names: tuple[str, ...] = ()

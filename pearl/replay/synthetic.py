@@ -46,7 +46,7 @@ def random_transitions(
             column[:] = rng.integers(0, 256, column.shape, np.uint8)
         else:
             column[:] = rng.standard_normal(column.shape)
-    if isinstance(action_space, gym.spaces.Discrete):
+    if isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         columns[ACTION] -= action_space.start
     return columns
 

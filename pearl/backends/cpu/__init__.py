@@ -13,6 +13,7 @@ from pearl.backends.protocol import (
     LearnerImplementation,
     LearnerParameters,
     ReplayImplementation,
+    RolloutLearnerImplementation,
     powers_of_two,
 )
 from pearl.devices.description import Connection, Device, DeviceKind
@@ -39,6 +40,14 @@ class CpuBackend(Backend):
             "torch": TORCH_LEARNER,
             "native": LearnerImplementation(
                 "pearl.backends.cpu.learner", "NativeLearner", ("threads", "prefetch"), compiled="pearl._native"
+            ),
+        }
+        self.rollout_learners = {
+            "torch": RolloutLearnerImplementation(
+                "pearl.learner.torch_rollout_learner", "TorchRolloutLearner", ("threads",), spins=True
+            ),
+            "native": RolloutLearnerImplementation(
+                "pearl.backends.cpu.rollout_learner", "NativeRolloutLearner", ("threads",)
             ),
         }
         self.replay_managers = {

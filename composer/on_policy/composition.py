@@ -1,0 +1,118 @@
+"""Checks a problem with rollouts, and holds what composing it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from composer.codegen.program import check_written
+from composer.on_policy.matrix import RolloutMatrix
+from composer.on_policy.placement import RolloutPlacement
+from composer.on_policy.problem import RolloutProblem
+from pearl.actors.environment import make_vector_env
+from pearl.actors.normalization import normalization_warnings
+from pearl.algorithms.trainer import Trainer, make_trainer
+from pearl.errors import ConfigurationError, TrainerError
+from pearl.learner.extract import extract_networks
+from pearl.rollout.columns import rollout_columns
+from pearl.spec import ActorSpec, NetworkSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
+
+# Fields of TrainSpec that mean nothing without a replay.
+_OF_REPLAY = (
+    *("replay_ratio", "learning_starts", "priority_update_delay", "n_step", "weight_sync_interval", "insertion_rows"),
+)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """How many measurements were made, and how many were known."""
+
+    measured: int
+    known: int
+
+
+@dataclass(frozen=True)
+class RolloutComposition:
+    """What a composition with rollouts found."""
+
+    problem: RolloutProblem
+    matrix: RolloutMatrix
+    placement: RolloutPlacement
+    profiled: Profiled
+
+
+def has_rollouts(trainer_class: type) -> bool:
+    """Whether the class learns from rollouts of its present policy."""
+    return (
+        inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer) and trainer_class.data_flow() == "rollout"
+    )
+
+
+def refuse_replay_settings(
+    trainer_class: type, replay: ReplaySpec | None, training: Mapping[str, Any], auto: tuple[str, ...], metric: str
+) -> None:
+    """Raise ConfigurationError for settings that on-policy training does not have."""
+    name = trainer_class.__name__
+    if replay is not None:
+        raise ConfigurationError(
+            f"{name} learns from rollouts of its present policy and has no replay: leave set_replay ([replay]) out. "
+            "set_rollout ([rollout]) sets the horizon, the epochs and the like."
+        )
+    if unused := [field for field in training if field in _OF_REPLAY]:
+        raise ConfigurationError(
+            f"{name} learns from rollouts: {', '.join(unused)} of set_training ([training]) would have no effect. "
+            "Leave it out; batch_size (of a minibatch) and gamma remain."
+        )
+    if auto:
+        raise ConfigurationError(f'{", ".join(auto)} cannot be "auto" for {name}, which learns from rollouts.')
+    if metric != "throughput":
+        raise ConfigurationError(
+            f"{name} learns from rollouts, which are placed by throughput alone; found {metric!r}."
+        )
+
+
+def rollout_problem(
+    trainer_class: type,
+    settings: Mapping[str, Any],
+    actors: ActorSpec,
+    rollout: Mapping[str, Any],
+    training: Mapping[str, Any],
+    implementation: str,
+    imported_from: str | None,
+    say: Callable[[str], None],
+) -> tuple[RolloutProblem, tuple[NetworkSpec, ...]]:
+    """The checked problem and the networks; ConfigurationError, EnvError or TrainerError say what is wrong."""
+    envs = make_vector_env(actors, 1)
+    observation_space, action_space = envs.single_observation_space, envs.single_action_space
+    for warning in normalization_warnings(envs, actors.env):
+        say(warning)
+    envs.close()
+    trainer = make_trainer(trainer_class, observation_space, action_space, settings=dict(settings))
+    if not isinstance(trainer, Trainer):
+        raise TrainerError(
+            f"{trainer_class.__name__} must derive from pearl.algorithms.Trainer to learn from rollouts."
+        )
+    if inputs := trainer.describe_inputs():
+        say(inputs)
+    names = [f.name for f in dataclasses.fields(RolloutSpec)]
+    spec = RolloutSpec(**{**{name: getattr(trainer, name) for name in names if hasattr(trainer, name)}, **rollout})
+    batch = spec.horizon * actors.env_count if trainer_class._trains_whole_rollouts else trainer.batch_size  # type: ignore[attr-defined]
+    train = TrainSpec(**{"batch_size": batch, "gamma": trainer.gamma, **training})
+    check_minibatches(spec, actors, train)
+    problem = RolloutProblem(
+        trainer_class,
+        dict(settings),
+        observation_space,
+        action_space,
+        rollout_columns(observation_space, action_space),
+        spec,
+        train,
+        actors,
+        implementation,
+        imported_from,
+    )
+    check_written(problem, vars(spec))
+    return problem, extract_networks(trainer, observation_space.shape)

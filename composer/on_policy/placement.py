@@ -1,0 +1,207 @@
+"""Algorithm 1 for on-policy training: the devices of GAE and of the Learner, and what the alternatives would cost.
+
+    T_itr = T_collect + T_comm + T_GAE(i) + T_comm(i, j) + T_Learner(j)          with policy_lag 0: in turn
+    T_itr = max(T_collect, T_comm + T_GAE(i) + T_comm(i, j) + T_Learner(j))      with policy_lag 1: at the same time
+
+Where collecting and training share the host's cores at the same time, an iteration takes at least the work of both,
+divided by the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from composer.matrix import LearnerCell
+from composer.on_policy.matrix import AdvantagesCell, RolloutMatrix
+from composer.on_policy.problem import RolloutProblem
+from composer.platform import Platform
+from composer.report import ascii_table, plain, short_number
+from composer.serialization import from_document, to_document
+from pearl.backends import backend_of
+from pearl.errors import PlacementError
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class AdvantagesConfig:
+    """Where the advantages are estimated."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class RolloutLearnerConfig:
+    """Where and how the Learner trains."""
+
+    device: str
+    implementation: str
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class RolloutTerms:
+    """Microseconds of one iteration, which is one rollout."""
+
+    collection_us: float
+    advantages_us: float
+    transfer_us: float
+    training_us: float
+    t_itr_us: float
+
+    def parts(self) -> dict[str, float]:
+        """By the names of `pearl.runtime.telemetry.ROLLOUT_PARTS`, without those that are 0."""
+        found = {
+            "collection": self.collection_us,
+            "advantages": self.advantages_us,
+            "training": self.training_us,
+            "communication": self.transfer_us,
+            "iteration": self.t_itr_us,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+@dataclass(frozen=True)
+class RolloutCandidate:
+    """One way to place both primitives, and what an iteration takes."""
+
+    advantages: AdvantagesConfig
+    learner: RolloutLearnerConfig
+    terms: RolloutTerms
+
+
+@dataclass(frozen=True)
+class RolloutPlacement:
+    """The chosen candidate is the first; the others follow, by the time of an iteration.
+
+    `rows` transitions are a rollout, of `actor_count` actors with `envs_per_actor` environments on the `host`.
+    """
+
+    host: str
+    rows: int
+    policy_lag: int
+    actor_count: int
+    envs_per_actor: int
+    candidates: tuple[RolloutCandidate, ...]
+
+    FORMAT = "pearl-rollout-placement"
+    VERSION = 1
+
+    @property
+    def choice(self) -> RolloutCandidate:
+        """The candidate that programs take."""
+        return self.candidates[0]
+
+    @property
+    def eps(self) -> float:
+        """Predicted transitions collected and trained on per second."""
+        return self.rows / self.choice.terms.t_itr_us * 1e6
+
+    @property
+    def assumption(self) -> str:
+        """Under what the prediction holds, in words."""
+        how = "while the next rollout is collected" if self.policy_lag else "in turn with collecting"
+        return f"each transition counted once, training {how}"
+
+    def with_choice(self, advantages: str, learner: str, implementation: str) -> RolloutPlacement:
+        """The same with another candidate as choice; PlacementError if there is none such."""
+        for candidate in self.candidates:
+            found = candidate.advantages.device, candidate.learner.device, candidate.learner.implementation
+            if found == (advantages, learner, implementation):
+                others = [other for other in self.candidates if other is not candidate]
+                return replace(self, candidates=(candidate, *others))
+        raise PlacementError(
+            f"The placement has no candidate with GAE on {advantages} and the {implementation} Learner on {learner}. "
+            f"It has: {'; '.join(map(_place_text, self.candidates))}."
+        )
+
+    def to_json(self) -> str:
+        """A versioned JSON document that `from_json` reads back to an equal placement."""
+        return to_document(self, self.FORMAT, self.VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> RolloutPlacement:
+        """Read `to_json`'s document; ConfigurationError says where it is not one."""
+        return from_document(cls, text, cls.FORMAT, cls.VERSION)
+
+    def __rich__(self) -> RenderableType:
+        headings = ("GAE on", "Learner on", "with", "collect", "GAE", "move", "train", "iteration us", "steps/s")
+        table = ascii_table("Placements, the chosen one first; microseconds of one rollout", headings, headings[3:])
+        for candidate in self.candidates:
+            terms, learner = candidate.terms, candidate.learner
+            us = (terms.collection_us, terms.advantages_us, terms.transfer_us, terms.training_us, terms.t_itr_us)
+            table.add_row(
+                candidate.advantages.device,
+                learner.device,
+                f"{learner.implementation}, {learner.threads} thread(s)",
+                *map(short_number, us),
+                f"{self.rows / terms.t_itr_us * 1e6:,.0f}",
+            )
+        what = f"Predicted: {self.eps:,.0f} environment steps per second, {self.assumption}."
+        return Group(table, Text(what))
+
+    def __str__(self) -> str:
+        return plain(self)
+
+
+def _place_text(candidate: RolloutCandidate) -> str:
+    learner = candidate.learner
+    return f"GAE on {candidate.advantages.device}, {learner.implementation} Learner on {learner.device}"
+
+
+def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutProblem) -> RolloutPlacement:
+    """Every pair of devices that has both primitives, the fastest first; PlacementError if there is none."""
+    found = sorted(_candidates(matrix, platform, problem), key=lambda candidate: candidate.terms.t_itr_us)
+    if not found:
+        raise PlacementError(
+            "No device has both GAE and a Learner that can train "
+            f"{problem.trainer_class.__name__}: the matrix says why. Add a cpu row to the device CSV."
+        )
+    actors = problem.actors
+    return RolloutPlacement(
+        platform.host.name,
+        problem.rows,
+        problem.rollout.policy_lag,
+        actors.count,
+        actors.envs_per_actor,
+        tuple(found),
+    )
+
+
+def _candidates(matrix: RolloutMatrix, platform: Platform, problem: RolloutProblem) -> Iterator[RolloutCandidate]:
+    host, floats = platform.host.name, problem.rows * _FLOAT_BYTES
+    batch = problem.rows * problem.transition.nbytes
+    for i in matrix.rows:
+        if not isinstance(i.advantages, AdvantagesCell):
+            continue
+        for j in matrix.rows:
+            for cell in j.learners:
+                if not isinstance(cell, LearnerCell):
+                    continue
+                # The cell of GAE has its own transfers: rewards and values come from the host and return there.
+                moved = 0.0 if j.device == host else platform.link(host, j.device).transfer_us(batch + 2 * floats)
+                collection, estimate = matrix.collection.value_us, i.advantages.estimate.value_us
+                training = cell.step.value_us
+                after = estimate + moved + training
+                t_itr = collection + after
+                if problem.rollout.policy_lag:
+                    t_itr = max(collection, after, _work_us(platform, problem, cell, j.device, collection, after))
+                yield RolloutCandidate(
+                    AdvantagesConfig(i.device),
+                    RolloutLearnerConfig(j.device, cell.implementation, cell.threads),
+                    RolloutTerms(collection, estimate, moved, training, t_itr),
+                )
+
+
+def _work_us(
+    platform: Platform, problem: RolloutProblem, cell: LearnerCell, learner: str, collection: float, after: float
+) -> float:
+    """The work of actors and Learner in an iteration, shared out among the host's cores."""
+    cores = platform.host.cores or 1
+    threads = cell.threads if backend_of(platform.device(learner)).on_host_cores(platform.device(learner)) else 0
+    actors = min(problem.actors.count, cores)
+    return (collection * actors + after * threads) / cores

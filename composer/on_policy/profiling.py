@@ -1,0 +1,208 @@
+"""Measures the primitives of on-policy training: collecting, GAE, and training on a rollout."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from composer.matrix import LearnerCell, Measurement, MissingCell, UnavailableDevice, UnsupportedLearner
+from composer.on_policy.matrix import AdvantagesCell, AdvantagesColumn, LearnerColumn, RolloutMatrix, RolloutRow
+from composer.on_policy.problem import RolloutProblem
+from composer.platform import usable
+from composer.profiling.actors import measure_actor
+from composer.profiling.context import MeasuringContext
+from composer.profiling.measuring import measure, on_own_thread
+from composer.report import left_out_line
+from pearl.actors.actor import ActorSetup
+from pearl.algorithms.on_policy import present_policy
+from pearl.backends import AUTO, backend_of
+from pearl.backends.protocol import RolloutLearnerImplementation, powers_of_two
+from pearl.devices.description import Device
+from pearl.errors import CapacityError, DeviceError, PearlError
+from pearl.rollout.columns import LOG_PROB
+from pearl.rollout.preparation import RolloutPreparation
+
+logger = logging.getLogger("pearl.composer")
+
+
+class RolloutProfiler(MeasuringContext[RolloutProblem]):
+    """Fills the matrix, a row per usable device."""
+
+    def matrix(self) -> RolloutMatrix:
+        """Profile every usable device."""
+        devices, unavailable = usable(self.platform)
+        for learner in self._unsupported:
+            self.report(left_out_line(learner))
+        rows = tuple(self._row(device) for device in devices)
+        left_out = tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable)
+        return RolloutMatrix(rows, self._collection(), self.problem.rows, left_out, self._unsupported)
+
+    def _row(self, device: Device) -> RolloutRow:
+        self.report(f"profiling {device.name}")
+        advantages = self._advantages(device)
+        wanted = self._implementations(device)
+        cells = [self._learner(device, name, made) for name, made in wanted.items()]
+        if not cells:
+            cells = [MissingCell(f"no Learner of rollouts for {device.backend} in this version")]
+        cells.sort(key=lambda cell: cell.step.value_us if isinstance(cell, LearnerCell) else float("inf"))
+        return RolloutRow(device.name, advantages, tuple(cells))
+
+    # --- collecting -------------------------------------------------------------------------------------------------
+
+    def _collection(self) -> Measurement:
+        """Microseconds until all actors have collected a rollout, side by side on the host's cores."""
+        p, host = self.problem, self.platform.host
+        policy = "torch" if self._native_policy is None else "native"
+        parameters = {
+            "env": p.actors.env,
+            "envs": p.actors.envs_per_actor,
+            "env_kwargs": repr(dict(p.actors.env_kwargs)),
+            "horizon": p.rollout.horizon,
+            "policy": policy,
+        }
+        self.begin(f"{host.name}: an Actor's rollout")
+        one = self.known(self.key("rollout actor", host, parameters), ("rollout",), self._measure_actor, host)[
+            "rollout"
+        ]
+        waves = max(1.0, p.actors.count / (host.cores or 1))
+        samples = None if one.samples is None else tuple(s * waves for s in one.samples)
+        return Measurement(one.value_us * waves, one.p20_us * waves, one.p80_us * waves, one.n, one.source, samples)
+
+    def _measure_actor(self) -> dict[str, list[float]]:
+        p = self.problem
+        setup = ActorSetup(
+            p.trainer_class,
+            p.settings,
+            p.actors,
+            p.train,
+            seed=0,
+            policy=self._native_policy,
+            transition=p.transition,
+            rollout=p.rollout,
+        )
+        return {"rollout": measure_actor(setup, self.budget_s)}
+
+    # --- GAE --------------------------------------------------------------------------------------------------------
+
+    def _advantages(self, device: Device) -> AdvantagesColumn:
+        if backend_of(device).advantages(device) is None:
+            return MissingCell(f"no GAE for {device.backend} in this version")
+        spec = self.problem.rollout
+        parameters = {
+            "horizon": spec.horizon,
+            "reward_standardization": spec.reward_standardization,
+            "value_standardization": spec.value_standardization,
+            "quantization_bits": spec.quantization_bits,
+        }
+        self.begin(f"{device.name}: GAE of {self.problem.rows:,} transitions")
+        try:
+            found = self.known(
+                self.key("advantages", device, parameters), ("estimate",), lambda: self._measure_gae(device), device
+            )
+        except (CapacityError, DeviceError) as error:
+            return self._failed(device, error)
+        return AdvantagesCell(found["estimate"])
+
+    def _measure_gae(self, device: Device) -> dict[str, list[float]]:
+        p = self.problem
+        factory = backend_of(device).advantages(device)
+        assert factory is not None
+        estimator = factory.make_advantages(p.train.gamma, p.rollout.gae_lambda)
+        preparation = RolloutPreparation(p.rollout, p.actors.env_count, p.train.gamma)
+        rng, shape = np.random.default_rng(0), (p.rollout.horizon, p.actors.env_count)
+        fresh = rng.standard_normal((2, *shape), np.float32)
+        rewards, values, bonus = np.empty(shape, np.float32), np.empty(shape, np.float32), np.zeros(shape, np.float32)
+        last = rng.standard_normal(shape[1], np.float32)
+        ends = (rng.random(shape) < 0.01).astype(np.uint8)
+
+        def renew() -> None:
+            rewards[:], values[:] = fresh
+
+        def estimate() -> None:
+            preparation.estimate(estimator, rewards, values, bonus, last, ends)
+
+        return {"estimate": measure(estimate, self.budget_s, renew)}
+
+    # --- the Learner ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _known_implementations(self) -> dict[str, RolloutLearnerImplementation]:
+        forced = self.problem.implementation
+        found: dict[str, RolloutLearnerImplementation] = {}
+        for device in usable(self.platform)[0]:
+            found |= backend_of(device).rollout_learners
+        return {name: made for name, made in found.items() if forced in (AUTO, name)}
+
+    @functools.cached_property
+    def _unsupported(self) -> tuple[UnsupportedLearner, ...]:
+        found = ((name, made.supports(self.probe)) for name, made in self._known_implementations.items())
+        return tuple(UnsupportedLearner(name, reason) for name, reason in found if reason is not None)
+
+    def _implementations(self, device: Device) -> dict[str, RolloutLearnerImplementation]:
+        unsupported = {learner.implementation for learner in self._unsupported}
+        here = backend_of(device).rollout_learners
+        return {
+            name: made for name, made in here.items() if name in self._known_implementations and name not in unsupported
+        }
+
+    def _learner(self, device: Device, name: str, made: RolloutLearnerImplementation) -> LearnerColumn:
+        """The cell with the fastest number of threads."""
+        p = self.problem
+        cells: list[LearnerCell] = []
+        for threads in powers_of_two(self._most_threads(device)):
+            parameters: dict[str, Any] = {
+                "implementation": name,
+                "threads": threads,
+                "rows": p.rows,
+                "epochs": p.rollout.epochs,
+                "minibatch": p.train.batch_size,
+            }
+            self.begin(f"{device.name}: {name} Learner on a rollout, {threads} thread(s)")
+            key = self.key("rollout learner", device, parameters)
+            try:
+                found = self.known(
+                    key, ("step",), functools.partial(self._measure_learner, made, device, threads), device
+                )
+            except (CapacityError, DeviceError) as error:
+                return self._failed(device, error)
+            cells.append(LearnerCell(found["step"], threads, implementation=name))
+        return min(cells, key=lambda cell: cell.step.value_us)
+
+    def _most_threads(self, device: Device) -> int:
+        """All cores while the actors wait; else those without an actor."""
+        if backend_of(device).host_cores != "threads":
+            return 1
+        cores = device.cores or 1
+        return cores if self.problem.rollout.policy_lag == 0 else max(1, cores - self.problem.actors.count)
+
+    def _measure_learner(
+        self, made: RolloutLearnerImplementation, device: Device, threads: int
+    ) -> Mapping[str, list[float]]:
+        p = self.problem
+
+        @on_own_thread
+        def timed() -> list[float]:
+            trainer = self._trainer(backend_of(device).torch_device(device))
+            learner = made.make(
+                trainer,
+                epochs=p.rollout.epochs,
+                batch_size=p.train.batch_size,
+                threads=threads,
+                device=backend_of(device).device_string(device),
+            )
+            learner.prepare()
+            columns = p.random_rollout(np.random.default_rng(0))
+            columns[LOG_PROB] = present_policy(trainer, columns)[0]  # others would make steps that no run makes
+            return measure(lambda: learner.train(columns), self.budget_s)
+
+        return {"step": timed()}
+
+    def _failed(self, device: Device, error: PearlError) -> MissingCell:
+        if device == self.platform.host:
+            raise error
+        logger.warning("A measurement failed on %s, which is left out of it: %s", device.name, error)
+        return MissingCell(str(error).partition("\n")[0])

@@ -1,0 +1,498 @@
+"""On-policy training: actors' rollouts, their preparation, the session's flow, and composed programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from programs import ONE_CPU, run, write_csv_pair
+from trainers import TinyPPO
+
+from composer import Composer
+from composer.on_policy.matrix import RolloutMatrix
+from composer.on_policy.placement import RolloutPlacement
+from composer.spec_file import load_spec
+from pearl.actors.actor import ActorSetup
+from pearl.actors.policy_plan import read_policy
+from pearl.actors.rollout_actor import RolloutActor
+from pearl.algorithms import A2C, DQN, PPO, make_trainer
+from pearl.errors import ConfigurationError, EnvError, PlacementError, TrainerError
+from pearl.rollout import NumpyGae, RunningStatistics, quantized
+from pearl.rollout.columns import ENDED, GOES_ON, NO_STEP, last_value_field, rollout_columns
+from pearl.rollout.preparation import RolloutPreparation
+from pearl.rollout.vtrace import vtrace
+from pearl.runtime import DataCollectionQueue
+from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, check_minibatches
+
+SHORT = "ShortCartPole-v0"
+gym.register(SHORT, "gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=5)
+gym.register(
+    "ShortVectorCartPole-v0",
+    vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
+    entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv",
+    kwargs={"max_episode_steps": 5},
+)
+ENVS = 3
+
+
+def spaces_of(env: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    made = gym.make(env)
+    return made.observation_space, made.action_space
+
+
+def actor_of(env: str, horizon: int, *, trainer: Any = None, vectorization: Any = "sync", envs: int = ENVS) -> Any:
+    """A torch actor with its trainer, and a message of its queue."""
+    observations, actions = spaces_of(env)
+    transition = rollout_columns(observations, actions)
+    rollout = RolloutSpec(horizon=horizon)
+    spec = ActorSpec(env, envs_per_actor=envs, vectorization=vectorization)
+    trainer = trainer or make_trainer(PPO, observations, actions, seed=3)
+    setup = ActorSetup(PPO, {}, spec, TrainSpec(gamma=0.9), seed=5, transition=transition, rollout=rollout)
+    actor = RolloutActor(setup, trainer)
+    queue = DataCollectionQueue(transition, setup.message_rows(), 1, further=(last_value_field(envs),))
+    message = queue.reserve()
+    assert message is not None
+    return actor, trainer, message, queue
+
+
+def rows(message: Any, name: str, horizon: int, envs: int = ENVS) -> np.ndarray:
+    column = message[name][: horizon * envs]
+    found: np.ndarray = column.reshape(horizon, envs, *column.shape[1:])
+    return found
+
+
+# --- actors ---
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_an_actor_records_what_the_policy_said(env: str) -> None:
+    horizon = 12
+    actor, trainer, message, _queue = actor_of(env, horizon)
+    assert actor.collect(message) == horizon * ENVS
+    obs, action = (torch.from_numpy(message[name]) for name in ("obs", "action"))
+    with torch.no_grad():
+        log_prob, _, value = trainer.evaluate_actions(obs, action)
+        last = trainer.values(torch.from_numpy(actor._obs))
+    np.testing.assert_allclose(message["log_prob"], log_prob, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(message["value"], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(message["last_value"], last, rtol=1e-5, atol=1e-6)
+    assert (rows(message, "end", horizon) == GOES_ON).all() or env == "CartPole-v1"
+    again = np.diff(rows(message, "obs", horizon), axis=0)
+    assert (np.abs(again).reshape(-1) > 0).any(), "environments were stepped"
+
+
+def test_the_environment_gets_a_boxs_action_within_its_bounds() -> None:
+    observations, actions = spaces_of("Pendulum-v1")
+    trainer = make_trainer(PPO, observations, actions, settings={"initial_log_std": 3.0})
+    actor, _, message, _queue = actor_of("Pendulum-v1", 8, trainer=trainer)
+    taken: list[np.ndarray] = []
+    step = actor.envs.step
+    actor.envs.step = lambda action: (taken.append(action.copy()), step(action))[1]
+    actor.collect(message)
+    drawn = rows(message, "action", 8)
+    assert np.abs(drawn).max() > 2.0, "the Learner gets actions as they were drawn"
+    np.testing.assert_array_equal(np.stack(taken), np.clip(drawn, -2.0, 2.0))
+
+
+def test_a_time_limit_is_not_a_termination() -> None:
+    """Where it ends an episode, gamma times the value of the last observation is added; elsewhere nothing is."""
+    horizon = 13
+    actor, trainer, message, _queue = actor_of(SHORT, horizon)
+    finals: dict[tuple[int, int], np.ndarray] = {}
+    step, t = actor.envs.step, iter(range(horizon))
+
+    def watched(action: np.ndarray) -> Any:
+        found = step(action)
+        at = next(t)
+        for env in np.flatnonzero(found[3]):
+            finals[at, int(env)] = found[4]["final_obs"][env]
+        return found
+
+    actor.envs.step = watched
+    actor.collect(message)
+    end, bonus = rows(message, "end", horizon), rows(message, "bonus", horizon)
+    assert set(zip(*np.nonzero(end == ENDED), strict=True)) == set(finals), "five steps never topple the pole"
+    assert len(finals) == 2 * ENVS
+    for (at, env), final in finals.items():
+        with torch.no_grad():
+            value = trainer.values(torch.from_numpy(np.asarray(final, np.float32)[None]))
+        assert bonus[at, env] == pytest.approx(0.9 * float(value), rel=1e-5)
+    assert np.count_nonzero(bonus) == len(finals)
+
+
+def test_episodes_are_counted_across_messages() -> None:
+    horizon = 7
+    actor, _, message, _queue = actor_of(SHORT, horizon)
+    lengths: list[int] = []
+    for _ in range(4):
+        actor.collect(message)
+        episodes, steps, _, _ = message["counts"]
+        assert steps == horizon * ENVS
+        lengths += message["episode_length"][:episodes].tolist()
+        assert message["episode_return"][:episodes].tolist() == message["episode_length"][:episodes].tolist()
+    assert lengths == [5] * (4 * horizon // 5 * ENVS)
+
+
+def test_a_reset_in_place_of_a_step_is_no_step() -> None:
+    """Gymnasium's own vectors reset in the step after an episode's end."""
+    horizon = 13
+    actor, _, message, _queue = actor_of("ShortVectorCartPole-v0", horizon, vectorization="vector_entry_point")
+    actor.collect(message)
+    end, bonus = rows(message, "end", horizon), rows(message, "bonus", horizon)
+    np.testing.assert_array_equal(np.flatnonzero(end[:, 0] == ENDED), [4, 10])
+    np.testing.assert_array_equal(np.flatnonzero(end[:, 0] == NO_STEP), [5, 11])
+    assert (rows(message, "reward", horizon)[end == NO_STEP] == 0).all()
+    np.testing.assert_array_equal(bonus != 0, end == ENDED)
+    assert message["counts"][1] == horizon * ENVS - 2 * ENVS
+    assert message["episode_length"][:2].tolist() == [5, 5]
+
+
+class Poisoned(gym.Env[np.ndarray, np.int64]):
+    """Its reward is NaN at the eighth step."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, _: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return np.zeros(2, np.float32), math.nan if self._steps == 8 else 0.0, False, False, {}
+
+
+gym.register("Poisoned-v0", Poisoned)
+
+
+def test_a_reward_that_is_not_a_number_names_environment_and_step() -> None:
+    actor, _, message, _queue = actor_of("Poisoned-v0", 10)
+    with pytest.raises(EnvError, match=r"a reward that is NaN.*environment 0 of actor 0, step 7 of the rollout"):
+        actor.collect(message)
+
+
+def test_a_policy_that_diverged_names_environment_and_step() -> None:
+    actor, trainer, message, _queue = actor_of("CartPole-v1", 4)
+    with torch.no_grad():
+        trainer.networks.value[-1].bias.fill_(math.nan)
+    with pytest.raises(TrainerError, match=r"value is nan in environment 0 of actor 0, step 0.*diverged"):
+        actor.collect(message)
+
+
+def test_native_and_torch_actors_collect_the_same() -> None:
+    horizon = 30
+    actor, trainer, message, _queue = actor_of("CartPole-v1", horizon)
+    setup = ActorSetup(
+        None, {}, actor.setup.spec, actor.setup.train, 5,
+        policy=read_policy(trainer), transition=actor.transition, rollout=actor.setup.rollout,
+    )  # fmt: skip
+    native = RolloutActor(setup)
+    _, _, other, _other_queue = actor_of("CartPole-v1", horizon)
+    actor.collect(message)
+    native.collect(other)
+    for name in ("obs", "action", "reward", "end"):
+        np.testing.assert_array_equal(message[name], other[name], err_msg=name)
+    for name in ("log_prob", "value", "last_value"):
+        np.testing.assert_allclose(message[name], other[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+# --- preparation ---
+
+
+def test_running_statistics_are_those_of_the_papers_recursion() -> None:
+    """HEPPO-GAE Eq. 6 to 9, one number after the other; blocks of any size give the same."""
+    numbers = np.random.default_rng(0).normal(3.0, 2.0, 500)
+    mean = squares = 0.0
+    for n, number in enumerate(numbers, 1):
+        before, mean = mean, mean + (number - mean) / n
+        squares += (number - before) * (number - mean)
+    found = RunningStatistics()
+    for block in np.split(numbers, [1, 7, 8, 300]):
+        found.add(block)
+    assert found.count == 500
+    assert found.mean == pytest.approx(mean, rel=1e-12)
+    assert found.deviation == pytest.approx(math.sqrt(squares / 500), rel=1e-12)
+    assert RunningStatistics().deviation == 1.0
+
+
+@pytest.mark.parametrize("bits", [2, 5, 8, 16])
+def test_codes_are_half_a_step_from_the_numbers(bits: int) -> None:
+    numbers = np.random.default_rng(1).normal(5.0, 3.0, (40, 6)).astype(np.float32)
+    mean, deviation = float(numbers.mean()), float(numbers.std())
+    codes = quantized(numbers, bits, mean, deviation, restored=True)
+    step = 8.0 / (2**bits - 1) * deviation
+    assert np.abs(codes.decoded() - numbers).max() <= step / 2 * (1 + 1e-3) + 1e-5
+    assert codes.codes.dtype == (np.uint8 if bits <= 8 else np.uint16)
+    assert codes.nbytes == numbers.nbytes // (4 if bits <= 8 else 2)
+    kept = quantized(numbers, bits, mean, deviation, restored=False)
+    np.testing.assert_array_equal(kept.codes, codes.codes)
+    np.testing.assert_allclose(kept.decoded() * deviation + mean, codes.decoded(), atol=1e-4)
+
+
+def test_numbers_beyond_the_range_saturate_and_are_counted() -> None:
+    codes = quantized(np.array([[-100.0, 0.0, 100.0, 3.9]], np.float32), 8, 0.0, 1.0, restored=False)
+    assert codes.saturated == 2
+    assert codes.codes.tolist()[0][0] == 0
+    assert codes.codes.tolist()[0][2] == 255
+
+
+def prepared(spec: RolloutSpec, seed: int = 0, rollouts: int = 1) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The preparation after some rollouts, and the last rollout's raw rewards and advantages."""
+    rng, shape = np.random.default_rng(seed), (20, 4)
+    preparation = RolloutPreparation(spec, 4, 0.9)
+    for _ in range(rollouts):
+        raw = rng.normal(10.0, 4.0, shape).astype(np.float32)
+        rewards, values = raw.copy(), rng.normal(0, 2, shape).astype(np.float32)
+        ends = np.zeros(shape, np.uint8)
+        preparation.estimate(NumpyGae(0.9, 0.8), rewards, values, np.zeros(shape, np.float32), values[-1], ends)
+    return preparation, raw, rewards
+
+
+@pytest.mark.parametrize("kind", ["none", "returns", "dynamic", "block"])
+def test_rewards_are_standardised_before_their_advantages_are_estimated(kind: Any) -> None:
+    preparation, raw, advantages = prepared(RolloutSpec(reward_standardization=kind))
+    if kind == "none":
+        mean, deviation = 0.0, 1.0
+    elif kind == "returns":
+        discounted = np.zeros((20, 4))
+        for t in range(20):
+            discounted[t] = raw[t] + (0.9 * discounted[t - 1] if t else 0.0)
+        mean, deviation = 0.0, float(discounted.std())
+    else:
+        mean, deviation = float(raw.mean()), float(raw.std())
+    rng = np.random.default_rng(0)
+    rng.normal(10.0, 4.0, (20, 4))
+    values = rng.normal(0, 2, (20, 4)).astype(np.float32)
+    expected = ((raw - mean) / deviation).astype(np.float32)
+    NumpyGae(0.9, 0.8).estimate(expected, values, values[-1].copy(), np.zeros((20, 4), np.uint8))
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-4)
+    assert preparation.memory()["bytes"] == 2 * raw.nbytes
+
+
+def test_dynamic_standardisation_remembers_and_resumes() -> None:
+    spec = RolloutSpec(reward_standardization="dynamic")
+    preparation, _, _ = prepared(spec, rollouts=3)
+    assert preparation.state_dict()["reward_count"] == 3 * 80
+    other = RolloutPreparation(spec, 4, 0.9)
+    other.load_state_dict(preparation.state_dict())
+    assert other.report() == preparation.report()
+
+
+def test_eight_bits_take_a_quarter_of_the_memory() -> None:
+    spec = RolloutSpec(reward_standardization="dynamic", value_standardization="block", quantization_bits=8)
+    preparation, raw, advantages = prepared(spec)
+    _, _, exact = prepared(RolloutSpec(reward_standardization="dynamic"))
+    memory = preparation.memory()
+    assert memory["bytes"] * 4 == memory["float32_bytes"] == 8 * raw.size
+    assert 0 < np.abs(advantages - exact).max() < 0.15
+    assert "saturated_rewards" in preparation.report()
+
+
+def test_vtrace_of_the_present_policy_is_its_lambda_return() -> None:
+    rng, shape = np.random.default_rng(2), (15, 3)
+    rewards, values = rng.normal(size=(2, *shape)).astype(np.float32)
+    last, ends = rng.normal(size=3).astype(np.float32), (rng.random(shape) < 0.2).astype(np.uint8)
+    advantages, returns = rewards.copy(), values.copy()
+    NumpyGae(0.9, 0.7).estimate(advantages, returns, last, ends)
+    corrected, targets = rewards.copy(), values.copy()
+    vtrace(corrected, targets, last, ends, np.zeros(shape, np.float32), 0.9, 0.7)
+    np.testing.assert_allclose(targets, returns, rtol=1e-4, atol=1e-5)
+
+
+def test_vtrace_is_the_papers_sum() -> None:
+    """v_s = V_s + sum over t of gamma^(t-s) (c_s ... c_{t-1}) delta_t (Espeholt et al. 2018, Eq. 1), in float64."""
+    rng, horizon = np.random.default_rng(3), 9
+    rewards, values, log_ratios = rng.normal(size=(3, horizon, 1))
+    last = rng.normal(size=1)
+    ends = np.zeros((horizon, 1), np.uint8)
+    found, targets = rewards.astype(np.float32), values.astype(np.float32)
+    vtrace(found, targets, last.astype(np.float32), ends, log_ratios.astype(np.float32), 0.9, 1.0)
+    v, r, rho = np.append(values[:, 0], last), rewards[:, 0], np.minimum(1.0, np.exp(log_ratios[:, 0]))
+    expected = [
+        v[s]
+        + sum(0.9 ** (t - s) * np.prod(rho[s:t]) * rho[t] * (r[t] + 0.9 * v[t + 1] - v[t]) for t in range(s, horizon))
+        for s in range(horizon)
+    ]
+    np.testing.assert_allclose(targets[:, 0], expected, rtol=1e-4, atol=1e-5)
+    following = np.append(expected[1:], last)
+    np.testing.assert_allclose(found[:, 0], rho * (r + 0.9 * following - v[:-1]), rtol=1e-4, atol=1e-5)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"horizon": 0}, "horizon must be a whole number of at least 1"),
+        ({"gae_lambda": 1.5}, r"gae_lambda must lie in \[0, 1\]"),
+        ({"policy_lag": 2}, "policy_lag must be 0"),
+        ({"correction": "none"}, "correction must be one of clip, vtrace"),
+        ({"correction": "vtrace"}, "is for policy_lag=1"),
+        ({"quantization_bits": 1}, "from 2 to 16"),
+        ({"quantization_bits": 17}, "from 2 to 16"),
+        ({"quantization_bits": 8}, "needs numbers of a known range"),
+        ({"reward_standardization": "all"}, "must be one of none, returns, dynamic, block, block_restored"),
+    ],
+)
+def test_bad_rollout_settings_say_what_is_valid(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RolloutSpec(**settings)
+
+
+def test_minibatches_must_divide_the_rollout() -> None:
+    actors = ActorSpec("CartPole-v1", count=2, envs_per_actor=3)
+    assert check_minibatches(RolloutSpec(horizon=10), actors, TrainSpec(batch_size=15)) == 4
+    with pytest.raises(
+        ConfigurationError, match=r"10 steps x 6 environments = 60 .* minibatches of 16. .* to 15 or 20"
+    ):
+        check_minibatches(RolloutSpec(horizon=10), actors, TrainSpec(batch_size=16))
+
+
+# --- composed programs ---
+
+
+def composer_of(folder: Path, **rollout: Any) -> Composer:
+    composer = Composer(progress=False)
+    devices, connections = write_csv_pair(folder, ONE_CPU)
+    composer.set_device_file(devices)
+    composer.set_connection_file(connections)
+    composer.set_actors(1, env="CartPole-v1", envs_per_actor=4)
+    composer.set_train_function(learner=TinyPPO)
+    composer.set_rollout(**rollout)
+    return composer
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
+    folder = tmp_path_factory.mktemp("on_policy")
+    composer = composer_of(folder)
+    advantages, learner = composer.run(timesteps=1000)
+    assert RolloutMatrix.from_json(composer.matrix.to_json()) == composer.matrix
+    assert RolloutPlacement.from_json(composer.placement.to_json()) == composer.placement
+    assert "GAE" in str(composer.matrix)
+    assert {c.learner.implementation for c in composer.placement.candidates} == {"native", "torch"}
+    with pytest.raises(PlacementError, match="native Learner on cpu0"):
+        composer.placement.with_choice("cpu0", "cpu0", "sycl")
+    return composer.runtime_gen(advantages, learner, folder / "program.py", timesteps=1500)
+
+
+def trained(program: Path, *arguments: str) -> None:
+    code, output = run(program, *arguments)
+    assert code == 0, output
+
+
+def summary(program: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((program.parent / name / "summary.json").read_text())
+    return found
+
+
+def test_a_program_trains_and_resumes(program: Path) -> None:
+    run_dir = program.parent / "trained"
+    trained(program, "--run-dir", str(run_dir), "--eval-episodes", "4", "--timesteps", "640")
+    first = summary(program, "trained")
+    assert first["env_steps"] == 640
+    assert first["gradient_steps"] == 640 // 64 * 2 * 2, "10 rollouts of 64 rows, 2 epochs of 2 minibatches"
+    assert first["replay_ratio"] == 2.0
+    assert first["rollout"]["memory"]["bytes"] == 8 * 64
+    assert set(first["iteration"]["measured_us"]) >= {"collection", "advantages", "training", "iteration"}
+    trained(program, "--run-dir", str(run_dir), "--eval-episodes", "0", "--timesteps", "960", "--resume")
+    again = summary(program, "trained")
+    assert again["env_steps"] == 960
+    assert again["gradient_steps"] == 960 // 64 * 4
+
+
+def test_a_serial_run_repeats_and_resumes_to_the_bit(program: Path) -> None:
+    from safetensors.torch import load_file
+
+    common = ("--serial", "--eval-episodes", "0", "--checkpoint-interval", "320")
+    for name, parts in (("whole", [("640",)]), ("parts", [("320",), ("640", "--resume")])):
+        for timesteps, *further in parts:
+            trained(program, *common, "--run-dir", str(program.parent / name), "--timesteps", timesteps, *further)
+    whole, parts_ = (load_file(program.parent / name / "weights.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts_.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts_[name]), name
+
+
+def test_a_program_measures_itself(program: Path) -> None:
+    run_dir = program.parent / "bench"
+    trained(program, "--bench", "--bench-seconds", "1", "--run-dir", str(run_dir))
+    found = json.loads((run_dir / "bench.json").read_text())
+    assert found["measured_eps"] > 100
+    assert found["paced_at"] == 2.0
+
+
+@pytest.mark.parametrize("correction", ["clip", "vtrace"])
+def test_collecting_goes_on_during_training_with_a_lag_of_one(
+    tmp_path: Path, correction: str, quick_profiles: None
+) -> None:
+    composer = composer_of(tmp_path, policy_lag=1, correction=correction)
+    composer.set_actors(2, env="CartPole-v1", envs_per_actor=2)
+    path = composer.runtime_gen(*composer.run(), tmp_path / "lagging.py", timesteps=1500)
+    assert "policy_lag=1" in path.read_text()
+    trained(path, "--run-dir", str(tmp_path / "run"), "--eval-episodes", "0", "--timesteps", "960")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["gradient_steps"] == 960 // 64 * 4
+
+
+def test_a_composition_file_has_a_table_of_rollouts(tmp_path: Path, quick_profiles: None) -> None:
+    devices, connections = write_csv_pair(tmp_path, ONE_CPU)
+    spec = tmp_path / "ppo.toml"
+    spec.write_text(
+        f"""
+[platform]
+devices = "{devices.name}"
+connections = "{connections.name}"
+[actors]
+env = "CartPole-v1"
+envs_per_actor = 4
+[trainer]
+class = "pearl.algorithms:PPO"
+hidden_sizes = [8]
+[rollout]
+horizon = 16
+epochs = 3
+reward_standardization = "dynamic"
+value_standardization = "block"
+quantization_bits = 8
+[training]
+batch_size = 32
+"""
+    )
+    composer, options = load_spec(spec, progress=False)
+    composer.run()
+    text = composer.runtime_gen(path=options.path, timesteps=256).read_text()
+    for line in ("horizon=16", "epochs=3", 'reward_standardization="dynamic"', "quantization_bits=8", "batch_size=32"):
+        assert line in text, line
+
+
+def test_replay_and_rollouts_do_not_mix(tmp_path: Path, quick_profiles: None) -> None:
+    composer = composer_of(tmp_path)
+    composer.set_replay(1000)
+    with pytest.raises(ConfigurationError, match=r"TinyPPO learns from rollouts .* leave set_replay"):
+        composer.run()
+    composer = composer_of(tmp_path)
+    composer.set_training(replay_ratio=4.0)
+    with pytest.raises(ConfigurationError, match="replay_ratio of set_training"):
+        composer.run()
+    composer = composer_of(tmp_path, horizon=32)
+    composer.set_train_function(learner=DQN)
+    composer.set_replay(1000)
+    with pytest.raises(ConfigurationError, match="DQN learns from a replay: leave set_rollout"):
+        composer.run()
+    composer = composer_of(tmp_path)
+    with pytest.raises(ConfigurationError, match="less than one rollout"):
+        composer.run(timesteps=10)
+
+
+def test_a2c_trains_once_on_whole_rollouts(tmp_path: Path, quick_profiles: None) -> None:
+    composer = composer_of(tmp_path)
+    composer.set_train_function(learner=A2C)
+    composer.run()
+    assert composer.runtime_gen(path=tmp_path / "a2c.py").read_text().count("batch_size=32") == 1
