@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from benchmarks.record import ROOT
 
-Algorithm = Literal["dqn", "ddpg", "sac"]
+Algorithm = Literal["dqn", "ddpg", "sac", "ppo"]
 Train = Callable[[int], object]
 CHUNK_S = 0.1  # about how long one call of `train` may take
 END_S = 30.0  # time for a framework to end its own processes
@@ -32,13 +32,26 @@ class Case:
     environment: str
     hidden: tuple[int, ...]  # hidden layers of every network; empty for the convolutional one of Mnih et al. 2015
     batch: int
-    slots: int
+    slots: int  # of a replay, or the transitions of a rollout
+    envs: int = 1
+    epochs: int = 0  # on each rollout
+    vector: bool = False  # the environment's own vector instead of one after the other
+    threads: int = 1
 
     @property
     def title(self) -> str:
         """The name in rows of the results."""
         network = "x".join(map(str, self.hidden)) or "Nature CNN"
-        return f"{self.algorithm.upper()} {self.environment} {network}, batch {self.batch}"
+        title = f"{self.algorithm.upper()} {self.environment} {network}, batch {self.batch}"
+        if not self.epochs:
+            return title
+        how = "own vector" if self.vector else "one by one"
+        return f"{title}, {self.envs} environments {how} x {self.slots // self.envs} steps, {self.epochs} epochs"
+
+    @property
+    def experiences(self) -> int:
+        """Transitions of one call of `train`: a batch, or a rollout that is collected and trained on."""
+        return self.slots if self.epochs else self.batch
 
 
 @dataclass
@@ -127,7 +140,7 @@ def serve(make: Callable[[Case], tuple[str, Train]]) -> None:
 
         try:
             name, train = make(case)
-            train(3)
+            train(1 if case.epochs else 3)
         except NotImplementedError as error:
             answer(reason=str(error))
             return
@@ -136,4 +149,4 @@ def serve(make: Callable[[Case], tuple[str, Train]]) -> None:
             return
         answer(name=name)
         for line in sys.stdin:
-            answer(eps=rate(train, case.batch, float(line)))
+            answer(eps=rate(train, case.experiences, float(line)))
