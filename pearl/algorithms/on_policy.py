@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pearl.learner.flat import FlatParameters
 Schedule: TypeAlias = Literal["constant", "linear"]
 
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
-_CLIP = 10.0  # normalised observations lie within so many deviations
+OBSERVATION_CLIP = 10.0  # normalised observations lie within so many deviations
 _SMALLEST = 1e-8
 
 
@@ -134,7 +135,7 @@ class PolicyAndValue(nn.Module):
         """Observations as the networks take them."""
         if not self.is_normalized:
             return obs
-        return ((obs - self.observation_mean) * self.observation_scale).clamp(-_CLIP, _CLIP)
+        return ((obs - self.observation_mean) * self.observation_scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The distribution's outputs `(batch, outputs)` and values `(batch,)` of raw observations."""
@@ -329,6 +330,10 @@ class OnPolicyTrainer(Trainer):
         log_prob = self.distribution.log_prob(outputs, self.networks.log_std, flat)
         return log_prob, self.distribution.entropy(outputs, self.networks.log_std), values
 
+    @abc.abstractmethod
+    def update_minibatch(self, minibatch: Minibatch) -> tuple[dict[str, float], bool]:
+        """One step, counted; returns the parts of the loss. False ends the rollout's training, and no step was made."""
+
     def after_rollout(self, obs: torch.Tensor) -> None:
         """Take the observations `(rows, *obs)` that were trained on into the normalisation of the next rollouts."""
         if self.normalize_observations:
@@ -359,7 +364,9 @@ def normalized(advantages: torch.Tensor) -> torch.Tensor:
     """Advantages with mean 0 and deviation 1; equal ones become 0."""
     if len(advantages) < 2:
         return advantages - advantages
-    return (advantages - advantages.mean()) / (advantages.std() + _SMALLEST)
+    # In double: in float32 the mean of equal ones may differ from them by more than _SMALLEST.
+    exact = advantages.double()
+    return ((exact - exact.mean()) / (exact.std() + _SMALLEST)).to(advantages.dtype)
 
 
 def _parts(outputs: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

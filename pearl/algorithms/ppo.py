@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.on_policy import Minibatch, OnPolicyTrainer, Schedule, normalized, scheduled
+from pearl.algorithms.on_policy import (
+    ActionDistribution,
+    Minibatch,
+    OnPolicyTrainer,
+    PolicyAndValue,
+    Schedule,
+    normalized,
+    scheduled,
+)
 from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import (
     ClippedStep,
@@ -121,9 +129,16 @@ class PPO(OnPolicyTrainer):
         departure = policy_departure(self, PPO, _POLICY)
         kind: HeadKind = "categorical" if self.distribution.sizes else "normal"
         head = PolicyHead(kind, networks, policy, departure=departure, value=value, sizes=self.distribution.sizes)
-        departure = step_departure(self, PPO, _STEP)
+        departure = step_departure(self, PPO, _STEP) or self._own_parts()
         step = departure or ClippedStep(self._rule_scalars, self._flat, self.optimizer, networks.log_std)
         return UpdateRule((value,), head, step, None, actor=policy)
+
+    def _own_parts(self) -> str | None:
+        """One line if networks or distribution are of another class, which may compute otherwise."""
+        for part, known in ((self.networks, PolicyAndValue), (self.distribution, ActionDistribution)):
+            if type(part) is not known:
+                return f"{type(self).__name__} has a {type(part).__name__} in place of a {known.__name__}"
+        return None
 
     def _rule_scalars(self) -> Mapping[str, float]:
         return {
