@@ -1,47 +1,22 @@
 // Python bindings of the native learner: networks, optimizers and algorithms on torch's own memory.
 
-#include <array>
 #include <string>
 #include <vector>
 
-#include "bindings.hpp"
+#include "learner_bindings.hpp"
 #include "pearl/learner/actor_critic.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/kernels.hpp"
 #include "pearl/learner/network.hpp"
-#include "pearl/learner/optimizer.hpp"
 #include "pearl/normal.hpp"
 
-using bindings::Array;
-using bindings::Released;
+using namespace bindings;
 namespace learner = pearl::learner;
 
 namespace {
 
-using Floats = Array<float>;
-using OptionalFloats = std::optional<Floats>;
 // kind, first input, second input, outputs, weight, bias, eps: learner::Op.
 using OpTuple = std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
-
-std::string shape_of(const py::array& array) { return py::str(array.attr("shape")); }
-
-// Checks for `rows` rows of `width` items each, of any shape.
-void check_rows(const py::array& array, const char* name, std::size_t rows, std::size_t width) {
-  if (array.ndim() < 1 || static_cast<std::size_t>(array.shape(0)) != rows ||
-      static_cast<std::size_t>(array.size()) != rows * width)
-    throw pearl::LearnerError(std::string(name) + " must hold " + std::to_string(rows) + " rows of " +
-                              std::to_string(width) + " numbers; found shape " + shape_of(array) + ".");
-}
-
-void check_size(const py::array& array, const char* name, std::size_t size) {
-  if (static_cast<std::size_t>(array.size()) != size)
-    throw pearl::LearnerError(std::string(name) + " must hold " + std::to_string(size) + " numbers; found " +
-                              std::to_string(array.size()) + ".");
-}
-
-std::size_t rows_of(const py::array& array) {
-  return array.ndim() < 1 ? 0 : static_cast<std::size_t>(array.shape(0));
-}
 
 learner::Network make_network(std::size_t inputs, const std::vector<OpTuple>& ops, std::size_t parameters) {
   std::vector<learner::Op> made;
@@ -125,27 +100,6 @@ void gemm(const py::array_t<float>& a, const Floats& b, Floats& c, const Optiona
   learner::learner_kernels().gemm(g);
 }
 
-// An optimizer that keeps its arrays alive.
-struct HeldOptimizer : learner::Optimizer {
-  std::array<OptionalFloats, 4> held;
-  std::size_t parameters = 0;
-
-  float* hold(std::size_t which, const char* name, OptionalFloats array, std::size_t size) {
-    if (array) check_size(*array, name, size);
-    held[which] = std::move(array);
-    return held[which] ? held[which]->mutable_data() : nullptr;
-  }
-};
-
-// A learner or an algorithm that keeps the arrays and networks it works on alive.
-template <class Base>
-struct Held : Base {
-  template <class... Parts>
-  explicit Held(std::vector<py::object> objects, Parts&&... parts)
-      : Base(std::forward<Parts>(parts)...), held(std::move(objects)) {}
-  std::vector<py::object> held;
-};
-
 using HeldDqn = Held<learner::DqnLearner>;
 using HeldActorCritic = Held<learner::ActorCriticLearner>;
 
@@ -165,12 +119,6 @@ void set_dqn(HeldDqn& dqn, bool double_q, const std::string& loss, double max_gr
   if (target_update_interval < 1) throw pearl::LearnerError("target_update_interval must be at least 1; found 0.");
   dqn.set({double_q, loss == "mse" ? learner::Loss::mse : learner::Loss::huber, max_grad_norm, tau,
            target_update_interval});
-}
-
-void check_parameters(const HeldOptimizer& optimizer, const char* name, std::size_t expected) {
-  if (optimizer.parameters != expected)
-    throw pearl::LearnerError(std::string("The ") + name + "'s optimizer must hold " + std::to_string(expected) +
-                              " parameters; found " + std::to_string(optimizer.parameters) + ".");
 }
 
 // Checks the columns of a batch whose actions have `action_size` numbers each.
