@@ -248,6 +248,66 @@ class DqnLearner:
         optimizer: Optimizer,
     ) -> tuple[np.ndarray, float, float, float]: ...
 
+def shuffled(count: int, seed: int, call: int) -> np.ndarray: ...
+
+class PpoLearner:
+    def __init__(
+        self,
+        policy: Network,
+        value: Network,
+        weights: np.ndarray,
+        sizes: Sequence[int],
+        size: int,
+        log_std: int | None,
+        threads: int,
+    ) -> None: ...
+    def set(
+        self,
+        *,
+        clip_range: float,
+        value_clip_range: float,
+        value_coefficient: float,
+        entropy_coefficient: float,
+        max_grad_norm: float,
+        target_kl: float,
+        normalize_advantages: float,
+    ) -> None: ...
+    def train(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        log_probs: np.ndarray,
+        advantages: np.ndarray,
+        returns: np.ndarray,
+        rows: np.ndarray | None,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+        optimizer: Optimizer,
+        steps: np.ndarray,
+    ) -> dict[str, float]: ...
+
+class RolloutPolicy:
+    def __init__(
+        self,
+        policy: Network,
+        value: Network,
+        sizes: Sequence[int],
+        size: int,
+        log_std: int | None,
+        normalization: tuple[int, int] | None,
+    ) -> None: ...
+    def explore(
+        self,
+        weights: np.ndarray,
+        obs: np.ndarray,
+        noise: np.ndarray,
+        actions: np.ndarray,
+        log_probs: np.ndarray,
+        values: np.ndarray,
+    ) -> None: ...
+    def values(self, weights: np.ndarray, obs: np.ndarray) -> np.ndarray: ...
+
 class ActorCriticLearner:
     def __init__(
         self,

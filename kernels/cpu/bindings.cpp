@@ -12,6 +12,7 @@
 
 void bind_learner(py::module_& m);  // learner_bindings.cpp
 void bind_loop(py::module_& m);     // loop_bindings.cpp
+void bind_ppo(py::module_& m);      // ppo_bindings.cpp
 void bind_queues(py::module_& m);   // queue_bindings.cpp
 void bind_replay(py::module_& m);   // replay_bindings.cpp
 void bind_storage(py::module_& m);  // storage_bindings.cpp
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("end_with_parent", &pearl::end_with_parent, py::arg("parent"));
   bind_learner(m);
+  bind_ppo(m);
   bind_queues(m);
   bind_replay(m);
   bind_storage(m);

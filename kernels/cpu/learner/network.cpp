@@ -175,6 +175,15 @@ void Network::plan(const std::vector<Op>& ops) {
   }
 }
 
+bool Network::shares_parameters(const Network& other) const {
+  for (const Step& mine : steps_)
+    for (const Step& theirs : other.steps_)
+      if ((mine.op.weight != kNone && mine.op.weight == theirs.op.weight) ||
+          (mine.op.bias != kNone && mine.op.bias == theirs.op.bias))
+        return true;
+  return false;
+}
+
 void Network::load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const {
   load_panel(kernels_, rows, input_width(), count, workspace.value(0, panel));
 }

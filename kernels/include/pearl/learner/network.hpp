@@ -68,6 +68,8 @@ class Network {
   std::size_t output() const { return widths_.size() - 1; }  // the output's value
   std::size_t parameters() const { return parameters_; }
   const LearnerKernels& kernels() const { return kernels_; }
+  // Whether an operation here and one of `other` have a weight or bias in common.
+  bool shares_parameters(const Network& other) const;
 
   // Loads transitions `rows` (count, input_width) into a panel of value 0 and zeroes its other transitions.
   void load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
