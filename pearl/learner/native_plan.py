@@ -93,8 +93,8 @@ def check_same_structure(
     name: str, module: nn.Module, flat: FlatParameters, target: nn.Module, target_flat: FlatParameters
 ) -> None:
     """Raise UnsupportedError unless `target`'s parameters lie in its flat vector as `module`'s do in theirs."""
-    ours = [(key, tuple(p.shape), _offset(key, p, flat)) for key, p in module.named_parameters()]
-    theirs = [(key, tuple(p.shape), _offset(key, p, target_flat)) for key, p in target.named_parameters()]
+    ours = [(key, tuple(p.shape), offset_of(key, p, flat)) for key, p in module.named_parameters()]
+    theirs = [(key, tuple(p.shape), offset_of(key, p, target_flat)) for key, p in target.named_parameters()]
     if ours != theirs:
         raise UnsupportedError(f"network {name!r} and its target network differ in structure")
 
@@ -112,7 +112,8 @@ def _check_module(name: str, module: nn.Module) -> None:
             raise UnsupportedError(f"parameter {key!r} is on {p.device}")
 
 
-def _offset(name: str, parameter: torch.Tensor | None, flat: FlatParameters) -> int:
+def offset_of(name: str, parameter: torch.Tensor | None, flat: FlatParameters) -> int:
+    """Where `flat` holds the parameter of layer `name`; -1 for None, UnsupportedError if it lies elsewhere."""
     if parameter is None:
         return _NONE
     bytes_in = parameter.data_ptr() - flat.parameter.data_ptr()
@@ -157,7 +158,7 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
         parameters = dict(part.named_parameters())
         if any(not p.requires_grad for p in parameters.values()) and flat.gradient is not None:
             raise UnsupportedError(f"layer {layer.name!r} has parameters that are frozen")
-        weight, bias = (_offset(layer.name, parameters.get(key), flat) for key in ("weight", "bias"))
+        weight, bias = (offset_of(layer.name, parameters.get(key), flat) for key in ("weight", "bias"))
         return (kind, inputs[0], _NONE, width, weight, bias, eps)
     if kind in ("relu", "tanh") and len(inputs) == 1:
         return (kind, inputs[0], _NONE, width, _NONE, _NONE, 0.0)

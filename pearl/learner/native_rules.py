@@ -11,6 +11,7 @@ import torch
 
 from pearl import _native
 from pearl.algorithms.networks import ToUnit
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import Trainer
 from pearl.algorithms.update_rule import (
     ClippedStep,
@@ -45,8 +46,7 @@ class Rule(Protocol):
         """The same step for a loop without Python, with the current settings; None if it needs Python."""
 
 
-def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
-    """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it."""
+def _known_rule(trainer: object) -> tuple[Trainer, UpdateRule]:
     rule = update_rule_of(trainer)
     if rule is None or not isinstance(trainer, Trainer):
         raise UnsupportedError(unknown_rule(trainer))
@@ -54,16 +54,35 @@ def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
         raise UnsupportedError("observations of unsigned bytes")
     if isinstance(rule.step, str):
         raise UnsupportedError(rule.step)
-    if isinstance(rule.step, ClippedStep):
+    return trainer, rule
+
+
+def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
+    """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it."""
+    known, rule = _known_rule(trainer)
+    if not isinstance(rule.step, RuleStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on rollouts, not on samples of a replay")
-    return trainer, rule, rule.step
+    return known, rule, rule.step
+
+
+def known_clipped_step(trainer: object) -> tuple[OnPolicyTrainer, UpdateRule, ClippedStep]:
+    """The same for trainers on rollouts."""
+    known, rule = _known_rule(trainer)
+    if not isinstance(known, OnPolicyTrainer) or not isinstance(rule.step, ClippedStep):
+        raise UnsupportedError(f"{type(trainer).__name__}, which trains on samples of a replay, not on rollouts")
+    return known, rule, rule.step
+
+
+def require_cpu(trainer: object) -> None:
+    """Raise UnsupportedError for a trainer on another device."""
+    device = getattr(trainer, "device", torch.device("cpu"))
+    if torch.device(device).type != "cpu":
+        raise UnsupportedError(f"device {device}")
 
 
 def make_rule(trainer: object, threads: int) -> Rule:
     """The rule of `trainer`; UnsupportedError says in one line what is not supported."""
-    device = getattr(trainer, "device", torch.device("cpu"))
-    if torch.device(device).type != "cpu":
-        raise UnsupportedError(f"device {device}")
+    require_cpu(trainer)
     known, rule, step = known_step(trainer)
     if rule.actor is None:
         return _ValueRule(known, rule, step, threads)

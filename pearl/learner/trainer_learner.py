@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
-from pearl.learner.protocol import Learner
+from pearl.errors import ConfigurationError, TrainerError
+from pearl.learner.protocol import Learner, RolloutLearner
 
 T = TypeVar("T")
 
+_COLUMNS = ("obs", "action", "log_prob", "advantage", "ret")
 
-class TrainerLearner(Learner, Generic[T]):
-    """The Learner of `trainer`; the policy's tensors must not be replaced while it lives."""
+
+class _OfTrainer(Generic[T]):
+    """Holds `trainer`; the policy's tensors must not be replaced meanwhile."""
 
     def __init__(self, trainer: T) -> None:
         self.trainer = trainer
@@ -39,3 +45,35 @@ class TrainerLearner(Learner, Generic[T]):
     def load_weights(self, weights: np.ndarray) -> None:
         """Load a policy snapshot `(weight_count,)` float32."""
         load_concatenated(weights, self._policy)
+
+
+class TrainerLearner(_OfTrainer[T], Learner, Generic[T]):
+    """The Learner of `trainer`; the policy's tensors must not be replaced while it lives."""
+
+
+class TrainerRolloutLearner(_OfTrainer[OnPolicyTrainer], RolloutLearner):
+    """The RolloutLearner of `trainer`: `epochs` times over each rollout, in minibatches of `batch_size` rows."""
+
+    def __init__(self, trainer: OnPolicyTrainer, epochs: int, batch_size: int, threads: int) -> None:
+        if epochs < 1 or batch_size < 1 or threads < 1:
+            raise ConfigurationError(
+                f"epochs, batch_size and threads must be at least 1; found {epochs}, {batch_size} and {threads}."
+            )
+        super().__init__(trainer)
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.threads = threads
+        self.seed = trainer.seed % 2**64  # of the minibatches' order; the kernels take it unsigned
+        self._shapes = {"obs": trainer.input_shape, "action": tuple(trainer.action_space.shape or ())}
+
+    def columns_of(self, rollout: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The columns in the order of the contract; TrainerError names one that is missing or does not fit."""
+        missing = [name for name in _COLUMNS if name not in rollout]
+        if missing:
+            raise TrainerError(f"A rollout has the columns {', '.join(_COLUMNS)}; missing: {', '.join(missing)}.")
+        rows = len(rollout["ret"])
+        for name in _COLUMNS:
+            shape, found = (rows, *self._shapes.get(name, ())), rollout[name].shape
+            if found[:1] != (rows,) or math.prod(found) != math.prod(shape):
+                raise TrainerError(f"Column {name!r} of a rollout of {rows} rows has shape {shape}; found {found}.")
+        return [rollout[name] for name in _COLUMNS]
