@@ -16,7 +16,7 @@ from pearl import _native
 if TYPE_CHECKING:
     from pearl.exploration import Exploration
 
-Head: TypeAlias = Literal["argmax", "tanh", "gaussian"]
+Head: TypeAlias = Literal["argmax", "tanh", "gaussian", "categorical", "normal"]
 Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # as `_native.Network` takes them
 
 
@@ -30,13 +30,32 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class RolloutPlan:
+    """What a policy that draws its actions needs besides: the value network, and the distribution.
+
+    `sizes` are the numbers of choices in each categorical part; empty for a normal distribution, whose log deviations
+    lie at `log_std` in the weight snapshot. `size` counts the numbers of one action. `normalization` is where the
+    snapshot holds mean and scale of observations; they are clipped to `clip` deviations. `bounds` are a Box's.
+    """
+
+    value_operations: tuple[Operation, ...]
+    sizes: tuple[int, ...]
+    size: int
+    log_std: int | None = None
+    normalization: tuple[int, int] | None = None
+    clip: float = math.inf
+    bounds: tuple[np.ndarray, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
 class PolicyPlan:
     """A policy as plain data: `operations` on `inputs` numbers, and a `head` that makes actions of their result.
 
     Heads: "argmax", the index of the largest value; "tanh", squashed and scaled to the action's bounds; "gaussian",
     likewise of the mean, or of samples, of a normal distribution whose mean and log standard deviation (clamped to
-    `log_std_bounds`) are the result's halves. Offsets count floats of the weight snapshot, of which `weights`
-    `(weight_count,)` float32 is the first. `action_shape` is that of one action.
+    `log_std_bounds`) are the result's halves; "categorical" and "normal", as `rollout` says. Offsets count floats of
+    the weight snapshot, of which `weights` `(weight_count,)` float32 is the first. `action_shape` is that of one
+    action.
     """
 
     inputs: int
@@ -48,6 +67,7 @@ class PolicyPlan:
     observation_scale: Scale | None = None
     action_scale: Scale | None = None
     log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
+    rollout: RolloutPlan | None = None
 
 
 class NativePolicy:
@@ -57,6 +77,12 @@ class NativePolicy:
         self.exploration = plan.exploration
         self._plan = plan
         self._network = _native.Network(plan.inputs, list(plan.operations), len(plan.weights))
+        self._rollout: _native.RolloutPolicy | None = None
+        if (drawn := plan.rollout) is not None:
+            value = _native.Network(plan.inputs, list(drawn.value_operations), len(plan.weights))
+            self._rollout = _native.RolloutPolicy(
+                self._network, value, drawn.sizes, drawn.size, drawn.log_std, drawn.normalization
+            )
         self._weights = np.empty(len(plan.weights), np.float32)
         self.load_weights(plan.weights)
 
@@ -69,6 +95,10 @@ class NativePolicy:
         if (scale := self._plan.observation_scale) is not None:
             obs = obs.reshape(len(obs), -1) - self._slice(scale.center, scale.size)
             obs /= self._slice(scale.half_range, scale.size)
+        rollout = self._plan.rollout
+        if rollout is not None and rollout.normalization is not None:
+            mean, factor = (self._slice(offset, self._plan.inputs) for offset in rollout.normalization)
+            obs = np.clip((obs.reshape(len(obs), -1) - mean) * factor, -rollout.clip, rollout.clip)
         return self._network.forward(self._weights, obs)
 
     def act(self, obs: np.ndarray) -> np.ndarray:
@@ -77,6 +107,8 @@ class NativePolicy:
         if self._plan.head == "argmax":
             actions: np.ndarray = values.argmax(axis=1)
             return actions
+        if self._plan.rollout is not None:
+            return self._mode(values, self._plan.rollout)
         return self._scaled(values[:, : values.shape[1] // 2] if self._plan.head == "gaussian" else values)
 
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -84,6 +116,32 @@ class NativePolicy:
         mean, log_std = np.split(self.values(obs), 2, axis=1)
         deviation = np.exp(np.clip(log_std, *self._plan.log_std_bounds))
         return self._scaled(mean + deviation * noise.reshape(mean.shape))
+
+    def explore(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Actions `(envs, *action)` drawn by `noise`, their log probabilities and the values `(envs,)` float32.
+
+        `noise` `(envs, size)` float32 is uniform in [0, 1) for categorical parts, else standard normal. Actions are
+        not clipped to a Box's bounds.
+        """
+        assert self._rollout is not None
+        rows = len(obs)
+        actions = np.empty((rows, *self._plan.action_shape), np.float32 if self._plan.head == "normal" else np.int64)
+        log_probs, values = np.empty(rows, np.float32), np.empty(rows, np.float32)
+        self._rollout.explore(self._weights, obs, noise, actions, log_probs, values)
+        return actions, log_probs, values
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """The value network's estimates `(envs,)` float32 of contiguous observations `(envs, *obs)` float32."""
+        assert self._rollout is not None
+        return self._rollout.values(self._weights, obs)
+
+    def _mode(self, outputs: np.ndarray, rollout: RolloutPlan) -> np.ndarray:
+        shape = (len(outputs), *self._plan.action_shape)
+        if rollout.sizes:
+            parts = np.split(outputs, np.cumsum(rollout.sizes)[:-1], axis=1)
+            return np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(shape)
+        actions = outputs.reshape(shape)
+        return actions if rollout.bounds is None else np.clip(actions, *rollout.bounds)
 
     def _scaled(self, unsquashed: np.ndarray) -> np.ndarray:
         scale = self._plan.action_scale

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
-from pearl.actors.native_policy import NativePolicy, Operation, PolicyPlan, Scale
+from pearl.actors.native_policy import NativePolicy, Operation, PolicyPlan, RolloutPlan, Scale
 from pearl.algorithms.networks import ToUnit
+from pearl.algorithms.on_policy import OBSERVATION_CLIP, OnPolicyTrainer, PolicyAndValue
 from pearl.algorithms.trainer import SamplesActions, Trainer, policy_snapshot, set_evaluation_mode
-from pearl.algorithms.update_rule import PolicyHead, update_rule_of
+from pearl.algorithms.update_rule import PolicyHead, RuleNetwork, update_rule_of
 from pearl.errors import TrainerError
 from pearl.learner.flat import FlatParameters
-from pearl.learner.native_plan import UnsupportedError, read_operations
+from pearl.learner.native_plan import UnsupportedError, offset_of, read_operations
 
 _TRIALS = 16
 _TOLERANCE = 1e-4  # of the trial: what computes something else is further off
@@ -39,28 +43,45 @@ def read_policy(trainer: object) -> PolicyPlan:
 def _plan(trainer: Trainer, head: PolicyHead) -> PolicyPlan:
     if trainer.observation_space.dtype == np.uint8:
         raise UnsupportedError("observations of unsigned bytes")
-    weights = policy_snapshot(trainer)
-    network = head.network
-    inputs, operations = _operations(network.module, network.name, network.input_shape)
-    if head.kind == "argmax":
-        return PolicyPlan(inputs, operations, head.kind, weights, trainer.exploration)
     place = {id(tensor): offset for _, tensor, offset in _places(head.module)}
+    inputs, operations = _operations(head.network, place)
+    plan = PolicyPlan(inputs, operations, head.kind, policy_snapshot(trainer), trainer.exploration)
+    if head.kind == "argmax":
+        return plan
+    shape = tuple(trainer.action_space.shape or ())
+    if head.value is not None:
+        return dataclasses.replace(plan, action_shape=shape, rollout=_rollout(trainer, head, head.value, place))
 
     def scale(found: ToUnit | None) -> Scale | None:
         if found is None:
             return None
         return Scale(place[id(found.center)], place[id(found.half_range)], found.center.numel())
 
-    return PolicyPlan(
-        inputs,
+    return dataclasses.replace(
+        plan,
+        action_shape=shape,
+        observation_scale=scale(head.observation_scale),
+        action_scale=scale(head.action_scale),
+        log_std_bounds=head.log_std_bounds,
+    )
+
+
+def _rollout(trainer: Trainer, head: PolicyHead, value: RuleNetwork, place: Mapping[int, int]) -> RolloutPlan:
+    networks, space = head.module, trainer.action_space
+    if not isinstance(networks, PolicyAndValue):
+        raise UnsupportedError(f"a policy of class {type(networks).__name__}")
+    normalization = None
+    if networks.is_normalized:
+        normalization = (place[id(networks.observation_mean)], place[id(networks.observation_scale)])
+    _, operations = _operations(value, place)
+    return RolloutPlan(
         operations,
-        head.kind,
-        weights,
-        trainer.exploration,
-        tuple(trainer.action_space.shape or ()),
-        scale(head.observation_scale),
-        scale(head.action_scale),
-        head.log_std_bounds,
+        head.sizes,
+        len(head.sizes) or math.prod(space.shape or ()),
+        None if networks.log_std is None else place[id(networks.log_std)],
+        normalization,
+        OBSERVATION_CLIP,
+        (space.low.astype(np.float32), space.high.astype(np.float32)) if isinstance(space, spaces.Box) else None,
     )
 
 
@@ -74,24 +95,24 @@ def _places(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, int]]:
         offset += tensor.numel()
 
 
-def _operations(network: nn.Module, name: str, input_shape: tuple[int, ...]) -> tuple[int, tuple[Operation, ...]]:
-    """Inputs and operations of the network, whose parameters are the first of the snapshot."""
+def _operations(read: RuleNetwork, place: Mapping[int, int]) -> tuple[int, tuple[Operation, ...]]:
+    """Inputs and operations of a network, whose parameters the snapshot holds at `place`, by their identity."""
+    name = read.name
     # A copy: it is moved to the CPU, set to evaluation and given a memory of its own, while the original may train.
     try:
-        network = copy.deepcopy(network).cpu()
+        network = copy.deepcopy(read.module).cpu()
     except Exception as error:
         raise UnsupportedError(f"network {name!r} cannot be copied: {type(error).__name__}: {error}") from error
     set_evaluation_mode(network)
-    if not list(network.parameters()):
+    originals = dict(read.module.named_parameters())
+    if not originals:
         raise UnsupportedError(f"network {name!r} has no parameters")
     flat = FlatParameters(network, gradients=False)
     try:
-        inputs, operations = read_operations(name, network, input_shape, flat)
+        inputs, operations = read_operations(name, network, read.input_shape, flat)
     except TrainerError as error:
         raise UnsupportedError(str(error)) from error
-    start = flat.parameter.data_ptr()
-    place = {name: offset for name, _, offset in _places(network)}
-    moved = {(p.data_ptr() - start) // p.element_size(): place[key] for key, p in network.named_parameters()}
+    moved = {offset_of(key, p, flat): place[id(originals[key])] for key, p in network.named_parameters()}
     return inputs, tuple(
         (kind, first, second, width, moved.get(weight, weight), moved.get(bias, bias), eps)
         for kind, first, second, width, weight, bias, eps in operations
@@ -105,26 +126,59 @@ def _try(plan: PolicyPlan, trainer: Trainer) -> None:
         raise UnsupportedError(str(error)) from error
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn((_TRIALS, *trainer.input_shape), generator=generator)
-    noise = torch.randn((_TRIALS, *plan.action_shape), generator=generator)
-    device = trainer.device
-    drawn = None
     training = set_evaluation_mode(trainer)
     try:
         with torch.no_grad():
-            greedy = trainer.get_action(obs.to(device)).cpu().numpy()
-            if isinstance(trainer, SamplesActions) and plan.head == "gaussian":
-                drawn = trainer.sample_action(obs.to(device), noise.to(device)).cpu().numpy()
+            if isinstance(trainer, OnPolicyTrainer) and plan.rollout is not None:
+                same = _explores_alike(policy, plan.rollout, trainer, obs, generator)
+            else:
+                same = _acts_alike(policy, plan, trainer, obs, generator)
     finally:
         for module in training:
             module.training = True
-    if plan.head == "argmax":
-        values = policy.values(obs.numpy())
-        best = values.max(axis=1)
-        chosen = np.take_along_axis(values, greedy[:, None], axis=1)[:, 0]
-        same = best - chosen <= _TOLERANCE * (1.0 + np.abs(best))
-    else:
-        same = np.isclose(policy.act(obs.numpy()), greedy, rtol=_TOLERANCE, atol=_TOLERANCE)
-    if drawn is not None:
-        same &= np.isclose(policy.sample(obs.numpy(), noise.numpy()), drawn, rtol=_TOLERANCE, atol=_TOLERANCE)
-    if not same.all():
+    if not same:
         raise UnsupportedError(f"the policy of {type(trainer).__name__}, which acts otherwise than its layers say")
+
+
+def _acts_alike(
+    policy: NativePolicy, plan: PolicyPlan, trainer: Trainer, obs: torch.Tensor, generator: torch.Generator
+) -> bool:
+    noise = torch.randn((_TRIALS, *plan.action_shape), generator=generator)
+    greedy = trainer.get_action(obs.to(trainer.device)).cpu().numpy()
+    if plan.head == "argmax":
+        return _best(policy.values(obs.numpy()), greedy)
+    same = _close(policy.act(obs.numpy()), greedy)
+    if isinstance(trainer, SamplesActions) and plan.head == "gaussian":
+        drawn = trainer.sample_action(obs.to(trainer.device), noise.to(trainer.device)).cpu().numpy()
+        same &= _close(policy.sample(obs.numpy(), noise.numpy()), drawn)
+    return same
+
+
+def _explores_alike(
+    policy: NativePolicy, rollout: RolloutPlan, trainer: OnPolicyTrainer, obs: torch.Tensor, generator: torch.Generator
+) -> bool:
+    draw = torch.rand if rollout.sizes else torch.randn
+    noise = draw((_TRIALS, rollout.size), generator=generator)
+    on_device = obs.to(trainer.device)
+    greedy = trainer.get_action(on_device).cpu().numpy()
+    explored = [found.cpu().numpy() for found in trainer.explore(on_device, noise.to(trainer.device))]
+    if rollout.sizes:
+        parts = np.split(policy.values(obs.numpy()), np.cumsum(rollout.sizes)[:-1], axis=1)
+        chosen = greedy.reshape(_TRIALS, -1).T
+        same = all(_best(part, choice) for part, choice in zip(parts, chosen, strict=True))
+    else:
+        same = _close(policy.act(obs.numpy()), greedy)
+    found = policy.explore(obs.numpy(), noise.numpy())
+    same &= all(_close(ours, theirs) for ours, theirs in zip(found, explored, strict=True))
+    return same and _close(policy.value(obs.numpy()), trainer.values(on_device).cpu().numpy())
+
+
+def _best(values: np.ndarray, chosen: np.ndarray) -> bool:
+    """Whether each choice has the largest value of its row, or nearly."""
+    best = values.max(axis=1)
+    short = best - np.take_along_axis(values, chosen[:, None], axis=1)[:, 0]
+    return bool((short <= _TOLERANCE * (1.0 + np.abs(best))).all())
+
+
+def _close(found: np.ndarray, expected: np.ndarray) -> bool:
+    return found.shape == expected.shape and np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)

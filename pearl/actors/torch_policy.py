@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import SamplesActions, TrainerLike, set_evaluation_mode
 from pearl.learner.torch_learner import load_policy_weights
 
@@ -31,3 +32,16 @@ class TorchPolicy:
         assert isinstance(self.trainer, SamplesActions)
         with torch.inference_mode():
             return self.trainer.sample_action(torch.from_numpy(obs), torch.from_numpy(noise)).numpy()
+
+    def explore(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Actions `(envs, *action)` drawn by `noise` `(envs, size)` float32, log probabilities and values `(envs,)`."""
+        assert isinstance(self.trainer, OnPolicyTrainer)
+        with torch.inference_mode():
+            action, log_prob, value = self.trainer.explore(torch.from_numpy(obs), torch.from_numpy(noise))
+            return action.numpy(), log_prob.numpy(), value.numpy()
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """The value network's estimates `(envs,)` float32 of observations `(envs, *obs)`, float32 or bytes."""
+        assert isinstance(self.trainer, OnPolicyTrainer)
+        with torch.inference_mode():
+            return self.trainer.values(torch.from_numpy(obs)).numpy()
