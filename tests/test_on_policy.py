@@ -32,18 +32,18 @@ from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, check_minibatches
 
 SHORT = "ShortCartPole-v0"
 gym.register(SHORT, "gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=5)
+SHORT_VECTOR = "ShortVectorCartPole-v0"
 gym.register(
-    "ShortVectorCartPole-v0",
+    SHORT_VECTOR,
     vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
-    entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv",
     kwargs={"max_episode_steps": 5},
 )
 ENVS = 3
 
 
 def spaces_of(env: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
-    made = gym.make(env)
-    return made.observation_space, made.action_space
+    made = gym.make_vec(env, 1, vectorization_mode="vector_entry_point" if env == SHORT_VECTOR else "sync")
+    return made.single_observation_space, made.single_action_space
 
 
 def actor_of(env: str, horizon: int, *, trainer: Any = None, vectorization: Any = "sync", envs: int = ENVS) -> Any:
@@ -142,7 +142,7 @@ def test_episodes_are_counted_across_messages() -> None:
 def test_a_reset_in_place_of_a_step_is_no_step() -> None:
     """Gymnasium's own vectors reset in the step after an episode's end."""
     horizon = 13
-    actor, _, message, _queue = actor_of("ShortVectorCartPole-v0", horizon, vectorization="vector_entry_point")
+    actor, _, message, _queue = actor_of(SHORT_VECTOR, horizon, vectorization="vector_entry_point")
     actor.collect(message)
     end, bonus = rows(message, "end", horizon), rows(message, "bonus", horizon)
     np.testing.assert_array_equal(np.flatnonzero(end[:, 0] == ENDED), [4, 10])
@@ -159,7 +159,7 @@ class Poisoned(gym.Env[np.ndarray, np.int64]):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         self._steps = 0
         return np.zeros(2, np.float32), {}
 
@@ -285,9 +285,9 @@ def test_dynamic_standardisation_remembers_and_resumes() -> None:
 
 
 def test_eight_bits_take_a_quarter_of_the_memory() -> None:
-    spec = RolloutSpec(reward_standardization="dynamic", value_standardization="block", quantization_bits=8)
-    preparation, raw, advantages = prepared(spec)
-    _, _, exact = prepared(RolloutSpec(reward_standardization="dynamic"))
+    eight = {"value_standardization": "block", "quantization_bits": 8}
+    preparation, raw, advantages = prepared(RolloutSpec(20, reward_standardization="dynamic", **eight))  # type: ignore[arg-type]
+    _, _, exact = prepared(RolloutSpec(20, reward_standardization="dynamic"))
     memory = preparation.memory()
     assert memory["bytes"] * 4 == memory["float32_bytes"] == 8 * raw.size
     assert 0 < np.abs(advantages - exact).max() < 0.15

@@ -13,11 +13,12 @@ import gymnasium as gym
 
 from composer.codegen.trainer_source import has_main_guard
 from composer.profiling.measuring import MOST_SAMPLES, measure, on_own_thread
-from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.actor import ActorSetup, VectorActor
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import register
 from pearl.actors.process import settle_torch
 from pearl.actors.report import Report
+from pearl.actors.rollout_actor import make_actor
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, GenerationError
 from pearl.runtime.queues import DataCollectionQueue
@@ -80,7 +81,7 @@ def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
         import torch
 
         torch.set_num_threads(1)  # nothing else: the random state belongs to the program
-    return _time_actor(Actor(setup), budget_s)
+    return _time_actor(make_actor(setup), budget_s)
 
 
 def _in_own_process(setup: ActorSetup, pickled: bytes, budget_s: float) -> list[float]:
@@ -135,7 +136,7 @@ def _run(pickled: bytes, budget_s: float, report: Report) -> None:
             register(environment)
         if setup.policy is None:
             settle_torch(setup)
-        actor = Actor(setup, on_step=report.beat)
+        actor = make_actor(setup, on_step=report.beat)
         if "torch" in sys.modules:  # the environment's
             settle_torch(setup)
         report.ready()
@@ -148,8 +149,9 @@ def _run(pickled: bytes, budget_s: float, report: Report) -> None:
         raise SystemExit(1) from None
 
 
-def _time_actor(actor: Actor, budget_s: float) -> list[float]:
-    queue = DataCollectionQueue(actor.transition, actor.setup.message_rows(), slots=1)
+def _time_actor(actor: VectorActor, budget_s: float) -> list[float]:
+    setup = actor.setup
+    queue = DataCollectionQueue(actor.transition, setup.message_rows(), slots=1, further=setup.further_fields)
     message = queue.reserve()
     assert message is not None
 

@@ -18,7 +18,8 @@ from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
-from pearl.spec import ActorSpec, ActorStep, ReplaySpec, RolloutSpec, TrainSpec, TransitionSpec
+from pearl.rollout.columns import last_value_field
+from pearl.spec import ActorSpec, ActorStep, FieldSpec, ReplaySpec, RolloutSpec, TrainSpec, TransitionSpec
 
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
@@ -53,6 +54,11 @@ class ActorSetup:
         if self.rollout is not None:
             return self.rollout.horizon * self.spec.envs_per_actor
         return message_rows(self.spec, self.train, self.steps_per_message)
+
+    @property
+    def further_fields(self) -> tuple[FieldSpec, ...]:
+        """The fields of a DCQ message that only some actors have."""
+        return () if self.rollout is None else (last_value_field(self.spec.envs_per_actor),)
 
 
 def message_rows(actors: ActorSpec, train: TrainSpec, steps: int = STEPS_PER_MESSAGE) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pearl.devices.power import PowerMeter
     from pearl.learner.protocol import Learner, RolloutLearner
     from pearl.replay.protocol import ReplayManager
+    from pearl.rollout.gae import AdvantageEstimator
     from pearl.spec import ReplaySpec, TransitionSpec
 
 HostCores: TypeAlias = Literal["none", "threads", "all"]
@@ -44,7 +45,8 @@ class Factory(_Imported):
     """How a program makes a primitive: it imports `name` from `module` and adds `arguments` to its call.
 
     A Replay Manager is made by `name(spec, seed=..., **arguments)`, a Data Storage by
-    `name(transition, capacity, device, **arguments)`, where `device` is `Backend.device_string`.
+    `name(transition, capacity, device, **arguments)`, where `device` is `Backend.device_string`, an estimator of
+    advantages by `name(gamma, gae_lambda, **arguments)`.
     """
 
     arguments: Mapping[str, str | int] = field(default_factory=dict)
@@ -61,6 +63,11 @@ class Factory(_Imported):
     def make_storage(self, transition: TransitionSpec, capacity: int, device: str) -> Any:
         """The empty Data Storage."""
         return self.load()(transition, capacity, device, **self.arguments)
+
+    def make_advantages(self, gamma: float, gae_lambda: float) -> AdvantageEstimator:
+        """The estimator of advantages."""
+        made: AdvantageEstimator = self.load()(gamma, gae_lambda, **self.arguments)
+        return made
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ class Backend:
     replay_managers: Mapping[str, ReplayImplementation] = MappingProxyType({})
     """The Replay Managers that `pearl.replay.make_replay_manager` can make, by the name of the implementation."""
     factory_names: tuple[str, ...] = ()
-    """The names of all factories of its Replay Managers and Data Storages; no trainer class may have these names."""
+    """The names of all its factories, of whatever primitive; no trainer class may have these names."""
 
     # --- devices ----------------------------------------------------------------------------------------------------
 
@@ -332,6 +339,10 @@ class Backend:
     def replay_workers(self, device: Device, batch_size: int, most: int) -> Sequence[int]:
         """The numbers of threads to try for a Replay Manager (the paper's W), at most `most`, the smallest first."""
         return (1,)
+
+    def advantages(self, device: Device) -> Factory | None:
+        """How its estimator of advantages is made, for on-policy training; None if it has none."""
+        return None
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
