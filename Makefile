@@ -28,7 +28,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-learner bench-model bench-ppo bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-learner bench-model bench-heppo bench-ppo bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -148,6 +148,10 @@ bench-paper: setup sycl bench-env  ## The papers' experiments that need a run; B
 
 bench-ppo: bench-env  ## PPO's environment steps per second against other frameworks; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.ppo $(BENCH_ARGS)
+
+bench-heppo: setup  ## HEPPO-GAE's Table III: returns of PPO's five variants; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m pip install --constraint constraints.txt imageio mujoco
+	$(BIN)/python -m benchmarks.heppo $(BENCH_ARGS)
 
 bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.prefetch $(BENCH_ARGS)
