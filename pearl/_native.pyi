@@ -6,6 +6,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from pearl.rollout.quantization import Codes
+
 Buffer: TypeAlias = mmap.mmap | bytearray | memoryview | np.ndarray
 
 # Classes with an underscore exist in these stubs alone: what several kernels have in common.
@@ -172,6 +174,27 @@ def importance_weights(leaves: np.ndarray, beta: float) -> np.ndarray: ...
 def stratified_targets(seed: int, call: int, count: int, total: int) -> np.ndarray: ...
 def copy_bandwidth(nbytes: int, repeats: int) -> float: ...
 def random_access_ns(nbytes: int, steps: int) -> float: ...
+
+# Generalized advantage estimation: gae.hpp.
+class _Gae:
+    def estimate(self, rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, ends: np.ndarray) -> None: ...
+    def estimate_codes(
+        self,
+        rewards: Codes,
+        values: Codes,
+        bonus: np.ndarray | None,
+        last_values: np.ndarray,
+        ends: np.ndarray,
+        advantages: np.ndarray,
+        returns: np.ndarray,
+    ) -> None: ...
+
+class Gae(_Gae):
+    def __init__(self, gamma: float, gae_lambda: float) -> None: ...
+
+def gae_kernel_variants() -> list[str]: ...
+def selected_gae_kernels() -> str: ...
+def select_gae_kernels(name: str) -> None: ...
 
 # The native learner: kernels/include/pearl/learner/.
 _Op: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, outputs, weight, bias, eps

@@ -10,6 +10,7 @@
 #include "pearl/parent_watch.hpp"
 #include "pearl/python_errors.hpp"
 
+void bind_gae(py::module_& m);      // gae_bindings.cpp
 void bind_learner(py::module_& m);  // learner_bindings.cpp
 void bind_loop(py::module_& m);     // loop_bindings.cpp
 void bind_ppo(py::module_& m);      // ppo_bindings.cpp
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_native, m) {
   py::register_exception_translator(&pearl::translate_exception);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("end_with_parent", &pearl::end_with_parent, py::arg("parent"));
+  bind_gae(m);
   bind_learner(m);
   bind_ppo(m);
   bind_queues(m);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "pearl/errors.hpp"
+#include "pearl/gae.hpp"
 #include "pearl/learner/kernels.hpp"
 #include "pearl/replay_kernels.hpp"
 
@@ -35,6 +36,14 @@ Variants<learner::LearnerKernels> learner_variants() {
   return present<LearnerKernels>({&plain_learner_kernels(), avx2_learner_kernels(), avx512_learner_kernels()});
 #else
   return {&plain_learner_kernels()};
+#endif
+}
+
+Variants<GaeKernels> gae_variants() {
+#if defined(__x86_64__)
+  return present<GaeKernels>({&plain_gae_kernels(), avx2_gae_kernels(), avx512_gae_kernels()});
+#else
+  return {&plain_gae_kernels()};
 #endif
 }
 
@@ -72,6 +81,11 @@ std::atomic<const learner::LearnerKernels*>& selected_learner() {
   return kernels;
 }
 
+std::atomic<const GaeKernels*>& selected_gae() {
+  static std::atomic<const GaeKernels*> kernels = default_variant(gae_variants());
+  return kernels;
+}
+
 }  // namespace
 
 const ReplayKernels& replay_kernels() { return *selected_replay().load(std::memory_order_relaxed); }
@@ -79,6 +93,10 @@ std::vector<std::string> replay_kernel_variants() { return names_of(replay_varia
 void select_replay_kernels(const std::string& name) {
   selected_replay() = variant_named(replay_variants(), name, "kernels");
 }
+
+const GaeKernels& gae_kernels() { return *selected_gae().load(std::memory_order_relaxed); }
+std::vector<std::string> gae_kernel_variants() { return names_of(gae_variants()); }
+void select_gae_kernels(const std::string& name) { selected_gae() = variant_named(gae_variants(), name, "kernels"); }
 
 namespace learner {
 

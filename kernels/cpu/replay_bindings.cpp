@@ -21,17 +21,6 @@ using namespace bindings;
 
 using Tree = pearl::SumTreeReplay;
 
-// A contiguous array of T, or null. The common case needs one comparison.
-template <class T>
-const py::detail::PyArray_Proxy* array_of(PyObject* object) {
-  static const PyObject* const usual = py::dtype::of<T>().release().ptr();
-  const auto& api = py::detail::npy_api::get();
-  if (!PyObject_TypeCheck(object, api.PyArray_Type_)) return nullptr;
-  const auto* array = py::detail::array_proxy(object);
-  if (array->descr == usual && (array->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0) return array;
-  return py::isinstance<Array<T>>(object) ? array : nullptr;
-}
-
 // SumTree.update(indices, priorities, generations). Python calls it directly: pybind's dispatch takes as long as 32
 // updates.
 PyObject* update(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {

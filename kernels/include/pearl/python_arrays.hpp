@@ -33,6 +33,17 @@ Array<T> new_vector(py::ssize_t count) {
   return py::reinterpret_steal<Array<T>>(new_array(py::dtype::of<T>(), 1, &count).release());
 }
 
+// A contiguous array of T, or null. The common case needs one comparison.
+template <class T>
+const py::detail::PyArray_Proxy* array_of(PyObject* object) {
+  static const PyObject* const usual = py::dtype::of<T>().release().ptr();
+  const auto& api = py::detail::npy_api::get();
+  if (!PyObject_TypeCheck(object, api.PyArray_Type_)) return nullptr;
+  const auto* array = py::detail::array_proxy(object);
+  if (array->descr == usual && (array->flags & py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_) != 0) return array;
+  return py::isinstance<Array<T>>(object) ? array : nullptr;
+}
+
 // Whether the items are Python objects, which must not be copied as bytes.
 inline bool holds_objects(const py::array& array) { return array.dtype().attr("hasobject").cast<bool>(); }
 
