@@ -99,6 +99,9 @@ class ColumnStore:
     def read_batch(self, count: int) -> list[np.ndarray]: ...
     def close(self) -> None: ...
 
+class Gae(_native._Gae):
+    def __init__(self, queue: DeviceQueue, gamma: float, gae_lambda: float) -> None: ...
+
 class SumTree(_native._ReplayKernel):
     INITIAL_MAX: ClassVar[float]
     def __init__(

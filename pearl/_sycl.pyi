@@ -9,6 +9,7 @@ from pearl import _native
 from pearl._device import AnyLearner as _AnyLearner
 from pearl._device import ColumnStore as ColumnStore
 from pearl._device import DeviceQueue as DeviceQueue
+from pearl._device import Gae as Gae
 from pearl._device import Learner as Learner
 from pearl._device import SumTree as SumTree
 from pearl._device import TrainingLoop as TrainingLoop

@@ -30,7 +30,7 @@ RESOURCES = KERNELS / "cuda" / "resources.json"
 ARCHITECTURES = ("80", "90")
 LEARNER = [["-DPEARL_SLICES=8", f"-DPEARL_RULE={rule}"] for rule in range(5)]
 SOURCES: list[tuple[str, list[str]]] = [
-    *((stem, []) for stem in ("column_store", "control", "probe", "sum_tree_replay")),
+    *((stem, []) for stem in ("column_store", "control", "gae", "probe", "sum_tree_replay")),
     *(("learner", options) for options in LEARNER),
 ]
 IDS = [" ".join([stem, *options]).replace("-DPEARL_", "") for stem, options in SOURCES]

@@ -98,6 +98,7 @@ PYBIND11_MODULE(_cuda, module) {
   pearl::device::bind_device_queue(module);
   pearl::device::bind_queues(module);
   pearl::device::bind_column_store(module);
+  pearl::device::bind_gae(module);
   pearl::device::bind_sum_tree_replay(module);
   pearl::device::bind_learner(module);
 }

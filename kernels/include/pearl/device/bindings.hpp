@@ -14,6 +14,7 @@ namespace pearl::device {
 // The base class of a module's queues.
 void bind_device_queue(pybind11::module_& module);
 void bind_column_store(pybind11::module_& module);
+void bind_gae(pybind11::module_& module);
 void bind_sum_tree_replay(pybind11::module_& module);
 void bind_learner(pybind11::module_& module);
 

@@ -1,0 +1,1 @@
+#include "pearl/device/gae_entries.hpp"
