@@ -41,6 +41,7 @@ PYBIND11_MODULE(_sycl, module) {
   pearl::device::bind_column_store(module);
   pearl::device::bind_gae(module);
   pearl::device::bind_sum_tree_replay(module);
+  pearl::device::bind_fpga_gae(module);
   pearl::device::bind_fpga_replay(module);
   pearl::device::bind_fpga_learner(module);
 }

@@ -5,6 +5,7 @@
 
 namespace pearl::device {
 
+void bind_fpga_gae(pybind11::module_& module);
 void bind_fpga_learner(pybind11::module_& module);
 void bind_fpga_replay(pybind11::module_& module);
 void bind_queue(pybind11::module_& module);

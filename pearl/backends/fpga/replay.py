@@ -77,12 +77,14 @@ class FpgaReplayManager(KernelReplayManager):
         return tuple(self._tree.level_bits)
 
 
-def stop_at_exit(owner: object, kernel: _sycl.FpgaSumTree | _sycl.FpgaLearner) -> weakref.finalize[..., object]:
+def stop_at_exit(
+    owner: object, kernel: _sycl.FpgaSumTree | _sycl.FpgaLearner | _sycl.FpgaGae
+) -> weakref.finalize[..., object]:
     """Close `kernel` when `owner` is collected or the interpreter ends: its stages would run until the process ends."""
     return weakref.finalize(owner, _close, kernel)
 
 
-def _close(kernel: _sycl.FpgaSumTree | _sycl.FpgaLearner) -> None:
+def _close(kernel: _sycl.FpgaSumTree | _sycl.FpgaLearner | _sycl.FpgaGae) -> None:
     with contextlib.suppress(DeviceError):  # the device failed: an earlier call has reported it
         kernel.close()
 
