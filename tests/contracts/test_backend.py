@@ -217,7 +217,7 @@ def test_a_replay_manager_is_made_or_what_it_lacks_is_named(name: str) -> None:
 def test_factories_are_named_and_can_be_imported(name: str) -> None:
     backend = backend_called(name)
     for device in rows_of(name):
-        for factory in filter(None, (backend.replay(device), backend.storage(device))):
+        for factory in filter(None, (backend.replay(device), backend.storage(device), backend.advantages(device))):
             assert callable(factory.load())
             assert factory.name in backend.factory_names
             assert all(isinstance(text, str) for text in (*factory.arguments, *factory.arguments.values()))

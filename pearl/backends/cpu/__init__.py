@@ -33,7 +33,7 @@ class CpuBackend(Backend):
     name = csv_name = "cpu"
     kinds = ("cpu",)
     host_cores: HostCores = "threads"
-    factory_names = ("make_replay_manager",)
+    factory_names = ("make_replay_manager", "NativeGae")
 
     def __init__(self) -> None:
         self.learners = {
@@ -99,6 +99,10 @@ class CpuBackend(Backend):
     def replay(self, device: Device) -> Factory:
         """The sum tree in C++."""
         return Factory("pearl.replay", "make_replay_manager")
+
+    def advantages(self, device: Device) -> Factory:
+        """The scan in C++."""
+        return Factory("pearl.backends.cpu.gae", "NativeGae")
 
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
         """Its memory is the host's."""

@@ -30,7 +30,7 @@ class CudaBackend(Backend):
 
     name = csv_name = "cuda"
     kinds = ("gpu",)
-    factory_names = ("make_replay_manager", "CudaDataStorage")
+    factory_names = ("make_replay_manager", "CudaDataStorage", "CudaGae")
     kernels = "pearl._cuda"
     times_parts_apart = True
 
@@ -131,6 +131,10 @@ class CudaBackend(Backend):
     def storage(self, device: Device) -> Factory:
         """Columns in the GPU's memory."""
         return Factory("pearl.backends.cuda.storage", "CudaDataStorage")
+
+    def advantages(self, device: Device) -> Factory:
+        """The scan on the GPU."""
+        return Factory("pearl.backends.cuda.gae", "CudaGae", {"device": self.device_string(device)})
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl.backends.protocol import LearnerImplementation, NoProgram, ReplayImplementation
+from pearl.backends.protocol import Factory, LearnerImplementation, NoProgram, ReplayImplementation
 from pearl.backends.sycl import SyclDevices
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.devices.description import Device
@@ -24,6 +24,7 @@ class FpgaBackend(SyclDevices):
 
     name = "fpga"
     kinds = ("fpga",)
+    factory_names = (*SyclDevices.factory_names, "FpgaGae")
 
     def __init__(self) -> None:
         self.learners = {
@@ -67,6 +68,10 @@ class FpgaBackend(SyclDevices):
         except (CapacityError, ConfigurationError) as error:
             return str(error)
         return None
+
+    def advantages(self, device: Device) -> Factory:
+        """HEPPO-GAE's pipeline."""
+        return Factory("pearl.backends.fpga.gae", "FpgaGae", {"device": self.device_string(device)})
 
 
 BACKEND = FpgaBackend()

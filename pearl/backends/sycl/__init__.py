@@ -28,7 +28,7 @@ class SyclDevices(Backend):
 
     csv_name = "sycl"
     kernels = "pearl._sycl"
-    factory_names = ("make_replay_manager", "SyclDataStorage")
+    factory_names: tuple[str, ...] = ("make_replay_manager", "SyclDataStorage")
 
     def check_selector(self, kind: DeviceKind, selector: str) -> None:
         """One of dpctl's filter strings, or a short form of one."""
@@ -58,6 +58,7 @@ class SyclBackend(SyclDevices):
     """PEARL's kernels on the queue of a device."""
 
     name = "sycl"
+    factory_names = (*SyclDevices.factory_names, "SyclGae")
     kinds = ("cpu", "gpu")
     host_cores: HostCores = "all"
     times_parts_apart = True
@@ -108,6 +109,10 @@ class SyclBackend(SyclDevices):
 
         lacking = unsupported_options(spec)
         return f"the Replay Manager on SYCL devices does not have {', '.join(lacking)}" if lacking else None
+
+    def advantages(self, device: Device) -> Factory:
+        """The scan on the device."""
+        return Factory("pearl.backends.sycl.gae", "SyclGae", {"device": self.device_string(device)})
 
     def learner_parameters(
         self, device: Device, *, most_threads: int, most_sub_batches: int
