@@ -28,7 +28,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-learner bench-model bench-heppo bench-ppo bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -142,6 +142,9 @@ bench-model: setup sycl  ## The composer's predictions against programs that run
 
 bench-learner: setup  ## The native learner against torch, one thread each; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
+
+bench-gae: bench-env  ## Advantage estimation against other libraries, one thread; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.gae $(BENCH_ARGS)
 
 bench-paper: setup sycl bench-env  ## The papers' experiments that need a run; BENCH_ARGS=--quick for a small part
 	$(BIN)/python -m benchmarks.paper_runs --peer-python $(BENCH)/bin/python $(BENCH_ARGS)

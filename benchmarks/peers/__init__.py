@@ -1,4 +1,4 @@
-"""Replay buffers of other libraries behind the same few methods: one module per library, loaded if it is installed."""
+"""Primitives of other libraries behind the same few methods: one module per library, loaded if it is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.peers.training import first_line
 
-MODULES = ("tianshou", "cpprb", "torchrl", "flashbax", "stable_baselines3", "reverb")
+MODULES = ("tianshou", "cpprb", "torchrl", "flashbax", "stable_baselines3", "reverb")  # replay buffers
+ADVANTAGE_MODULES = ("stable_baselines3", "tianshou", "pufferlib", "torchrl", "rllib", "cleanrl")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Peer:
       `sample(batch)` draws indices, importance weights (if prioritised) and transitions, `insert(rows)` stores rows
       `(n, *shape)` at the largest priority so far, and `unpack(sample)` returns the observations `(n, obs)`, indices
       and weights of a sample (None if the library does not return them).
+    - `make_advantages(rollout, gamma, gae_lambda)`, an estimator of a rollout, the arguments of
+      `pearl.rollout.AdvantageEstimator.estimate` by name: calling it estimates all advantages and returns, from arrays
+      in the library's own layout; `advantages()` returns the last ones `(horizon, envs)`.
     """
 
     name: str
@@ -33,7 +37,7 @@ class Peer:
     reason: str = ""
 
     def make(self, kind: str, *arguments: Any) -> Any:
-        """Make a "tree", "replay" or "uniform"; raises NotImplementedError if the library has none."""
+        """Make a "tree", "replay", "uniform" or "advantages"; raises NotImplementedError if the library has none."""
         maker = getattr(self.module, f"make_{kind}", None)
         if maker is None:
             raise NotImplementedError(getattr(self.module, "LACKS", {}).get(kind, f"has no {kind} by itself"))

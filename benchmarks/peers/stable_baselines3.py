@@ -1,12 +1,13 @@
-"""Stable-Baselines3: uniform replay in NumPy, one row of environments per insertion."""
+"""Stable-Baselines3: uniform replay in NumPy, one row of environments per insertion; advantages in a loop of NumPy."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 
 VERSION = version("stable-baselines3")
 LACKS = dict.fromkeys(("tree", "replay"), "has no prioritised replay")
@@ -43,3 +44,31 @@ class _Uniform:
 
 
 make_uniform = _Uniform
+
+
+class _Advantages:
+    def __init__(self, rollout: Mapping[str, np.ndarray], gamma: float, gae_lambda: float) -> None:
+        horizon, envs = rollout["rewards"].shape
+        self.buffer = RolloutBuffer(
+            horizon,
+            spaces.Box(-1.0, 1.0, (1,)),
+            spaces.Discrete(2),
+            device="cpu",
+            gae_lambda=gae_lambda,
+            gamma=gamma,
+            n_envs=envs,
+        )
+        self.buffer.rewards[:] = rollout["rewards"]
+        self.buffer.values[:] = rollout["values"]
+        self.buffer.episode_starts[1:] = rollout["ends"][:-1]
+        self.last_values = torch.from_numpy(rollout["last_values"])
+        self.dones = rollout["ends"][-1]
+
+    def __call__(self) -> None:
+        self.buffer.compute_returns_and_advantage(self.last_values, self.dones)
+
+    def advantages(self) -> np.ndarray:
+        return self.buffer.advantages
+
+
+make_advantages = _Advantages

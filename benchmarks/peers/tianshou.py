@@ -1,6 +1,6 @@
-"""Tianshou: binary tree in float64, loops over levels compiled by numba."""
+"""Tianshou: binary tree in float64, loops over levels compiled by numba; so are advantages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -93,3 +93,33 @@ def make_replay(
 
 def make_uniform(columns: Mapping[str, np.ndarray], batch: int) -> _Replay:
     return _Replay(columns, None)
+
+
+class _Advantages:
+    """The function compiled by numba, on one chain of all environments, without what makes the chain."""
+
+    def __init__(self, rollout: Mapping[str, np.ndarray], gamma: float, gae_lambda: float) -> None:
+        self.shape = rollout["rewards"].shape
+        following = np.concatenate([rollout["values"][1:], rollout["last_values"][None]])
+        ends = rollout["ends"] != 0
+        following[ends] = 0.0
+        ends[-1] = True  # the next environment follows in the chain
+        chains = [array.T.ravel() for array in (rollout["values"], following, rollout["rewards"], ends)]
+        self.compute = partial(_compiled_estimate(), *chains, gamma, gae_lambda)
+        self.found = self.compute()
+
+    def __call__(self) -> None:
+        self.found = self.compute()
+
+    def advantages(self) -> np.ndarray:
+        return self.found.reshape(self.shape[::-1]).T
+
+
+def _compiled_estimate() -> Callable[..., np.ndarray]:
+    from tianshou.algorithm import algorithm_base
+
+    found: Callable[..., np.ndarray] = algorithm_base._gae
+    return found
+
+
+make_advantages = _Advantages

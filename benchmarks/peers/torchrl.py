@@ -1,6 +1,7 @@
-"""TorchRL: binary tree in C++ (float32), storage in tensors."""
+"""TorchRL: binary tree in C++ (float32), storage in tensors; advantages by a convolution of tensors."""
 
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -70,3 +71,29 @@ def make_replay(
 def make_uniform(columns: Mapping[str, np.ndarray], batch: int) -> _Replay:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(len(columns["reward"])))
     return _Replay(buffer, columns)
+
+
+class _Advantages:
+    """The vectorised form, which is the default of its class GAE."""
+
+    def __init__(self, rollout: Mapping[str, np.ndarray], gamma: float, gae_lambda: float) -> None:
+        from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+
+        following = np.concatenate([rollout["values"][1:], rollout["last_values"][None]])
+        values, next_values, rewards, ends = (
+            torch.from_numpy(np.ascontiguousarray(array.T)[..., None])  # (envs, horizon, 1)
+            for array in (rollout["values"], following, rollout["rewards"], rollout["ends"] != 0)
+        )
+        self.compute = partial(
+            vec_generalized_advantage_estimate, gamma, gae_lambda, values, next_values, rewards, ends, ends
+        )
+        self()
+
+    def __call__(self) -> None:
+        self.found, self.targets = self.compute()
+
+    def advantages(self) -> np.ndarray:
+        return self.found[..., 0].numpy().T
+
+
+make_advantages = _Advantages
