@@ -132,8 +132,8 @@ class LearnerImplementation(_Imported):
 class RolloutLearnerImplementation(_Imported):
     """One implementation of the Learner of rollouts: the class `name` of `module`.
 
-    It is made with the trainer, `epochs`, `batch_size`, and `arguments`, which are some of "device" and "threads". Its
-    static method `supports(trainer)` says in one line what it cannot train, or returns None.
+    It is made with the trainer, `epochs`, `batch_size`, and `arguments`, which are some of "device" and "threads". The
+    class may have a static method `supports(trainer)`; without one it trains any trainer that learns from rollouts.
     """
 
     arguments: tuple[str, ...] = ()
@@ -141,7 +141,8 @@ class RolloutLearnerImplementation(_Imported):
 
     def supports(self, trainer: object) -> str | None:
         """None if it can train `trainer`; else one line that says what it does not support."""
-        reason: str | None = self.load().supports(trainer)
+        supports = getattr(self.load(), "supports", None)
+        reason: str | None = None if supports is None else supports(trainer)
         return reason
 
     def make(self, trainer: object, *, epochs: int, batch_size: int, threads: int, device: str) -> RolloutLearner:
