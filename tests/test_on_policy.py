@@ -472,6 +472,28 @@ batch_size = 32
         assert line in text, line
 
 
+def test_gae_has_a_cell_on_every_device(tmp_path: Path, quick_profiles: None) -> None:
+    """Measured on SYCL's device, modelled on a board; the emulator, whose times mean nothing, has none."""
+    composer = composer_of(tmp_path, horizon=64)
+    rows = (*ONE_CPU, "sycl0,cpu,sycl,cpu,2,60")
+    devices, connections = write_csv_pair(tmp_path, rows, ["cpu0,sycl0,1,10", "cpu0,board,2,10"])
+    header, *lines = devices.read_text().splitlines()
+    lines = [f"{line},,," for line in lines] + ["board,fpga,sycl,fpga,,75,300,5760,229000"]
+    devices.write_text("\n".join([f"{header},clock_mhz,dsp,sram_kb", *lines]) + "\n")
+    composer.set_device_file(devices)
+    composer.set_connection_file(connections)
+    try:
+        composer.run()
+    except ConfigurationError as error:
+        pytest.skip(f"no SYCL here: {error}")
+    board = composer.matrix["board"].advantages.estimate
+    assert board.source == "modelled"
+    # Two environments for each of two elements, 64 steps and the latency each, at 300 MHz; two messages of 2 us.
+    assert board.value_us == pytest.approx(2 * (64 + 9) / 300 + 2 * 2 + (4 * 64 * 17 + 16) / 10e3, rel=0.01)
+    assert "no Learner of rollouts" in composer.matrix["board"].learners[0].reason
+    assert all(candidate.learner.device == "cpu0" for candidate in composer.placement.candidates)
+
+
 def test_replay_and_rollouts_do_not_mix(tmp_path: Path, quick_profiles: None) -> None:
     composer = composer_of(tmp_path)
     composer.set_replay(1000)

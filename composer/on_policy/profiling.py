@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from composer.matrix import LearnerCell, Measurement, MissingCell, UnavailableDevice, UnsupportedLearner
+from composer.on_policy.estimates import estimated_advantages
 from composer.on_policy.matrix import AdvantagesCell, AdvantagesColumn, LearnerColumn, RolloutMatrix, RolloutRow
 from composer.on_policy.problem import RolloutProblem
 from composer.platform import usable
@@ -42,6 +43,10 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         return RolloutMatrix(rows, self._collection(), self.problem.rows, left_out, self._unsupported)
 
     def _row(self, device: Device) -> RolloutRow:
+        if backend_of(device).estimator(device) is not None:
+            self.report(f"{device.name} is modelled, not measured")
+            missing = MissingCell(f"no Learner of rollouts for {device.backend} in this version")
+            return RolloutRow(device.name, estimated_advantages(device, self.platform, self.problem), (missing,))
         self.report(f"profiling {device.name}")
         advantages = self._advantages(device)
         wanted = self._implementations(device)

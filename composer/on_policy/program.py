@@ -54,7 +54,7 @@ def render_rollouts(source: RolloutSource, devices: Mapping[str, Device]) -> str
         )
     trainer = trainer_import(problem.trainer_class, taken_names(), problem.imported_from)
     place = {"device": backend_of(on_learner).device_string(on_learner), "threads": learner.threads}
-    values = {
+    values: dict[str, object] = {
         "version": pearl.__version__,
         "name": Path(os.path.normpath(source.path.resolve().parent / source.run_dir)).name,
         **trainer_values(trainer, source.path),

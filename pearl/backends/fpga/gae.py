@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pearl import _sycl
 
 
+LOOKAHEAD, ROWS = 2, 2  # of the array that programs instantiate
+
+
 class FpgaGae(GaeOnDevice):
     """AdvantageEstimator as HEPPO-GAE's pipeline (Sec. III): `rows` processing elements with k-step `lookahead`.
 
@@ -34,8 +37,8 @@ class FpgaGae(GaeOnDevice):
         gae_lambda: float,
         device: str = EMULATOR_SELECTOR,
         *,
-        lookahead: int = 2,
-        rows: int = 2,
+        lookahead: int = LOOKAHEAD,
+        rows: int = ROWS,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         check_fpga(device, "advantage estimation", timeout_s)
