@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import eps, peers, record, replay, report, solve_time  # noqa: E402
+from benchmarks import eps, gae, peers, record, replay, report, solve_time  # noqa: E402
 from benchmarks.peers import solving, training  # noqa: E402
+from pearl.rollout import NumpyGae  # noqa: E402
 
 TINY = replay.Plan(sizes=(2_000,), batches=(8,), fanouts=(4, 16), curve=(), repeats=3, repeat_s=1e-5)
 
@@ -320,3 +322,50 @@ def test_a_peer_passes_by_its_greedy_returns(capsys):
     assert solving.SOLVED not in capsys.readouterr().out
     assert examiner.passes(lambda obs: (obs[:, 2] + 0.5 * obs[:, 3] > 0).astype(np.int64))
     assert solving.SOLVED in capsys.readouterr().out
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+class OwnAdvantages:
+    """A peer that is this project's reference, off by `error`."""
+
+    VERSION = "1.0"
+    error = 0.0
+
+    def __init__(self, rollout, gamma, gae_lambda):
+        self.given, self.estimator = rollout, NumpyGae(gamma, gae_lambda)
+        self()
+
+    def __call__(self):
+        self.arrays = {name: array.copy() for name, array in self.given.items()}
+        self.estimator.estimate(**self.arrays)
+
+    def advantages(self):
+        return self.arrays["rewards"] + self.error
+
+    @classmethod
+    def peer(cls):
+        return peers.Peer("a peer 1.0", SimpleNamespace(make_advantages=cls))
+
+
+def test_advantages_of_libraries_are_checked_and_those_without_any_are_told():
+    plan = gae.Plan(repeats=3, their_repeat_s=1e-5)
+    found = [OwnAdvantages.peer(), peers.Peer("none", None, "is not installed"), peers.Peer("less", SimpleNamespace())]
+    compared, absent, lacking = gae.against_libraries((6, 5), found, plan)
+    assert compared.ratio == pytest.approx(compared.ours / compared.theirs)
+    assert compared.better == "higher"
+    assert (absent.theirs, absent.reason) == (None, "is not installed")
+    assert (lacking.theirs, lacking.reason) == (None, "has no advantages by itself")
+
+    class Wrong(OwnAdvantages):
+        error = 0.01
+
+    with pytest.raises(gae.DifferenceError, match=r"T=6 N=5: a peer 1.0 gives other advantages, by up to 0.01"):
+        list(gae.against_libraries((6, 5), [Wrong.peer()], plan))
+
+
+def test_advantages_of_codes_and_of_copies_are_compared_with_our_own():
+    rows = list(gae.against_ourselves((6, 5), gae.Plan(repeats=3, their_repeat_s=1e-5)))
+    assert [(row.case, row.peer) for row in rows] == [("T=6 N=5 codes", "float32"), ("T=6 N=5 floor", "copy")]
+    assert all(row.ours > 0 and row.theirs > 0 for row in rows)

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peers.training import first_line
 
 MODULES = ("tianshou", "cpprb", "torchrl", "flashbax", "stable_baselines3", "reverb")  # replay buffers
-ADVANTAGE_MODULES = ("stable_baselines3", "tianshou", "pufferlib", "torchrl", "rllib", "cleanrl")
+ADVANTAGE_MODULES = ("stable_baselines3", "tianshou", "pufferlib", "pufferlib_loop", "torchrl", "rllib", "cleanrl")
 
 
 @dataclass(frozen=True)
