@@ -65,7 +65,12 @@ FpgaGae::FpgaGae(const std::shared_ptr<SyclQueue>& queue, double gamma, double g
       rows_(rows),
       command_(std::make_unique<DeviceArray<fpga::GaeCommand>>(*queue, 1, Placement::pinned)),
       autorun_(queue, gae_program(lookahead, rows, kEmulatedPipeItems), patience) {
-  send(fpga::GaeKind::factors);
+  try {
+    send(fpga::GaeKind::factors);
+  } catch (...) {
+    static_cast<void>(command_.release());  // kernels that hang still use it
+    throw;
+  }
 }
 
 FpgaGae::~FpgaGae() {

@@ -25,7 +25,7 @@ class GaeOnDevice {
  protected:
   // Scans a call whose arrays the device reaches, and waits.
   virtual void scan(const GaeCall& call) = 0;
-  // The memory, if a device that failed may still use it: never freed.
+  // Never frees the memory: a device that failed may still use it.
   void abandon_memory();
 
   const std::shared_ptr<DeviceQueue> queue_;
