@@ -57,7 +57,7 @@ struct LearnerKernels {
   void (*transpose)(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row,
                     float* destination, std::size_t destination_row);
 
-  // Elementwise over `count` floats, a multiple of `panel`; may work in place.
+  // Elementwise over `count` floats, a multiple of half a panel; may work in place.
   void (*relu)(const float* x, float* y, std::size_t count);
   void (*tanh)(const float* x, float* y, std::size_t count);
   // dx = [dx] + dy * derivative, given the function's result y.
