@@ -574,6 +574,9 @@ def test_other_algorithms_and_bytes_are_named() -> None:
     assert NativeRolloutLearner.supports(DQN(OBS, SPACES["Discrete"])) == (
         "DQN, which trains on samples of a replay, not on rollouts"
     )
+    assert TorchRolloutLearner.supports(PPO(OBS, SPACES["Discrete"])) is None
+    with pytest.raises(TrainerError, match="Rollouts cannot train DQN, which is not an on-policy trainer"):
+        TorchRolloutLearner(DQN(OBS, SPACES["Discrete"]), epochs=1, batch_size=8)
     pixels = spaces.Box(0, 255, (12,), np.uint8)
     assert NativeRolloutLearner.supports(PPO(pixels, SPACES["Discrete"])) == "observations of unsigned bytes"
 

@@ -22,12 +22,19 @@ class TorchRolloutLearner(TrainerRolloutLearner):
 
     backend = "torch"
 
-    def __init__(
-        self, trainer: OnPolicyTrainer, *, epochs: int, batch_size: int, threads: int = 1, device: str = "cpu"
-    ) -> None:
+    def __init__(self, trainer: object, *, epochs: int, batch_size: int, threads: int = 1, device: str = "cpu") -> None:
+        if not isinstance(trainer, OnPolicyTrainer):
+            raise TrainerError(f"Rollouts cannot train {self.supports(trainer)}. Derive from pearl.algorithms.PPO.")
         super().__init__(trainer, epochs, batch_size, threads)
         _native.keep_freed_memory()
         self.device = device
+
+    @staticmethod
+    def supports(trainer: object) -> str | None:
+        """None if it can train `trainer`; else one line that says what it does not support."""
+        if isinstance(trainer, OnPolicyTrainer):
+            return None
+        return f"{type(trainer).__name__}, which is not an on-policy trainer"
 
     def prepare(self) -> None:
         """Set this thread's core count."""

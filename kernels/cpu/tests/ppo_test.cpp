@@ -161,7 +161,6 @@ struct Training {
       : example(categorical, shared, rows), learner(example.networks(), weights.data(), threads) {
     optimizer.set_adam({1e-3, 0.9, 0.999, 1e-5, 0.0, false}, first.data(), second.data(), nullptr, &adam_steps);
     PpoSettings settings;
-    settings.value_clip_range = 0.3;
     settings.entropy_coefficient = 0.01;
     settings.max_grad_norm = 0.5;
     learner.set(settings);
