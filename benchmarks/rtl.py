@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
 
@@ -64,13 +64,12 @@ LARGE = (TreeShape.holding(1_000_000, 64, 8), TreeShape.holding(1_000_000, 16, 1
 HEPPO_ELEMENTS, HEPPO = 64, {"luts": 12_864, "flip_flops": 54_336, "dsps": 768}
 GAE_ELEMENTS = (*(GaeShape(k) for k in LOOKAHEADS), GaeShape(2, coefficient_bits=32))
 GAE_ARRAYS = (
-    *(GaeShape(2, rows) for rows in (1, 2, 4, 8)),
+    *(GaeShape(2, rows) for rows in (1, 2, 4, 8, HEPPO_ELEMENTS)),
     GaeShape(1, 2),
     GaeShape(3, 2),
     GaeShape(2, 2, codes=True),
     GaeShape(2, 2, 4096),
 )
-GAE_LARGE = (GaeShape(2, 64),)
 
 NETWORKS = ((4, 8, 1), (4, 64, 2), (4, 64, 64, 2), (11, 256, 256, 3), (3, 300, 40, 500, 7))
 
@@ -298,11 +297,9 @@ PARTS = {
 def main() -> None:
     parser = options(__doc__, "a small sweep")
     parser.add_argument("--only", choices=PARTS, help="one pipeline; writes nothing")
-    parser.add_argument("--large", action="store_true", help="a million slots and 64 rows too: tens of minutes each")
+    parser.add_argument("--large", action="store_true", help="a million slots too: tens of minutes each")
     arguments = parser.parse_args()
-    plan = QUICK if arguments.quick else Plan()
-    if arguments.large:
-        plan = replace(plan, large=LARGE, gae_arrays=(*plan.gae_arrays, *GAE_LARGE))
+    plan = QUICK if arguments.quick else Plan(large=LARGE if arguments.large else ())
     parts = [PARTS[arguments.only]] if arguments.only else PARTS.values()
     rows = shown(chain.from_iterable(measure(plan) for part in parts for measure in part))
     if arguments.only:

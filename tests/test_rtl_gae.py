@@ -139,6 +139,15 @@ def test_the_array_replaces_rollouts_by_results_in_the_cycles_of_the_closed_form
         assert not done.saturated
 
 
+def test_the_papers_64_rows_work_side_by_side():
+    shape = GaeShape(2, 64, 4)
+    rollout = random_rollout(np.random.default_rng(64), 3, 64, largest=2**28)
+    coefficients = Coefficients.of(shape, 0.99, 0.95)
+    done = run_array(shape, coefficients, [rollout])[0]
+    assert_results(shape, coefficients, rollout, done.advantages, done.returns)
+    assert done.busy_cycles == shape.rollout_cycles(3)
+
+
 def test_saturation_is_said_until_the_next_rollout():
     shape = GaeShape(2, 2, 4)
     largest = np.full((3, 2), HIGHEST, np.int64)
@@ -189,12 +198,12 @@ def test_results_are_those_of_floating_point_within_the_derived_bound(lookahead,
         scales = CodeScale.of(coded[0], FRACTION_BITS), CodeScale.of(coded[1], FRACTION_BITS)
         sent = [code.codes.astype(np.int64) for code in coded]
         advantages, returns = np.empty_like(rewards), np.empty_like(values)
-        reference.estimate_codes(*coded, None, last_values, ends, advantages, returns)
+        reference.estimate_codes(*coded, None, last_values, ends.astype(np.uint8), advantages, returns)
     else:
         largest, scales = float(max(np.abs(rewards).max(), np.abs(values).max())), None
         sent = [fixed(rewards, FRACTION_BITS), fixed(values, FRACTION_BITS)]
         advantages, returns = rewards.copy(), values.copy()
-        reference.estimate(advantages, returns, last_values, ends)
+        reference.estimate(advantages, returns, last_values, ends.astype(np.uint8))
     largest = max(largest, float(np.abs(last_values).max()))
     done = run_array(shape, coefficients, [Rollout(*sent, fixed(last_values, FRACTION_BITS), ends)], scales)[0]
     ours, theirs = error_bound(shape, gamma, gae_lambda, steps, largest, FRACTION_BITS)
@@ -216,7 +225,7 @@ def test_the_error_bound_holds_without_discount_and_with_coarse_coefficients():
         last_values, none = values[0].copy(), np.zeros((steps, 8), np.bool_)
         numbers = fixed(rewards, FRACTION_BITS), fixed(values, FRACTION_BITS), fixed(last_values, FRACTION_BITS)
         found = expected(shape, Coefficients.of(shape, gamma, 1.0), Rollout(*numbers, none))
-        NumpyGae(gamma, 1.0).estimate(rewards, values, last_values, none)
+        NumpyGae(gamma, 1.0).estimate(rewards, values, last_values, none.astype(np.uint8))
         bound = sum(error_bound(shape, gamma, 1.0, steps, 4.0, FRACTION_BITS))
         worst = np.abs(found.advantages * 2.0**-FRACTION_BITS - rewards).max()
         assert 0 < worst <= bound
