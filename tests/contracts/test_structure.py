@@ -12,9 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"cpu", "gpu", "fpga"}
-# The composer-side table of estimators, and the room of FPGAs, may name the backends that they are written for; the
+# The composer-side tables of estimators, and the room of FPGAs, may name the backends that they are written for; the
 # platform asks the host's CPU for its cores.
-NAMING_BACKENDS = ("composer/modelled_rows.py", "composer/fpga/", "composer/platform.py")
+NAMING_BACKENDS = (
+    *("composer/modelled_rows.py", "composer/on_policy/estimates.py", "composer/fpga/", "composer/platform.py"),
+)
 
 # Imports go to rooms of the same rank or a lower one.
 RANKS = {
