@@ -90,10 +90,13 @@ class Policy(Protocol):
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions drawn from the policy's distribution by standard normal `noise` `(envs, *action)` float32."""
 
-    def explore(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """On-policy: drawn actions `(envs, *action)`, log probabilities and values `(envs,)` by `noise` `(envs, size)`.
+    def explore_into(
+        self, obs: np.ndarray, noise: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray
+    ) -> None:
+        """On-policy: draw by `noise` `(envs, size)` into `action` `(envs, *action)`, `log_prob` and `value` `(envs,)`.
 
-        The noise is uniform in [0, 1) for actions that are numbers, else standard normal; float32.
+        The noise is uniform in [0, 1) for actions that are numbers, else standard normal. All are contiguous; float32,
+        but for actions that are numbers, int64.
         """
 
     def value(self, obs: np.ndarray) -> np.ndarray:

@@ -123,12 +123,18 @@ class NativePolicy:
         `noise` `(envs, size)` float32 is uniform in [0, 1) for categorical parts, else standard normal. Actions are
         not clipped to a Box's bounds.
         """
-        assert self._rollout is not None
         rows = len(obs)
         actions = np.empty((rows, *self._plan.action_shape), np.float32 if self._plan.head == "normal" else np.int64)
         log_probs, values = np.empty(rows, np.float32), np.empty(rows, np.float32)
-        self._rollout.explore(self._weights, obs, noise, actions, log_probs, values)
+        self.explore_into(obs, noise, actions, log_probs, values)
         return actions, log_probs, values
+
+    def explore_into(
+        self, obs: np.ndarray, noise: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray
+    ) -> None:
+        """The same into contiguous arrays."""
+        assert self._rollout is not None
+        self._rollout.explore(self._weights, obs, noise, action, log_prob, value)
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """The value network's estimates `(envs,)` float32 of contiguous observations `(envs, *obs)` float32."""

@@ -41,6 +41,7 @@ class RolloutActor(VectorActor):
         obs, _ = self.envs.reset(seed=seed)
         self._obs = np.array(obs, self._obs_dtype, order="C")
         self._ended = np.zeros(self._count, bool)  # by the last step, where the next step only resets
+        self._any_ended = False
         self._returns, self._lengths = np.zeros(self._count), np.zeros(self._count, np.int64)
 
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
@@ -52,25 +53,29 @@ class RolloutActor(VectorActor):
         log_prob, value, end, bonus = (columns[name] for name in (LOG_PROB, VALUE, END, BONUS))
         end[:], bonus[:] = GOES_ON, 0.0
         noise = self._noise(horizon)
-        policy, step = self.policy, self.envs.step
+        explore, step, taken, on_step = self.policy.explore_into, self.envs.step, self._taken, self._on_step
+        obs[0] = self._obs
         for t in range(horizon):
-            obs[t] = self._obs
-            action[t], log_prob[t], value[t] = policy.explore(self._obs, noise[t])
-            next_obs, reward[t], terminated, truncated, info = step(self._taken(action[t]))
+            drawn = action[t]
+            explore(obs[t], noise[t], drawn, log_prob[t], value[t])
+            next_obs, reward[t], terminated, truncated, info = step(taken(drawn))
             done = terminated | truncated
-            if np.count_nonzero(self._ended):
+            if self._any_ended:
                 end[t][self._ended], reward[t][self._ended] = NO_STEP, 0.0
                 done &= ~self._ended
+                self._any_ended = False
             if np.count_nonzero(done):
                 end[t][done] = ENDED
                 limited = np.flatnonzero(done & truncated & ~terminated)
                 if len(limited):
                     bonus[t, limited] = self._gamma * self._values_after(limited, next_obs, info)
-            if not self._same_step:
-                self._ended = done
-            self._obs = np.array(next_obs, self._obs_dtype, order="C")
-            self._on_step()
-        message[LAST_VALUE][:] = policy.value(self._obs)
+                if not self._same_step:
+                    self._ended, self._any_ended = done, True
+            if t + 1 < horizon:
+                obs[t + 1] = next_obs
+            on_step()
+        self._obs = np.array(next_obs, self._obs_dtype, order="C")
+        message[LAST_VALUE][:] = self.policy.value(self._obs)
         self._check_finite(columns)
         steps = rows - int(np.count_nonzero(end == NO_STEP))
         self.env_steps += steps * self.setup.spec.count

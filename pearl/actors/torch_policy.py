@@ -40,6 +40,12 @@ class TorchPolicy:
             action, log_prob, value = self.trainer.explore(torch.from_numpy(obs), torch.from_numpy(noise))
             return action.numpy(), log_prob.numpy(), value.numpy()
 
+    def explore_into(
+        self, obs: np.ndarray, noise: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray
+    ) -> None:
+        """The same into arrays."""
+        action[:], log_prob[:], value[:] = self.explore(obs, noise)
+
     def value(self, obs: np.ndarray) -> np.ndarray:
         """The value network's estimates `(envs,)` float32 of observations `(envs, *obs)`, float32 or bytes."""
         assert isinstance(self.trainer, OnPolicyTrainer)
