@@ -38,9 +38,15 @@ from composer.on_policy.composition import (
     refuse_replay_settings,
     rollout_problem,
 )
-from composer.on_policy.placement import AdvantagesConfig, RolloutLearnerConfig, place_rollouts
+from composer.on_policy.placement import (
+    AdvantagesConfig,
+    RolloutLearnerConfig,
+    RolloutPlacement,
+    place_rollouts,
+)
 from composer.on_policy.profiling import RolloutProfiler
 from composer.on_policy.program import RolloutSource, generate_rollouts
+from composer.on_policy.trials import RolloutTrials
 from composer.placement import Metric, Placement, WholeIteration
 from composer.platform import Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
@@ -285,17 +291,16 @@ class Composer:
     def run(self, *, timesteps: int | None = None, budget_s: float | None = None) -> tuple[Any, Any]:
         """Check the problem, read the machine, profile, place. Returns the two primitives' configurations.
 
-        Afterwards `matrix`, `placement` and `networks` are set. `timesteps`, if known, are the environment steps of the
-        program: too few for any training are refused at once. The most promising placements are tried as programs, a
-        few seconds each, and the fastest is placed. `budget_s` seconds are for that: up to 60 if they are not given,
-        or the variable PEARL_BUDGET_S; 0: the measurements of the primitives alone decide. For a trainer that learns
-        from rollouts, the two are those of GAE (`AdvantagesConfig`) and of the Learner (`RolloutLearnerConfig`), which
-        the measurements decide. Raises ConfigurationError
-        that names what is missing or wrong, and GenerationError for a problem without a program, both before anything
-        is measured.
+        Afterwards `matrix`, `placement` and `networks` are set. `timesteps`, if known, are the environment steps of
+        the program: too few for any training are refused at once. The most promising placements are tried as
+        programs, a few seconds each, and the fastest is placed. `budget_s` seconds are for that: up to 60 if they are
+        not given, or the variable PEARL_BUDGET_S; 0: the measurements of the primitives alone decide. For a trainer
+        that learns from rollouts, the two are those of GAE (`AdvantagesConfig`) and of the Learner
+        (`RolloutLearnerConfig`). Raises ConfigurationError that names what is missing or wrong, and GenerationError
+        for a problem without a program, both before anything is measured.
         """
         if self.learns_from_rollouts:
-            return self._run_rollouts(timesteps)
+            return self._run_rollouts(timesteps, Budget.of(budget_s))
         self._composed(Budget.of(budget_s), timesteps)
         if self._edited is not None:
             check_edited(self._edited, self.placement)
@@ -310,7 +315,7 @@ class Composer:
         measured so far is kept. Raises as `run` does.
         """
         if self.learns_from_rollouts:
-            self._run_rollouts(None)
+            self._run_rollouts(None, Budget.of(budget_s))
             return _made(self._on_policy, "placement").profiled
         profiler = self._composed(Budget.of(budget_s), watch=watch)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
@@ -383,7 +388,8 @@ class Composer:
         GenerationError for a program that cannot be written.
         """
         if self._on_policy is not None:
-            return self._write_rollouts(
+            written = self._write_rollouts(
+                self._on_policy,
                 replay,
                 learner,
                 Path(path),
@@ -392,6 +398,8 @@ class Composer:
                 until_return,
                 _stated_counts(seed, eval_episodes, eval_interval, checkpoint_interval),
             )
+            self._say_how_to_run(written)
+            return written
         if placement is not None:
             check_edited(placement, self.placement)
         placement = placement or self.placement
@@ -434,9 +442,12 @@ class Composer:
             write_text(composition_file(path), composition.to_json() + "\n")
         except OSError as error:
             raise GenerationError(f"The composition of {path} cannot be written next to it: {error}.") from error
+        self._say_how_to_run(path)
+        return path
+
+    def _say_how_to_run(self, path: Path) -> None:
         if self._progress:
             print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
-        return path
 
     def _write_trial(self, problem: Problem, placement: Placement, path: Path) -> Path:
         """Write the program of a placement to try, as `runtime_gen` does."""
@@ -449,7 +460,7 @@ class Composer:
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
 
-    def _run_rollouts(self, timesteps: int | None) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
+    def _run_rollouts(self, timesteps: int | None, budget: Budget) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
         """`run` for a trainer that learns from rollouts."""
         if self._actors is None or self._trainer_class is None:
             raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
@@ -474,6 +485,13 @@ class Composer:
         profiler = RolloutProfiler(self._platform, problem, store, self._say)
         matrix = profiler.matrix()
         placement = place_rollouts(matrix, self._platform, problem)
+
+        def write(tried: RolloutPlacement, path: Path) -> Path:
+            made = RolloutComposition(problem, matrix, tried, Profiled(0, 0))
+            return self._write_rollouts(made, None, None, path, _TRIAL_STEPS, None, "none", {})
+
+        with _trial_folder() as folder:
+            placement = RolloutTrials(profiler, write, folder, budget).placed(placement)
         profiled = Profiled(profiler.misses, profiler.hits)
         self._on_policy = RolloutComposition(problem, matrix, placement, profiled)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
@@ -482,6 +500,7 @@ class Composer:
 
     def _write_rollouts(
         self,
+        made: RolloutComposition,
         advantages: AdvantagesConfig | None,
         learner: RolloutLearnerConfig | None,
         path: Path,
@@ -490,8 +509,7 @@ class Composer:
         until_return: float | Literal["none"] | None,
         run_options: Mapping[str, int],
     ) -> Path:
-        """`runtime_gen` for a trainer that learns from rollouts."""
-        made = _made(self._on_policy, "placement")
+        """`runtime_gen` for a trainer that learns from rollouts, but for what it says."""
         choice, env = made.placement.choice, made.problem.actors.env
         advantages, learner = advantages or choice.advantages, learner or choice.learner
         placement = made.placement.with_choice(advantages.device, learner.device, learner.implementation)
@@ -510,8 +528,6 @@ class Composer:
         )
         generate_rollouts(source, {device.name: device for device in self.platform.devices})
         composition_file(path).unlink(missing_ok=True)  # of an earlier program of this name
-        if self._progress:
-            print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)
         return path
 
     def save(self, folder: str | Path) -> Path:
@@ -620,15 +636,8 @@ class Composer:
 
     @contextlib.contextmanager
     def _programs(self, profiler: Profiler, problem: Problem) -> Iterator[ProgramRuns]:
-        try:
-            folder = tempfile.TemporaryDirectory(prefix="pearl-trials-")
-        except OSError as error:
-            raise GenerationError(
-                f"Programs cannot be tried, as they have no temporary folder: {error}. Set TMPDIR to a folder that can "
-                "be written to, or try none: --budget 0, or run(budget_s=0)."
-            ) from error
-        with folder:
-            yield ProgramRuns(profiler, functools.partial(self._write_trial, problem), Path(folder.name))
+        with _trial_folder() as folder:
+            yield ProgramRuns(profiler, functools.partial(self._write_trial, problem), folder)
 
     def _tune(self, store: CalibrationStore, budget: Budget) -> bool:
         """Search the settings that were left to the composer; whether to compose again with what was found."""
@@ -802,6 +811,20 @@ class Composer:
                 f"The {forced} Learner cannot train {type(trainer).__name__} (unsupported: {reason}). Change the "
                 f"trainer, or leave implementation={forced!r} out: then the fastest Learner that can train it is taken."
             )
+
+
+@contextlib.contextmanager
+def _trial_folder() -> Iterator[Path]:
+    """A temporary folder for programs to try; GenerationError if there can be none."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="pearl-trials-")
+    except OSError as error:
+        raise GenerationError(
+            f"Programs cannot be tried, as they have no temporary folder: {error}. Set TMPDIR to a folder that can "
+            "be written to, or try none: --budget 0, or run(budget_s=0)."
+        ) from error
+    with folder:
+        yield Path(folder.name)
 
 
 def _stated_counts(

@@ -34,12 +34,12 @@ USUAL_BUDGET_S = 60.0
 BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
-_OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
+OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
 _CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
 _USUAL_RUNS = 2  # of those, and with a budget of the user's of all
 _MOST_RUNS = 3  # of those, with a budget of the user's
-_USUAL_RUN_S = 6.0
-_LONGEST_RUN_S = 120.0
+USUAL_RUN_S = 6.0
+LONGEST_RUN_S = 120.0
 
 _TIMES = ("paced", "free", "overall")
 
@@ -131,7 +131,7 @@ class ProgramRuns:
     def speed(self, placement: Placement, run: int, until: float) -> Speed | None:
         """How fast the chosen program is; None where it cannot be tried before `until`, or fails, which is reported."""
         chosen = placement.chosen
-        if not self.can_run(chosen) or (not self.is_known(chosen, run) and time.monotonic() + _USUAL_RUN_S > until):
+        if not self.can_run(chosen) or (not self.is_known(chosen, run) and time.monotonic() + USUAL_RUN_S > until):
             return None
         try:
             whole = self.run(placement, chosen, run, until)
@@ -146,11 +146,11 @@ class ProgramRuns:
         program = self.write(placement.with_choice(**candidate.choice), path)
         left_s = until - time.monotonic()
         try:
-            return _run(program, placement.batch_size, min(_LONGEST_RUN_S, left_s))
+            return bench_program(program, placement.batch_size, min(LONGEST_RUN_S, left_s))
         except subprocess.TimeoutExpired:
-            if left_s < _LONGEST_RUN_S:
+            if left_s < LONGEST_RUN_S:
                 raise OutOfTimeError("the time for trials ended while it ran") from None
-            raise FailedError(f"it had not ended after {_LONGEST_RUN_S:g} s") from None
+            raise FailedError(f"it had not ended after {LONGEST_RUN_S:g} s") from None
 
     def _learner(self, candidate: Candidate) -> Device:
         return self.context.platform.device(candidate.learner.device)
@@ -234,7 +234,7 @@ class Trials:
         best = max((c.score(placement.metric) for c in tried), default=0.0)
         if not self.budget.seconds:
             return
-        yield from (c for c in new if c.score(placement.metric) * _OPTIMISM > best)
+        yield from (c for c in new if c.score(placement.metric) * OPTIMISM > best)
         if self.budget.stated:
             yield from new
         close = [c for c in tried if c.score(placement.metric) * _CLOSE >= best]
@@ -293,7 +293,7 @@ def _pooled(runs: list[WholeIteration]) -> WholeIteration:
     return WholeIteration(*map(joined, _TIMES))
 
 
-def _run(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
+def bench_program(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
     """Each time by its name; raises subprocess.TimeoutExpired after `limit_s`."""
     folder = program.with_suffix("")
     command = [sys.executable, str(program), "--bench", "--bench-both", "--bench-seconds", str(_MEASURED_S)]

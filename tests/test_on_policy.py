@@ -494,6 +494,21 @@ def test_gae_has_a_cell_on_every_device(tmp_path: Path, quick_profiles: None) ->
     assert all(candidate.learner.device == "cpu0" for candidate in composer.placement.candidates)
 
 
+def test_a_budget_tries_programs_and_places_the_fastest(tmp_path: Path, quick_profiles: None) -> None:
+    composer = composer_of(tmp_path)
+    before = composer.run(budget_s=0)
+    assert all(candidate.tried is None for candidate in composer.placement.candidates)
+    composer.run(budget_s=60)
+    tried = [candidate for candidate in composer.placement.candidates if candidate.tried is not None]
+    assert composer.placement.choice in tried
+    assert composer.placement.choice.terms.t_itr_us == min(candidate.terms.t_itr_us for candidate in tried)
+    assert composer.placement.choice.tried.source == "measured"
+    assert "(tried)" in str(composer.placement)
+    known = composer.profile(budget_s=60)
+    assert known.measured == 0, "a trial is kept as any measurement"
+    assert before[0].device == "cpu0"
+
+
 def test_replay_and_rollouts_do_not_mix(tmp_path: Path, quick_profiles: None) -> None:
     composer = composer_of(tmp_path)
     composer.set_replay(1000)

@@ -47,7 +47,7 @@ class Machine:
         self.here: Callable[[Candidate], bool] = lambda _: True
         self.written: Callable[[Placement], None] = lambda _: None
         patch.setattr(composer.trials.time, "monotonic", lambda: self.now)
-        patch.setattr(composer.trials, "_run", self._run)
+        patch.setattr(composer.trials, "bench_program", self._run)
         patch.setattr(ProgramRuns, "_key", lambda _, candidate, run: (candidate.names, run))
         patch.setattr(ProgramRuns, "can_count", lambda _, candidate: self.counts(candidate))
         patch.setattr(ProgramRuns, "can_run", lambda _, candidate: self.counts(candidate) and self.here(candidate))
@@ -176,7 +176,7 @@ def test_a_program_that_cannot_be_tried_is_not_chosen(
                 raise FailedError("it broke")
             return run(program, batch_size, limit_s)
 
-        monkeypatch.setattr(composer.trials, "_run", fail)
+        monkeypatch.setattr(composer.trials, "bench_program", fail)
     found = here.placed(Budget(600.0))
     assert found.chosen.names != BEST
     reason = {"not written": "no program for this one", "fails": "it broke", "hangs": "had not ended after 120 s"}[how]

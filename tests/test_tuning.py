@@ -167,7 +167,7 @@ def test_what_was_found_is_composed_and_generated(
         us = 50.0 if "insertion_rows=512" in program.read_text() else 100.0
         return dict.fromkeys(("paced", "free", "overall"), Measurement.from_samples([us]))
 
-    monkeypatch.setattr("composer.trials._run", run)
+    monkeypatch.setattr("composer.trials.bench_program", run)
     composer = described(csv_pair("cpu0,cpu,cpu,,2,60"), trainer=TinyDQN, calibration=tmp_path / "store.json")
     composer.set_training(**{**composer._training, "insertion_rows": "auto"})
     composer.run(budget_s=60.0)
@@ -175,7 +175,7 @@ def test_what_was_found_is_composed_and_generated(
     assert "    insertion_rows=512,\n" in program.read_text()
     assert composer.placement.t_itr_us == pytest.approx(50.0)
     found = composer.placement
-    monkeypatch.setattr("composer.trials._run", no_run)
+    monkeypatch.setattr("composer.trials.bench_program", no_run)
     composer.run()
     assert composer.placement == found, "a second run searches the same, and knows all"
     composer.set_placement(found)

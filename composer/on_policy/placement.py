@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from composer.matrix import LearnerCell
+from composer.matrix import LearnerCell, Measurement
 from composer.on_policy.matrix import AdvantagesCell, RolloutMatrix
 from composer.on_policy.problem import RolloutProblem
 from composer.platform import Platform
@@ -67,11 +67,17 @@ class RolloutTerms:
 
 @dataclass(frozen=True)
 class RolloutCandidate:
-    """One way to place both primitives, and what an iteration takes."""
+    """One way to place both primitives, and what an iteration takes; `tried`, if its program was, is that of it."""
 
     advantages: AdvantagesConfig
     learner: RolloutLearnerConfig
     terms: RolloutTerms
+    tried: Measurement | None = None
+
+    @property
+    def text(self) -> str:
+        """Where both are, in words."""
+        return f"GAE on {self.advantages.device}, {self.learner.implementation} Learner on {self.learner.device}"
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,16 @@ class RolloutPlacement:
         for candidate in self.candidates:
             found = candidate.advantages.device, candidate.learner.device, candidate.learner.implementation
             if found == (advantages, learner, implementation):
-                others = [other for other in self.candidates if other is not candidate]
-                return replace(self, candidates=(candidate, *others))
+                return self.choosing(candidate)
         raise PlacementError(
             f"The placement has no candidate with GAE on {advantages} and the {implementation} Learner on {learner}. "
-            f"It has: {'; '.join(map(_place_text, self.candidates))}."
+            f"It has: {'; '.join(candidate.text for candidate in self.candidates)}."
         )
+
+    def choosing(self, candidate: RolloutCandidate) -> RolloutPlacement:
+        """The same with one of its candidates as choice."""
+        others = [other for other in self.candidates if other is not candidate]
+        return replace(self, candidates=(candidate, *others))
 
     def to_json(self) -> str:
         """A versioned JSON document that `from_json` reads back to an equal placement."""
@@ -139,18 +149,13 @@ class RolloutPlacement:
                 learner.device,
                 f"{learner.implementation}, {learner.threads} thread(s)",
                 *map(short_number, us),
-                f"{self.rows / terms.t_itr_us * 1e6:,.0f}",
+                f"{self.rows / terms.t_itr_us * 1e6:,.0f}" + (" (tried)" if candidate.tried is not None else ""),
             )
         what = f"Predicted: {self.eps:,.0f} environment steps per second, {self.assumption}."
         return Group(table, Text(what))
 
     def __str__(self) -> str:
         return plain(self)
-
-
-def _place_text(candidate: RolloutCandidate) -> str:
-    learner = candidate.learner
-    return f"GAE on {candidate.advantages.device}, {learner.implementation} Learner on {learner.device}"
 
 
 def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutProblem) -> RolloutPlacement:

@@ -26,6 +26,10 @@ _SOURCES = {
     "learner": (),
     "advantages": ("rollout/*.py", "backends/**/*.py"),
     "rollout learner": ("rollout/*.py", "learner/*.py", "algorithms/*.py", "backends/**/*.py"),
+    "rollout program": (
+        *("actors/*.py", "algorithms/*.py", "rollout/*.py", "learner/*.py", "backends/**/*.py"),
+        *("ipc/*.py", "runtime/*.py"),
+    ),
     "rollout actor": ("actors/*.py", "algorithms/*.py", "rollout/*.py"),
     "messages": ("replay/requests.py", "ipc/*.py", *_HOST_LOOP),
     "program": (
