@@ -3,7 +3,8 @@
 Ours is the program that the composer writes, run with `--bench` on all cores: collecting and training in turn, with two
 Actors; and with `policy_lag=1`, where the next rollout is collected during training, in rows that say so. The peers
 collect and train in one process, with torch on one thread and on all cores: the faster one is the row. Same networks,
-rollouts, minibatches and epochs; all take turns.
+rollouts, minibatches and epochs; all take turns. The rows of shares tell how much of an iteration of our program (in
+turn) is collecting, GAE and training, as Table I of HEPPO-GAE does for another implementation on another machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.training import Case, Side
-from benchmarks.programs import bench
+from benchmarks.programs import bench_rates
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import options
 
@@ -66,6 +67,7 @@ def measure(case: Case, folder: Path, turns: int, seconds: float, peers: Sequenc
     """Both programs and every peer, in turns."""
     programs = {lag: compose(case, folder, lag) for lag in (0, 1)}
     ours: dict[int, list[float]] = {lag: [] for lag in programs}
+    shares: dict[str, list[float]] = {part: [] for part in ("collection", "advantages", "training")}
     with ExitStack() as stack:
         sides = {
             (peer, threads): stack.enter_context(Side(peer, dataclasses.replace(case, threads=threads), PEERS[peer]))
@@ -75,7 +77,11 @@ def measure(case: Case, folder: Path, turns: int, seconds: float, peers: Sequenc
         theirs: dict[Any, list[float]] = {key: [] for key in sides}
         for _ in range(turns):
             for lag, program in programs.items():
-                ours[lag].append(bench(program, "--bench-seconds", seconds))
+                found = bench_rates(program, "--bench-seconds", seconds)
+                ours[lag].append(float(found["measured_eps"]))
+                times = found["iteration"]["measured_us"]
+                for part in shares if lag == 0 else ():
+                    shares[part].append(100.0 * times[part] / times["iteration"])
             for key, side in sides.items():
                 if side.reason:
                     continue
@@ -90,6 +96,8 @@ def measure(case: Case, folder: Path, turns: int, seconds: float, peers: Sequenc
             for lag, name in ((0, ""), (1, ", collecting during training")):
                 values = [] if side.reason else theirs[best]
                 yield Row.of(f"{case.title}{name}", "steps/s", "higher", ours[lag], side.name, values, side.reason)
+        for part, found_shares in shares.items():
+            yield Row.of(f"{case.title}: share of {part}", "%", "lower", found_shares)
 
 
 def measure_all(

@@ -267,8 +267,7 @@ class Telemetry:
         collecting_s = sum(actor.spent.get("collect", 0.0) for actor in self._actors.values())
         seconds = {
             "Actors": collecting_s / max(1, len(self._actors)),
-            "Replay Manager": spent["sampling"] + spent["update"],
-            "Data Storage": spent["gather"] + spent[INSERTION],
+            **self._data_s(spent),
             "Learner": spent["training"],
         }
         if not self._serial:
@@ -280,6 +279,15 @@ class Telemetry:
         passed = max(now - since, 1e-9)
         busy = {name: min(1.0, max(0.0, (value - before[name]) / passed)) for name, value in seconds.items()}
         return Activity(busy, self.levels())
+
+    def _data_s(self, spent: Mapping[str, float]) -> dict[str, float]:
+        """Seconds so far of what is between the actors and the Learner."""
+        if self._worker is not None and "advantages" in self._worker.seconds():
+            return {"Advantages": spent["advantages"]}
+        return {
+            "Replay Manager": spent["sampling"] + spent["update"],
+            "Data Storage": spent["gather"] + spent[INSERTION],
+        }
 
     def scalars(self) -> dict[str, float]:
         """Columns for the run's log: busy shares and fill levels, from 0 to 1."""
