@@ -28,6 +28,7 @@ from pearl.rollout.columns import ENDED, GOES_ON, NO_STEP, last_value_field, rol
 from pearl.rollout.preparation import RolloutPreparation
 from pearl.rollout.vtrace import vtrace
 from pearl.runtime import DataCollectionQueue
+from pearl.runtime.evaluation import evaluate
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, check_minibatches
 
 SHORT = "ShortCartPole-v0"
@@ -200,6 +201,36 @@ def test_native_and_torch_actors_collect_the_same() -> None:
         np.testing.assert_array_equal(message[name], other[name], err_msg=name)
     for name in ("log_prob", "value", "last_value"):
         np.testing.assert_allclose(message[name], other[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class Offset(gym.Env[np.ndarray, np.ndarray]):
+    """Its choices are counted from 1 and from 5; it refuses others."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, 5])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self._steps += 1
+        return np.zeros(2, np.float32), 1.0, self._steps == 4, False, {}
+
+
+gym.register("Offset-v0", Offset)
+
+
+def test_choices_that_are_not_counted_from_zero_reach_the_environment() -> None:
+    actor, trainer, message, _queue = actor_of("Offset-v0", 9)
+    actor.collect(message)
+    action = rows(message, "action", 9)
+    assert action.min() == 0
+    assert action.reshape(-1, 2).max(axis=0).tolist() == [1, 2], "the Learner counts from 0"
+    found = evaluate(trainer, ActorSpec("Offset-v0"), 3, seed=1)
+    assert found is not None
+    assert found.returns.tolist() == [4.0] * 3
 
 
 # --- preparation ---

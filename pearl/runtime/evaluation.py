@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from pearl.actors.actor import first_action
 from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike, policy_snapshot, policy_tensors, set_evaluation_mode
@@ -160,7 +161,7 @@ def _play(
     left[: episodes % count] += 1
     envs = made.first(count)
     actions, observations = envs[0].action_space, envs[0].observation_space
-    first_action = int(actions.start) if isinstance(actions, spaces.Discrete) else None
+    first, is_number = first_action(actions), isinstance(actions, spaces.Discrete)
     obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
     for number, env in enumerate(envs):
         obs[number], _ = env.reset(seed=seed + number)
@@ -174,7 +175,7 @@ def _play(
         chosen = act(obs[playing])
         for number, action in zip(playing.tolist(), chosen, strict=True):
             # Of whole numbers Python's own, which environments check in a third of the time.
-            taken = action if first_action is None else int(action) + first_action
+            taken = int(action) + first if is_number else action + first if isinstance(first, np.ndarray) else action
             obs[number], reward, terminated, truncated, _ = envs[number].step(taken)
             running[number] += float(reward)
             length[number] += 1
