@@ -59,9 +59,10 @@ TASKS = (
         "CartPole-v1",
         475.0,
         5,
-        ("dqn_cartpole",),
+        ("dqn_cartpole", "ppo_cartpole"),
         (
             Peer("Stable-Baselines3 DQN, RL Zoo settings", "sb3_solve", ("--algorithm", "dqn")),
+            Peer("Stable-Baselines3 PPO, RL Zoo settings", "sb3_solve", ("--algorithm", "ppo")),
             Peer("CleanRL-style DQN", "cleanrl_dqn", limit_s=60.0),
         ),
     ),

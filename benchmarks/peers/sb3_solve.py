@@ -8,11 +8,12 @@ import numpy as np
 import stable_baselines3 as sb3
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 
 from benchmarks.peers.solving import INTERVAL, Examiner, parse
 
-# RL Zoo's hyperparameters of dqn CartPole-v1, sac Pendulum-v1 and td3 Pendulum-v1; the rest is Stable-Baselines3's own.
+# RL Zoo's hyperparameters of dqn and ppo CartPole-v1, sac Pendulum-v1 and td3 Pendulum-v1; the rest is Stable-Baselines3's own.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {
         "steps": 50_000,
@@ -27,6 +28,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "exploration_fraction": 0.16,
         "exploration_final_eps": 0.04,
         "policy_kwargs": {"net_arch": [256, 256]},
+    },
+    "ppo": {
+        "steps": 100_000,
+        "n_envs": 8,
+        "n_steps": 32,
+        "batch_size": 256,
+        "gae_lambda": 0.8,
+        "gamma": 0.98,
+        "n_epochs": 20,
+        "ent_coef": 0.0,
+        "learning_rate": lambda left: left * 1e-3,
+        "clip_range": lambda left: left * 0.2,
     },
     "sac": {"steps": 20_000, "learning_rate": 1e-3},
     "td3": {
@@ -65,8 +78,11 @@ def main() -> None:
     if scale := NOISE.get(options.algorithm):
         size = examiner.envs.single_action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, scale))
-    kinds: dict[str, Any] = {"dqn": sb3.DQN, "sac": sb3.SAC, "td3": sb3.TD3}
-    model = kinds[options.algorithm]("MlpPolicy", options.environment, seed=options.seed, device="cpu", **settings)
+    kinds: dict[str, Any] = {"dqn": sb3.DQN, "ppo": sb3.PPO, "sac": sb3.SAC, "td3": sb3.TD3}
+    envs: Any = options.environment
+    if "n_envs" in settings:
+        envs = make_vec_env(options.environment, n_envs=settings.pop("n_envs"), seed=options.seed)
+    model = kinds[options.algorithm]("MlpPolicy", envs, seed=options.seed, device="cpu", **settings)
     model.learn(steps, callback=_Examination(examiner))
 
 
