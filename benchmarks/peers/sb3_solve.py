@@ -13,7 +13,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from benchmarks.peers.solving import INTERVAL, Examiner, parse
 
-# RL Zoo's hyperparameters of dqn and ppo CartPole-v1, sac Pendulum-v1 and td3 Pendulum-v1; the rest is Stable-Baselines3's own.
+# RL Zoo's hyperparameters of dqn and ppo CartPole-v1, sac and td3 Pendulum-v1; the rest is Stable-Baselines3's own.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {
         "steps": 50_000,
