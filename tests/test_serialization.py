@@ -20,7 +20,7 @@ from composer.calibration import CalibrationStore
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_learner import LearnerBuild, ReportedLearner
 from composer.fpga.reported_replay import ReportedReplay
-from composer.matrix import AssignmentMatrix, Measurement
+from composer.matrix import NOT_MEASURED, AssignmentMatrix, Measurement
 from composer.placement import Placement
 from pearl.errors import ConfigurationError
 
@@ -51,9 +51,8 @@ READERS: dict[str, tuple[Callable[[Path], str], Callable[[str, Path], str]]] = {
 def plain(value: Any) -> Any:
     """Numbers as floats, the order of lists of records as it is, sources and defaults left out."""
     if isinstance(value, dict):
-        return {
-            k: plain(v) for k, v in value.items() if v not in (None, [], 0, 0.0, 1, False, "torch") and k != "source"
-        }
+        defaults = (None, [], 0, 0.0, 1, False, "torch", {"reason": NOT_MEASURED.reason})
+        return {k: plain(v) for k, v in value.items() if v not in defaults and k != "source"}
     if isinstance(value, list):
         return [plain(item) for item in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
