@@ -1,7 +1,8 @@
 """PPO: environment steps collected and trained on per second, by composed programs and by other frameworks.
 
 Ours is the program that the composer writes, run with `--bench` on all cores: collecting and training in turn, with two
-Actors; and with `policy_lag=1`, where the next rollout is collected during training, in rows that say so. The peers
+Actors (one, where the environment steps all its copies at once); and with `policy_lag=1`, where the next rollout is
+collected during training, in rows that say so. The peers
 collect and train in one process, with torch on one thread and on all cores: the faster one is the row. Same networks,
 rollouts, minibatches and epochs; all take turns. The rows of shares tell how much of an iteration of our program (in
 turn) is collecting, GAE and training, as Table I of HEPPO-GAE does for another implementation on another machine.
@@ -44,7 +45,8 @@ def compose(case: Case, folder: Path, lag: int) -> Path:
 
     composer = Composer(progress=False, calibration=folder / "calibration.json")
     how = "vector_entry_point" if case.vector else "sync"
-    composer.set_actors(ACTORS, env=case.environment, envs_per_actor=case.envs // ACTORS, vectorization=how)
+    actors = 1 if case.vector else ACTORS
+    composer.set_actors(actors, env=case.environment, envs_per_actor=case.envs // actors, vectorization=how)
     composer.set_train_function(learner=PPO, hidden_sizes=case.hidden)
     composer.set_rollout(horizon=case.slots // case.envs, epochs=case.epochs, policy_lag=lag)
     composer.set_training(batch_size=case.batch)
@@ -118,7 +120,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this; writes nothing")
     arguments = parser.parse_args()
-    turns, seconds = (2, 1.0) if arguments.quick else (5, 3.0)
+    turns, seconds = (2, 1.0) if arguments.quick else (4, 2.0)
     cases = [case for case in CASES if arguments.only in case.title]
     with tempfile.TemporaryDirectory() as scratch:
         rows = shown(measure_all(cases, turns, seconds, arguments.peers, Path(scratch)))
