@@ -512,7 +512,8 @@ class Composer:
         """`runtime_gen` for a trainer that learns from rollouts, but for what it says."""
         choice, env = made.placement.choice, made.problem.actors.env
         advantages, learner = advantages or choice.advantages, learner or choice.learner
-        placement = made.placement.with_choice(advantages.device, learner.device, learner.implementation)
+        chosen = (advantages.device, learner.device, learner.implementation, learner.threads)
+        placement = made.placement.with_choice(*chosen)
         source = RolloutSource(
             path=path,
             placement=placement,

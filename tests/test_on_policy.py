@@ -409,7 +409,9 @@ def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> P
     assert RolloutPlacement.from_json(composer.placement.to_json()) == composer.placement
     assert "GAE" in str(composer.matrix)
     assert {c.learner.implementation for c in composer.placement.candidates} == {"native", "torch"}
-    with pytest.raises(PlacementError, match="native Learner on cpu0"):
+    other = composer.placement.with_choice("cpu0", "cpu0", "native", threads=2).choice.learner
+    assert (other.implementation, other.threads) == ("native", 2)
+    with pytest.raises(PlacementError, match="native Learner on cpu0 with"):
         composer.placement.with_choice("cpu0", "cpu0", "sycl")
     return composer.runtime_gen(advantages, learner, folder / "program.py", timesteps=1500)
 

@@ -27,7 +27,7 @@ LearnerColumn: TypeAlias = "LearnerCell | MissingCell"
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """One device: GAE, and every implementation of the Learner that was measured, the fastest first.
+    """One device: GAE, and every implementation and number of threads of the Learner, the fastest first.
 
     The step of a LearnerCell is all training on one rollout: all epochs of minibatches.
     """

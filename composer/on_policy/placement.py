@@ -77,7 +77,9 @@ class RolloutCandidate:
     @property
     def text(self) -> str:
         """Where both are, in words."""
-        return f"GAE on {self.advantages.device}, {self.learner.implementation} Learner on {self.learner.device}"
+        learner = self.learner
+        where = f"{learner.implementation} Learner on {learner.device} with {learner.threads} thread(s)"
+        return f"GAE on {self.advantages.device}, {where}"
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,19 @@ class RolloutPlacement:
         how = "while the next rollout is collected" if self.policy_lag else "in turn with collecting"
         return f"each transition counted once, training {how}"
 
-    def with_choice(self, advantages: str, learner: str, implementation: str) -> RolloutPlacement:
-        """The same with another candidate as choice; PlacementError if there is none such."""
-        for candidate in self.candidates:
-            found = candidate.advantages.device, candidate.learner.device, candidate.learner.implementation
-            if found == (advantages, learner, implementation):
-                return self.choosing(candidate)
+    def with_choice(
+        self, advantages: str, learner: str, implementation: str, threads: int | None = None
+    ) -> RolloutPlacement:
+        """The same with another candidate as choice: one with so many threads if there is one, else the fastest.
+
+        PlacementError if no candidate has these devices and this implementation.
+        """
+        wanted = (advantages, learner, implementation)
+        found = [
+            c for c in self.candidates if (c.advantages.device, c.learner.device, c.learner.implementation) == wanted
+        ]
+        if found:
+            return self.choosing(next((c for c in found if c.learner.threads == threads), found[0]))
         raise PlacementError(
             f"The placement has no candidate with GAE on {advantages} and the {implementation} Learner on {learner}. "
             f"It has: {'; '.join(candidate.text for candidate in self.candidates)}."

@@ -50,7 +50,7 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         self.report(f"profiling {device.name}")
         advantages = self._advantages(device)
         wanted = self._implementations(device)
-        cells = [self._learner(device, name, made) for name, made in wanted.items()]
+        cells = [cell for name, made in wanted.items() for cell in self._learner(device, name, made)]
         if not cells:
             cells = [MissingCell(f"no Learner of rollouts for {device.backend} in this version")]
         cells.sort(key=lambda cell: cell.step.value_us if isinstance(cell, LearnerCell) else float("inf"))
@@ -154,10 +154,10 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             name: made for name, made in here.items() if name in self._known_implementations and name not in unsupported
         }
 
-    def _learner(self, device: Device, name: str, made: RolloutLearnerImplementation) -> LearnerColumn:
-        """The cell with the fastest number of threads."""
+    def _learner(self, device: Device, name: str, made: RolloutLearnerImplementation) -> list[LearnerColumn]:
+        """A cell for each number of threads: which is the fastest beside Actors, only a program shows."""
         p = self.problem
-        cells: list[LearnerCell] = []
+        cells: list[LearnerColumn] = []
         for threads in powers_of_two(self._most_threads(device)):
             parameters: dict[str, Any] = {
                 "implementation": name,
@@ -173,9 +173,9 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
                     key, ("step",), functools.partial(self._measure_learner, made, device, threads), device
                 )
             except (CapacityError, DeviceError) as error:
-                return self._failed(device, error)
+                return [self._failed(device, error)]
             cells.append(LearnerCell(found["step"], threads, implementation=name))
-        return min(cells, key=lambda cell: cell.step.value_us)
+        return cells
 
     def _most_threads(self, device: Device) -> int:
         """All cores while the actors wait; else those without an actor."""
