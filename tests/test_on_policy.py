@@ -434,6 +434,7 @@ def test_a_program_trains_and_resumes(program: Path) -> None:
     assert first["gradient_steps"] == 640 // 64 * 2 * 2, "10 rollouts of 64 rows, 2 epochs of 2 minibatches"
     assert first["replay_ratio"] == 2.0
     assert first["rollout"]["memory"]["bytes"] == 8 * 64
+    assert first["rollout"]["policy_lag"] == 0
     assert set(first["iteration"]["measured_us"]) >= {"collection", "advantages", "training", "iteration"}
     trained(program, "--run-dir", str(run_dir), "--eval-episodes", "0", "--timesteps", "960", "--resume")
     again = summary(program, "trained")
@@ -471,7 +472,9 @@ def test_collecting_goes_on_during_training_with_a_lag_of_one(
     path = composer.runtime_gen(*composer.run(), tmp_path / "lagging.py", timesteps=1500)
     assert "policy_lag=1" in path.read_text()
     trained(path, "--run-dir", str(tmp_path / "run"), "--eval-episodes", "0", "--timesteps", "960")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["gradient_steps"] == 960 // 64 * 4
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert found["gradient_steps"] == 960 // 64 * 4
+    assert found["rollout"]["policy_lag"] == 1
 
 
 def test_a_composition_file_has_a_table_of_rollouts(tmp_path: Path, quick_profiles: None) -> None:

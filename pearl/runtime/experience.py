@@ -149,10 +149,13 @@ class ReplayExperience:
 
 
 class RolloutExperience:
-    """Rollouts: nothing of them outlives a step, but the statistics by which rewards are standardised do."""
+    """Rollouts: nothing of them outlives a step, but the statistics by which rewards are standardised do.
 
-    def __init__(self, preparation: RolloutPreparation) -> None:
-        self._preparation = preparation
+    `most_lag` returns by how many updates a rollout's policy was behind at most when it was trained on.
+    """
+
+    def __init__(self, preparation: RolloutPreparation, most_lag: Callable[[], int]) -> None:
+        self._preparation, self._most_lag = preparation, most_lag
 
     def state(self) -> tuple[Arrays, Scalars]:
         """The statistics."""
@@ -184,8 +187,9 @@ class RolloutExperience:
         return {f"rollout/{name}": value for name, value in self._preparation.report().items()}
 
     def summary(self) -> dict[str, object]:
-        """The same, and the memory of a rollout."""
-        return {"rollout": {**self._preparation.report(), "memory": self._preparation.memory()}}
+        """The same, the policy's lag, and the memory of a rollout."""
+        found = {**self._preparation.report(), "policy_lag": self._most_lag()}
+        return {"rollout": {**found, "memory": self._preparation.memory()}}
 
 
 def _check_rows(columns: Mapping[str, Any], replay: Mapping[str, Any], size: int, where: Path) -> None:

@@ -60,8 +60,9 @@ class RolloutSession(Run):
             ratio=ratio,
             bench=Benchmark(options, ratio, ratio, actors.count) if options.bench else None,
         )
-        self._rollouts = 0
+        self._rollouts = self._most_lag = 0
         self._held: Sequence[DataCollectionQueue] = ()
+        self._learner: RolloutWorker | None = None
 
     def _columns(self) -> TransitionSpec:
         return rollout_columns(self.observation_space, self.action_space)
@@ -98,7 +99,13 @@ class RolloutSession(Run):
             "rollout": f"{spec.horizon} steps of {self.actors.env_count} environments",
             "reward_standardization": spec.reward_standardization,
         }
-        self._begin(RolloutExperience(preparation), None, identity)
+        self._begin(RolloutExperience(preparation, lambda: self._most_lag), None, identity)
+
+    def launch(self, worker: Worker) -> None:
+        """Start the Learner's loop in its thread; in serial mode it runs whenever the host waits."""
+        if isinstance(worker, RolloutWorker):
+            self._learner = worker
+        super().launch(worker)
 
     def _steps_per_iteration(self) -> float:
         made = self.counters.gradient_steps - self._steps_before
@@ -117,7 +124,9 @@ class RolloutSession(Run):
         buffer.take([message for message, _ in messages])
         self._held = dcqs
         for message, rows in messages:
-            self.collected(summary_of(message, rows))
+            self.collected(summary := summary_of(message, rows))
+            if self._learner is not None:
+                self._most_lag = max(self._most_lag, self._learner.version - int(summary["policy_version"][0]))
         self._flow.inserted()
         self._telemetry.inserted()
         return True
@@ -191,7 +200,7 @@ class RolloutWorker(Worker):
 
     def _publish(self) -> None:
         self._learner.write_weights(self._staging)
-        self._wsq.write(self._staging)
+        self.version = self._wsq.write(self._staging)
 
     def restarted(self) -> None:
         """Publish the newest weights."""
