@@ -2,10 +2,12 @@
 
 Ours is the program that the composer writes, run with `--bench` on all cores: collecting and training in turn, with two
 Actors (one, where the environment steps all its copies at once); and with `policy_lag=1`, where the next rollout is
-collected during training, in rows that say so. The peers
-collect and train in one process, with torch on one thread and on all cores: the faster one is the row. Same networks,
-rollouts, minibatches and epochs; all take turns. The rows of shares tell how much of an iteration of our program (in
-turn) is collecting, GAE and training, as Table I of HEPPO-GAE does for another implementation on another machine.
+collected during training, in rows that say so. The peers collect and train in one process, with torch on one thread and
+on all cores: the faster one is the row. Same networks, rollouts, minibatches and epochs; all take turns. Stable-
+Baselines3 has no form for an environment's own vector: in those rows, too, it steps the environments one by one.
+
+The rows of shares tell how much of an iteration of our program (in turn) is collecting, GAE and training, as Table I of
+HEPPO-GAE does for another implementation on another machine.
 """
 
 from __future__ import annotations
