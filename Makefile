@@ -28,7 +28,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -120,7 +120,7 @@ bench-env: $(BENCH)/.installed  ## Make .venv-bench: this project and the peers 
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements-peers.txt $(KERNELS)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja setuptools
-	$(BENCH)/bin/python -m pip install --constraint constraints.txt --no-build-isolation --config-settings build-dir=build/bench --editable '.[examples]'
+	$(BENCH)/bin/python -m pip install --constraint constraints.txt --no-build-isolation --config-settings build-dir=build/bench --editable '.[examples,mujoco]'
 	$(BENCH)/bin/python -m pip install --no-deps --requirement benchmarks/requirements-peers.txt || \
 	  grep -v '^#' benchmarks/requirements-peers.txt | xargs -n 1 $(BENCH)/bin/python -m pip install --no-deps || true
 	$(BENCH)/bin/python -m benchmarks.peers.build_torchrl || true
@@ -152,9 +152,11 @@ bench-paper: setup sycl bench-env  ## The papers' experiments that need a run; B
 bench-ppo: bench-env  ## PPO's environment steps per second against other frameworks; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.ppo $(BENCH_ARGS)
 
-bench-heppo: setup  ## HEPPO-GAE's Table III: returns of PPO's five variants; BENCH_ARGS=--quick for a look
-	$(BIN)/python -m pip install --constraint constraints.txt imageio mujoco
-	$(BIN)/python -m benchmarks.heppo $(BENCH_ARGS)
+bench-ppo-curves: bench-env  ## PPO's learning curves beside Stable-Baselines3's; about an hour and a half, goes on where it was
+	$(BENCH)/bin/python -m benchmarks.ppo_curves $(BENCH_ARGS)
+
+bench-heppo: bench-env  ## HEPPO-GAE's Table III: returns of PPO's five variants; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.heppo $(BENCH_ARGS)
 
 bench-prefetch: setup  ## Setting 2 with the next batch drawn on another thread; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.prefetch $(BENCH_ARGS)

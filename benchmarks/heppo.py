@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.intervals import interquartile_mean, interval
 from benchmarks.programs import run_program
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import options
@@ -45,7 +46,6 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 }
 ENVIRONMENTS = ("HalfCheetah-v5", "Hopper-v5")
 EPISODES = 20
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -86,23 +86,10 @@ def compose(environment: str, settings: dict[str, Any], path: Path) -> Path:
     return composer.runtime_gen(advantages, learner, path, timesteps=300_000)
 
 
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the middle half along the last axis, with the shares of the values at its ends."""
-    ranked = np.sort(values, axis=-1)
-    n = ranked.shape[-1]
-    edges = np.arange(n + 1) / n
-    share = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
-    found: np.ndarray = ranked @ (share / share.sum())
-    return found
-
-
 def row(case: str, ours: Sequence[float], theirs: Sequence[float]) -> Row:
-    """Interquartile means of both, and the bootstrap interval of ours."""
-    rng, sample = np.random.default_rng(0), np.asarray(ours)
-    again = interquartile_mean(sample[rng.integers(len(sample), size=(RESAMPLES, len(sample)))])
-    low, high = (float(v) for v in np.percentile(again, (2.5, 97.5)))
-    middle, other = float(interquartile_mean(sample)), float(interquartile_mean(np.asarray(theirs)))
-    return Row(case, middle, "return", "higher", (low, high), len(sample), "experiment 1", other)
+    """Interquartile means of both, and the interval of ours."""
+    middle, other = (float(interquartile_mean(np.asarray(scores))) for scores in (ours, theirs))
+    return Row(case, middle, "return", "higher", interval(ours), len(ours), "experiment 1", other)
 
 
 def measure(environments: Sequence[str], seeds: Sequence[int], steps: int, folder: Path) -> Iterator[Row]:

@@ -325,11 +325,7 @@ class Composer:
 
         Some may turn out not to be needed, and others may be needed. Raises as `run` does.
         """
-        if self.learns_from_rollouts:
-            raise ConfigurationError(
-                "Which measurements a composition with rollouts lacks is not known in advance: compose it, which "
-                "measures them."
-            )
+        self._refuse_rollouts()
         budget, planner = Budget.of(budget_s), self._prepare(Planner)
         self._place(planner, self._decision(planner)[0], planner.matrix(), budget)
         return frozenset(planner.missing)
@@ -341,6 +337,7 @@ class Composer:
 
         Raises ConfigurationError for a size that `set_training` or `set_replay` would refuse, or before `set_replay`.
         """
+        self._refuse_rollouts()
         if self._replay is None:
             raise ConfigurationError("Composer.resized() needs set_replay(size) to be called first.")
         other = copy.copy(self)
@@ -351,6 +348,13 @@ class Composer:
         changed: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
         other._replay = dataclasses.replace(self._replay, **changed)
         return other
+
+    def _refuse_rollouts(self) -> None:
+        if self.learns_from_rollouts:
+            raise ConfigurationError(
+                f"{_made(self._trainer_class, 'trainer').__name__} learns from rollouts. Its measurements cannot be "
+                "made in advance for a family of sizes: compose it (`pearl compose`, or run()), which makes them."
+            )
 
     def runtime_gen(
         self,
@@ -526,6 +530,7 @@ class Composer:
             run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
             until_return=check_goal(reward_threshold(env) if until_return is None else until_return),
             run_options=run_options,
+            power=power_plan(self.platform, placement),
         )
         generate_rollouts(source, {device.name: device for device in self.platform.devices})
         composition_file(path).unlink(missing_ok=True)  # of an earlier program of this name
@@ -752,16 +757,16 @@ class Composer:
             logger.info("%s.", note)
             self._say(note)
         problem = Problem(
-            self._trainer_class,
-            self._settings,
-            observation_space,
-            action_space,
-            transition,
-            self._replay,
-            train,
-            self._actors,
-            self._implementation,
-            self._imported_from,
+            trainer_class=self._trainer_class,
+            settings=self._settings,
+            observation_space=observation_space,
+            action_space=action_space,
+            transition=transition,
+            replay=self._replay,
+            train=train,
+            actors=self._actors,
+            implementation=self._implementation,
+            imported_from=self._imported_from,
         )
         check_problem(problem)
         return problem

@@ -447,6 +447,20 @@ class Placement:
         return self.learners[0]
 
     @property
+    def text(self) -> str:
+        """Where the primitives are, in words."""
+        return (
+            f"Replay Manager on {self.replay_manager}, {self.implementation} Learner on {self.learner}, "
+            f"Data Storage on {self.storage}"
+        )
+
+    @property
+    def routes(self) -> tuple[tuple[str, str], ...]:
+        """Between which devices messages pass, host included."""
+        i, j = self.chosen.pair
+        return (self.host, i), (self.host, j), (i, j)
+
+    @property
     def storage_option(self) -> StorageOption:
         """The Data Storage's device and its traffic."""
         return next(option for option in self.chosen.storage if option.device == self.storage)

@@ -11,9 +11,9 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from composer.matrix import AssignmentMatrix, StatedPower
-from composer.placement import Placement
 from composer.platform import Platform
 from pearl.devices.description import Device
 from pearl.runtime.power import PoweredDevice, PowerPlan
@@ -51,19 +51,27 @@ def power_of(platform: Platform, used: Collection[str], routes: Iterable[tuple[s
     return PlacementPower(total, idle, tuple(missing), tuple(unstated))
 
 
-def power_plan(platform: Platform, placement: Placement) -> PowerPlan:
+class Placed(Protocol):
+    """A placement, as far as its power goes."""
+
+    @property
+    def routes(self) -> tuple[tuple[str, str], ...]:
+        """The routes (source, target) of its messages; every device in use is an end of one."""
+
+
+def power_plan(platform: Platform, placement: Placed) -> PowerPlan:
     """The devices of the machine with their stated power, for the program of the placement."""
-    host, (i, j) = placement.host, placement.chosen.pair
+    names = set(itertools.chain.from_iterable(placement.routes))
     used: list[PoweredDevice] = []
     idle: list[PoweredDevice] = []
     for group in platform.silicon:
         shown = next((device for device in group if not device.shares_with), group[0])
         plain = PoweredDevice(shown.name, shown.kind, shown.backend, shown.selector)
-        if at_work := [device for device in group if device.name in (host, i, j)]:
+        if at_work := [device for device in group if device.name in names]:
             used.append(dataclasses.replace(plain, active_watts=_active_watts(platform, group, at_work)))
         else:
             idle.append(dataclasses.replace(plain, idle_watts=_highest(group, _idle)))
-    return PowerPlan(tuple(used), tuple(idle), _link_watts(platform, ((host, i), (host, j), (i, j))))
+    return PowerPlan(tuple(used), tuple(idle), _link_watts(platform, placement.routes))
 
 
 def with_rates(matrix: AssignmentMatrix, platform: Platform, batch_size: int) -> AssignmentMatrix:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,48 +14,13 @@ from pearl.replay.synthetic import random_transitions
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 
-class TrainingProblem(Protocol):
-    """What measuring needs of a problem, with a replay or with rollouts."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingProblem:
+    """The user's trainer, spaces, actors and schedule, which problems with a replay and with rollouts share.
 
-    @property
-    def trainer_class(self) -> type:
-        """The trainer class."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Its settings."""
-
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """Of one environment."""
-
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """Of one environment."""
-
-    @property
-    def transition(self) -> TransitionSpec:
-        """The columns of actors' messages."""
-
-    @property
-    def train(self) -> TrainSpec:
-        """The schedule."""
-
-    @property
-    def imported_from(self) -> str | None:
-        """The module from which a program imports the trainer class, if not the one that defines it."""
-
-    @property
-    def actors(self) -> ActorSpec:
-        """The actors."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The user's trainer, spaces, replay, actors and schedule.
-
-    `implementation` names the Learner's, or "auto" for all that can train the trainer. `imported_from` names the module
-    from which a program imports the trainer class, if not the module that defines it.
+    `transition` has the columns of the actors' messages. `implementation` names the Learner's, or "auto" for all that
+    can train the trainer. `imported_from` names the module from which a program imports the trainer class, if not the
+    module that defines it.
     """
 
     trainer_class: type
@@ -63,11 +28,17 @@ class Problem:
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     transition: TransitionSpec
-    replay: ReplaySpec
     train: TrainSpec
     actors: ActorSpec
     implementation: str = AUTO
     imported_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(TrainingProblem):
+    """A problem with a replay."""
+
+    replay: ReplaySpec
 
     @property
     def insertions(self) -> int:

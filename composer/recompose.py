@@ -14,16 +14,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from composer.codegen.program import is_edited, placed_text
+from composer.codegen.program import is_edited
 from composer.composer import Composer
+from composer.on_policy.composition import ROLLOUT_TRAINING
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, PearlError
 from pearl.runtime.launch import run_command, shown
 from pearl.runtime.recomposition import ComposerInputs, Request, become
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
+from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 logger = logging.getLogger("pearl.composer")
 
+_DATA = {"REPLAY": ReplaySpec, "ROLLOUT": RolloutSpec}
 _NUMBERED = re.compile(r"_recomposed_\d+$")
 
 
@@ -39,25 +41,26 @@ class Recomposed:
 def recompose(program: Path, defaults: Mapping[str, Any] | None = None, *, progress: bool = True) -> Recomposed:
     """Measure anew for the generated `program`, place again, and write a new program next to it.
 
-    The program is imported, not run: its trainer class, ACTORS, REPLAY, TRAIN, SETTINGS and ComposerInputs count, also
-    as edited. No measurement of the calibration store is used; the new ones replace them there. `defaults` are
-    arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what
+    The program is imported, not run: its trainer class, ACTORS, REPLAY or ROLLOUT, TRAIN, SETTINGS and ComposerInputs
+    count, also as edited. No measurement of the calibration store is used; the new ones replace them there. `defaults`
+    are arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what
     composing raises.
     """
     module = _imported(program)
     inputs, trainer = _composer_inputs(module, program)
     if is_edited(program):
         logger.warning(
-            "%s was edited since it was composed. The new program has its ACTORS, REPLAY, TRAIN and SETTINGS, but no "
+            "%s was edited since it was composed. The new program has its ACTORS, %s, TRAIN and SETTINGS, but no "
             "other edits.",
             program.name,
+            _data_of(module),
         )
     composer = Composer(progress=progress, remeasure=True)
     _describe(composer, module, inputs, trainer, program.parent)
     composer.run()
     path = _next_name(program)
     composer.runtime_gen(path=path, **(defaults or {}))
-    return Recomposed(path, inputs.placed, placed_text(composer.placement))
+    return Recomposed(path, inputs.placed, composer.placement.text)
 
 
 def _imported(program: Path) -> ModuleType:
@@ -77,7 +80,8 @@ def _imported(program: Path) -> ModuleType:
 
 def _composer_inputs(module: ModuleType, program: Path) -> tuple[ComposerInputs, type]:
     inputs = getattr(getattr(module, "PROGRAM", None), "composer_inputs", None)
-    expected = {"ACTORS": ActorSpec, "REPLAY": ReplaySpec, "TRAIN": TrainSpec, "SETTINGS": dict}
+    data = _data_of(module)
+    expected = {"ACTORS": ActorSpec, data: _DATA[data], "TRAIN": TrainSpec, "SETTINGS": dict}
     wrong = [name for name, kind in expected.items() if not isinstance(getattr(module, name, None), kind)]
     trainer = getattr(module, inputs.trainer, None) if isinstance(inputs, ComposerInputs) else None
     if not isinstance(inputs, ComposerInputs) or not isinstance(trainer, type) or wrong:
@@ -89,13 +93,18 @@ def _composer_inputs(module: ModuleType, program: Path) -> tuple[ComposerInputs,
     return inputs, trainer
 
 
+def _data_of(module: ModuleType) -> str:
+    """What the program calls the data that it trains on."""
+    return "ROLLOUT" if hasattr(module, "ROLLOUT") else "REPLAY"
+
+
 def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, trainer: type, folder: Path) -> None:
     """Tell the composer what it was told when it composed the program."""
     if inputs.devices:
         composer.set_device_file(_from(folder, inputs.devices))
         composer.set_connection_file(_from(folder, inputs.connections))
     composer.set_opt_metric(inputs.metric)
-    actors, replay, train = _values(module.ACTORS), _values(module.REPLAY), _values(module.TRAIN)
+    actors, train = _values(module.ACTORS), _values(module.TRAIN)
     composer.set_actors(actors.pop("count"), **actors)
     composer.set_train_function(
         trainer,
@@ -103,6 +112,11 @@ def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, tr
         imported_from=inputs.imported_from,
         **module.SETTINGS,
     )
+    if _data_of(module) == "ROLLOUT":
+        composer.set_rollout(**_values(module.ROLLOUT))
+        composer.set_training(**{name: train[name] for name in ROLLOUT_TRAINING})
+        return
+    replay = _values(module.REPLAY)
     composer.set_replay(replay.pop("capacity"), **{**replay, "fanout": inputs.fanout})
     composer.set_training(**{**train, "priority_update_delay": inputs.priority_update_delay})
 

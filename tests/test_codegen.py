@@ -105,14 +105,14 @@ def source(
 ) -> ProgramSource:
     observations, actions = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
     problem = Problem(
-        trainer,
-        settings or {},
-        observations,
-        actions,
-        TransitionSpec.from_spaces(observations, actions),
-        replay_spec or ReplaySpec(100_000),
-        TrainSpec(),
-        actors or ActorSpec("CartPole-v1", count=4),
+        trainer_class=trainer,
+        settings=settings or {},
+        observation_space=observations,
+        action_space=actions,
+        transition=TransitionSpec.from_spaces(observations, actions),
+        replay=replay_spec or ReplaySpec(100_000),
+        train=TrainSpec(),
+        actors=actors or ActorSpec("CartPole-v1", count=4),
     )
     values: dict[str, Any] = {
         "path": TESTS / "programs" / "cartpole.py",

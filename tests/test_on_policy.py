@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,21 @@ import numpy as np
 import pytest
 import torch
 from programs import ONE_CPU, run, write_csv_pair
+from torch import nn
 from trainers import TinyPPO
 
 from composer import Composer
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
+from composer.recompose import recompose
 from composer.spec_file import load_spec
 from pearl.actors.actor import ActorSetup
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.rollout_actor import RolloutActor
 from pearl.algorithms import A2C, DQN, PPO, make_trainer
-from pearl.errors import ConfigurationError, EnvError, PlacementError, TrainerError
+from pearl.backends.sycl.device import sycl_availability
+from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
 from pearl.rollout import NumpyGae, RunningStatistics, quantized
 from pearl.rollout.columns import ENDED, GOES_ON, NO_STEP, last_value_field, rollout_columns
 from pearl.rollout.preparation import RolloutPreparation
@@ -40,6 +45,7 @@ gym.register(
     kwargs={"max_episode_steps": 5},
 )
 ENVS = 3
+EMULATOR = sycl_availability(EMULATOR_SELECTOR)
 
 
 def spaces_of(env: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
@@ -66,6 +72,24 @@ def rows(message: Any, name: str, horizon: int, envs: int = ENVS) -> np.ndarray:
     column = message[name][: horizon * envs]
     found: np.ndarray = column.reshape(horizon, envs, *column.shape[1:])
     return found
+
+
+# --- first weights ---
+
+
+def test_weights_begin_orthogonal_or_as_torch_makes_them() -> None:
+    observations, actions = spaces_of("Pendulum-v1")
+    made = {}
+    for orthogonal in (True, False):
+        trainer = make_trainer(PPO, observations, actions, settings={"orthogonal": orthogonal})
+        made[orthogonal] = [module for module in trainer.networks.policy.modules() if isinstance(module, nn.Linear)]
+        assert read_policy(trainer) is not None
+    square = made[True][1].weight.detach()
+    torch.testing.assert_close(square @ square.T, 2.0 * torch.eye(len(square)), atol=1e-4, rtol=0)
+    assert float(made[True][-1].weight.detach().norm()) == pytest.approx(0.01, rel=1e-4)
+    assert not any(layer.bias.any() for layer in made[True])
+    assert made[False][-1].weight.norm() > 0.1
+    assert all(layer.bias.any() for layer in made[False])
 
 
 # --- actors ---
@@ -526,8 +550,80 @@ def test_gae_has_a_cell_on_every_device(tmp_path: Path, quick_profiles: None) ->
     assert board.source == "modelled"
     # Two environments for each of two elements, 64 steps and the latency each, at 300 MHz; two messages of 2 us.
     assert board.value_us == pytest.approx(2 * (64 + 9) / 300 + 2 * 2 + (4 * 64 * 17 + 16) / 10e3, rel=0.01)
-    assert "no Learner of rollouts" in composer.matrix["board"].learners[0].reason
+    assert "the kernels for fpga devices do not train on rollouts" in composer.matrix["board"].learners[0].reason
     assert all(candidate.learner.device == "cpu0" for candidate in composer.placement.candidates)
+
+
+@pytest.mark.sycl
+@pytest.mark.skipif(not EMULATOR.ok, reason=f"no FPGA emulator: {EMULATOR.reason}")
+def test_programs_with_gae_on_any_device_train_alike(tmp_path: Path, quick_profiles: None) -> None:
+    """On SYCL's CPU device to the bit as on the CPU, on the FPGA emulator but for rounding; a board has no program."""
+    from safetensors.torch import load_file
+
+    composer = composer_of(tmp_path, horizon=16)
+    header = "name,kind,backend,selector,cores,clock_mhz,dsp,sram_kb,luts,active_watts,idle_watts"
+    rows = ["cpu0,cpu,cpu,,2,,,,,60,", "sycl0,cpu,sycl,opencl:cpu:0,2,,,,,60,"]
+    rows += [f"{name},fpga,sycl,{name},,300,5760,229000,974400,45,5" for name in ("fpga_emu", "fpga")]
+    devices, connections = tmp_path / "devices.csv", tmp_path / "connections.csv"
+    devices.write_text("\n".join([header, *rows]) + "\n")
+    links = [f"cpu0,{name},1,10" for name in ("sycl0", "fpga_emu", "fpga")]
+    connections.write_text("\n".join(["source,target,latency_us,bandwidth_gbps", *links]) + "\n")
+    composer.set_device_file(devices)
+    composer.set_connection_file(connections)
+    composer.run(budget_s=0)
+    weights = {}
+    for name in ("cpu0", "sycl0", "fpga_emu"):
+        chosen = composer.placement.with_choice(name, "cpu0", "native", threads=1).choice
+        program = composer.runtime_gen(chosen.advantages, chosen.learner, tmp_path / f"on_{name}.py", timesteps=640)
+        trained(program, "--serial", "--eval-episodes", "0", "--run-dir", str(tmp_path / name))
+        weights[name] = load_file(tmp_path / name / "weights.safetensors")
+        found = json.loads((tmp_path / name / "summary.json").read_text())
+        assert found["gradient_steps"] == 640 // 64 * 4
+        assert f'"advantages": "{name}"' in program.read_text()
+    for name, tensor in weights["cpu0"].items():
+        assert torch.equal(tensor, weights["sycl0"][name]), name
+        # Two steps of lookahead add in another order.
+        torch.testing.assert_close(weights["fpga_emu"][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+    assert 'PoweredDevice(name="cpu0"' in (tmp_path / "on_sycl0.py").read_text()
+    board = composer.placement.with_choice("fpga", "cpu0", "native").choice
+    with pytest.raises(GenerationError, match=r"fpga is an FPGA board.*No program can run there"):
+        composer.runtime_gen(board.advantages, board.learner, tmp_path / "board.py")
+
+
+def test_a_program_is_composed_again_from_its_own_values(tmp_path: Path, quick_profiles: None) -> None:
+    composer = composer_of(tmp_path, horizon=16, reward_standardization="dynamic")
+    composer.set_train_function(learner=TinyPPO, clip_range=0.3)
+    composer.set_training(batch_size=32, gamma=0.9)
+    program = composer.runtime_gen(*composer.run(), tmp_path / "program.py", timesteps=20_000)
+    made = recompose(program, progress=False)
+    values = re.compile(r"^(?:ACTORS|ROLLOUT|TRAIN|SETTINGS).*?^[)}]", re.MULTILINE | re.DOTALL)
+    assert len(values.findall(program.read_text())) == 4
+    assert values.findall(program.read_text()) == values.findall(made.program.read_text())
+    assert made.before.startswith("GAE on cpu0")
+    # Predicted to be a hundred times as fast, and nothing to compose again with: it says so and goes on.
+    text = program.read_text()
+    eps = re.search(r"predicted_eps=([\d.]+)", text)
+    assert eps is not None
+    program.write_text(text.replace(eps[0], f"predicted_eps={float(eps[1]) * 100}"))
+    (tmp_path / "devices.csv").unlink()
+    code, output = run(program, "--eval-episodes", "0", "--recompose", "--drift-seconds", "0.2")
+    assert code == 0, output
+    assert "Stopping: composing again, as for 0.2 s iterations take" in output
+    assert re.search(r"devices.csv cannot be read.*\nThe run goes on with program.py", output)
+    assert "Resumed from" in output
+
+
+def test_a_placement_is_explained(tmp_path: Path, quick_profiles: None) -> None:
+    composer = composer_of(tmp_path)
+    composer.run(budget_s=0)
+    text = " ".join(str(composer.placement.explain()).split())
+    assert "Chosen: GAE on cpu0" in text
+    assert "Not chosen: GAE on cpu0, torch Learner" in text
+    torch_wins = composer.placement.with_choice("cpu0", "cpu0", "torch")
+    assert "the choice was edited" in " ".join(str(torch_wins.explain()).split())
+    shorter = str(composer.placement.explain(pairs=0))
+    assert "Not chosen" not in shorter
+    assert "more are in the table" in shorter
 
 
 def test_a_budget_tries_programs_and_places_the_fastest(tmp_path: Path, quick_profiles: None) -> None:

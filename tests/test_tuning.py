@@ -26,14 +26,14 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 OBS, ACTIONS = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 PROBLEM = Problem(
-    TinyDQN,
-    {},
-    OBS,
-    ACTIONS,
-    TransitionSpec.from_spaces(OBS, ACTIONS),
-    ReplaySpec(1000),
-    TrainSpec(),
-    ActorSpec("CartPole-v1", envs_per_actor=8),
+    trainer_class=TinyDQN,
+    settings={},
+    observation_space=OBS,
+    action_space=ACTIONS,
+    transition=TransitionSpec.from_spaces(OBS, ACTIONS),
+    replay=ReplaySpec(1000),
+    train=TrainSpec(),
+    actors=ActorSpec("CartPole-v1", envs_per_actor=8),
 )
 PLACEMENT = place(MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS)
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import jinja2
@@ -65,15 +66,12 @@ logger = logging.getLogger("pearl.composer")
 _SEAL = "\n# As composed: sha256 "  # the last line of a program, which shows whether it was edited
 
 
-@dataclass(frozen=True)
-class ProgramSource:
-    """The input of a program. `path` is the program's own; a relative `run_dir` counts from its folder."""
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The input of any program. `path` is the program's own; a relative `run_dir` counts from its folder."""
 
     path: Path
-    placement: Placement
-    replay: ReplayConfig
-    learner: LearnerConfig
-    problem: Problem
+    problem: TrainingProblem
     device_file: Path | None
     connection_file: Path | None
     timesteps: int
@@ -81,6 +79,16 @@ class ProgramSource:
     until_return: float | None
     run_options: Mapping[str, int] = field(default_factory=dict)  # defaults of further options of the program
     power: PowerPlan = field(default_factory=PowerPlan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSource(Source):
+    """The input of a program with a replay."""
+
+    placement: Placement
+    replay: ReplayConfig
+    learner: LearnerConfig
+    problem: Problem
 
 
 def origin(*device_files: Path | None) -> str:
@@ -225,8 +233,15 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "env": documented(problem.actors.env),
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": origin(source.device_file, source.connection_file),
-        "power": {"used": _devices(source.power.used), "idle": _devices(source.power.idle)},
-        "composer_inputs": _composer_inputs(source, trainer.name),
+        "power": powered(source.power),
+        "composer_inputs": composer_inputs(
+            source,
+            trainer.name,
+            placement.text,
+            metric=placement.metric,
+            fanout=problem.replay.fanout,
+            priority_update_delay=problem.train.priority_update_delay,
+        ),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.free_eps, 1),
@@ -305,15 +320,7 @@ def _storage_factory(source: ProgramSource, devices: Mapping[str, Device]) -> Fa
     return backend_of(devices[learner]).storage(devices[learner])
 
 
-def placed_text(placement: Placement) -> str:
-    """Where the primitives of a placement are, in words."""
-    return (
-        f"Replay Manager on {placement.replay_manager}, {placement.implementation} Learner on {placement.learner}, "
-        f"Data Storage on {placement.storage}"
-    )
-
-
-def _composer_inputs(source: ProgramSource, trainer: str) -> dict[str, object]:
+def composer_inputs(source: Source, trainer: str, placed: str, **further: Any) -> dict[str, object]:
     """The arguments of the program's ComposerInputs; the last are left out where they have their default values."""
     problem, here = source.problem, source.path.resolve().parent
 
@@ -322,21 +329,23 @@ def _composer_inputs(source: ProgramSource, trainer: str) -> dict[str, object]:
 
     value = ComposerInputs(
         trainer,
-        placed_text(source.placement),
+        placed,
         devices=seen(source.device_file),
         connections=seen(source.connection_file),
-        metric=source.placement.metric,
         implementation=problem.implementation,
         imported_from=problem.imported_from,
-        fanout=problem.replay.fanout,
-        priority_update_delay=problem.train.priority_update_delay,
+        **further,
     )
     fields = dataclasses.fields(value)
     return {f.name: found for f in fields if (found := getattr(value, f.name)) != f.default}
 
 
+def powered(power: PowerPlan) -> dict[str, list[str]]:
+    """The devices of a PowerPlan, as items of its tuples in a program."""
+    return {"used": _devices(power.used), "idle": _devices(power.idle)}
+
+
 def _devices(devices: Iterable[PoweredDevice]) -> list[str]:
-    """The devices with their stated power, as items of a PowerPlan's tuples."""
     names = ("name", "kind", "backend", "selector", "idle_watts", "active_watts")
     found = []
     for device in devices:

@@ -14,16 +14,14 @@ from composer.on_policy.placement import RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
 from pearl.actors.environment import make_vector_env
 from pearl.actors.normalization import normalization_warnings
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.extract import extract_networks
 from pearl.rollout.columns import rollout_columns
 from pearl.spec import ActorSpec, NetworkSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
-# Fields of TrainSpec that mean nothing without a replay.
-_OF_REPLAY = (
-    *("replay_ratio", "learning_starts", "priority_update_delay", "n_step", "weight_sync_interval", "insertion_rows"),
-)
+ROLLOUT_TRAINING = ("batch_size", "gamma")  # fields of TrainSpec that mean something without a replay
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def refuse_replay_settings(
             f"{name} learns from rollouts of its present policy and has no replay: leave set_replay ([replay]) out. "
             "set_rollout ([rollout]) sets the horizon, the epochs and the like."
         )
-    if unused := [field for field in training if field in _OF_REPLAY]:
+    if unused := [field for field in training if field not in ROLLOUT_TRAINING]:
         raise ConfigurationError(
             f"{name} learns from rollouts: {', '.join(unused)} of set_training ([training]) would have no effect. "
             "Leave it out; batch_size (of a minibatch) and gamma remain."
@@ -91,28 +89,28 @@ def rollout_problem(
         say(warning)
     envs.close()
     trainer = make_trainer(trainer_class, observation_space, action_space, settings=dict(settings))
-    if not isinstance(trainer, Trainer):
+    if not isinstance(trainer, OnPolicyTrainer):
         raise TrainerError(
-            f"{trainer_class.__name__} must derive from pearl.algorithms.Trainer to learn from rollouts."
+            f"{trainer_class.__name__} must derive from pearl.algorithms.OnPolicyTrainer to learn from rollouts."
         )
     if inputs := trainer.describe_inputs():
         say(inputs)
     names = [f.name for f in dataclasses.fields(RolloutSpec)]
     spec = RolloutSpec(**{**{name: getattr(trainer, name) for name in names if hasattr(trainer, name)}, **rollout})
-    batch = spec.horizon * actors.env_count if trainer_class._trains_whole_rollouts else trainer.batch_size  # type: ignore[attr-defined]
+    batch = spec.horizon * actors.env_count if trainer.trains_whole_rollouts else trainer.batch_size
     train = TrainSpec(**{"batch_size": batch, "gamma": trainer.gamma, **training})
     check_minibatches(spec, actors, train)
     problem = RolloutProblem(
-        trainer_class,
-        dict(settings),
-        observation_space,
-        action_space,
-        rollout_columns(observation_space, action_space),
-        spec,
-        train,
-        actors,
-        implementation,
-        imported_from,
+        trainer_class=trainer_class,
+        settings=dict(settings),
+        observation_space=observation_space,
+        action_space=action_space,
+        transition=rollout_columns(observation_space, action_space),
+        rollout=spec,
+        train=train,
+        actors=actors,
+        implementation=implementation,
+        imported_from=imported_from,
     )
     check_written(problem, vars(spec))
     return problem, extract_networks(trainer, observation_space.shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,6 +24,9 @@ from composer.report import ascii_table, plain, short_number
 from composer.serialization import from_document, to_document
 from pearl.backends import backend_of
 from pearl.errors import PlacementError
+
+if TYPE_CHECKING:
+    from composer.on_policy.explain import RolloutExplanation
 
 _FLOAT_BYTES = 4
 
@@ -105,6 +109,16 @@ class RolloutPlacement:
         return self.candidates[0]
 
     @property
+    def text(self) -> str:
+        """Where the primitives are, in words."""
+        return self.choice.text
+
+    @property
+    def routes(self) -> tuple[tuple[str, str], ...]:
+        """Between which devices messages pass, host included."""
+        return (self.host, self.choice.advantages.device), (self.host, self.choice.learner.device)
+
+    @property
     def eps(self) -> float:
         """Predicted transitions collected and trained on per second."""
         return self.rows / self.choice.terms.t_itr_us * 1e6
@@ -132,6 +146,12 @@ class RolloutPlacement:
             f"The placement has no candidate with GAE on {advantages} and the {implementation} Learner on {learner}. "
             f"It has: {'; '.join(candidate.text for candidate in self.candidates)}."
         )
+
+    def explain(self, *, pairs: int = 4) -> RolloutExplanation:
+        """What takes the time, and why each of `pairs` other candidates was not chosen."""
+        from composer.on_policy.explain import RolloutExplanation
+
+        return RolloutExplanation(self, pairs)
 
     def choosing(self, candidate: RolloutCandidate) -> RolloutPlacement:
         """The same with one of its candidates as choice."""

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from pearl.backends import AUTO
+from composer.problem import TrainingProblem
 from pearl.replay.synthetic import random_transitions
 from pearl.rollout.columns import ADVANTAGE, LOG_PROB, RETURN
-from pearl.spec import ACTION, OBS, ActorSpec, RolloutSpec, TrainSpec, TransitionSpec
+from pearl.spec import ACTION, OBS, RolloutSpec, TransitionSpec
 
 
-@dataclass(frozen=True)
-class RolloutProblem:
-    """The user's trainer, spaces, rollouts, actors and schedule; fields as those of `composer.problem.Problem`."""
+@dataclass(frozen=True, kw_only=True)
+class RolloutProblem(TrainingProblem):
+    """A problem with rollouts."""
 
-    trainer_class: type
-    settings: Mapping[str, Any]
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    transition: TransitionSpec
     rollout: RolloutSpec
-    train: TrainSpec
-    actors: ActorSpec
-    implementation: str = AUTO
-    imported_from: str | None = None
 
     @property
     def rows(self) -> int:

@@ -18,9 +18,8 @@ from composer.profiling.actors import measure_actor
 from composer.profiling.context import MeasuringContext
 from composer.profiling.measuring import measure, on_own_thread
 from composer.report import left_out_line
-from pearl.actors.actor import ActorSetup
 from pearl.algorithms.on_policy import present_policy
-from pearl.backends import AUTO, backend_of
+from pearl.backends import AUTO, backend_of, backends
 from pearl.backends.protocol import RolloutLearnerImplementation, powers_of_two
 from pearl.devices.description import Device
 from pearl.errors import CapacityError, DeviceError, PearlError
@@ -45,30 +44,30 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
     def _row(self, device: Device) -> RolloutRow:
         if backend_of(device).estimator(device) is not None:
             self.report(f"{device.name} is modelled, not measured")
-            missing = MissingCell(f"no Learner of rollouts for {device.backend} in this version")
-            return RolloutRow(device.name, estimated_advantages(device, self.platform, self.problem), (missing,))
+            return RolloutRow(
+                device.name, estimated_advantages(device, self.platform, self.problem), (self._no_learner(device),)
+            )
         self.report(f"profiling {device.name}")
         advantages = self._advantages(device)
         wanted = self._implementations(device)
         cells = [cell for name, made in wanted.items() for cell in self._learner(device, name, made)]
         if not cells:
-            cells = [MissingCell(f"no Learner of rollouts for {device.backend} in this version")]
+            cells = [self._no_learner(device)]
         cells.sort(key=lambda cell: cell.step.value_us if isinstance(cell, LearnerCell) else float("inf"))
         return RolloutRow(device.name, advantages, tuple(cells))
+
+    @staticmethod
+    def _no_learner(device: Device) -> MissingCell:
+        able = dict.fromkeys(backend.csv_name for backend in backends() if backend.rollout_learners)
+        kernels = f"the kernels for {backend_of(device).name} devices do not train on rollouts"
+        return MissingCell(f"{kernels}; {' and '.join(able)} devices do")
 
     # --- collecting -------------------------------------------------------------------------------------------------
 
     def _collection(self) -> Measurement:
         """Microseconds until all actors have collected a rollout, side by side on the host's cores."""
         p, host = self.problem, self.platform.host
-        policy = "torch" if self._native_policy is None else "native"
-        parameters = {
-            "env": p.actors.env,
-            "envs": p.actors.envs_per_actor,
-            "env_kwargs": repr(dict(p.actors.env_kwargs)),
-            "horizon": p.rollout.horizon,
-            "policy": policy,
-        }
+        parameters = {**self.actor_parameters, "horizon": p.rollout.horizon}
         self.begin(f"{host.name}: an Actor's rollout")
         one = self.known(self.key("rollout actor", host, parameters), ("rollout",), self._measure_actor, host)[
             "rollout"
@@ -78,18 +77,7 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         return Measurement(one.value_us * waves, one.p20_us * waves, one.p80_us * waves, one.n, one.source, samples)
 
     def _measure_actor(self) -> dict[str, list[float]]:
-        p = self.problem
-        setup = ActorSetup(
-            p.trainer_class,
-            p.settings,
-            p.actors,
-            p.train,
-            seed=0,
-            policy=self._native_policy,
-            transition=p.transition,
-            rollout=p.rollout,
-        )
-        return {"rollout": measure_actor(setup, self.budget_s)}
+        return {"rollout": measure_actor(self.actor_setup(self.problem.rollout), self.budget_s)}
 
     # --- GAE --------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pearl
-from composer.codegen.program import origin, rendered, taken_names, trainer_values, write_program
+from composer.codegen.program import (
+    Source,
+    composer_inputs,
+    origin,
+    powered,
+    rendered,
+    taken_names,
+    trainer_values,
+    write_program,
+)
 from composer.codegen.python_source import documented
 from composer.codegen.trainer_source import trainer_import
 from composer.on_policy.placement import AdvantagesConfig, RolloutLearnerConfig, RolloutPlacement
@@ -17,34 +26,31 @@ from composer.on_policy.problem import RolloutProblem
 from pearl.backends import backend_of
 from pearl.devices.description import Device
 from pearl.errors import GenerationError
-from pearl.runtime.power import PowerPlan
 from pearl.spec import ActorSpec, RolloutSpec
 
 _ALWAYS = ("horizon", "epochs", "gae_lambda")  # fields of RolloutSpec that every program states
 
 
-@dataclass(frozen=True)
-class RolloutSource:
-    """The input of a program. `path` is the program's own; a relative `run_dir` counts from its folder."""
+@dataclass(frozen=True, kw_only=True)
+class RolloutSource(Source):
+    """The input of a program with rollouts."""
 
-    path: Path
     placement: RolloutPlacement
     advantages: AdvantagesConfig
     learner: RolloutLearnerConfig
     problem: RolloutProblem
-    device_file: Path | None
-    connection_file: Path | None
-    timesteps: int
-    run_dir: Path
-    until_return: float | None
-    run_options: Mapping[str, int] = field(default_factory=dict)
-    power: PowerPlan = field(default_factory=PowerPlan)
 
 
 def render_rollouts(source: RolloutSource, devices: Mapping[str, Device]) -> str:
     """The program's text."""
     problem, placement, learner = source.problem, source.placement, source.learner
     on_gae, on_learner = devices[source.advantages.device], devices[learner.device]
+    for device in (on_gae, on_learner):
+        if (why := backend_of(device).no_program(device)) is not None:
+            raise GenerationError(
+                f"{device.name} is {why.reason}. No program can run there. Take {why.remedy} out of the device CSV, or "
+                "choose another candidate of the placement."
+            )
     gae = backend_of(on_gae).advantages(on_gae)
     made = backend_of(on_learner).rollout_learners.get(learner.implementation)
     if gae is None or made is None:
@@ -61,8 +67,8 @@ def render_rollouts(source: RolloutSource, devices: Mapping[str, Device]) -> str
         "env": documented(problem.actors.env),
         "placement_note": _note(source),
         "composed_from": origin(source.device_file, source.connection_file),
-        "power": {"used": [], "idle": []},
-        "composer_inputs": {},
+        "power": powered(source.power),
+        "composer_inputs": composer_inputs(source, trainer.name, placement.text),
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.eps, 1),
         "predicted_spread": None,

@@ -44,6 +44,7 @@ from pearl.learner.protocol import Learner
 from pearl.replay import DataStorage
 from pearl.replay.arguments import TIME_MODES
 from pearl.replay.synthetic import chained, filling_rows
+from pearl.spec import RolloutSpec
 
 logger = logging.getLogger("pearl.composer")
 
@@ -159,6 +160,33 @@ class MeasuringContext(Generic[_Problem]):
         if device not in self._fingerprints:
             self._fingerprints[device] = device.fingerprint()
         return self._fingerprints[device]
+
+    # --- the Actors -------------------------------------------------------------------------------------------------
+
+    def actor_setup(self, rollout: RolloutSpec | None = None) -> ActorSetup:
+        """An Actor as a run has it; with `rollout`, it collects parts of rollouts."""
+        p, policy = self.problem, self._native_policy
+        return ActorSetup(
+            p.trainer_class,
+            p.settings,
+            p.actors,
+            p.train,
+            seed=0,
+            policy=policy,
+            transition=p.transition,
+            rollout=rollout,
+        )
+
+    @property
+    def actor_parameters(self) -> dict[str, Any]:
+        """Everything of an Actor that every measurement of one depends on, for its key."""
+        actors = self.problem.actors
+        return {
+            "env": actors.env,
+            "envs": actors.envs_per_actor,
+            "env_kwargs": repr(dict(actors.env_kwargs)),
+            "policy": "torch" if self._native_policy is None else "native",
+        }
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
@@ -276,15 +304,8 @@ class ProfilingContext(MeasuringContext[Problem]):
 
     @property
     def actor_parameters(self) -> dict[str, Any]:
-        """Everything of an Actor that a measurement depends on, for its key."""
-        actors = self.problem.actors
-        parameters = {
-            "env": actors.env,
-            "envs": actors.envs_per_actor,
-            "env_kwargs": repr(dict(actors.env_kwargs)),
-            "policy": "torch" if self._native_policy is None else "native",
-            "n_step": self.problem.train.n_step,
-        }
+        """Also the steps of a transition and its further columns."""
+        parameters = {**super().actor_parameters, "n_step": self.problem.train.n_step}
         if further := self.problem.transition.further:
             parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
         return parameters
@@ -299,17 +320,8 @@ class ProfilingContext(MeasuringContext[Problem]):
         return transition.value_us / min(actors.count, self.platform.host.cores or 1)
 
     def _measure_actor(self) -> dict[str, list[float]]:
-        p = self.problem
-        setup = ActorSetup(
-            p.trainer_class,
-            p.settings,
-            p.actors,
-            p.train,
-            seed=0,
-            policy=self._native_policy,
-            transition=p.transition,
-        )
-        steps = p.actors.envs_per_actor * setup.steps_per_message
+        setup = self.actor_setup()
+        steps = self.problem.actors.envs_per_actor * setup.steps_per_message
         return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
 
     def sharing_on(self, device: Device) -> CoreSharing:

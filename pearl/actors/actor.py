@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -115,7 +116,7 @@ class _Episodes:
         self.returns, self.lengths = np.zeros(self.envs), np.zeros(self.envs, np.int64)
 
 
-class VectorActor:
+class VectorActor(abc.ABC):
     """What all actors have: a vector of environments, the newest policy, and their random numbers.
 
     `on_step` is called after each step of all environments.
@@ -169,9 +170,9 @@ class VectorActor:
         self.policy.load_weights(weights)
         self._policy_version = version
 
+    @abc.abstractmethod
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Fill the arrays of a DCQ message; return the rows filled."""
-        raise NotImplementedError
 
     def _not_finite(self, what: str, values: np.ndarray, step: str = "") -> str:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))

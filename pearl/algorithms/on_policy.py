@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -179,7 +179,8 @@ class OnPolicyTrainer(Trainer):
     shifts and scales observations by mean and deviation of all that were trained on; these belong to the policy.
     `normalize_advantages` does so with the advantages of each minibatch. `learning_rate_schedule` "linear" lets the
     learning rate fall to 0 over the run. With `shared_layers`, policy and value network have their hidden layers in
-    common; for images they always do.
+    common; for images they always do. Weights begin orthogonal, those of the policy's last layer 100 times
+    smaller (Engstrom et al. 2020 measure what that does); with `orthogonal=False`, as torch's layers begin.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "Box")
@@ -198,12 +199,13 @@ class OnPolicyTrainer(Trainer):
     quantization_bits: int = 0
     activation: str = "tanh"
     shared_layers: bool = False
+    orthogonal: bool = True
     initial_log_std: float = 0.0
     normalize_observations: bool = False
     normalize_advantages: bool = True
     max_grad_norm: float = 0.5
 
-    _trains_whole_rollouts: ClassVar[bool] = False
+    trains_whole_rollouts: ClassVar[bool] = False  # a minibatch is the whole rollout, unless batch_size is set
 
     @classmethod
     def data_flow(cls) -> DataFlowKind:
@@ -230,11 +232,11 @@ class OnPolicyTrainer(Trainer):
 
     def build_policy(self, features: nn.Module, width: int) -> nn.Module:
         """The policy network: `features` `(batch, width)`, then the distribution's outputs."""
-        return nn.Sequential(features, _orthogonal(nn.Linear(width, self.distribution.outputs), 0.01))
+        return nn.Sequential(features, self._begun(nn.Linear(width, self.distribution.outputs), 0.01))
 
     def build_value(self, features: nn.Module, width: int) -> nn.Module:
         """The value network: `features` `(batch, width)`, then one number."""
-        return nn.Sequential(features, _orthogonal(nn.Linear(width, 1), 1.0))
+        return nn.Sequential(features, self._begun(nn.Linear(width, 1), 1.0))
 
     def build_features(self) -> tuple[nn.Module, int]:
         """Hidden layers from `(batch, *obs)`, and their width: the Nature CNN for images, else `hidden_sizes`."""
@@ -242,15 +244,23 @@ class OnPolicyTrainer(Trainer):
             network = NatureCNN(self.input_shape)
             for layer in network:
                 if isinstance(layer, nn.Conv2d | nn.Linear):
-                    _orthogonal(layer, math.sqrt(2.0))
+                    self._begun(layer, math.sqrt(2.0))
             return network, network.features
         layers: list[nn.Module] = [ScaleBytes()] if self.observation_space.dtype == np.uint8 else []
         layers += [nn.Flatten()] if len(self.input_shape) != 1 else []
         width = math.prod(self.input_shape)
         for size in self.hidden_sizes:
-            layers += [_orthogonal(nn.Linear(width, size), math.sqrt(2.0)), _ACTIVATIONS[self.activation]()]
+            layers += [self._begun(nn.Linear(width, size), math.sqrt(2.0)), _ACTIVATIONS[self.activation]()]
             width = size
         return nn.Sequential(*layers), width
+
+    def _begun(self, layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Module:
+        """A layer with its first weights."""
+        if self.orthogonal:
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        return layer
 
     def build(self) -> None:
         """Policy and value network, their optimizer, and statistics of observations if these are normalised."""
@@ -372,18 +382,6 @@ def normalized(advantages: torch.Tensor) -> torch.Tensor:
 def _parts(outputs: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The outputs `(batch, sum of sizes)` of each categorical part."""
     return torch.split(outputs, list(sizes), dim=1)
-
-
-def _orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Module:
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-def rows_of(minibatch: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray) -> Minibatch:
-    """The rows of a rollout's flat columns as tensors."""
-    return Minibatch(*(torch.from_numpy(minibatch[name][rows]) for name in Minibatch._fields))
 
 
 def present_policy(trainer: OnPolicyTrainer, rollout: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -158,7 +158,7 @@ class A2C(PPO):
     The ratio is then 1 in every step and nothing is clipped, so that the gradient is that of A2C.
     """
 
-    _trains_whole_rollouts: ClassVar[bool] = True
+    trains_whole_rollouts: ClassVar[bool] = True
 
     horizon: int = 8
     epochs: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from pearl.cli.output import console
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from composer.on_policy.placement import RolloutPlacement
     from composer.placement import Placement
 
 
@@ -38,11 +40,14 @@ def _explain(
     Break-even values say at which speed of a device, or at which latency or bandwidth of a link, another pair becomes
     the choice; where all times are modelled, also at which batch size and fanout. Then comes the Data Storage: the
     traffic and the memory of each device. Several placements of one problem, such as of several batch sizes, are
-    compared instead.
+    compared instead. A placement with rollouts (PPO) is explained by the parts of an iteration.
     """
     from composer.explain import Explanation
 
     files = [placement_file(source) for source in sources]
+    if len(files) == 1 and (rollouts := _rollout_placement(files[0])) is not None:
+        console().print(rollouts.explain(pairs=pairs))
+        return
     placements = tuple(read_placement(file) for file in files)
     console().print(Explanation(placements, pairs, tuple(map(str, files))))
 
@@ -66,6 +71,23 @@ def placement_file(source: Path) -> Path:
     if source.is_dir() and found[0].name != "placement.json" and len(found) > 1:
         raise ConfigurationError(f"{source} has several placements: {', '.join(map(str, found))}. Name one of them.")
     return found[0]
+
+
+def _rollout_placement(file: Path) -> RolloutPlacement | None:
+    """The placement with rollouts in a JSON file; None if it is of another kind."""
+    from composer.on_policy.placement import RolloutPlacement
+
+    text = read_text(file)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # the reader of the other kind says what is wrong
+    if not isinstance(document, dict) or document.get("format") != RolloutPlacement.FORMAT:
+        return None
+    try:
+        return RolloutPlacement.from_json(text)
+    except ConfigurationError as error:
+        raise type(error)(f"{file}: {error}") from error
 
 
 def read_placement(file: Path) -> Placement:

@@ -15,19 +15,19 @@ from pearl.learner.trainer_learner import TrainerRolloutLearner
 
 
 class TorchRolloutLearner(TrainerRolloutLearner):
-    """Trains `trainer` by its own `update_minibatch`, on `device`, where its networks are.
+    """Trains `trainer` by its own `update_minibatch`, on the device of its networks.
 
     `threads` is torch's intra-operator parallelism on the CPU.
     """
 
     backend = "torch"
 
-    def __init__(self, trainer: object, *, epochs: int, batch_size: int, threads: int = 1, device: str = "cpu") -> None:
+    def __init__(self, trainer: object, *, epochs: int, batch_size: int, threads: int = 1) -> None:
         if not isinstance(trainer, OnPolicyTrainer):
             raise TrainerError(f"Rollouts cannot train {self.supports(trainer)}. Derive from pearl.algorithms.PPO.")
         super().__init__(trainer, epochs, batch_size, threads)
         _native.keep_freed_memory()
-        self.device = device
+        self.device = str(trainer.device)
 
     @staticmethod
     def supports(trainer: object) -> str | None:

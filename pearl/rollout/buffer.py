@@ -25,11 +25,6 @@ class RolloutBuffer:
         self.rewards, self.values, self.bonus, self.ends = (self.columns[n] for n in (REWARD, VALUE, BONUS, END))
         self.log_probs = self.columns[LOG_PROB]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(column.nbytes for column in self.columns.values())
-
     def take(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Copy the messages of all actors in, in the order of the actors."""
         for actor, message in enumerate(parts):

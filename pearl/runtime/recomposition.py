@@ -29,7 +29,7 @@ _COMPOSE = (
 
 @dataclass(frozen=True)
 class ComposerInputs:
-    """What the composer was asked for besides ACTORS, REPLAY, TRAIN and SETTINGS, so that it can be asked again.
+    """What the composer was asked for besides a program's ACTORS, REPLAY or ROLLOUT, TRAIN and SETTINGS.
 
     `trainer` is the trainer class's name in the program. `placed` says where the primitives are. `devices` and
     `connections` are the CSV files, seen from the program's folder; "" if the composer discovered the machine.

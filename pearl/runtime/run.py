@@ -6,6 +6,7 @@ host's main thread.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import logging
@@ -66,7 +67,7 @@ _LOOK_S = 0.002  # between looks at signals, failures and the display
 _DRIFT_INTERVAL_S = 1.0
 
 
-class Run:
+class Run(abc.ABC):
     """One run of a generated program: a context manager; `attach`, `launch` and the loop are those of its subclass.
 
     `message_rows` are the most rows of an actor's message. An iteration trains on `experiences` transitions. `ratio`
@@ -126,9 +127,9 @@ class Run:
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def _columns(self) -> TransitionSpec:
         """The columns of actors' messages."""
-        raise NotImplementedError
 
     @property
     def _rollout(self) -> RolloutSpec | None:
@@ -280,8 +281,8 @@ class Run:
         """Gradient steps of an iteration."""
         return 1.0
 
-    def _fill(self) -> None:
-        """Before a benchmark: make what training needs at once."""
+    def _fill(self) -> None:  # noqa: B027
+        """Before a benchmark: make what training needs at once, if anything."""
 
     def _after(self, interval: int) -> int:
         return (self.counters.env_steps // interval + 1) * interval

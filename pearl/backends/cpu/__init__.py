@@ -26,6 +26,10 @@ TORCH_LEARNER = LearnerImplementation(
 
 _SHARED_BATCH = 4096  # two chunks of kernels/include/pearl/sum_tree_replay.hpp: smaller batches have one thread
 
+TORCH_ROLLOUT_LEARNER = RolloutLearnerImplementation(
+    "pearl.learner.torch_rollout_learner", "TorchRolloutLearner", ("threads",), spins=True
+)
+
 
 class CpuBackend(Backend):
     """Native C++ kernels, or torch, on threads of this process."""
@@ -43,9 +47,7 @@ class CpuBackend(Backend):
             ),
         }
         self.rollout_learners = {
-            "torch": RolloutLearnerImplementation(
-                "pearl.learner.torch_rollout_learner", "TorchRolloutLearner", ("threads",), spins=True
-            ),
+            "torch": TORCH_ROLLOUT_LEARNER,
             "native": RolloutLearnerImplementation(
                 "pearl.backends.cpu.rollout_learner", "NativeRolloutLearner", ("threads",)
             ),

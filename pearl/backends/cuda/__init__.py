@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pearl.backends.cpu import TORCH_LEARNER
+from pearl.backends.cpu import TORCH_LEARNER, TORCH_ROLLOUT_LEARNER
 from pearl.backends.protocol import (
     Backend,
     Discovered,
@@ -41,6 +41,7 @@ class CudaBackend(Backend):
                 "pearl.backends.cuda.learner", "CudaLearner", ("device",), compiled="pearl._cuda", own_memory=True
             ),
         }
+        self.rollout_learners = {"torch": TORCH_ROLLOUT_LEARNER}
         self.replay_managers = {
             "cuda": ReplayImplementation("pearl.backends.cuda.replay", "CudaReplayManager", ("device",))
         }

@@ -1,0 +1,66 @@
+"""Explains a placement with rollouts: what takes the time, and why each other placement was not chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
+from composer.report import plain, short_number
+
+_NAMES = {"collection": "collecting", "advantages": "GAE", "communication": "moving", "training": "training"}
+
+
+@dataclass(frozen=True)
+class RolloutExplanation:
+    """The explanation of a placement; printable as text and with rich. `pairs` alternatives are explained."""
+
+    placement: RolloutPlacement
+    pairs: int = 4
+
+    def __rich__(self) -> RenderableType:
+        chosen, others = self.placement.choice, self.placement.candidates[1:]
+        lines = [f"Chosen: {chosen.text}. {self._dominant()}"]
+        lines += [f"Not chosen: {other.text}. {self._why_not(other)}" for other in others[: self.pairs]]
+        if left := len(others) - len(others[: self.pairs]):
+            lines.append(f"{left} more are in the table.")
+        return Group(self.placement, *(Text(f"\n{line}") for line in lines))
+
+    def __str__(self) -> str:
+        return plain(self)
+
+    def _dominant(self) -> str:
+        """The longest part of the chosen iteration."""
+        parts = _parts(self.placement.choice)
+        name = max(parts, key=lambda part: parts[part])
+        us = short_number(parts[name])
+        if not self.placement.policy_lag:
+            share = parts[name] / sum(parts.values())
+            return f"Its parts follow each other; the longest is {_NAMES[name]}, {us} us, {share:.0%} of them."
+        collection = parts.pop("collection")
+        after = short_number(sum(parts.values()))
+        return f"Collecting, {short_number(collection)} us, runs beside the other parts, {after} us together."
+
+    def _why_not(self, other: RolloutCandidate) -> str:
+        """How much longer it takes, in which parts, and which of them would have to be how fast for it to win."""
+        chosen, gap = self.placement.choice, other.terms.t_itr_us - self.placement.choice.terms.t_itr_us
+        mine, its = _parts(chosen), _parts(other)
+        later = {name: us - mine.get(name, 0.0) for name, us in its.items() if us > mine.get(name, 0.0)}
+        text = f"Its iteration takes {short_number(gap)} us longer"
+        if gap <= 0:
+            return "Its iteration does not take longer: the choice was edited."
+        if later:
+            text += f": {', '.join(f'{_NAMES[name]} {short_number(us)} us' for name, us in later.items())} more"
+        if chosen.tried is not None and other.tried is not None:
+            return f"{text}. Programs of both were tried."
+        if self.placement.policy_lag or chosen.tried is not None or other.tried is not None:
+            return f"{text}."
+        wins = [f"{_NAMES[name]} in {short_number(its[name] - gap)} us" for name in later if its[name] > gap]
+        return f"{text}. It would be chosen with {' or '.join(wins)}." if wins else f"{text}."
+
+
+def _parts(candidate: RolloutCandidate) -> dict[str, float]:
+    """Microseconds of the parts, without those of none."""
+    return {name: us for name, us in candidate.terms.parts().items() if name != "iteration"}
