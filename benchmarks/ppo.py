@@ -5,6 +5,7 @@ Actors (one, where the environment steps all its copies at once); and with `poli
 collected during training, in rows that say so. The peers collect and train in one process, with torch on one thread and
 on all cores: the faster one is the row. Same networks, rollouts, minibatches and epochs; all take turns. Stable-
 Baselines3 has no form for an environment's own vector: in those rows, too, it steps the environments one by one.
+rltools takes Box actions alone; rlox has a CartPole-v1 of its own, which stands for the environment's own vector.
 
 The rows of shares tell how much of an iteration of our program (in turn) is collecting, GAE and training, as Table I of
 HEPPO-GAE does for another implementation on another machine.
@@ -28,7 +29,12 @@ from benchmarks.programs import bench_rates
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import options
 
-PEERS = {"sb3_ppo": "stable-baselines3", "cleanrl_ppo": "as CleanRL does it"}
+PEERS = {
+    "sb3_ppo": "stable-baselines3",
+    "cleanrl_ppo": "as CleanRL does it",
+    "rltools_ppo": "rltools",
+    "rlox_ppo": "rlox",
+}
 CASES = (
     Case("ppo", "CartPole-v1", (64, 64), 256, 1024, envs=8, epochs=4),
     Case("ppo", "CartPole-v1", (64, 64), 256, 1024, envs=8, epochs=4, vector=True),
