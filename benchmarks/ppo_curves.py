@@ -5,8 +5,8 @@ evaluation, and of the mean of the last five, with bootstrap intervals of 95 %. 
 run of ours ends higher than one of theirs, averaged over the environments: 50 % if both learn alike. RL Zoo chose its
 settings on Stable-Baselines3; nothing was chosen on these seeds.
 
-Finished runs are kept in the folder given by --runs, ours by the commit and theirs by the version, so that a benchmark
-that was interrupted goes on where it was.
+Finished runs are kept in benchmarks/results/ppo_curves, theirs by the version: another benchmark makes ours alone.
+Ours are kept by the commit, so that a benchmark that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ import numpy as np
 from benchmarks.intervals import interquartile_mean, interval, probability_of_improvement
 from benchmarks.peers.zoo_ppo import TASKS, ZooTask
 from benchmarks.programs import environment, run_program
-from benchmarks.record import ASSETS, ROOT, Row, commit, shown, write
+from benchmarks.record import ASSETS, RESULTS, ROOT, Row, commit, shown, write
 from benchmarks.timing import options
 
 EVALUATIONS, EPISODES, LAST = 20, 10, 5
@@ -121,12 +122,12 @@ class Job:
 Curves = dict[str, np.ndarray]  # by side: mean returns (seeds, evaluations)
 
 
-def curves_of(task: ZooTask, seeds: int, steps: int, sides: Sequence[str], runs: Path) -> Curves:
-    """All runs of a task, as many at a time as there are cores."""
-    folders = {"ours": runs / f"ours-{commit()}", "theirs": runs / f"sb3-{_sb3()}"}
+def curves_of(task: ZooTask, seeds: int, steps: int, sides: Sequence[str], runs: Path, scratch: Path) -> Curves:
+    """All runs of a task, as many at a time as there are cores; finished ones are kept in `runs`."""
+    folders = {"ours": runs / f"pearl-{commit()}", "theirs": runs / f"stable-baselines3-{_sb3()}"}
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
-    program = folders["ours"] / f"{task.environment}.py"
+    program = scratch / f"{task.environment}.py"
     jobs = [Job(task, steps, side, seed, program, folders[side]) for seed in range(1, seeds + 1) for side in sides]
     if any(job.side == "ours" and not job.kept.exists() for job in jobs):
         compose(task, program)
@@ -198,17 +199,22 @@ def main() -> None:
     names = [task.environment for task in TASKS]
     parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help="these environments; writes nothing")
     parser.add_argument("--side", choices=SIDES, help="make the runs of one side; compares and writes nothing")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "ppo_curves", metavar="FOLDER")
+    parser.add_argument(
+        "--runs", type=Path, default=RESULTS / "ppo_curves", metavar="FOLDER", help="keeps finished runs"
+    )
     arguments = parser.parse_args()
     tasks = [task for task in TASKS if task.environment in (arguments.only or names)]
     tasks = tasks[:1] if arguments.quick else tasks
     sides = (arguments.side,) if arguments.side else SIDES
     found, rows = [], []
-    for task in tasks:
-        seeds, steps = (2, 20_000) if arguments.quick else (task.seeds, task.steps)
-        found.append(curves_of(task, seeds, steps, sides, arguments.runs))
-        if not arguments.side:
-            rows += shown(rows_of(task, steps, found[-1]))
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        runs = scratch if arguments.quick else arguments.runs
+        for task in tasks:
+            seeds, steps = (2, 20_000) if arguments.quick else (task.seeds, task.steps)
+            found.append(curves_of(task, seeds, steps, sides, runs, scratch))
+            if not arguments.side:
+                rows += shown(rows_of(task, steps, found[-1]))
     if arguments.side:
         return
     rows += shown([improvement_row(found)])

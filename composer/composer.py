@@ -25,15 +25,15 @@ from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
 from composer.calibration_plan import Planner
 from composer.codegen.program import ProgramSource, check_problem, generate
-from composer.composition import Composition
+from composer.composition import Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
 from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
 from composer.modelled_rows import follows_work
 from composer.on_policy.composition import (
+    ComposedRollouts,
     Profiled,
-    RolloutComposition,
     has_rollouts,
     refuse_replay_settings,
     rollout_problem,
@@ -130,7 +130,7 @@ class Composer:
         self._edited: Placement | None = None
         self._problem: Problem | None = None
         self._networks: tuple[NetworkSpec, ...] = ()
-        self._on_policy: RolloutComposition | None = None
+        self._on_policy: ComposedRollouts | None = None
 
     # --- the user's description ------------------------------------------------------------------------------------
 
@@ -441,11 +441,7 @@ class Composer:
             ),
             {device.name: device for device in self.platform.devices},
         )
-        composition = Composition.of(self.platform, self.matrix, placement)
-        try:
-            write_text(composition_file(path), composition.to_json() + "\n")
-        except OSError as error:
-            raise GenerationError(f"The composition of {path} cannot be written next to it: {error}.") from error
+        self._write_composition(Composition.of(self.platform, self.matrix, placement), path)
         self._say_how_to_run(path)
         return path
 
@@ -491,20 +487,20 @@ class Composer:
         placement = place_rollouts(matrix, self._platform, problem)
 
         def write(tried: RolloutPlacement, path: Path) -> Path:
-            made = RolloutComposition(problem, matrix, tried, Profiled(0, 0))
+            made = ComposedRollouts(problem, matrix, tried, Profiled(0, 0))
             return self._write_rollouts(made, None, None, path, _TRIAL_STEPS, None, "none", {})
 
         with _trial_folder() as folder:
             placement = RolloutTrials(profiler, write, folder, budget).placed(placement)
         profiled = Profiled(profiler.misses, profiler.hits)
-        self._on_policy = RolloutComposition(problem, matrix, placement, profiled)
+        self._on_policy = ComposedRollouts(problem, matrix, placement, profiled)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
         choice = self._on_policy.placement.choice
         return choice.advantages, choice.learner
 
     def _write_rollouts(
         self,
-        made: RolloutComposition,
+        made: ComposedRollouts,
         advantages: AdvantagesConfig | None,
         learner: RolloutLearnerConfig | None,
         path: Path,
@@ -533,8 +529,15 @@ class Composer:
             power=power_plan(self.platform, placement),
         )
         generate_rollouts(source, {device.name: device for device in self.platform.devices})
-        composition_file(path).unlink(missing_ok=True)  # of an earlier program of this name
+        self._write_composition(RolloutComposition.of(self.platform, made.matrix, placement), path)
         return path
+
+    @staticmethod
+    def _write_composition(made: Composition | RolloutComposition, program: Path) -> None:
+        try:
+            write_text(composition_file(program), made.to_json() + "\n")
+        except OSError as error:
+            raise GenerationError(f"The composition of {program} cannot be written next to it: {error}.") from error
 
     def save(self, folder: str | Path) -> Path:
         """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from composer.matrix import AssignmentMatrix, Measurement
+from composer.on_policy.matrix import RolloutMatrix
+from composer.on_policy.placement import RolloutPlacement
 from composer.placement import Placement
 from composer.platform import Platform
-from composer.serialization import from_document, to_document
+from composer.serialization import format_of, from_document, to_document
 from pearl.devices.description import Connection, Device
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Composition:
-    """Everything that led to a program. `matrix` keeps the spread of each measurement, but not its samples."""
-
+class _Composed:
     devices: tuple[Device, ...]
     connections: tuple[Connection, ...]
-    matrix: AssignmentMatrix
-    placement: Placement
 
-    FORMAT = "pearl-composition"
-    VERSION = 1
-
-    @classmethod
-    def of(cls, platform: Platform, matrix: AssignmentMatrix, placement: Placement) -> Composition:
-        """The composition without the samples of its measurements."""
-        return cls(platform.devices, platform.connections, _without_samples(matrix), placement)
+    FORMAT: ClassVar[str]
+    VERSION: ClassVar[int] = 1
 
     @property
     def platform(self) -> Platform:
@@ -42,9 +38,45 @@ class Composition:
         return to_document(self, self.FORMAT, self.VERSION, indent=None)
 
     @classmethod
-    def from_json(cls, text: str) -> Composition:
+    def from_json(cls, text: str) -> Self:
         """Read a document of `to_json`; raises ConfigurationError or PlacementError."""
         return from_document(cls, text, cls.FORMAT, cls.VERSION)
+
+
+@dataclass(frozen=True)
+class Composition(_Composed):
+    """Everything that led to a program. `matrix` keeps the spread of each measurement, but not its samples."""
+
+    matrix: AssignmentMatrix
+    placement: Placement
+
+    FORMAT = "pearl-composition"
+
+    @classmethod
+    def of(cls, platform: Platform, matrix: AssignmentMatrix, placement: Placement) -> Composition:
+        """The composition without the samples of its measurements."""
+        return cls(platform.devices, platform.connections, _without_samples(matrix), placement)
+
+
+@dataclass(frozen=True)
+class RolloutComposition(_Composed):
+    """The same for a program with rollouts."""
+
+    matrix: RolloutMatrix
+    placement: RolloutPlacement
+
+    FORMAT = "pearl-rollout-composition"
+
+    @classmethod
+    def of(cls, platform: Platform, matrix: RolloutMatrix, placement: RolloutPlacement) -> RolloutComposition:
+        """The composition without the samples of its measurements."""
+        return cls(platform.devices, platform.connections, _without_samples(matrix), _without_samples(placement))
+
+
+def read_composition(text: str) -> Composition | RolloutComposition:
+    """Read either document; raises ConfigurationError or PlacementError."""
+    kind = RolloutComposition if format_of(text) == RolloutComposition.FORMAT else Composition
+    return kind.from_json(text)
 
 
 def _without_samples(value: _T) -> _T:

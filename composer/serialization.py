@@ -33,6 +33,15 @@ def from_document(cls: type[_T], text: str, name: str, version: int) -> _T:
     return typing.cast("_T", decode(cls, {k: v for k, v in document.items() if k not in ("format", "version")}, name))
 
 
+def format_of(text: str) -> object:
+    """The name of the format of a JSON document; None if it has none, or is not JSON."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document.get("format") if isinstance(document, dict) else None
+
+
 def _parse(text: str, name: str, version: int) -> dict[str, Any]:
     """The JSON object in `text`, which must be a document of this format and version."""
 

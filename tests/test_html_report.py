@@ -20,11 +20,12 @@ from report_runs import server, trace_events, write_run
 from typer.testing import CliRunner
 
 from composer.composition import Composition
-from composer.html_report.composition_view import LEVELS, heat_rows, pairs, stages
+from composer.html_report.composition_view import heat_rows, pairs, stages
 from composer.html_report.page import report_page
 from composer.html_report.svg import Series, chart
 from composer.html_report.timeline import predicted_schedule, traced_window
 from composer.html_report.trace import read_trace
+from composer.html_report.view import LEVELS
 from pearl.cli import app
 from pearl.errors import ConfigurationError
 from pearl.runtime.composition_file import composition_file, keep_composition

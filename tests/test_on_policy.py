@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +18,8 @@ from torch import nn
 from trainers import TinyPPO
 
 from composer import Composer
+from composer.composition import RolloutComposition, read_composition
+from composer.html_report.page import report_page
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
 from composer.recompose import recompose
@@ -464,6 +467,31 @@ def test_a_program_trains_and_resumes(program: Path) -> None:
     again = summary(program, "trained")
     assert again["env_steps"] == 960
     assert again["gradient_steps"] == 960 // 64 * 4
+
+
+def test_a_report_shows_the_platform_the_matrix_and_every_placement(program: Path) -> None:
+    run_dir = program.parent / "reported"
+    trained(program, "--run-dir", str(run_dir), "--eval-episodes", "0", "--timesteps", "640")
+    made = read_composition((run_dir / "composition.json").read_text())
+    assert isinstance(made, RolloutComposition)
+    assert made.matrix.collection.samples is None
+    page = ElementTree.fromstring(report_page(run_dir).partition("\n")[2])
+    diagram = next(svg for svg in page.iter("svg") if svg.get("aria-label", "").startswith("Platform"))
+    assert "cpu0: GAE, Learner, Actors" in diagram.attrib["aria-label"]
+    text = " ".join("".join(page.itertext()).split())
+    for shown in (
+        "Collecting and training take turns.",
+        "Rollout64 transitions",
+        "An iteration, which is one rollout, takes",
+        "one after the other slowest",
+        "GAE + Learner",
+        "cpu0 + cpu0 (torch, threads 1)",
+        "us longer",
+        "iteration µs",
+    ):
+        assert shown in text, shown
+    marked = [cell for cell in page.iter("td") if cell.get("class") == "chosen"]
+    assert [cell.get("data-label") for cell in marked] == ["GAE", "Learner"]
 
 
 def test_a_serial_run_repeats_and_resumes_to_the_bit(program: Path) -> None:

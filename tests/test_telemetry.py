@@ -93,6 +93,10 @@ class Loop:
         self.host = Recorder()
         self.host.spent.update(host or {})
 
+    @property
+    def timed_steps(self) -> int:
+        return self.steps
+
     def seconds(self) -> Mapping[str, float]:
         return self.spent
 

@@ -608,3 +608,23 @@ def test_rates_leave_out_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rate.overall == pytest.approx(20 / 6)
     assert rate.busy == pytest.approx(20 / 3)
     assert rate.recent == pytest.approx(5.0)
+
+
+def test_an_iteration_whose_beginning_was_not_seen_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("pearl.runtime.rate.time.monotonic", lambda: now[0])
+    rate = StepRate()
+    rate.started(whole=False)
+    now[0] += 0.1
+    rate.trained(1, idle=True)
+    assert rate.busy == rate.overall == pytest.approx(10.0), "none was timed"
+    rate.started(whole=False)
+    now[0] += 0.1
+    rate.trained(1, idle=False)
+    for _ in range(2):
+        now[0] += 0.9
+        rate.started(whole=False)  # the clock runs: it saw the beginning
+        now[0] += 0.1
+        rate.trained(1, idle=False)
+    assert (rate.steps, rate.timed_steps) == (4, 2)
+    assert rate.busy == pytest.approx(1.0)

@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from composer.composition import Composition
 from composer.html_report.svg import bar
+from composer.html_report.timeline import predicted_schedule
+from composer.html_report.view import SAME, HeatCell, HeatRow, Pair, Stage, Value, View
 from composer.matrix import COLUMNS, AssignmentMatrix, Cell, LearnerCell, Measurement, MissingCell, PairCell
 from composer.placement import Candidate, Placement
-from composer.report import short_number
+from composer.report import left_out_line, short_number
 from pearl.errors import ConfigurationError
 
-LEVELS = 7  # shades of the heat map
-SAME = "as above"  # a cell that does not depend on the Learner's implementation
 _MOST_PAIRS = 40
+_MOST_LISTED = 40
 
 
-@dataclass(frozen=True)
-class Value:
-    """A latency of a cell: its shade from 0 (the fastest of its kind) to LEVELS - 1, and how it compares with that."""
-
-    name: str
-    us: str
-    level: int
-    against: str
-    source: str
-    hover: str
-
-
-@dataclass(frozen=True)
-class HeatCell:
-    """A cell of the heat map; `reason` says why there is none."""
-
-    column: str
-    parameters: str
-    values: tuple[Value, ...]
-    chosen: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class HeatRow:
-    """A device, or another implementation of the Learner on it."""
-
-    device: str
-    cells: tuple[HeatCell, ...]
+def view(made: Composition) -> View:
+    """What the report shows."""
+    placement = made.placement
+    rm, learner, terms = placement.replay_config, placement.learner_config, placement.terms
+    metric = "energy (EPS per watt)" if placement.metric == "power_efficiency" else "throughput (EPS)"
+    how = "share a device and talk directly."
+    if placement.setting == 1:
+        delay = placement.delay_in_effect
+        how = f"are on different devices and talk through the host, with a priority update delay of {delay}."
+    beyond = not_drawn = ""
+    if terms.beyond_parts_us:
+        us = short_number(terms.beyond_parts_us)
+        beyond = f", and {us} µs that they do not explain, found when the program was tried"
+        not_drawn = " without what they do not explain"
+    shown, left = pairs(placement)
+    return View(
+        how=f"As composed for {metric}, setting {placement.setting}: Replay Manager and Learner {how}",
+        host=placement.host,
+        placed=(
+            ("Replay Manager", placement.replay_manager),
+            ("Learner", placement.learner),
+            ("Data Storage", placement.storage),
+            ("Actors", placement.host),
+        ),
+        facts=(
+            ("Replay Manager", f"{rm.device}: fanout {rm.fanout}, workers {rm.workers}"),
+            (
+                "Learner",
+                f"{learner.device}: {learner.implementation}, batch {placement.batch_size}, threads {learner.threads}, "
+                f"sub-batches {learner.sub_batches}{', prefetching' if learner.prefetch else ''}",
+            ),
+            ("Data Storage", f"{placement.storage}: {placement.transition_bytes:,} bytes per transition"),
+            ("Actors", f"{placement.host}: {placement.actor_count} x {placement.envs_per_actor} environments"),
+        ),
+        iteration=f"An iteration takes {short_number(placement.t_itr_us)} µs: as long as the slowest of the stages "
+        f"that run side by side{beyond}.",
+        stages=stages(placement),
+        schedule=predicted_schedule(placement),
+        drawn=f"Consecutive batches, drawn from the predicted terms{not_drawn}; the number is the batch",
+        columns=COLUMNS,
+        heat_rows=heat_rows(made.matrix, placement),
+        assumption=placement.assumption,
+        pair_heading="Replay Manager + Learner",
+        pairs=shown,
+        more_pairs=left,
+        storages=_storages(placement),
+        unavailable=placement.unavailable,
+        left_out=_left_out(placement),
+    )
 
 
 def heat_rows(matrix: AssignmentMatrix, placement: Placement) -> list[HeatRow]:
@@ -61,7 +81,7 @@ def heat_rows(matrix: AssignmentMatrix, placement: Placement) -> list[HeatRow]:
     def cell_of(device: str, column: str, cell: Cell) -> HeatCell:
         if isinstance(cell, MissingCell):
             return HeatCell(column, "", (), chosen=False, reason=cell.reason)
-        values = tuple(_value(name, m, fastest[name], slowest[name]) for name, m in cell.measurements())
+        values = tuple(Value.of(name, m, fastest[name], slowest[name]) for name, m in cell.measurements())
         return HeatCell(column, cell.parameters, values, _is_chosen(placement, device, column, cell))
 
     rows = []
@@ -93,38 +113,6 @@ def _is_chosen(placement: Placement, device: str, column: str, cell: Cell) -> bo
     return (device, column, implementation) == (placement.learner, chosen_column, placement.implementation)
 
 
-def _value(name: str, measurement: Measurement, fastest: float, slowest: float) -> Value:
-    us = measurement.value_us
-    level, against = 0, "fastest"
-    if us > fastest > 0:
-        level = min(LEVELS - 1, max(1, round((LEVELS - 1) * math.log(us / fastest) / math.log(slowest / fastest))))
-        against = f"{us / fastest:,.3g}x the fastest"
-    low, high = short_number(measurement.p20_us), short_number(measurement.p80_us)
-    if measurement.n:
-        source = f"{measurement.source}, {low} to {high}"
-        hover = f"{measurement.source}: p20 {low}, p50 {short_number(us)}, p80 {high} µs of {measurement.n:,} samples"
-    else:
-        source, hover = measurement.source, f"{measurement.source}, without samples: no spread"
-    return Value(name, short_number(us), level, against, source, hover)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A placement with its cost; `eps_per_watt` is empty where the watts are not known."""
-
-    replay_manager: str
-    learner: str
-    setting: int
-    chosen: bool
-    t_itr: str
-    eps: str
-    eps_bar: Markup
-    eps_per_watt: str
-    eps_per_watt_bar: Markup
-    watts: str
-    reason: str
-
-
 def pairs(placement: Placement) -> tuple[list[Pair], int]:
     """The best placements and the chosen one, and how many are left out."""
     shown = [c for n, c in enumerate(placement.candidates) if n < _MOST_PAIRS or c is placement.chosen]
@@ -141,9 +129,7 @@ def _pair(placement: Placement, candidate: Candidate, most_eps: float, most_per_
         reason = str(error)
     per_watt = candidate.eps / candidate.watts if candidate.watts else None
     return Pair(
-        replay_manager=candidate.replay.device,
-        learner=f"{candidate.learner.device} ({candidate.learner.implementation})",
-        setting=candidate.setting,
+        name=f"{candidate.replay.device} + {candidate.learner.device} ({candidate.learner.implementation})",
         chosen=chosen,
         t_itr=short_number(candidate.t_itr_us),
         eps=f"{candidate.eps:,.0f}",
@@ -153,17 +139,6 @@ def _pair(placement: Placement, candidate: Candidate, most_eps: float, most_per_
         watts="" if candidate.watts is None else f"{candidate.watts:,.0f}",
         reason=reason,
     )
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the iteration that runs beside the others; the slowest one gives the time of an iteration."""
-
-    name: str
-    us: str
-    bar: Markup
-    slowest: bool
-    terms: tuple[tuple[str, str], ...]
 
 
 def stages(placement: Placement) -> list[Stage]:
@@ -179,15 +154,28 @@ def stages(placement: Placement) -> list[Stage]:
     else:
         names = ["with training", "with insertion"]
     names += [f"stage {number + 1}" for number in range(len(names), len(found))]
-    totals = [sum(stage.values()) for stage in found]
-    longest = max(totals)
+    return Stage.all_of(list(zip(names, found, strict=False)))
+
+
+def _storages(placement: Placement) -> list[tuple[str, str, str]]:
     return [
-        Stage(
-            name,
-            short_number(total),
-            bar(total / longest if longest else 0.0, "eps"),
-            total == longest,
-            tuple((name, short_number(us)) for name, us in sorted(stage.items(), key=lambda item: -item[1]) if us > 0),
+        (
+            option.device,
+            short_number(option.traffic_us),
+            "chosen" if option.device == placement.storage else placement.why_not_storage(option),
         )
-        for name, stage, total in zip(names, found, totals, strict=False)
+        for option in placement.chosen.storage
     ]
+
+
+def _left_out(placement: Placement) -> list[str]:
+    lines = [
+        *(f"{found.device} is left out: {found.reason}" for found in placement.unavailable),
+        *map(left_out_line, placement.unsupported),
+        *(
+            f"RM on {pair.replay_manager} with the Learner on {pair.learner} is not possible: {pair.reason}"
+            for pair in placement.impossible
+        ),
+    ]
+    more = len(lines) - _MOST_LISTED
+    return lines if more <= 0 else [*lines[:_MOST_LISTED], f"and {more:,} more, which the composition file lists."]

@@ -13,12 +13,11 @@ import jinja2
 from markupsafe import Markup
 
 import pearl
-from composer.html_report import composition_view, run_view, timeline
+from composer.composition import Composition, RolloutComposition
+from composer.html_report import composition_view, rollout_view, run_view, timeline
 from composer.html_report.platform_diagram import platform_diagram
 from composer.html_report.record import RunRecord, read_run
-from composer.matrix import COLUMNS
-from composer.placement import Placement
-from composer.report import left_out_line, short_number
+from composer.html_report.view import SAME, View
 from composer.templates import template_folders
 from pearl.errors import PearlError
 
@@ -26,7 +25,6 @@ _T = TypeVar("_T")
 
 # Neither HTML nor XML may hold these; a name from a file may.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_MOST_LISTED = 40
 
 
 def report_page(folder: Path, *, composition: Path | None = None, trace: Path | None = None) -> str:
@@ -53,7 +51,8 @@ def render(record: RunRecord) -> str:
     made = record.composition
     styles = _environment().get_template("report.css").render()
     name = str(record.summary.get("program") or record.folder.resolve().name or "run")
-    predicted = [] if made is None else section(lambda: timeline.predicted_schedule(made.placement)) or []
+    view = None if made is None else section(lambda: _view_of(made))
+    predicted = [] if view is None else view.schedule
     traced = [] if record.trace is None else timeline.traced_window(record.trace)
     text = (
         _environment()
@@ -69,8 +68,8 @@ def render(record: RunRecord) -> str:
             curves=run_view.learning_curves(record),
             queues=run_view.queue_levels(record),
             comparisons=run_view.comparisons(record),
-            placement=None if made is None else made.placement,
-            platform=None if made is None else section(lambda: platform_diagram(made)),
+            view=view,
+            platform=None if made is None or view is None else section(lambda: platform_diagram(made.platform, view)),
             connections=None
             if made is None
             else section(
@@ -81,46 +80,19 @@ def render(record: RunRecord) -> str:
             unused_links=None
             if made is None
             else section(lambda: [f"{c.source} to {c.target}" for c in made.platform.unused_connections]),
-            stages=None if made is None else composition_view.stages(made.placement),
             predicted_timeline=timeline.draw_schedule(predicted, "Predicted timeline"),
             predicted_kinds=timeline.kinds_in(predicted),
             traced_timeline=timeline.draw_schedule(traced, "Traced timeline"),
             traced_kinds=timeline.kinds_in(traced),
-            heat_rows=None if made is None else composition_view.heat_rows(made.matrix, made.placement),
-            pairs=None if made is None else composition_view.pairs(made.placement),
-            storages=None if made is None else _storages(made.placement),
-            columns=COLUMNS,
-            same=composition_view.SAME,
-            left_out=() if made is None else _left_out(made.placement),
-            us=short_number,
+            same=SAME,
             notes=notes,
         )
     )
     return _FORBIDDEN.sub("\ufffd", text)
 
 
-def _storages(placement: Placement) -> list[tuple[str, str, str]]:
-    return [
-        (
-            option.device,
-            short_number(option.traffic_us),
-            "chosen" if option.device == placement.storage else placement.why_not_storage(option),
-        )
-        for option in placement.chosen.storage
-    ]
-
-
-def _left_out(placement: Placement) -> list[str]:
-    lines = [
-        *(f"{found.device} is left out: {found.reason}" for found in placement.unavailable),
-        *map(left_out_line, placement.unsupported),
-        *(
-            f"RM on {pair.replay_manager} with the Learner on {pair.learner} is not possible: {pair.reason}"
-            for pair in placement.impossible
-        ),
-    ]
-    more = len(lines) - _MOST_LISTED
-    return lines if more <= 0 else [*lines[:_MOST_LISTED], f"and {more:,} more, which the composition file lists."]
+def _view_of(made: Composition | RolloutComposition) -> View:
+    return rollout_view.view(made) if isinstance(made, RolloutComposition) else composition_view.view(made)
 
 
 def _environment() -> jinja2.Environment:

@@ -6,26 +6,14 @@ import xml.etree.ElementTree as ET
 
 from markupsafe import Markup
 
-from composer.composition import Composition
 from composer.html_report.svg import WIDTH, drawing, element, label, markup
-from composer.placement import Placement
+from composer.html_report.view import View
 from composer.platform import Platform
 from pearl.devices.description import Device
 from pearl.errors import PlacementError
 
 _BOX, _GAP, _INDENT = 62.0, 30.0, 34.0  # height of a device, space above it, its distance from the left
 _BADGE, _CHARACTER = 20.0, 6.4
-
-
-def roles(placement: Placement, device: str) -> tuple[str, ...]:
-    """The primitives that are placed on a device."""
-    places = (
-        ("Replay Manager", placement.replay_manager),
-        ("Learner", placement.learner),
-        ("Data Storage", placement.storage),
-        ("Actors", placement.host),
-    )
-    return tuple(name for name, place in places if place == device)
 
 
 def facts(device: Device) -> str:
@@ -50,31 +38,30 @@ def link_text(platform: Platform, source: str, target: str) -> str:
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to it; {texts[1]} back"
 
 
-def platform_diagram(composition: Composition) -> Markup:
+def platform_diagram(platform: Platform, view: View) -> Markup:
     """The host on top; each other device hangs on the line from it, next to the latency and bandwidth."""
-    platform, placement = composition.platform, composition.placement
-    host = platform.device(placement.host)
+    host = platform.device(view.host)
     others = [device for device in platform.devices if device.name != host.name]
-    reasons = {unavailable.device: unavailable.reason for unavailable in placement.unavailable}
+    reasons = {unavailable.device: unavailable.reason for unavailable in view.unavailable}
     description = ". ".join(
-        f"{device.name}: {', '.join(roles(placement, device.name)) or 'no primitive'}"
+        f"{device.name}: {', '.join(view.roles(device.name)) or 'no primitive'}"
         + (f", connected to {host.name} with {link_text(platform, host.name, device.name)}" if device != host else "")
         for device in (host, *others)
     )
     root = drawing("Platform", description, _BOX + len(others) * (_GAP + _BOX) + 3)
-    _device(root, host, placement, 1.0, 1.0, reasons.get(host.name, ""))
+    _device(root, host, view, 1.0, 1.0, reasons.get(host.name, ""))
     y = _BOX + 1.0
     for device in others:
         middle = y + _GAP + _BOX / 2
         element(root, "path", d=f"M14 {_BOX + 1:.0f}V{middle:.0f}H{_INDENT:.0f}", class_="wire")
         label(root, _INDENT, y + _GAP - 8, link_text(platform, host.name, device.name), WIDTH - _INDENT, "link")
-        _device(root, device, placement, _INDENT, y + _GAP, reasons.get(device.name, ""))
+        _device(root, device, view, _INDENT, y + _GAP, reasons.get(device.name, ""))
         y += _GAP + _BOX
     return markup(root)
 
 
-def _device(root: ET.Element, device: Device, placement: Placement, x: float, y: float, unused: str) -> None:
-    placed = roles(placement, device.name)
+def _device(root: ET.Element, device: Device, view: View, x: float, y: float, unused: str) -> None:
+    placed = view.roles(device.name)
     kind = "chosen" if placed else "unused" if unused else "idle"
     element(root, "rect", x=x, y=y, width=WIDTH - x - 1, height=_BOX, rx=6.0, class_=f"device {kind}")
     width = WIDTH - x - 18

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.composition import Composition
+from composer.composition import Composition, RolloutComposition, read_composition
 from composer.html_report.trace import Trace, read_trace
 from pearl.errors import ConfigurationError, PearlError
 from pearl.runtime.composition_file import COMPOSITION_OF_RUN
@@ -34,7 +34,7 @@ class RunRecord:
     progress: pd.DataFrame | None = None
     episodes: pd.DataFrame | None = None
     evaluations: pd.DataFrame | None = None
-    composition: Composition | None = None
+    composition: Composition | RolloutComposition | None = None
     trace: Trace | None = None
     notes: tuple[str, ...] = ()
 
@@ -80,10 +80,10 @@ def read_run(folder: Path, composition: Path | None = None, trace: Path | None =
     )
 
 
-def _read_composition(path: Path) -> Composition:
+def _read_composition(path: Path) -> Composition | RolloutComposition:
     text = _text_of(path)
     try:
-        return Composition.from_json(text)
+        return read_composition(text)
     except PearlError as error:
         raise ConfigurationError(
             f"{path} cannot be used: {error} Compose again, or name another with --composition."

@@ -33,7 +33,7 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class RolloutComposition:
+class ComposedRollouts:
     """What a composition with rollouts found."""
 
     problem: RolloutProblem

@@ -10,7 +10,7 @@ from rich.text import Text
 from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
 from composer.report import plain, short_number
 
-_NAMES = {"collection": "collecting", "advantages": "GAE", "communication": "moving", "training": "training"}
+NAMES = {"collection": "collecting", "advantages": "GAE", "communication": "moving", "training": "training"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RolloutExplanation:
     def __rich__(self) -> RenderableType:
         chosen, others = self.placement.choice, self.placement.candidates[1:]
         lines = [f"Chosen: {chosen.text}. {self._dominant()}"]
-        lines += [f"Not chosen: {other.text}. {self._why_not(other)}" for other in others[: self.pairs]]
+        lines += [f"Not chosen: {other.text}. {why_not(self.placement, other)}" for other in others[: self.pairs]]
         if left := len(others) - len(others[: self.pairs]):
             lines.append(f"{left} more are in the table.")
         return Group(self.placement, *(Text(f"\n{line}") for line in lines))
@@ -33,34 +33,35 @@ class RolloutExplanation:
 
     def _dominant(self) -> str:
         """The longest part of the chosen iteration."""
-        parts = _parts(self.placement.choice)
+        parts = parts_of(self.placement.choice)
         name = max(parts, key=lambda part: parts[part])
         us = short_number(parts[name])
         if not self.placement.policy_lag:
             share = parts[name] / sum(parts.values())
-            return f"Its parts follow each other; the longest is {_NAMES[name]}, {us} us, {share:.0%} of them."
+            return f"Its parts follow each other; the longest is {NAMES[name]}, {us} us, {share:.0%} of them."
         collection = parts.pop("collection")
         after = short_number(sum(parts.values()))
         return f"Collecting, {short_number(collection)} us, runs beside the other parts, {after} us together."
 
-    def _why_not(self, other: RolloutCandidate) -> str:
-        """How much longer it takes, in which parts, and which of them would have to be how fast for it to win."""
-        chosen, gap = self.placement.choice, other.terms.t_itr_us - self.placement.choice.terms.t_itr_us
-        mine, its = _parts(chosen), _parts(other)
-        later = {name: us - mine.get(name, 0.0) for name, us in its.items() if us > mine.get(name, 0.0)}
-        text = f"Its iteration takes {short_number(gap)} us longer"
-        if gap <= 0:
-            return "Its iteration does not take longer: the choice was edited."
-        if later:
-            text += f": {', '.join(f'{_NAMES[name]} {short_number(us)} us' for name, us in later.items())} more"
-        if chosen.tried is not None and other.tried is not None:
-            return f"{text}. Programs of both were tried."
-        if self.placement.policy_lag or chosen.tried is not None or other.tried is not None:
-            return f"{text}."
-        wins = [f"{_NAMES[name]} in {short_number(its[name] - gap)} us" for name in later if its[name] > gap]
-        return f"{text}. It would be chosen with {' or '.join(wins)}." if wins else f"{text}."
+
+def why_not(placement: RolloutPlacement, other: RolloutCandidate) -> str:
+    """How much longer another candidate takes, in which parts, and which would have to be how fast for it to win."""
+    chosen, gap = placement.choice, other.terms.t_itr_us - placement.choice.terms.t_itr_us
+    if gap <= 0:
+        return "Its iteration does not take longer: the choice was edited."
+    mine, its = parts_of(chosen), parts_of(other)
+    later = {name: us - mine.get(name, 0.0) for name, us in its.items() if us > mine.get(name, 0.0)}
+    text = f"Its iteration takes {short_number(gap)} us longer"
+    if later:
+        text += f": {', '.join(f'{NAMES[name]} {short_number(us)} us' for name, us in later.items())} more"
+    if chosen.tried is not None and other.tried is not None:
+        return f"{text}. Programs of both were tried."
+    if placement.policy_lag or chosen.tried is not None or other.tried is not None:
+        return f"{text}."
+    wins = [f"{NAMES[name]} in {short_number(its[name] - gap)} us" for name in later if its[name] > gap]
+    return f"{text}. It would be chosen with {' or '.join(wins)}." if wins else f"{text}."
 
 
-def _parts(candidate: RolloutCandidate) -> dict[str, float]:
+def parts_of(candidate: RolloutCandidate) -> dict[str, float]:
     """Microseconds of the parts, without those of none."""
     return {name: us for name, us in candidate.terms.parts().items() if name != "iteration"}

@@ -124,6 +124,11 @@ class RolloutPlacement:
         return self.rows / self.choice.terms.t_itr_us * 1e6
 
     @property
+    def free_eps(self) -> float:
+        """The same: Actors wait for the training on their rollouts, they cannot run free."""
+        return self.eps
+
+    @property
     def assumption(self) -> str:
         """Under what the prediction holds, in words."""
         how = "while the next rollout is collected" if self.policy_lag else "in turn with collecting"

@@ -23,6 +23,7 @@ from composer.codegen.python_source import documented
 from composer.codegen.trainer_source import trainer_import
 from composer.on_policy.placement import AdvantagesConfig, RolloutLearnerConfig, RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
+from composer.predicted_parts import predicted_us
 from pearl.backends import backend_of
 from pearl.devices.description import Device
 from pearl.errors import GenerationError
@@ -72,7 +73,7 @@ def render_rollouts(source: RolloutSource, devices: Mapping[str, Device]) -> str
         "predicted_eps": round(placement.eps, 1),
         "predicted_free_eps": round(placement.eps, 1),
         "predicted_spread": None,
-        "predicted_us": {name: round(value, 3) for name, value in placement.choice.terms.parts().items()},
+        "predicted_us": {name: round(value, 3) for name, value in predicted_us(placement).items()},
         "devices": {"actors": placement.host, "advantages": on_gae.name, "learner": on_learner.name},
         "assumption": placement.assumption,
         "default_timeout_s": ActorSpec.timeout_s,

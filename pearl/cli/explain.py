@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,13 +75,10 @@ def placement_file(source: Path) -> Path:
 def _rollout_placement(file: Path) -> RolloutPlacement | None:
     """The placement with rollouts in a JSON file; None if it is of another kind."""
     from composer.on_policy.placement import RolloutPlacement
+    from composer.serialization import format_of
 
     text = read_text(file)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None  # the reader of the other kind says what is wrong
-    if not isinstance(document, dict) or document.get("format") != RolloutPlacement.FORMAT:
+    if format_of(text) != RolloutPlacement.FORMAT:
         return None
     try:
         return RolloutPlacement.from_json(text)

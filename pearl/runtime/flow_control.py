@@ -138,10 +138,10 @@ class FlowControl:
         self._in_flight[batch] = indices
         self._progressed = True
 
-    def granted(self, iterations: int) -> None:
-        """Setting 2: the training loop may run `iterations`."""
+    def granted(self, iterations: int, *, whole: bool = True) -> None:
+        """Setting 2: the training loop may run `iterations`; `whole` says that these begin now."""
         self._granted = iterations
-        self._rate.started()
+        self._rate.started(whole=whole)
         self._progressed = True
 
     def trained(self, iterations: int, batch: int | None = None, *, gradient_steps: int | None = None) -> None:

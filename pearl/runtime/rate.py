@@ -11,7 +11,8 @@ _WINDOW_S = 2.0
 class StepRate:
     """Counts steps against two clocks: wall time, and the time during which a batch was in flight.
 
-    The composer predicts the second: it excludes the waits for data that the replay ratio causes.
+    The composer predicts the second: it excludes the waits for data that the replay ratio causes. `timed_steps` are
+    those that the second clock saw from their beginning.
     """
 
     def __init__(self) -> None:
@@ -19,29 +20,32 @@ class StepRate:
 
     def restart(self) -> None:
         """Forget all steps."""
-        self.steps = 0
+        self.steps = self.timed_steps = 0
         self._first: float | None = None
         self._last = 0.0
         self._window: deque[tuple[float, int]] = deque()
         self._busy_s = 0.0
         self._busy_since: float | None = None
+        self._whole = True
 
-    def started(self) -> None:
-        """A batch is under way (again)."""
+    def started(self, *, whole: bool = True) -> None:
+        """A batch is under way (again). If it began before and is not `whole`, the second clock leaves it out."""
         now = time.monotonic()
         if self._first is None:
             self._first = self._last = now
             self._window.append((now, 0))
         if self._busy_since is None:
-            self._busy_since = now
+            self._busy_since, self._whole = now, whole
 
     def trained(self, steps: int, *, idle: bool) -> None:
         """`steps` are done; `idle`: nothing else is under way."""
         now = self._last = time.monotonic()
         self.steps += steps
         if self._busy_since is not None:
-            self._busy_s += now - self._busy_since
-            self._busy_since = None if idle else now
+            if self._whole:
+                self._busy_s += now - self._busy_since
+                self.timed_steps += steps
+            self._busy_since, self._whole = None if idle else now, True
         self._window.append((now, self.steps))
         while len(self._window) > 2 and now - self._window[0][0] > _WINDOW_S:
             self._window.popleft()
@@ -81,5 +85,5 @@ class StepRate:
 
     @property
     def busy(self) -> float:
-        """Steps per second of the time in which a batch was under way."""
-        return self.steps / self._busy_s if self._busy_s > 0 else 0.0
+        """Steps per second of the time in which a batch was under way; `overall` where none was seen whole."""
+        return self.timed_steps / self._busy_s if self._busy_s > 0 else self.overall

@@ -140,7 +140,7 @@ class RolloutSession(Run):
 
     def training(self) -> None:
         """The rollout goes to the Learner now; call it before the assignment."""
-        self._flow.granted(1)
+        self._flow.granted(1, whole=False)  # it began with collecting
 
     def trained(self, minibatches: int, td_error: float) -> None:
         """The rollout was trained on in `minibatches` steps, and the actors' new weights are published."""

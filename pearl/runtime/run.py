@@ -380,10 +380,10 @@ class Run(abc.ABC):
         (at, steps, busy_s), now, rate = self._drift_at, time.monotonic(), self._rate
         if self._drift is None or now - at < min(_DRIFT_INTERVAL_S, self.options.drift_seconds / 2):
             return
-        self._drift_at = now, rate.steps, rate.busy_s
-        if rate.steps <= steps or math.isinf(at):
+        self._drift_at = now, rate.timed_steps, rate.busy_s
+        if rate.timed_steps <= steps or math.isinf(at):
             return
-        iteration_us = (rate.busy_s - busy_s) / (rate.steps - steps) * 1e6
+        iteration_us = (rate.busy_s - busy_s) / (rate.timed_steps - steps) * 1e6
         drift = self._drift.observe(now, {**self._telemetry.newest_us(), ITERATION: iteration_us})
         if drift is None or self._supervisor.stop_reason:
             return

@@ -71,12 +71,13 @@ class IterationTimes:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Sums at the end of an interval: iterations, seconds in which a batch was under way, seconds of each part.
+    """Sums at the end of an interval: iterations, those that were timed and their seconds, seconds of each part.
 
     `inserted` is the number of transitions that entered the Data Storage.
     """
 
     iterations: int
+    timed: int
     busy_s: float
     spent: Mapping[str, float]
     inserted: int
@@ -177,7 +178,7 @@ class Telemetry:
             self._levels.append((now, self.levels()))
 
     def _end_interval(self) -> None:
-        moment = _Moment(self._rate.steps, self._rate.busy_s, self._spent(), self._inserted)
+        moment = _Moment(self._rate.steps, self._rate.timed_steps, self._rate.busy_s, self._spent(), self._inserted)
         if self._rate.since != self._since:  # the rates restart after a warm-up
             self._since = self._rate.since
             self._moments.clear()
@@ -325,8 +326,9 @@ def _times_us(before: _Moment, after: _Moment) -> dict[str, float]:
     times = {name: seconds * each_us for name, seconds in spent.items() if name != INSERTION}
     if INSERTION in spent and (inserted := after.inserted - before.inserted):
         times[INSERTION] = spent[INSERTION] * 1e6 / inserted
-    times["iteration"] = (after.busy_s - before.busy_s) * each_us
-    if "communication" not in times and "collection" not in times:  # setting 2: the loop waits for its next grant
+    if timed := after.timed - before.timed:
+        times["iteration"] = (after.busy_s - before.busy_s) * 1e6 / timed
+    if timed and "communication" not in times and "collection" not in times:  # setting 2: it waits for its next grant
         parts = ("sampling", "gather", "update", "training")
         times["communication"] = max(0.0, times["iteration"] - sum(times[name] for name in parts))
     return times
