@@ -10,7 +10,7 @@ from composer.html_report.view import SAME, HeatCell, HeatRow, Pair, Stage, Valu
 from composer.matrix import LearnerCell, Measurement, MissingCell
 from composer.on_policy.explain import NAMES, parts_of, why_not
 from composer.on_policy.matrix import AdvantagesCell, RolloutMatrix
-from composer.on_policy.placement import RolloutPlacement
+from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
 from composer.report import left_out_line, short_number
 
 _COLUMNS = ("GAE", "Learner")
@@ -31,7 +31,7 @@ def view(made: RolloutComposition) -> View:
         how = "Collecting and training take turns."
         stages = [("one after the other", {"collecting": collecting, **after})]
         iteration = "Its parts follow each other"
-    best = max(placement.candidates, key=lambda candidate: 1 / candidate.terms.t_itr_us)
+    best_us = min(candidate.terms.t_itr_us for candidate in placement.candidates)
     learner = choice.learner
     return View(
         how=f"As composed for throughput (EPS), each transition counted once. {how}",
@@ -52,7 +52,7 @@ def view(made: RolloutComposition) -> View:
         heat_rows=_heat_rows(made.matrix, placement),
         assumption=placement.assumption,
         pair_heading="GAE + Learner",
-        pairs=[_pair(placement, number, best.terms.t_itr_us) for number in range(len(placement.candidates))],
+        pairs=[_pair(placement, candidate, best_us) for candidate in placement.candidates],
         more_pairs=0,
         storages=[],
         unavailable=made.matrix.unavailable,
@@ -94,8 +94,7 @@ def _heat_rows(matrix: RolloutMatrix, placement: RolloutPlacement) -> list[HeatR
     return rows
 
 
-def _pair(placement: RolloutPlacement, number: int, best_us: float) -> Pair:
-    candidate = placement.candidates[number]
+def _pair(placement: RolloutPlacement, candidate: RolloutCandidate, best_us: float) -> Pair:
     us = candidate.terms.t_itr_us
     chosen = candidate is placement.choice
     return Pair(

@@ -97,7 +97,7 @@ def rollout_problem(
         say(inputs)
     names = [f.name for f in dataclasses.fields(RolloutSpec)]
     spec = RolloutSpec(**{**{name: getattr(trainer, name) for name in names if hasattr(trainer, name)}, **rollout})
-    batch = spec.horizon * actors.env_count if trainer.trains_whole_rollouts else trainer.batch_size
+    batch = trainer.default_batch(spec.horizon * actors.env_count)
     train = TrainSpec(**{"batch_size": batch, "gamma": trainer.gamma, **training})
     check_minibatches(spec, actors, train)
     problem = RolloutProblem(

@@ -205,12 +205,14 @@ class OnPolicyTrainer(Trainer):
     normalize_advantages: bool = True
     max_grad_norm: float = 0.5
 
-    trains_whole_rollouts: ClassVar[bool] = False  # a minibatch is the whole rollout, unless batch_size is set
-
     @classmethod
     def data_flow(cls) -> DataFlowKind:
         """Rollouts."""
         return "rollout"
+
+    def default_batch(self, transitions: int) -> int:
+        """Transitions of a minibatch out of a rollout of `transitions`, where the training's settings name none."""
+        return self.batch_size
 
     def check_spaces(self) -> None:
         """Array observations; Discrete, MultiDiscrete or Box actions."""

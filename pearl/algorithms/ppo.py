@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -158,10 +157,12 @@ class A2C(PPO):
     The ratio is then 1 in every step and nothing is clipped, so that the gradient is that of A2C.
     """
 
-    trains_whole_rollouts: ClassVar[bool] = True
-
     horizon: int = 8
     epochs: int = 1
     gae_lambda: float = 1.0
     learning_rate: float = 7e-4
     normalize_advantages: bool = False
+
+    def default_batch(self, transitions: int) -> int:
+        """The whole rollout."""
+        return transitions
