@@ -113,7 +113,7 @@ def measure(environments: Sequence[str], seeds: Sequence[int], steps: int, folde
 def main() -> None:
     parser = options(__doc__, "two seeds of 20,000 steps")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="how many seeds, from 101 on")
-    parser.add_argument("--steps", type=int, default=100_000, metavar="N", help="environment steps of each run")
+    parser.add_argument("--steps", type=int, default=300_000, metavar="N", help="environment steps of each run")
     parser.add_argument("--environments", nargs="*", default=list(ENVIRONMENTS), metavar="NAME")
     arguments = parser.parse_args()
     seeds, steps = (2, 20_000) if arguments.quick else (arguments.seeds, arguments.steps)

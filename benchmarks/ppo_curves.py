@@ -179,12 +179,12 @@ def plot(tasks: Sequence[ZooTask], all_curves: Sequence[Curves]) -> dict[str, st
 
     figure, panels = plt.subplots(2, -(-len(tasks) // 2), figsize=(12.0, 6.4), layout="constrained", squeeze=False)
     for axes, task, curves in zip(panels.flat, tasks, all_curves, strict=False):
-        steps = task.steps / EVALUATIONS * np.arange(1, EVALUATIONS + 1)
+        steps = task.steps / EVALUATIONS * np.arange(1, EVALUATIONS + 1) / 1000
         for side, label in zip(SIDES, ("PEARL", "Stable-Baselines3"), strict=True):
             (line,) = axes.plot(steps, interquartile_mean(curves[side], axis=0), label=label)
             low, high = np.transpose([interval(column) for column in curves[side].T])
             axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
-        axes.set(xlabel="environment steps", title=task.environment)
+        axes.set(xlabel="thousand environment steps", title=task.environment)
         axes.grid(alpha=0.3)
     panels[0, 0].set_ylabel(f"return of {EPISODES} greedy episodes")
     panels[0, 0].legend()
