@@ -109,6 +109,27 @@ def test_only_a_second_request_of_a_person_stops_at_once(hangup: None, monkeypat
     assert interruption.exit_code == 130
 
 
+def test_what_a_program_imports_is_no_garbage() -> None:
+    code = """
+import atexit, gc
+atexit.register(lambda: print(gc.get_freeze_count() > frozen[0]))  # runs last
+from pearl.runtime.entry import begin_program, run_program
+begin_program()
+assert not gc.isenabled()
+import numpy
+frozen, kept = [], []
+def main():
+    assert gc.isenabled()
+    frozen.append(gc.get_freeze_count())
+    kept.extend([] for _ in range(10_000))
+    assert frozen[0] > 10_000, frozen
+    return 7
+run_program(main)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "True\n", "")
+
+
 def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> None:
     first = "    begin_program()  # before the imports that take seconds\n"
     slow = edited(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import traceback
@@ -58,6 +60,7 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the command."""
     keep_standard_streams()
+    atexit.register(gc.freeze)  # as in `begin_program`
     app(prog_name="pearl")
 
 
