@@ -35,9 +35,9 @@ BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
 OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
-_CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
-_USUAL_RUNS = 2  # of those, and with a budget of the user's of all
-_MOST_RUNS = 3  # of those, with a budget of the user's
+CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
+USUAL_RUNS = 2  # of those, and with a budget of the user's of all
+MOST_RUNS = 3  # of those, with a budget of the user's
 USUAL_RUN_S = 6.0
 LONGEST_RUN_S = 120.0
 
@@ -237,12 +237,12 @@ class Trials:
         yield from (c for c in new if c.score(placement.metric) * OPTIMISM > best)
         if self.budget.stated:
             yield from new
-        close = [c for c in tried if c.score(placement.metric) * _CLOSE >= best]
+        close = [c for c in tried if c.score(placement.metric) * CLOSE >= best]
         if self.budget.stated:
-            yield from self._again(close, _MOST_RUNS)
-            yield from self._again(tried, _USUAL_RUNS)
+            yield from self._again(close, MOST_RUNS)
+            yield from self._again(tried, USUAL_RUNS)
         elif len(close) > 1:
-            yield from self._again(close, _USUAL_RUNS)
+            yield from self._again(close, USUAL_RUNS)
 
     def _again(self, candidates: list[Candidate], most: int) -> list[Candidate]:
         """Those that ran less than `most` times, the fewest first."""
@@ -250,7 +250,7 @@ class Trials:
         return sorted((c for c in candidates if runs[c.names] < most), key=lambda c: runs[c.names])
 
     def _is_known(self, candidate: Candidate, run: int) -> bool:
-        return run < _MOST_RUNS and candidate.names not in self._failed and self.programs.is_known(candidate, run)
+        return run < MOST_RUNS and candidate.names not in self._failed and self.programs.is_known(candidate, run)
 
     def _try(self, placement: Placement, candidate: Candidate, run: int, until: float) -> None:
         began = time.monotonic()
@@ -279,18 +279,18 @@ class Trials:
 
 
 def _pooled(runs: list[WholeIteration]) -> WholeIteration:
+    """All runs of a program as one."""
+    return WholeIteration(*(pooled([getattr(run, pace) for run in runs]) for pace in _TIMES))
+
+
+def pooled(runs: Sequence[Measurement]) -> Measurement:
     """All runs of a program as one: the median of their means, with the spread in and between them."""
     if len(runs) == 1:
         return runs[0]
-
-    def joined(pace: str) -> Measurement:
-        found = [getattr(run, pace) for run in runs]
-        values = [run.value_us for run in found]
-        low, high = (float(np.median([getattr(run, side) for run in found])) for side in ("p20_us", "p80_us"))
-        n = sum(run.n for run in found)
-        return Measurement(statistics.median(values), min(low, *values), max(high, *values), n, found[0].source)
-
-    return WholeIteration(*map(joined, _TIMES))
+    values = [run.value_us for run in runs]
+    low, high = (float(np.median([getattr(run, side) for run in runs])) for side in ("p20_us", "p80_us"))
+    n = sum(run.n for run in runs)
+    return Measurement(statistics.median(values), min(low, *values), max(high, *values), n, runs[0].source)
 
 
 def bench_program(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:

@@ -20,6 +20,7 @@ from trainers import TinyPPO
 from composer import Composer
 from composer.composition import RolloutComposition, read_composition
 from composer.html_report.page import report_page
+from composer.matrix import Measurement
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
 from composer.recompose import recompose
@@ -416,8 +417,8 @@ def test_minibatches_must_divide_the_rollout() -> None:
 # --- composed programs ---
 
 
-def composer_of(folder: Path, **rollout: Any) -> Composer:
-    composer = Composer(progress=False)
+def composer_of(folder: Path, calibration: Path | None = None, **rollout: Any) -> Composer:
+    composer = Composer(progress=False, calibration=calibration)
     devices, connections = write_csv_pair(folder, ONE_CPU)
     composer.set_device_file(devices)
     composer.set_connection_file(connections)
@@ -656,7 +657,10 @@ def test_a_placement_is_explained(tmp_path: Path, quick_profiles: None) -> None:
     assert "more are in the table" in shorter
 
 
-def test_a_budget_tries_programs_and_places_the_fastest(tmp_path: Path, quick_profiles: None) -> None:
+def test_a_budget_tries_programs_and_places_the_fastest(
+    tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.on_policy.trials.MOST_RUNS", 1)
     composer = composer_of(tmp_path)
     before = composer.run(budget_s=0)
     assert all(candidate.tried is None for candidate in composer.placement.candidates)
@@ -669,6 +673,38 @@ def test_a_budget_tries_programs_and_places_the_fastest(tmp_path: Path, quick_pr
     known = composer.profile(budget_s=60)
     assert known.measured == 0, "a trial is kept as any measurement"
     assert before[0].device == "cpu0"
+
+
+@pytest.mark.parametrize(("budget_s", "expected_us", "runs"), [(None, 1100.0, 6), (60, 1050.0, 8)])
+def test_close_programs_run_again(
+    tmp_path: Path,
+    quick_profiles: None,
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float | None,
+    expected_us: float,
+    runs: int,
+) -> None:
+    # The first was lucky in its first run. The last two are far behind.
+    scripted = [1000.0, 1100.0, 1900.0, 1900.0, 1200.0, 1100.0, 1050.0, 1150.0]
+    ran: list[float] = []
+
+    def bench(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
+        us = scripted[len(ran)]
+        ran.append(us)
+        program.touch()
+        return dict.fromkeys(("paced", "free", "overall"), Measurement(us, us, us, 1, "measured"))
+
+    monkeypatch.delenv("PEARL_BUDGET_S", raising=False)
+    monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
+    monkeypatch.setattr("composer.on_policy.trials.OPTIMISM", math.inf)
+    composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
+    composer.run(budget_s=budget_s)
+    choice = composer.placement.choice
+    assert len(ran) == runs
+    assert choice.tried is not None
+    assert choice.terms.t_itr_us == choice.tried.value_us == expected_us
+    assert [c.tried.n for c in composer.placement.candidates if c.tried is not None] == [runs // 2 - 1] * 2 + [1, 1]
+    assert composer.profile(budget_s=budget_s).measured == 0, "what is known does not run again"
 
 
 def test_replay_and_rollouts_do_not_mix(tmp_path: Path, quick_profiles: None) -> None:

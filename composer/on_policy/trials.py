@@ -5,16 +5,28 @@ The sum of separately measured parts leaves out how processes and threads wake e
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer.matrix import Measurement
 from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
 from composer.on_policy.profiling import RolloutProfiler
-from composer.trials import LONGEST_RUN_S, OPTIMISM, USUAL_RUN_S, Budget, FailedError, bench_program
+from composer.trials import (
+    CLOSE,
+    LONGEST_RUN_S,
+    MOST_RUNS,
+    OPTIMISM,
+    USUAL_RUN_S,
+    USUAL_RUNS,
+    Budget,
+    FailedError,
+    bench_program,
+    pooled,
+)
 from pearl.backends import backend_of
 from pearl.errors import GenerationError
 
@@ -34,22 +46,42 @@ class RolloutTrials:
     budget: Budget
 
     def placed(self, placement: RolloutPlacement) -> RolloutPlacement:
-        """The placement with the times of the programs that were tried, the fastest of these first."""
+        """The placement with the times of the programs that were tried, the fastest of these first.
+
+        Programs about as fast as the fastest run again while time is left: of several single runs, the fastest had
+        luck too, and its time would be too good a prediction.
+        """
         until = time.monotonic() + self.budget.seconds
-        found: list[RolloutCandidate] = []
+        runs: dict[str, list[Measurement]] = {}
+        most = MOST_RUNS if self.budget.stated else USUAL_RUNS
         for candidate in placement.candidates:
-            best_us = min((c.terms.t_itr_us for c in found if c.tried is not None), default=float("inf"))
-            hopeful = candidate.terms.t_itr_us < best_us * OPTIMISM
-            found.append(self._tried(placement, candidate, until) if hopeful else candidate)
+            if candidate.terms.t_itr_us < _best_us(runs) * OPTIMISM:
+                self._try(placement, candidate, runs, until)
+        while True:
+            limit_us = _best_us(runs) * CLOSE
+            close = [c for c in placement.candidates if c.text in runs and pooled(runs[c.text]).value_us <= limit_us]
+            again = [c for c in close if len(runs[c.text]) < most]
+            if not again or (len(close) < 2 and not self.budget.stated):
+                break
+            if not self._try(placement, min(again, key=lambda c: len(runs[c.text])), runs, until):
+                break
+        found = [_measured(candidate, runs.get(candidate.text)) for candidate in placement.candidates]
         ranked = sorted(found, key=lambda candidate: (candidate.tried is None, candidate.terms.t_itr_us))
         return replace(placement, candidates=tuple(ranked))
 
-    def _tried(self, placement: RolloutPlacement, candidate: RolloutCandidate, until: float) -> RolloutCandidate:
-        """The candidate with what its program did; as it is where that cannot be known."""
+    def _try(
+        self,
+        placement: RolloutPlacement,
+        candidate: RolloutCandidate,
+        runs: dict[str, list[Measurement]],
+        until: float,
+    ) -> bool:
+        """Add a run of the candidate's program to `runs`; False where it cannot be run, or not in time."""
+        run = len(runs.get(candidate.text, ()))
         context, platform = self.profiler, self.profiler.platform
         devices = [platform.device(name) for name in (candidate.advantages.device, candidate.learner.device)]
         if any(backend_of(device).estimator(device) is not None or device.absent for device in devices):
-            return candidate
+            return False
         problem, on_gae, on_learner = context.problem, *devices
         rollout = {name: value for name, value in vars(problem.rollout).items() if value is not None}
         parameters = {
@@ -60,21 +92,34 @@ class RolloutTrials:
             "actors": problem.actors.count,
             "env": problem.actors.env,
             "env_kwargs": repr(dict(problem.actors.env_kwargs)),
+            **({"run": run} if run else {}),
         }
         key, name = context.key("rollout program", on_learner, parameters), candidate.text
         if not context.is_known(key, _TIMES, on_learner):
             if not self.budget.seconds or time.monotonic() + USUAL_RUN_S > until:
-                return candidate
+                return False
             context.begin(f"trying {name}, as a program")
         try:
             times = context.known(key, _TIMES, lambda: self._run(placement, candidate), on_learner)
         except (GenerationError, FailedError, subprocess.TimeoutExpired) as error:
             context.report(f"not tried: {name}: {error}")
-            return candidate
+            return False
         us = times["paced"].value_us
         context.report(f"tried {name}: {placement.rows / us * 1e6:,.0f} steps/s")
-        return replace(candidate, terms=replace(candidate.terms, t_itr_us=us), tried=times["paced"])
+        runs.setdefault(name, []).append(times["paced"])
+        return True
 
     def _run(self, placement: RolloutPlacement, candidate: RolloutCandidate) -> dict[str, Measurement]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
         return bench_program(self.write(placement.choosing(candidate), path), placement.rows, LONGEST_RUN_S)
+
+
+def _best_us(runs: Mapping[str, Sequence[Measurement]]) -> float:
+    return min((pooled(of_one).value_us for of_one in runs.values()), default=math.inf)
+
+
+def _measured(candidate: RolloutCandidate, runs: Sequence[Measurement] | None) -> RolloutCandidate:
+    if runs is None:
+        return candidate
+    tried = pooled(runs)
+    return replace(candidate, terms=replace(candidate.terms, t_itr_us=tried.value_us), tried=tried)
