@@ -22,7 +22,8 @@ from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import A2C, DQN, PPO
-from pearl.algorithms.on_policy import ActionDistribution, Minibatch, OnPolicyTrainer, PolicyAndValue, normalized
+from pearl.algorithms.on_policy import ActionDistribution, Minibatch, OnPolicyTrainer, normalized
+from pearl.algorithms.policy_and_value import PolicyAndValue
 from pearl.algorithms.trainer import policy_snapshot
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.errors import ConfigurationError, TrainerError

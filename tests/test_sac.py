@@ -33,8 +33,7 @@ from trainers import TinyDDPG, TinySAC
 from composer.codegen.python_source import literal
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.algorithms import SAC, Batch, make_trainer
-from pearl.algorithms.networks import mlp
-from pearl.algorithms.sac import GaussianPolicy
+from pearl.algorithms.networks import GaussianPolicy, mlp
 from pearl.algorithms.trainer import modules_of
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.exploration import PolicySampling, make_explorer

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from torch import nn
-
 from pearl.algorithms import Trainer, one_of_algorithms
 from pearl.algorithms.update_rule import update_rule_of
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.lazy_torch import nn
 from pearl.learner.extract import extract_network
 from pearl.spec import NetworkSpec
 
@@ -275,14 +274,14 @@ def pipeline_of(trainer: object) -> LearnerPipeline:
     rule = update_rule_of(trainer)
     if rule is not None and rule.actor is None:
         (network,) = rule.critics
-        layers = layers_of(extract_network("policy", network.module, network.input_shape))
+        layers = layers_of(extract_network("policy", network.in_torch, network.input_shape))
         if not layers:
             raise TrainerError(f"{own}'s network has no layers that can be traced")
         return dqn_pipeline(layers, double=rule.double)
     if rule is not None and rule.actor is not None:
         return actor_critic_pipeline(
-            _linear_layers(own, "actor", rule.actor.module),
-            _linear_layers(own, "critic", rule.critics[0].module),
+            _linear_layers(own, "actor", rule.actor.in_torch),
+            _linear_layers(own, "critic", rule.critics[0].in_torch),
             critics=len(rule.critics),
             critics_of_actor=rule.actor_critics,
         )

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from torch import nn
-
 from composer.fpga.learner_program import BLOCK, LearnerProgram, chain
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_replay import ReportedReplay
@@ -26,6 +24,7 @@ from composer.modelled_rows import FPGA_LEARNER
 from pearl.algorithms.trainer import Trainer
 from pearl.algorithms.update_rule import Bootstrap, update_rule_of
 from pearl.errors import ConfigurationError, VendorReportError
+from pearl.lazy_torch import nn
 from pearl.learner.extract import extract_network
 
 Algorithm: TypeAlias = Literal["dqn", "double_dqn", "ddpg", "td3"]
@@ -80,10 +79,10 @@ class LearnerBuild:
         acting, critic = None, None
         if rule.actor is None:
             (network,) = rule.critics
-            acting = _chain(network.module, network.input_shape, frozenset(("flatten",)))
+            acting = _chain(network.in_torch, network.input_shape, frozenset(("flatten",)))
         elif isinstance(trainer, Trainer):
             acting = _chain(rule.policy.module, trainer.input_shape, _SCALING)
-            critic = rule.critics[0].module
+            critic = rule.critics[0].in_torch
         if acting is None or (critic is not None and not _matches_actor(critic, *acting)):
             return None
         return cls(algorithm, acting[0], batch_size, copies, acting[1])

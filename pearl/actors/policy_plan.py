@@ -8,16 +8,16 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import nn
 
 from pearl.actors.native_policy import NativePolicy, Operation, PolicyPlan, RolloutPlan, Scale
-from pearl.algorithms.networks import ToUnit
-from pearl.algorithms.on_policy import OBSERVATION_CLIP, OnPolicyTrainer, PolicyAndValue
+from pearl.algorithms.arrays import Array, ArrayModule, operations_of
+from pearl.algorithms.inputs import OBSERVATION_CLIP
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import SamplesActions, Trainer, policy_snapshot, set_evaluation_mode
-from pearl.algorithms.update_rule import PolicyHead, RuleNetwork, update_rule_of
+from pearl.algorithms.update_rule import AnyModule, AnyScale, PolicyHead, RuleNetwork, update_rule_of
 from pearl.errors import TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError, offset_of, read_operations
 
@@ -30,13 +30,14 @@ def read_policy(trainer: object) -> PolicyPlan:
 
     It is tried against the trainer on a few random observations, so that nothing a trace leaves out goes unnoticed.
     """
-    rule = update_rule_of(trainer)
+    rule = update_rule_of(trainer, arrays=True)
     if rule is None or not isinstance(trainer, Trainer):
         raise UnsupportedError(f"the policy of {type(trainer).__name__}, which is none of the built-in algorithms")
     if rule.policy.departure is not None:
         raise UnsupportedError(rule.policy.departure)
     plan = _plan(trainer, rule.policy)
-    _try(plan, trainer)
+    if trainer.arrays is None:
+        _try(plan, trainer)
     return plan
 
 
@@ -52,7 +53,7 @@ def _plan(trainer: Trainer, head: PolicyHead) -> PolicyPlan:
     if head.value is not None:
         return dataclasses.replace(plan, action_shape=shape, rollout=_rollout(trainer, head, head.value, place))
 
-    def scale(found: ToUnit | None) -> Scale | None:
+    def scale(found: AnyScale | None) -> Scale | None:
         if found is None:
             return None
         return Scale(place[id(found.center)], place[id(found.half_range)], found.center.numel())
@@ -68,10 +69,13 @@ def _plan(trainer: Trainer, head: PolicyHead) -> PolicyPlan:
 
 def _rollout(trainer: Trainer, head: PolicyHead, value: RuleNetwork, place: Mapping[int, int]) -> RolloutPlan:
     networks, space = head.module, trainer.action_space
-    if not isinstance(networks, PolicyAndValue):
-        raise UnsupportedError(f"a policy of class {type(networks).__name__}")
+    if not isinstance(networks, ArrayModule):
+        from pearl.algorithms.policy_and_value import PolicyAndValue
+
+        if not isinstance(networks, PolicyAndValue):
+            raise UnsupportedError(f"a policy of class {type(networks).__name__}")
     normalization = None
-    if networks.is_normalized:
+    if hasattr(networks, "observation_mean"):
         normalization = (place[id(networks.observation_mean)], place[id(networks.observation_scale)])
     _, operations = _operations(value, place)
     return RolloutPlan(
@@ -85,9 +89,9 @@ def _rollout(trainer: Trainer, head: PolicyHead, value: RuleNetwork, place: Mapp
     )
 
 
-def _places(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, int]]:
+def _places(module: AnyModule) -> Iterator[tuple[str, torch.Tensor | Array, int]]:
     """Where the snapshot holds each tensor: parameters, then floating buffers."""
-    tensors: list[tuple[str, torch.Tensor]] = list(module.named_parameters())
+    tensors: list[tuple[str, torch.Tensor | Array]] = list(module.named_parameters())
     tensors += [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     offset = 0
     for name, tensor in tensors:
@@ -98,6 +102,9 @@ def _places(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, int]]:
 def _operations(read: RuleNetwork, place: Mapping[int, int]) -> tuple[int, tuple[Operation, ...]]:
     """Inputs and operations of a network, whose parameters the snapshot holds at `place`, by their identity."""
     name = read.name
+    if isinstance(read.module, ArrayModule):
+        arrays = operations_of(read.module, lambda array: place[id(array)])
+        return math.prod(read.input_shape), tuple(arrays)
     # A copy: it is moved to the CPU, set to evaluation and given a memory of its own, while the original may train.
     try:
         network = copy.deepcopy(read.module).cpu()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import SamplesActions, TrainerLike, set_evaluation_mode
+from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import load_policy_weights
 
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+import numpy as np
 from gymnasium import spaces
-from torch import nn
 
 from pearl import _native
+from pearl.algorithms.arrays import (
+    ArrayAdam,
+    ArrayModule,
+    ArrayParameters,
+    ArrayParts,
+    ArrayScale,
+    ArrayValue,
+    TorchRandom,
+    array_mlp,
+    copy_arrays,
+)
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Critic, Policy, TwinCritic, mlp, scaled_observations
+from pearl.algorithms.inputs import scaled_observations, unit_scale
 from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer, is_number, observation_size
 from pearl.algorithms.update_rule import (
+    AnyModule,
     HeadKind,
     PolicyHead,
     RuleNetwork,
@@ -29,7 +40,11 @@ from pearl.algorithms.update_rule import (
     unknown_rule,
 )
 from pearl.errors import TrainerError
+from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
+
+if TYPE_CHECKING:
+    from pearl.algorithms.networks import TwinCritic
 
 _STEP = (
     *("update_policy", "end_of_step", "phases", "finish_step"),
@@ -112,14 +127,20 @@ class ActorCritic(Trainer):
 
     def build_actor(self) -> nn.Module:
         """A network from `(batch, observation size)` to `(batch, action size)`; the policy applies `tanh` to it."""
-        return mlp(observation_size(self.observation_space), self.hidden_sizes, self.action_size)
+        from pearl.algorithms.networks import mlp
+
+        return mlp(observation_size(self.observation_space), self.hidden_sizes, self._actor_outputs[0])
 
     def build_critic(self) -> nn.Module:
         """A network from `(batch, observation size + action size)` to `(batch, 1)`."""
+        from pearl.algorithms.networks import mlp
+
         return mlp(observation_size(self.observation_space) + self.action_size, self.hidden_sizes, 1)
 
     def check_networks(self) -> None:
         """Check the outputs of the policy and of each critic."""
+        from pearl.algorithms.networks import Policy
+
         observation = observation_size(self.observation_space)
         if isinstance(self.actor, Policy):
             outputs, meaning = self._actor_outputs
@@ -145,6 +166,50 @@ class ActorCritic(Trainer):
         actions: torch.Tensor = self.actor(obs)
         return actions
 
+    # --- networks in arrays ---
+
+    def _array_mlp_of_actor(self, random: TorchRandom) -> ArrayModule:
+        return array_mlp(random, observation_size(self.observation_space), self.hidden_sizes, self._actor_outputs[0])
+
+    def _array_mlp_of_critic(self, random: TorchRandom) -> ArrayModule:
+        inputs = observation_size(self.observation_space) + self.action_size
+        return array_mlp(random, inputs, self.hidden_sizes, 1)
+
+    def _array_actor(self, network: ArrayModule) -> ArrayModule:
+        """`Policy` around a network."""
+        observations, actions = self._array_scales()
+        return ArrayModule(observation_scale=observations, network=network, action_scale=actions)
+
+    def _array_critic(self, **networks: ArrayModule) -> ArrayModule:
+        """`Critic` or `TwinCritic` around its networks."""
+        observations, actions = self._array_scales()
+        return ArrayModule(observation_scale=observations, action_scale=actions, **networks)
+
+    def _array_scales(self) -> tuple[ArrayScale, ArrayScale]:
+        observations, actions = self._boxes
+        scaled = scaled_observations(observations, self.scale_observations)
+        return ArrayScale(*unit_scale(observations, scaled)), ArrayScale(*unit_scale(actions))
+
+    def _array_parts(self, actor: ArrayModule, critic: ArrayModule, target_critic: ArrayModule) -> ArrayParts:
+        """What all actor-critics have in common: networks, flat parameters and optimizers."""
+        actor_flat, critic_flat, target_flat = (ArrayParameters(m) for m in (actor, critic, target_critic))
+        return ArrayParts(
+            policy=actor,
+            actor=actor,
+            critic=critic,
+            target_critic=target_critic,
+            _actor_flat=actor_flat,
+            _critic_flat=critic_flat,
+            _target_critic_flat=target_flat,
+            actor_optimizer=ArrayAdam(actor_flat.memory.shape, self.actor_learning_rate),
+            critic_optimizer=ArrayAdam(critic_flat.memory.shape, self.learning_rate),
+        )
+
+    @staticmethod
+    def _add_target_actor(parts: ArrayParts, target_actor: ArrayModule) -> None:
+        copy_arrays(parts.actor, to=target_actor)
+        parts.target_actor, parts._target_actor_flat = target_actor, ArrayParameters(target_actor)
+
     def _make_optimizers(self) -> None:
         """Adam over the flat parameters of `actor` and of `critic`."""
         self._actor_flat, self._critic_flat = FlatParameters(self.actor), FlatParameters(self.critic)
@@ -164,46 +229,57 @@ class ActorCritic(Trainer):
 
     def _policy_head(self) -> PolicyHead:
         departure = policy_departure(self, ActorCritic, ("get_action", "policy"))
-        if departure is None and type(self.policy) is not Policy:
-            departure = f"the policy of class {type(self.policy).__name__}"
-        return self._head("tanh", departure)
+        return self._head("tanh", departure or self._other_policy("Policy"))
+
+    def _other_policy(self, known: str) -> str | None:
+        """One line if the policy is of another class than `known` of `pearl.algorithms.networks`."""
+        if self.arrays is not None or _is_of(self.policy, known):
+            return None
+        return f"the policy of class {type(self.policy).__name__}"
 
     def _head(self, kind: HeadKind, departure: str | None) -> PolicyHead:
-        actor = self.actor
+        actor = self.parts.actor
         head = PolicyHead(kind, actor, self._rule_actor(), departure=departure)
-        if not isinstance(actor, Policy):
+        if not hasattr(actor, "observation_scale"):
             return head
         return dataclasses.replace(head, observation_scale=actor.observation_scale, action_scale=actor.action_scale)
 
     def _rule_actor(self) -> RuleNetwork:
-        target: nn.Module | None = getattr(self, "target_actor", None)
-        shape = (observation_size(self.observation_space),)
-        return RuleNetwork("actor", _network_of(self.actor), shape, None if target is None else _network_of(target))
+        parts, shape = self.parts, (observation_size(self.observation_space),)
+        target = getattr(parts, "target_actor", None)
+        return RuleNetwork("actor", _network_of(parts.actor), shape, None if target is None else _network_of(target))
 
     def _rule_critics(self) -> tuple[RuleNetwork, ...]:
         shape = (observation_size(self.observation_space) + self.action_size,)
-        critics = _networks_of(self.critic)
-        targets = [*_networks_of(getattr(self, "target_critic", None)), *(None for _ in critics)]
+        critics = _networks_of(self.parts.critic)
+        targets = [*_networks_of(getattr(self.parts, "target_critic", None)), *(None for _ in critics)]
         return tuple(
             RuleNetwork(f"critic {number}", network, shape, target)
             for number, (network, target) in enumerate(zip(critics, targets, strict=False), start=1)
         )
 
-    def _step_departure(self, base: type[ActorCritic], actor: type[Policy], critic: type[nn.Module]) -> str | None:
-        """Why a step of the trainer may differ from that of its class `base` with these modules; None if it cannot."""
+    def _step_departure(self, base: type[ActorCritic], actor: str, critic: str) -> str | None:
+        """Why a step of the trainer may differ from that of its class `base` with modules of these classes, if it may.
+
+        The classes are of `pearl.algorithms.networks`.
+        """
         departure = step_departure(self, base, tuple(name for name in _STEP if hasattr(base, name)))
         if departure is not None:
             return departure
+        if self.arrays is not None:
+            return None
         for module, wrapper in ((self.actor, actor), (self.critic, critic)):
-            if type(module) is not wrapper:
-                return f"a {type(module).__name__} in place of a {wrapper.__name__}"
+            if not _is_of(module, wrapper):
+                return f"a {type(module).__name__} in place of a {wrapper}"
         return None
 
-    def _rule_parameters(self, target_actor: FlatParameters | None) -> tuple[RuleParameters, RuleParameters]:
+    def _rule_parameters(self) -> tuple[RuleParameters, RuleParameters]:
         """The critics' and the actor's."""
+        parts = self.parts
+        target_actor = getattr(parts, "_target_actor_flat", None)
         return (
-            RuleParameters(self._critic_flat, "critic_optimizer", self.critic_optimizer, self._target_critic_flat),
-            RuleParameters(self._actor_flat, "actor_optimizer", self.actor_optimizer, target_actor),
+            RuleParameters(parts._critic_flat, "critic_optimizer", parts.critic_optimizer, parts._target_critic_flat),
+            RuleParameters(parts._actor_flat, "actor_optimizer", parts.actor_optimizer, target_actor),
         )
 
     @property
@@ -239,13 +315,29 @@ class ActorCritic(Trainer):
         flat.zero_grad()
 
 
-def _network_of(module: nn.Module) -> nn.Module:
+def _is_of(module: object, name: str) -> bool:
+    """Whether the module is of the class `name` of `pearl.algorithms.networks` itself."""
+    from pearl.algorithms import networks
+
+    return type(module) is getattr(networks, name)
+
+
+def _network_of(module: AnyModule) -> AnyModule:
     """The network inside a policy, or the module itself."""
+    if isinstance(module, ArrayModule):
+        found: AnyModule = module.network
+        return found
+    from pearl.algorithms.networks import Policy
+
     return module.network if isinstance(module, Policy) else module
 
 
-def _networks_of(module: nn.Module | None) -> tuple[nn.Module, ...]:
+def _networks_of(module: AnyModule | None) -> tuple[AnyModule, ...]:
     """The networks inside a critic, or the module itself."""
+    if isinstance(module, ArrayModule):
+        return tuple(m for name, m in module.members.items() if name in ("network", "first", "second"))  # type: ignore[misc]
+    from pearl.algorithms.networks import Critic, TwinCritic
+
     if isinstance(module, TwinCritic):
         return module.first, module.second
     if isinstance(module, Critic):
@@ -271,10 +363,23 @@ class TwinCriticTrainer(ActorCritic):
 
     critic: TwinCritic
     noise_seed: torch.Tensor
+    _undealt: torch.Tensor | None = None  # noise of a batch for the sub-batches that are still to come
 
     @abc.abstractmethod
     def _wrap_actor(self, network: nn.Module) -> nn.Module:
         """The policy around `build_actor`'s network."""
+
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """The same as `build` makes, for observations of floating point."""
+        if self.observation_space.dtype == np.uint8:
+            return None
+        actor = self._array_actor(self._array_mlp_of_actor(random))
+        networks = [self._array_mlp_of_critic(random) for _ in range(4)]
+        critic, target = (self._array_critic(first=a, second=b) for a, b in (networks[:2], networks[2:]))
+        copy_arrays(critic, to=target)
+        parts = self._array_parts(actor, critic, target)
+        parts.noise_seed = ArrayValue(np.array(random.integer(2**62)))
+        return parts
 
     def build(self) -> None:
         """Actor, both critics, the critics' target, Adam over the flat parameters of each, the noise's seed."""
@@ -285,9 +390,10 @@ class TwinCriticTrainer(ActorCritic):
         self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
         # On the CPU, where noise is made.
         self.noise_seed = nn.Buffer(torch.randint(2**62, ()))
-        self._undealt = torch.empty(0, self.action_size)
 
     def _twin_critic(self) -> TwinCritic:
+        from pearl.algorithms.networks import TwinCritic
+
         networks = self.build_critic(), self.build_critic()
         return TwinCritic(*networks, *self._boxes, self.scale_observations).to(self.device)
 
@@ -298,12 +404,15 @@ class TwinCriticTrainer(ActorCritic):
         actions, 1 for those of SAC's policy), its row and its column. One routine in C++ makes them all, so that the
         torch learner on any device and the native learner train on the same noise.
         """
-        noise = _native.normal_noise(int(self.noise_seed), self.gradient_steps, draw, rows, self.action_size)
-        return torch.from_numpy(noise).to(self.device)
+        return torch.from_numpy(self._noise(rows, draw)).to(self.device)
+
+    def _noise(self, rows: int, draw: int) -> np.ndarray:
+        seed = int(self.parts.noise_seed.item())
+        return _native.normal_noise(seed, self.gradient_steps, draw, rows, self.action_size)
 
     def _deal_noise(self, rows: int, batch_size: int, draw: int) -> torch.Tensor:
         """The noise of the next `rows` of a batch: sub-batches get the same noise as the whole batch."""
-        if len(self._undealt) == 0:
+        if self._undealt is None or len(self._undealt) == 0:
             self._undealt = self.draw_noise(batch_size, draw)
         dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
         return dealt
@@ -311,7 +420,8 @@ class TwinCriticTrainer(ActorCritic):
     def _rule_noise(self, *, of_policy: bool) -> RuleNoise:
         name = overridden(self, TwinCriticTrainer, ("draw_noise",))
         departure = name and f"{type(self).__name__} overrides {name}"
-        return RuleNoise(self.noise_seed, self.draw_noise, of_policy, departure)
+        draw = self.draw_noise if self.arrays is None else self._noise
+        return RuleNoise(self.parts.noise_seed, draw, of_policy, departure)
 
     @abc.abstractmethod
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import functools
 from collections import namedtuple
 from typing import NamedTuple, cast
 
-import torch
+from pearl.lazy_torch import torch
 
 
 class Batch(NamedTuple):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import nn
-from torch.nn import functional
+import numpy as np
 
 from pearl.algorithms.actor_critic import ActorCritic
+from pearl.algorithms.arrays import ArrayModule, ArrayParts, TorchRandom, copy_arrays
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Critic, Policy
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.exploration import Exploration, OrnsteinUhlenbeck
+from pearl.lazy_torch import functional, nn, torch
 from pearl.learner.flat import FlatParameters
+
+if TYPE_CHECKING:
+    from pearl.algorithms.networks import Critic, Policy
 
 _LINEAR_RANGE = 2.0  # tanh(2) = 0.96
 _FINAL_RANGE = 3e-3  # of the last layers' initial weights (Lillicrap et al. 2016, Sec. 7): actions start unsaturated
@@ -26,6 +28,11 @@ def _shrink_last_layer(network: nn.Module) -> None:
     if linear:
         for parameter in linear[-1].parameters():
             nn.init.uniform_(parameter, -_FINAL_RANGE, _FINAL_RANGE)
+
+
+def _shrink_last_arrays(network: ArrayModule, random: TorchRandom) -> None:
+    for _, array in network.named_parameters()[-2:]:
+        array.values[...] = random.uniform(array.shape, -_FINAL_RANGE, _FINAL_RANGE)
 
 
 class DDPG(ActorCritic):
@@ -46,8 +53,27 @@ class DDPG(ActorCritic):
     actor: Policy
     critic: Critic
 
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """The same as `build` makes, for observations of floating point."""
+        if self.observation_space.dtype == np.uint8:
+            return None
+
+        def networks() -> tuple[ArrayModule, ArrayModule]:
+            actor, critic = self._array_mlp_of_actor(random), self._array_mlp_of_critic(random)
+            for network in (actor, critic):
+                _shrink_last_arrays(network, random)
+            return self._array_actor(actor), self._array_critic(network=critic)
+
+        actor, critic = networks()
+        target_actor, target_critic = networks()
+        copy_arrays(critic, to=target_critic)
+        parts = self._array_parts(actor, critic, target_critic)
+        self._add_target_actor(parts, target_actor)
+        return parts
+
     def build(self) -> None:
         """Actor, critic, their targets, and Adam over the flat parameters of each."""
+        from pearl.algorithms.networks import Critic, Policy
 
         def networks() -> tuple[Policy, Critic]:
             actor, critic = self.build_actor(), self.build_critic()
@@ -93,11 +119,12 @@ class DDPG(ActorCritic):
         return dataclasses.replace(super().update_rule(), step=self._rule_step(), bootstrap="target_action")
 
     def _rule_step(self) -> RuleStep | str:
-        departure = self._step_departure(DDPG, Policy, Critic)
+        departure = self._step_departure(DDPG, "Policy", "Critic")
         if departure is not None:
             return departure
-        scales = self.critic.observation_scale, self.critic.action_scale
-        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(self._target_actor_flat), *scales)
+        critic = self.parts.critic
+        scales = critic.observation_scale, critic.action_scale
+        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(), *scales)
 
     def _rule_scalars(self) -> Scalars:
         return Scalars(float(self.max_grad_norm), float(self.tau), saturation_penalty=float(self.saturation_penalty))

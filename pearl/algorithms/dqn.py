@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import nn
-from torch.nn import functional
 
+from pearl.algorithms.arrays import (
+    ArrayAdam,
+    ArrayDueling,
+    ArrayFlatten,
+    ArrayModule,
+    ArrayParameters,
+    ArrayParts,
+    ArraySequential,
+    TorchRandom,
+    array_layers,
+    array_mlp,
+    copy_arrays,
+)
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import q_network
+from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.trainer import Phase, Trainer
 from pearl.algorithms.update_rule import (
@@ -25,6 +36,7 @@ from pearl.algorithms.update_rule import (
     step_departure,
 )
 from pearl.exploration import EpsilonGreedy, Exploration
+from pearl.lazy_torch import functional, nn, torch
 from pearl.learner.flat import FlatParameters
 
 _STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply")
@@ -58,9 +70,32 @@ class DQN(Trainer):
 
     def build_q_network(self) -> nn.Module:
         """The action-value network; Nature CNN for images, else an MLP of `hidden_sizes`."""
+        from pearl.algorithms.networks import q_network
+
         assert isinstance(self.action_space, spaces.Discrete)
         actions, of_bytes = int(self.action_space.n), self._of_bytes
         return q_network(self.input_shape, actions, self.hidden_sizes, dueling=self.dueling, of_bytes=of_bytes)
+
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """The same as `build` makes, for vectors of floating point."""
+        if self._of_bytes or takes_cnn(self.input_shape):
+            return None
+        q, target = self._array_network(random), self._array_network(random)
+        copy_arrays(q, to=target)
+        flat, target_flat = ArrayParameters(q), ArrayParameters(target)
+        optimizer = ArrayAdam(flat.memory.shape, self.learning_rate)
+        return ArrayParts(policy=q, q=q, target_q=target, _q_flat=flat, _target_flat=target_flat, optimizer=optimizer)
+
+    def _array_network(self, random: TorchRandom) -> ArrayModule:
+        assert isinstance(self.action_space, spaces.Discrete)
+        actions, width, sizes = int(self.action_space.n), math.prod(self.input_shape), self.hidden_sizes
+        before = [ArrayFlatten()] if len(self.input_shape) != 1 else []
+        if not self.dueling:
+            return array_mlp(random, width, sizes, actions, *before)
+        trunk = [*before, *array_layers(random, width, sizes[:-1])]
+        width = sizes[-2] if len(sizes) > 1 else width
+        value, advantage = (array_mlp(random, width, sizes[-1:], outputs) for outputs in (1, actions))
+        return ArraySequential(*trunk, ArrayDueling(value, advantage, actions))
 
     def build(self) -> None:
         """Online and target networks, and Adam over the flat parameters."""
@@ -127,16 +162,18 @@ class DQN(Trainer):
 
     def update_rule(self) -> UpdateRule:
         """One network of action values; the policy takes the action with the largest."""
-        network = RuleNetwork("q", self.q, self.input_shape, self.target_q)
+        parts = self.parts
+        network = RuleNetwork("q", parts.q, self.input_shape, parts.target_q)
         departure = policy_departure(self, DQN, ("get_action", "policy"))
-        policy = PolicyHead("argmax", self.q, network, departure=departure)
+        policy = PolicyHead("argmax", parts.q, network, departure=departure)
         return UpdateRule((network,), policy, self._rule_step(), "largest_value", double=bool(self.double))
 
     def _rule_step(self) -> RuleStep | str:
         departure = step_departure(self, DQN, _STEP)
         if departure is not None:
             return departure
-        parameters = RuleParameters(self._q_flat, "optimizer", self.optimizer, self._target_flat)
+        parts = self.parts
+        parameters = RuleParameters(parts._q_flat, "optimizer", parts.optimizer, parts._target_flat)
         return RuleStep("huber", self._rule_scalars, parameters)
 
     def _rule_scalars(self) -> Scalars:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from pearl.lazy_torch import torch
 
 _COMPILER = "torch._dynamo"
 _MARKED = "__dynamo_disable"  # where torch keeps the marked form of a method; see torch/_compile.py

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
+from torch.nn import functional
 
-from pearl.errors import TrainerError
+from pearl.algorithms.inputs import nature_features, scaled_observations, takes_cnn, unit_scale
 
-_WIDEST = 1e3  # wider observation bounds say nothing about the values
+_LOG_2 = math.log(2.0)
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential:
@@ -24,34 +26,6 @@ def mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int) -> nn.Sequential
         width = size
     layers.append(nn.Linear(width, outputs))
     return nn.Sequential(*layers)
-
-
-def nature_features(pixels: int) -> int:
-    """Output positions of the Nature CNN's convolutions for a height or width in pixels; below 1: it is too small."""
-    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-        pixels = (pixels - kernel) // stride + 1
-    return pixels
-
-
-def _is_image(channels: int, height: int, width: int) -> bool:
-    return channels <= min(height, width) and min(nature_features(height), nature_features(width)) >= 1
-
-
-def takes_cnn(obs_shape: tuple[int, ...]) -> bool:
-    """Whether observations of that shape are images `(channels, height, width)` that the Nature CNN takes.
-
-    Raises TrainerError for images with the channels last, from which an MLP would learn almost nothing.
-    """
-    if len(obs_shape) != 3:
-        return False
-    height, width, channels = obs_shape
-    if _is_image(*obs_shape) or not _is_image(channels, height, width):
-        return _is_image(*obs_shape)
-    raise TrainerError(
-        f"Observations of shape {obs_shape} look like images (height, width, channels); the Nature CNN needs "
-        "(channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
-        "ResizeObservation((84, 84)) and FrameStackObservation(4). Or use your own network."
-    )
 
 
 class NatureCNN(nn.Sequential):
@@ -133,16 +107,6 @@ def q_network(
     return nn.Sequential(*trunk, head)
 
 
-def scaled_observations(box: spaces.Box, asked: bool) -> np.ndarray:
-    """Which elements of an observation the networks of an actor-critic scale by their bounds, `(size,)` bool.
-
-    Of unsigned bytes, and of others if the user `asked` for it, all elements with bounds of at most 1000.
-    """
-    low, high = box.low.astype(np.float64).ravel(), box.high.astype(np.float64).ravel()
-    fit: np.ndarray = (low >= -_WIDEST) & (high <= _WIDEST) & (high > low)
-    return fit & (asked or box.dtype == np.uint8)
-
-
 class ToUnit(nn.Module):
     """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; identity where `scaled` is False.
 
@@ -154,11 +118,9 @@ class ToUnit(nn.Module):
 
     def __init__(self, box: spaces.Box, scaled: np.ndarray | None = None) -> None:
         super().__init__()
-        low, high = torch.as_tensor(box.low).double().flatten(), torch.as_tensor(box.high).double().flatten()
-        chosen = high > low if scaled is None else torch.from_numpy(scaled)
-        one = torch.ones_like(low)
-        self.register_buffer("center", torch.where(chosen, (high + low) / 2, 0 * one).float())
-        self.register_buffer("half_range", torch.where(chosen, (high - low) / 2, one).float())
+        center, half_range = unit_scale(box, scaled)
+        self.register_buffer("center", torch.from_numpy(center))
+        self.register_buffer("half_range", torch.from_numpy(half_range))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale `(batch, size)`."""
@@ -206,6 +168,44 @@ class Policy(nn.Module):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Actions of observations."""
         return self.act(self.unsquashed(obs))
+
+
+class GaussianPolicy(Policy):
+    """`tanh` of a normal distribution whose mean and log standard deviation are `network`'s two halves.
+
+    Called, it acts by the mean. `network` goes from `(batch, observation size)` to `(batch, 2 * action size)`;
+    `log_std_bounds` clamp its second half.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        observations: spaces.Box,
+        actions: spaces.Box,
+        scale_observations: bool = False,
+        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
+    ) -> None:
+        super().__init__(network, observations, actions, scale_observations)
+        self._log_std_bounds = log_std_bounds
+        self._size = math.prod(actions.shape)
+
+    def normal(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and log standard deviation before tanh, `(batch, action size)` each."""
+        outputs = super().unsquashed(obs)
+        return outputs[:, : self._size], outputs[:, self._size :].clamp(*self._log_std_bounds)
+
+    def unsquashed(self, obs: torch.Tensor) -> torch.Tensor:
+        """The mean before tanh, `(batch, action size)`."""
+        return super().unsquashed(obs)[:, : self._size]
+
+    def sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Unit-scale actions `(batch, action size)` from standard normal `noise`, and their log density `(batch,)`."""
+        mean, log_std = self.normal(obs)
+        unsquashed = mean + log_std.exp() * noise
+        # log(1 - tanh(x)^2), without cancellation, which would give log(0) from |x| = 9 on.
+        log_slope = 2.0 * (_LOG_2 - unsquashed - functional.softplus(-2.0 * unsquashed))
+        log_prob = -(0.5 * noise * noise + log_std + _HALF_LOG_2_PI + log_slope).sum(dim=1)
+        return self.squash(unsquashed), log_prob
 
 
 class Critic(nn.Module):

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import nn
 
-from pearl.algorithms.networks import NatureCNN, ScaleBytes, takes_cnn
+from pearl.algorithms.arrays import (
+    Array,
+    ArrayActivation,
+    ArrayAdam,
+    ArrayFlatten,
+    ArrayLinear,
+    ArrayModule,
+    ArrayParameters,
+    ArrayParts,
+    ArraySequential,
+    ArrayStatistics,
+    TorchRandom,
+)
+from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.trainer import DataFlowKind, Trainer
 from pearl.errors import EnvError
 from pearl.exploration import Exploration
+from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
 
 Schedule: TypeAlias = Literal["constant", "linear"]
 
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
-OBSERVATION_CLIP = 10.0  # normalised observations lie within so many deviations
 _SMALLEST = 1e-8
+_ADAM_EPS = 1e-5
 
 
 class Minibatch(NamedTuple):
@@ -109,69 +121,6 @@ class ActionDistribution:
         return torch.stack([part.argmax(dim=1) for part in _parts(outputs, self.sizes)], dim=1)
 
 
-class PolicyAndValue(nn.Module):
-    """Everything an actor needs: `policy` and `value` networks, log deviations, and the observations' normalisation.
-
-    Networks take observations `(batch, *obs)`; `policy` gives the distribution's outputs, `value` `(batch, 1)`. They
-    may share modules. With `normalized`, observations are shifted and scaled by buffers first, and clipped to 10
-    deviations.
-    """
-
-    observation_mean: torch.Tensor
-    observation_scale: torch.Tensor
-
-    def __init__(
-        self, policy: nn.Module, value: nn.Module, log_std: torch.Tensor | None, normalized: tuple[int, ...] | None
-    ) -> None:
-        super().__init__()
-        self.policy, self.value = policy, value
-        self.log_std = None if log_std is None else nn.Parameter(log_std)
-        if normalized is not None:
-            self.register_buffer("observation_mean", torch.zeros(normalized))
-            self.register_buffer("observation_scale", torch.ones(normalized))
-        self.is_normalized = normalized is not None
-
-    def normalize(self, obs: torch.Tensor) -> torch.Tensor:
-        """Observations as the networks take them."""
-        if not self.is_normalized:
-            return obs
-        return ((obs - self.observation_mean) * self.observation_scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
-
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The distribution's outputs `(batch, outputs)` and values `(batch,)` of raw observations."""
-        inputs = self.normalize(obs)
-        return self.policy(inputs), self.value(inputs).squeeze(1)
-
-
-class ObservationStatistics(nn.Module):
-    """Count, mean and sum of squared distances of all observations so far, float64; checkpoints keep them."""
-
-    count: torch.Tensor
-    mean: torch.Tensor
-    squares: torch.Tensor
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
-
-    def add(self, obs: torch.Tensor) -> None:
-        """Take `(rows, *obs)` in."""
-        block = obs.double()
-        rows, mean = len(block), block.mean(dim=0)
-        total, distance = float(self.count) + rows, mean - self.mean
-        self.squares += (block - mean).square().sum(dim=0) + distance.square() * (float(self.count) * rows / total)
-        self.mean += distance * (rows / total)
-        self.count.fill_(total)
-
-    @property
-    def scale(self) -> torch.Tensor:
-        """One over the deviation; of elements that never changed, 1."""
-        variance = self.squares / self.count.clamp(min=1.0)
-        return torch.where(variance > _SMALLEST, variance.rsqrt(), torch.ones_like(variance))
-
-
 class OnPolicyTrainer(Trainer):
     """Base of algorithms that train on what the present policy collected, a rollout at a time.
 
@@ -242,6 +191,8 @@ class OnPolicyTrainer(Trainer):
 
     def build_features(self) -> tuple[nn.Module, int]:
         """Hidden layers from `(batch, *obs)`, and their width: the Nature CNN for images, else `hidden_sizes`."""
+        from pearl.algorithms.networks import NatureCNN, ScaleBytes
+
         if takes_cnn(self.input_shape):
             network = NatureCNN(self.input_shape)
             for layer in network:
@@ -252,9 +203,12 @@ class OnPolicyTrainer(Trainer):
         layers += [nn.Flatten()] if len(self.input_shape) != 1 else []
         width = math.prod(self.input_shape)
         for size in self.hidden_sizes:
-            layers += [self._begun(nn.Linear(width, size), math.sqrt(2.0)), _ACTIVATIONS[self.activation]()]
+            layers += [self._begun(nn.Linear(width, size), math.sqrt(2.0)), self._activation()]
             width = size
         return nn.Sequential(*layers), width
+
+    def _activation(self) -> nn.Module:
+        return nn.Tanh() if self.activation == "tanh" else nn.ReLU()
 
     def _begun(self, layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Module:
         """A layer with its first weights."""
@@ -264,8 +218,48 @@ class OnPolicyTrainer(Trainer):
                 nn.init.zeros_(layer.bias)
         return layer
 
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """The same as `build` makes, for vectors of floating point."""
+        if self.observation_space.dtype == np.uint8 or takes_cnn(self.input_shape):
+            return None
+        features, width = self._array_features(random)
+        policy = ArraySequential(features, self._array_linear(random, width, self.distribution.outputs, 0.01))
+        features = features if self.shared_layers else self._array_features(random)[0]
+        value = ArraySequential(features, self._array_linear(random, width, 1, 1.0))
+        normalization: dict[str, Array] = {}
+        if self.normalize_observations:
+            values = np.zeros(self.input_shape, np.float32), np.ones(self.input_shape, np.float32)
+            names = ("observation_mean", "observation_scale")
+            normalization = {name: Array(v, buffer=True) for name, v in zip(names, values, strict=True)}
+        log_std = np.full(self.distribution.size, self.initial_log_std, np.float32)
+        networks = ArrayModule(
+            log_std=None if self.distribution.sizes else Array(log_std), **normalization, policy=policy, value=value
+        )
+        flat = ArrayParameters(networks)
+        optimizer = ArrayAdam(flat.memory.shape, self.learning_rate, eps=_ADAM_EPS)
+        parts = ArrayParts(policy=networks, networks=networks, _flat=flat, optimizer=optimizer)
+        if self.normalize_observations:
+            parts.observation_statistics = ArrayStatistics(self.input_shape)
+        return parts
+
+    def _array_features(self, random: TorchRandom) -> tuple[ArrayModule, int]:
+        layers: list[ArrayModule] = [ArrayFlatten()] if len(self.input_shape) != 1 else []
+        width = math.prod(self.input_shape)
+        for size in self.hidden_sizes:
+            layers += [self._array_linear(random, width, size, math.sqrt(2.0)), ArrayActivation(self.activation, size)]
+            width = size
+        return ArraySequential(*layers), width
+
+    def _array_linear(self, random: TorchRandom, inputs: int, outputs: int, gain: float) -> ArrayModule:
+        weight, bias = random.linear(inputs, outputs)
+        if self.orthogonal:
+            weight, bias = random.orthogonal((outputs, inputs), gain), np.zeros_like(bias)
+        return ArrayLinear(weight, bias)
+
     def build(self) -> None:
         """Policy and value network, their optimizer, and statistics of observations if these are normalised."""
+        from pearl.algorithms.policy_and_value import ObservationStatistics, PolicyAndValue
+
         features, width = self.build_features()
         shared = self.shared_layers or takes_cnn(self.input_shape)
         policy = self.build_policy(features, width)
@@ -280,7 +274,7 @@ class OnPolicyTrainer(Trainer):
 
     def build_optimizer(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         """The optimizer of all weights, in one flat `parameter`."""
-        return torch.optim.Adam([parameter], lr=self.learning_rate, eps=1e-5, fused=True)
+        return torch.optim.Adam([parameter], lr=self.learning_rate, eps=_ADAM_EPS, fused=True)
 
     def check_networks(self) -> None:
         """Check the outputs of both networks."""
@@ -330,7 +324,7 @@ class OnPolicyTrainer(Trainer):
         """How much of the run is over, from 0 to 1: schedules follow it. Called before each rollout is trained on."""
         self.progress = min(1.0, max(0.0, share))
         if self.learning_rate_schedule == "linear":
-            for group in self.optimizer.param_groups:
+            for group in self.parts.optimizer.param_groups:
                 group["lr"] = scheduled(self.learning_rate, "linear", self.progress)
 
     def evaluate_actions(
@@ -354,6 +348,25 @@ class OnPolicyTrainer(Trainer):
             self.networks.observation_mean.copy_(statistics.mean)
             self.networks.observation_scale.copy_(statistics.scale)
 
+    def take_in(self, obs: np.ndarray) -> None:
+        """The same for an array of observations; without torch where the networks are in arrays."""
+        if self.arrays is None:
+            self.after_rollout(torch.from_numpy(obs))
+        elif self.normalize_observations:
+            networks, statistics = self.arrays.networks, self.arrays.observation_statistics
+            statistics.add(obs)
+            networks.observation_mean.values[...] = statistics.mean.values
+            networks.observation_scale.values[...] = statistics.scale
+
+    def present_normalization(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and scale `(*obs,)` float32 of observations now; None where these are taken as they are."""
+        if not self.normalize_observations:
+            return None
+        if self.arrays is not None:
+            networks = self.arrays.networks
+            return networks.observation_mean.values, networks.observation_scale.values
+        return self.networks.observation_mean.numpy(), self.networks.observation_scale.numpy()
+
     def metrics(self) -> Mapping[str, float]:
         """The numbers of the last rollout, as the Learner reported them."""
         return self._reported
@@ -364,7 +377,6 @@ class OnPolicyTrainer(Trainer):
 
 
 _SCHEDULES = '"constant" or "linear"'
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def scheduled(value: float, schedule: str, progress: float) -> float:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import nn
-
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.on_policy import (
     ActionDistribution,
     Minibatch,
     OnPolicyTrainer,
-    PolicyAndValue,
     Schedule,
     normalized,
     scheduled,
@@ -27,6 +23,7 @@ from pearl.algorithms.update_rule import (
     policy_departure,
     step_departure,
 )
+from pearl.lazy_torch import nn, torch
 
 _STEP = ("update_minibatch", "update_policy", "loss", "after_rollout", "evaluate_actions", "set_progress")
 _POLICY = ("get_action", "explore", "values", "in_space", "policy")
@@ -122,18 +119,23 @@ class PPO(OnPolicyTrainer):
 
     def update_rule(self) -> UpdateRule:
         """A policy that draws its actions, and a network of values; both in one vector of weights."""
-        networks = self.networks
+        parts = self.parts
+        networks = parts.networks
         policy = RuleNetwork("policy", networks.policy, self.input_shape)
         value = RuleNetwork("value", networks.value, self.input_shape)
         departure = policy_departure(self, PPO, _POLICY)
         kind: HeadKind = "categorical" if self.distribution.sizes else "normal"
         head = PolicyHead(kind, networks, policy, departure=departure, value=value, sizes=self.distribution.sizes)
         departure = step_departure(self, PPO, _STEP) or self._own_parts()
-        step = departure or ClippedStep(self._rule_scalars, self._flat, self.optimizer, networks.log_std)
+        step = departure or ClippedStep(self._rule_scalars, parts._flat, parts.optimizer, networks.log_std)
         return UpdateRule((value,), head, step, None, actor=policy)
 
     def _own_parts(self) -> str | None:
         """One line if networks or distribution are of another class, which may compute otherwise."""
+        if self.arrays is not None:
+            return None
+        from pearl.algorithms.policy_and_value import PolicyAndValue
+
         for part, known in ((self.networks, PolicyAndValue), (self.distribution, ActionDistribution)):
             if type(part) is not known:
                 return f"{type(self).__name__} has a {type(part).__name__} in place of a {known.__name__}"

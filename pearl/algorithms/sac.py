@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from gymnasium import spaces
-from torch import nn
-from torch.nn import functional
+import numpy as np
 
 from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
+from pearl.algorithms.arrays import ArrayAdam, ArrayParts, ArrayValue, TorchRandom
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Policy, TwinCritic, mlp
-from pearl.algorithms.trainer import Phase, observation_size
+from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import (
     PolicyHead,
     RuleStep,
@@ -25,47 +22,10 @@ from pearl.algorithms.update_rule import (
     policy_departure,
 )
 from pearl.exploration import Exploration, PolicySampling
+from pearl.lazy_torch import nn, torch
 
-_LOG_2 = math.log(2.0)
-_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class GaussianPolicy(Policy):
-    """`tanh` of a normal distribution whose mean and log standard deviation are `network`'s two halves.
-
-    Called, it acts by the mean. `network` goes from `(batch, observation size)` to `(batch, 2 * action size)`;
-    `log_std_bounds` clamp its second half.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        observations: spaces.Box,
-        actions: spaces.Box,
-        scale_observations: bool = False,
-        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
-    ) -> None:
-        super().__init__(network, observations, actions, scale_observations)
-        self._log_std_bounds = log_std_bounds
-        self._size = math.prod(actions.shape)
-
-    def normal(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and log standard deviation before tanh, `(batch, action size)` each."""
-        outputs = super().unsquashed(obs)
-        return outputs[:, : self._size], outputs[:, self._size :].clamp(*self._log_std_bounds)
-
-    def unsquashed(self, obs: torch.Tensor) -> torch.Tensor:
-        """The mean before tanh, `(batch, action size)`."""
-        return super().unsquashed(obs)[:, : self._size]
-
-    def sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Unit-scale actions `(batch, action size)` from standard normal `noise`, and their log density `(batch,)`."""
-        mean, log_std = self.normal(obs)
-        unsquashed = mean + log_std.exp() * noise
-        # log(1 - tanh(x)^2), without cancellation, which would give log(0) from |x| = 9 on.
-        log_slope = 2.0 * (_LOG_2 - unsquashed - functional.softplus(-2.0 * unsquashed))
-        log_prob = -(0.5 * noise * noise + log_std + _HALF_LOG_2_PI + log_slope).sum(dim=1)
-        return self.squash(unsquashed), log_prob
+if TYPE_CHECKING:
+    from pearl.algorithms.networks import GaussianPolicy
 
 
 class SAC(TwinCriticTrainer):
@@ -87,14 +47,32 @@ class SAC(TwinCriticTrainer):
 
     actor: GaussianPolicy
 
-    def build(self) -> None:
-        """The networks of both critics, and the temperature with its optimizer."""
+    def check_spaces(self) -> None:
+        """Also the settings."""
+        super().check_spaces()
         self._require(self.temperature is None or self.temperature >= 0, "temperature", "None or at least 0")
         self._require(self.initial_temperature > 0, "initial_temperature", "above 0")
         bounds = self.log_std_bounds
         self._require(len(bounds) == 2 and bounds[0] < bounds[1], "log_std_bounds", "a pair, smaller bound first")
-        super().build()
         self._target_entropy = -float(self.action_size) if self.target_entropy is None else self.target_entropy
+
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """The networks of both critics, and the temperature with its optimizer."""
+        parts = super().array_parts(random)
+        if parts is None:
+            return None
+        if self.temperature is None:
+            parts.log_alpha = ArrayValue(np.array(math.log(self.initial_temperature), np.float32))
+            parts.temperature_optimizer = ArrayAdam((), self.temperature_learning_rate)
+        else:
+            with np.errstate(divide="ignore"):
+                log_alpha = np.log(np.array(self.temperature, np.float32))
+            parts.log_alpha = ArrayValue(np.asarray(log_alpha), saved=False)
+        return parts
+
+    def build(self) -> None:
+        """The networks of both critics, and the temperature with its optimizer."""
+        super().build()
         if self.temperature is None:
             self.log_alpha = torch.tensor(math.log(self.initial_temperature), device=self.device)
             self.log_alpha.requires_grad_().grad = torch.zeros_like(self.log_alpha)
@@ -104,12 +82,10 @@ class SAC(TwinCriticTrainer):
         else:
             self.log_alpha = torch.tensor(self.temperature, device=self.device).log()
 
-    def build_actor(self) -> nn.Module:
-        """A network from `(batch, observation size)` to means and log deviations, `(batch, 2 * action size)`."""
-        return mlp(observation_size(self.observation_space), self.hidden_sizes, 2 * self.action_size)
-
     def _wrap_actor(self, network: nn.Module) -> GaussianPolicy:
         """A squashed normal distribution of the network's outputs, rescaled to the action's bounds."""
+        from pearl.algorithms.networks import GaussianPolicy
+
         return GaussianPolicy(network, *self._boxes, self.scale_observations, self.log_std_bounds)
 
     @property
@@ -128,7 +104,7 @@ class SAC(TwinCriticTrainer):
 
     def metrics(self) -> Mapping[str, float]:
         """The temperature."""
-        return {"temperature": math.exp(self.log_alpha.item())}
+        return {"temperature": math.exp(self.parts.log_alpha.item())}
 
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         unit, log_prob = self.actor.sample(next_obs, noise)
@@ -162,25 +138,29 @@ class SAC(TwinCriticTrainer):
     def _policy_head(self) -> PolicyHead:
         departure = policy_departure(self, ActorCritic, ("get_action", "policy"))
         departure = departure or policy_departure(self, SAC, ("sample_action",))
-        if departure is None and type(self.policy) is not GaussianPolicy:
-            departure = f"the policy of class {type(self.policy).__name__}"
+        departure = departure or self._other_policy("GaussianPolicy")
         head = self._head("gaussian", departure)
-        return head if departure else dataclasses.replace(head, log_std_bounds=self.actor._log_std_bounds)
+        return head if departure else dataclasses.replace(head, log_std_bounds=self._present_bounds)
+
+    @property
+    def _present_bounds(self) -> tuple[float, float]:
+        return self.log_std_bounds if self.arrays is not None else self.actor._log_std_bounds
 
     def _rule_step(self) -> RuleStep | str:
-        departure = self._step_departure(SAC, GaussianPolicy, TwinCritic)
+        departure = self._step_departure(SAC, "GaussianPolicy", "TwinCritic")
         if departure is not None:
             return departure
-        scales = self.critic.observation_scale, self.critic.action_scale
+        parts = self.parts
+        scales = parts.critic.observation_scale, parts.critic.action_scale
         learned = self.temperature is None
-        temperature = RuleTemperature(self.log_alpha, self.temperature_optimizer if learned else None)
+        temperature = RuleTemperature(parts.log_alpha, parts.temperature_optimizer if learned else None)
         noise = self._rule_noise(of_policy=True)
-        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(None), *scales, noise, temperature)
+        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(), *scales, noise, temperature)
 
     def _rule_scalars(self) -> Scalars:
         return Scalars(
             float(self.max_grad_norm),
             float(self.tau),
-            log_std_bounds=self.actor._log_std_bounds,
+            log_std_bounds=self._present_bounds,
             target_entropy=float(self._target_entropy),
         )

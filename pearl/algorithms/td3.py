@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, ClassVar
 
 from pearl.algorithms.actor_critic import TwinCriticTrainer
+from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.networks import Policy, TwinCritic
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.exploration import Exploration, GaussianNoise
+from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
+
+if TYPE_CHECKING:
+    from pearl.algorithms.networks import Policy
 
 
 class TD3(TwinCriticTrainer):
@@ -34,11 +35,22 @@ class TD3(TwinCriticTrainer):
 
     actor: Policy
 
-    def build(self) -> None:
-        """The networks of both critics, and the policy's target."""
+    def check_spaces(self) -> None:
+        """Also the settings."""
+        super().check_spaces()
         self._require(self.policy_delay >= 1, "policy_delay", "at least 1")
         self._require(self.target_noise >= 0, "target_noise", "at least 0")
         self._require(self.noise_clip >= 0, "noise_clip", "at least 0")
+
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """The networks of both critics, and the policy's target."""
+        parts = super().array_parts(random)
+        if parts is not None:
+            self._add_target_actor(parts, self._array_actor(self._array_mlp_of_actor(random)))
+        return parts
+
+    def build(self) -> None:
+        """The networks of both critics, and the policy's target."""
         super().build()
         self.target_actor = self._wrap_actor(self.build_actor()).to(self.device)
         self.target_actor.load_state_dict(self.actor.state_dict())
@@ -46,6 +58,8 @@ class TD3(TwinCriticTrainer):
 
     def _wrap_actor(self, network: nn.Module) -> Policy:
         """`tanh` of the network, rescaled to the action's bounds."""
+        from pearl.algorithms.networks import Policy
+
         return Policy(network, *self._boxes, self.scale_observations)
 
     @property
@@ -77,12 +91,13 @@ class TD3(TwinCriticTrainer):
         return dataclasses.replace(super().update_rule(), step=step, bootstrap="disturbed_target_action")
 
     def _rule_step(self) -> RuleStep | str:
-        departure = self._step_departure(TD3, Policy, TwinCritic)
+        departure = self._step_departure(TD3, "Policy", "TwinCritic")
         if departure is not None:
             return departure
-        scales = self.critic.observation_scale, self.critic.action_scale
-        parameters = self._rule_parameters(self._target_actor_flat)
-        return RuleStep("squared", self._rule_scalars, *parameters, *scales, self._rule_noise(of_policy=False))
+        critic = self.parts.critic
+        scales = critic.observation_scale, critic.action_scale
+        noise = self._rule_noise(of_policy=False)
+        return RuleStep("squared", self._rule_scalars, *self._rule_parameters(), *scales, noise)
 
     def _rule_scalars(self) -> Scalars:
         return Scalars(

@@ -10,14 +10,13 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import nn
 
+from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.algorithms.spaces import ActionKind
@@ -25,6 +24,7 @@ from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling
+from pearl.lazy_torch import nn, torch
 from pearl.spec import TransitionSpec
 
 DataFlowKind: TypeAlias = Literal["replay", "rollout"]
@@ -95,16 +95,69 @@ class Trainer(abc.ABC):
         self.observation_space = observation_space
         self.action_space = action_space
         self.seed = seed
-        self.device = torch.device(device)
+        self._device = str(device)
         self.step_count = np.zeros(1, np.int64)  # an array, since kernels increment it
         self.input_shape = tuple(observation_space.shape or ())
         self.check_spaces()
         self._check_settings()
+        self._arrays = self.array_parts(TorchRandom(seed)) if self._may_be_arrays() else None
+        if self._arrays is None:
+            self._build()
+
+    def _build(self) -> None:
+        mark_optimizers_lazily()
         # Building networks must not change the program's own random numbers.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(self.seed)
             self.build()
             self.check_networks()
+
+    # --- networks in arrays, until something needs torch -------------------------------------------------------------
+
+    def _may_be_arrays(self) -> bool:
+        return self._device == "cpu" and is_as_built_in(type(self))
+
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
+        """What `build` makes, in arrays and with the same names and numbers; None: only in torch."""
+        return None
+
+    @property
+    def arrays(self) -> ArrayParts | None:
+        """The networks and optimizers where they are in arrays; None where they are in torch."""
+        return self._arrays
+
+    @property
+    def parts(self) -> Any:
+        """Networks, optimizers and parameters by their names: of torch, or where they are in arrays, those."""
+        return self if self._arrays is None else self._arrays
+
+    def in_torch(self) -> Trainer:
+        """The trainer with all its networks and optimizers in torch, from now on, on the same memory."""
+        arrays, self._arrays = self._arrays, None
+        if arrays is not None:
+            self._build()
+            arrays.give_to(self)
+        return self
+
+    if not TYPE_CHECKING:  # for type checkers, only what is declared is there
+
+        def __getattr__(self, name: str) -> Any:
+            """What `build` makes: whoever asks for it needs torch."""
+            arrays = self.__dict__.get("_arrays")
+            if arrays is None or name not in vars(arrays):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.in_torch(), name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            arrays = self.__dict__.get("_arrays")
+            if arrays is not None and name in vars(arrays):
+                self.in_torch()
+            super().__setattr__(name, value)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the networks are."""
+        return torch.device(self._device)
 
     @classmethod
     def data_flow(cls) -> DataFlowKind:
@@ -159,11 +212,14 @@ class Trainer(abc.ABC):
         input_shape: tuple[int, ...],
         outputs: int,
         meaning: str,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Raise TrainerError unless `network` maps `(batch, *input_shape)` of `dtype` to `(batch, outputs)`."""
+        """Raise TrainerError unless `network` maps `(batch, *input_shape)` of `dtype` to `(batch, outputs)`.
+
+        `dtype` is float32 by default.
+        """
         made = f"{type(self).__name__}.{method}() must make a network"
-        inputs = torch.zeros((2, *input_shape), dtype=dtype, device=self.device)
+        inputs = torch.zeros((2, *input_shape), dtype=dtype or torch.float32, device=self.device)
         training = set_evaluation_mode(network)
         try:
             with torch.no_grad():
@@ -231,6 +287,23 @@ class Trainer(abc.ABC):
         """Count the step, then `finish_step`."""
         self.gradient_steps += 1
         self.finish_step()
+
+
+def is_as_built_in(trainer_class: type) -> bool:
+    """Whether the class is one of the built-in algorithms, or derives from one and changes settings only."""
+    for base in trainer_class.__mro__:
+        if base.__module__.startswith("pearl."):
+            return issubclass(base, Trainer)
+        if any(_is_code(name, value) for name, value in vars(base).items() if name not in _OF_ANY_CLASS):
+            return False
+    return False
+
+
+def _is_code(name: str, value: object) -> bool:
+    return name[0] == "_" or callable(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+_OF_ANY_CLASS = frozenset(vars(type("_Empty", (Trainer,), {"__doc__": "", "__annotations__": {}})))
 
 
 def _settings_of(trainer_class: type) -> set[str]:
@@ -310,12 +383,8 @@ def make_trainer(
     lost = sorted(set(settings or {}) - set(accepted))
     if lost:
         raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
-    mark_optimizers_lazily()
     try:
-        # Seeds any class's networks, without changing the program's own random numbers.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            trainer = trainer_class(**accepted)
+        trainer = _constructed(trainer_class, accepted, seed)
     except (EnvError, TrainerError):
         raise
     except Exception as error:
@@ -323,6 +392,16 @@ def make_trainer(
     assert isinstance(trainer, TrainerLike)
     check_trainer(trainer, observation_space, action_space)
     return trainer
+
+
+def _constructed(trainer_class: type, arguments: dict[str, Any], seed: int) -> Any:
+    if is_as_built_in(trainer_class):
+        return trainer_class(**arguments)
+    mark_optimizers_lazily()
+    # Seeds any class's networks, without changing the program's own random numbers.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return trainer_class(**arguments)
 
 
 def transition_of(
@@ -354,6 +433,7 @@ def batch_type_of(trainer: object) -> type[Batch]:
 
 def modules_of(trainer: object) -> dict[str, nn.Module]:
     """The trainer's torch modules by attribute name; a trainer may itself be a module."""
+    trainer = trainer.in_torch() if isinstance(trainer, Trainer) else trainer
     if isinstance(trainer, nn.Module):
         return dict(trainer.named_children())
     return {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
@@ -361,11 +441,24 @@ def modules_of(trainer: object) -> dict[str, nn.Module]:
 
 def set_evaluation_mode(trainer: object) -> list[nn.Module]:
     """Put the trainer and all its modules into evaluation mode; returns those that were in training mode."""
+    if arrays_of(trainer) is not None:
+        return []
     roots = [trainer] if isinstance(trainer, nn.Module) else list(modules_of(trainer).values())
     training = [module for root in roots for module in root.modules() if module.training]
     for root in roots:
         root.eval()
     return training
+
+
+def arrays_of(trainer: object) -> ArrayParts | None:
+    """The networks of a built-in algorithm where they are in arrays; None where they are in torch."""
+    return trainer.arrays if isinstance(trainer, Trainer) else None
+
+
+def policy_arrays(trainer: object) -> list[np.ndarray] | None:
+    """What `policy_tensors` would give, flat, where the networks are in arrays."""
+    arrays = arrays_of(trainer)
+    return None if arrays is None else arrays.policy.snapshot()
 
 
 def policy_tensors(trainer: object) -> list[torch.Tensor]:
@@ -381,6 +474,8 @@ def policy_tensors(trainer: object) -> list[torch.Tensor]:
 
 def policy_snapshot(trainer: object) -> np.ndarray:
     """All `policy_tensors` in one array `(weight_count,)` float32, as actors receive them."""
+    if (arrays := policy_arrays(trainer)) is not None:
+        return np.concatenate(arrays)
     return concatenated(policy_tensors(trainer)).cpu().numpy()
 
 
@@ -405,7 +500,8 @@ def load_concatenated(weights: np.ndarray, tensors: Iterable[torch.Tensor]) -> N
 def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
     """Raise TrainerError unless the trainer has modules and its get_action fits the environment's spaces."""
     name = type(trainer).__name__
-    if not policy_tensors(trainer):
+    in_arrays = arrays_of(trainer) is not None  # then the networks are made as the spaces want them
+    if not in_arrays and not policy_tensors(trainer):
         raise TrainerError(
             f"{name} holds no torch module with parameters. Assign the policy network to an attribute in __init__ "
             "(self.policy = nn.Sequential(...)), so that its layers can be read and its weights synchronised."
@@ -415,6 +511,8 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{name} explores by PolicySampling but has no sample_action(obs, noise) -> actions. Define it, derive "
             "from pearl.algorithms.SAC, or set `exploration` to a noise such as GaussianNoise()."
         )
+    if in_arrays:
+        return
     expected = tuple(observation_space.shape or ())
     stated = getattr(trainer, "input_shape", None)
     if stated is not None and tuple(stated) != expected:
@@ -467,7 +565,8 @@ def flattening_note(trainer: object) -> str | None:
     """A note for the user if a built-in algorithm without convolutions gets observations that are not vectors."""
     if not isinstance(trainer, Trainer) or len(trainer.input_shape) < 2:
         return None
-    if any(isinstance(part, nn.Conv2d) for module in modules_of(trainer).values() for part in module.modules()):
+    modules = [] if trainer.arrays is not None else list(modules_of(trainer).values())
+    if any(isinstance(part, nn.Conv2d) for module in modules for part in module.modules()):
         return None
     numbers = math.prod(trainer.input_shape)
     return (

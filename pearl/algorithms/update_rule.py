@@ -6,18 +6,27 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import torch
-from torch import nn
+import numpy as np
 
-from pearl.algorithms.networks import ToUnit
+from pearl.algorithms.arrays import Array, ArrayAdam, ArrayModule, ArrayParameters, ArrayScale, ArrayValue
+from pearl.lazy_torch import nn, torch
+
+if TYPE_CHECKING:
+    from pearl.algorithms.networks import ToUnit
 from pearl.learner.flat import FlatParameters
 
 # Targets bootstrap from the largest action value, or from the critics' value of an action: the target policy's, the
 # same with noise added, or one sampled from the policy.
 Bootstrap: TypeAlias = Literal["largest_value", "target_action", "disturbed_target_action", "sampled_action"]
 Loss: TypeAlias = Literal["huber", "squared"]
+# Of torch, or in arrays as long as the trainer's networks are.
+AnyModule: TypeAlias = "nn.Module | ArrayModule"
+AnyScale: TypeAlias = "ToUnit | ArrayScale"
+AnyParameters: TypeAlias = "FlatParameters | ArrayParameters"
+AnyOptimizer: TypeAlias = "torch.optim.Optimizer | ArrayAdam"
+AnyNumber: TypeAlias = "torch.Tensor | ArrayValue"
 HeadKind: TypeAlias = Literal["argmax", "tanh", "gaussian", "categorical", "normal"]
 
 
@@ -45,19 +54,25 @@ class RuleNetwork:
     """A network of layers without the scaling around it, and its target network, if it has one."""
 
     name: str
-    module: nn.Module
+    module: AnyModule
     input_shape: tuple[int, ...]
-    target: nn.Module | None = None
+    target: AnyModule | None = None
+
+    @property
+    def in_torch(self) -> nn.Module:
+        """The module of a rule that `update_rule_of` gives."""
+        assert not isinstance(self.module, ArrayModule)
+        return self.module
 
 
 @dataclass(frozen=True, eq=False)
 class RuleParameters:
     """The flat parameters of one or more networks, the optimizer `optimizer_name` that steps them, and their target."""
 
-    parameters: FlatParameters
+    parameters: AnyParameters
     optimizer_name: str
-    optimizer: torch.optim.Optimizer
-    target: FlatParameters | None = None
+    optimizer: AnyOptimizer
+    target: AnyParameters | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +83,8 @@ class RuleNoise:
     `departure` says, in one line, that the trainer makes its own noise.
     """
 
-    seed: torch.Tensor
-    draw: Callable[[int, int], torch.Tensor]
+    seed: AnyNumber
+    draw: Callable[[int, int], torch.Tensor | np.ndarray]
     of_policy: bool = False
     departure: str | None = None
 
@@ -78,8 +93,8 @@ class RuleNoise:
 class RuleTemperature:
     """The logarithm of the entropy's weight, a scalar, and its optimizer, if it is learned."""
 
-    log_alpha: torch.Tensor
-    optimizer: torch.optim.Optimizer | None
+    log_alpha: AnyNumber
+    optimizer: AnyOptimizer | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,22 +109,24 @@ class RuleStep:
     scalars: Callable[[], Scalars]
     critics: RuleParameters
     actor: RuleParameters | None = None
-    observation_scale: ToUnit | None = None
-    action_scale: ToUnit | None = None
+    observation_scale: AnyScale | None = None
+    action_scale: AnyScale | None = None
     noise: RuleNoise | None = None
     temperature: RuleTemperature | None = None
 
     @property
-    def optimizers(self) -> list[tuple[str, torch.optim.Optimizer, torch.Tensor]]:
-        """Name, optimizer and parameter: the critics', the actor's, the temperature's, as far as there are any."""
+    def optimizers(self) -> list[tuple[str, AnyOptimizer, AnyParameters | AnyNumber]]:
+        """Name, optimizer and what it steps: the critics', the actor's, the temperature's, as far as there are any."""
         parts = [part for part in (self.critics, self.actor) if part is not None]
-        found = [(part.optimizer_name, part.optimizer, part.parameters.parameter) for part in parts]
+        found: list[tuple[str, AnyOptimizer, AnyParameters | AnyNumber]] = [
+            (part.optimizer_name, part.optimizer, part.parameters) for part in parts
+        ]
         if self.temperature is None or self.temperature.optimizer is None:
-            return found  # type: ignore[return-value]  # a Parameter is a Tensor
+            return found
         return [*found, ("temperature_optimizer", self.temperature.optimizer, self.temperature.log_alpha)]
 
     @property
-    def vectors(self) -> tuple[FlatParameters | None, ...]:
+    def vectors(self) -> tuple[AnyParameters | None, ...]:
         """The critics' parameters, their target, the actor's parameters, their target."""
         actor = (None, None) if self.actor is None else (self.actor.parameters, self.actor.target)
         return (self.critics.parameters, self.critics.target, *actor)
@@ -123,9 +140,9 @@ class ClippedStep:
     """
 
     scalars: Callable[[], Mapping[str, float]]
-    parameters: FlatParameters
-    optimizer: torch.optim.Optimizer
-    log_std: nn.Parameter | None = None
+    parameters: AnyParameters
+    optimizer: AnyOptimizer
+    log_std: nn.Parameter | Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +156,10 @@ class PolicyHead:
     """
 
     kind: HeadKind
-    module: nn.Module
+    module: AnyModule
     network: RuleNetwork
-    observation_scale: ToUnit | None = None
-    action_scale: ToUnit | None = None
+    observation_scale: AnyScale | None = None
+    action_scale: AnyScale | None = None
     log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
     departure: str | None = None
     value: RuleNetwork | None = None
@@ -192,11 +209,16 @@ def step_departure(trainer: object, base: type, names: tuple[str, ...]) -> str |
     return None if departure is None else f"{departure}, a part of {base.__name__}'s update rule"
 
 
-def update_rule_of(trainer: object) -> UpdateRule | None:
-    """The rule of `trainer`, if it is of an algorithm that has one."""
+def update_rule_of(trainer: object, *, arrays: bool = False) -> UpdateRule | None:
+    """The rule of `trainer`, if it is of an algorithm that has one.
+
+    Its networks are in torch, or with `arrays` where the trainer has them, which may be in arrays.
+    """
     from pearl.algorithms.trainer import Trainer
 
-    return trainer.update_rule() if isinstance(trainer, Trainer) else None
+    if not isinstance(trainer, Trainer):
+        return None
+    return trainer.update_rule() if arrays else trainer.in_torch().update_rule()
 
 
 def unknown_rule(trainer: object) -> str:

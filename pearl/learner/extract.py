@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import fx, nn
-
-from pearl.algorithms.networks import ScaleBytes
 from pearl.errors import TrainerError
+from pearl.lazy_torch import nn, torch
 from pearl.spec import LayerSpec, NetworkSpec, Scalar
+
+if TYPE_CHECKING:
+    from torch import fx
 
 # Functions and methods whose kind is not their name.
 _KINDS = {"cat": "concat", "layer_norm": "layernorm", "view": "reshape"}
 
 
-class _Tracer(fx.Tracer):
-    """Does not trace into subclasses of layers, nor into modules that only change the dtype."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (nn.Linear, nn.Conv2d, ScaleBytes)) or super().is_leaf_module(m, module_qualified_name)
-
-
-class _Recorder(fx.Interpreter):
-    """Runs a traced module on an example and records the shape of every value."""
-
-    def __init__(self, traced: fx.GraphModule) -> None:
-        super().__init__(traced)
-        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
-
-    def run_node(self, n: fx.Node) -> object:
-        result = super().run_node(n)
-        if isinstance(result, torch.Tensor):
-            self.shapes[n] = tuple(result.shape[1:])
-        return result
-
-
 def extract_network(
-    name: str, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    name: str, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype | None = None
 ) -> NetworkSpec:
     """Trace `module` on a batch of `(1, *input_shape)` and describe its operations in execution order.
 
@@ -46,8 +26,10 @@ def extract_network(
     one layer of kind "opaque" with its parameter count; it then runs on the torch backends. A layer called twice has
     its parameters counted once. Raises TrainerError if it does not accept the input.
     """
+    from pearl.learner.tracing import Recorder, traced_module
+
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    example = torch.zeros((1, *input_shape), dtype=dtype, device=device)
+    example = torch.zeros((1, *input_shape), dtype=dtype or torch.float32, device=device)
     try:
         with torch.no_grad():
             output_shape = tuple(module(example).shape[1:])
@@ -56,8 +38,8 @@ def extract_network(
             f"Network {name!r} does not accept observations of shape {input_shape}: {type(error).__name__}: {error}"
         ) from error
     try:
-        traced = fx.GraphModule(module, _Tracer().trace(module))
-        recorder = _Recorder(traced)
+        traced = traced_module(module)
+        recorder = Recorder(traced)
         with torch.no_grad():
             recorder.run(example)
         layers = _layers(traced, recorder.shapes)

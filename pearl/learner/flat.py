@@ -6,10 +6,8 @@ tensors, not on their sizes. With parameters and gradients as views of two flat 
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from pearl.errors import TrainerError
+from pearl.lazy_torch import nn, torch
 
 # Views start at multiples of 16 floats, so that each is aligned as a tensor of its own would be.
 _ALIGNMENT = 16
@@ -80,6 +78,10 @@ class FlatParameters:
     def move_to(self, memory: torch.Tensor) -> None:
         """Keep the values in `memory` `(size,)` float32 from now on, for example in memory shared with a device."""
         memory.copy_(self.parameter.data)
+        self.take_memory(memory)
+
+    def take_memory(self, memory: torch.Tensor) -> None:
+        """Take the values in `memory` `(size,)` float32, and keep them there from now on."""
         self.parameter.data = memory
         for p, offset in self._views:
             p.data = memory[offset : offset + p.numel()].view_as(p)

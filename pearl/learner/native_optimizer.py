@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pearl import _native
+from pearl.algorithms.arrays import ArrayAdam
+from pearl.algorithms.update_rule import AnyNumber, AnyParameters
+from pearl.lazy_torch import torch
+from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError
 
 if TYPE_CHECKING:
     from pearl.backends.on_device.learner import OptimizerOnDevice
 
-_ADAMS: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW)
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -30,13 +32,22 @@ class NativeOptimizer:
         self,
         name: str,
         optimizer: object,
-        parameter: torch.Tensor,
+        parameter: AnyParameters | AnyNumber,
         *,
         kernel: OptimizerOnDevice | None = None,
         home: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        kind = type(optimizer)
-        if kind not in (*_ADAMS, torch.optim.SGD):
+        self.native = _native.Optimizer()
+        self._kernel = self.native if kernel is None else kernel
+        self._home = home
+        self._seen: tuple[Any, ...] = ()
+        self._arrays = optimizer if isinstance(optimizer, ArrayAdam) else None
+        if self._arrays is not None:
+            return
+        parameter = parameter.parameter if isinstance(parameter, FlatParameters) else parameter
+        assert isinstance(parameter, torch.Tensor)
+        kind, adams = type(optimizer), (torch.optim.Adam, torch.optim.AdamW)
+        if kind not in (*adams, torch.optim.SGD):
             raise UnsupportedError(f"optimizer {name!r} of class {kind.__name__}")
         assert isinstance(optimizer, torch.optim.Optimizer)
         groups = optimizer.param_groups
@@ -47,22 +58,30 @@ class NativeOptimizer:
                 raise UnsupportedError(f"option {option!r} of optimizer {name!r}")
         if any(getattr(optimizer, hooks, None) for hooks in _HOOKS):
             raise UnsupportedError(f"optimizer {name!r} has hooks")
-        self.native = _native.Optimizer()
-        self._kernel = self.native if kernel is None else kernel
-        self._home = home
         self._optimizer = optimizer
         self._parameter = parameter
-        self._adam = kind in _ADAMS
-        self._seen: tuple[Any, ...] = ()
+        self._adam = kind in adams
 
     def refresh(self) -> None:
         """Read settings and state, which schedules change and checkpoints replace; called before each step."""
+        if self._arrays is not None:
+            self._refresh_arrays(self._arrays)
+            return
         group = self._optimizer.param_groups[0]
         state = self._optimizer.state[self._parameter]
         if self._adam:
             self._refresh_adam(group, state)
         else:
             self._refresh_sgd(group, state)
+
+    def _refresh_arrays(self, adam: ArrayAdam) -> None:
+        settings, state = _adam_settings(adam.settings), adam.present_state()
+        averages, average_squares, step = (state[name].reshape(-1) for name in ("exp_avg", "exp_avg_sq", "step"))
+        seen = (settings, *(array.ctypes.data for array in (averages, average_squares, step)))
+        if self._seen == seen:
+            return
+        self._kernel.set_adam(*settings, False, averages, average_squares, None, step)
+        self._seen = seen
 
     def _refresh_adam(self, group: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
         averages = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -72,8 +91,7 @@ class NativeOptimizer:
                 state[name] = torch.zeros_like(self._parameter.data)
         self._bring_home(state, averages)
         largest = state["max_exp_avg_sq"] if group["amsgrad"] else None
-        lr, (beta1, beta2), eps, decay = (group[key] for key in ("lr", "betas", "eps", "weight_decay"))
-        settings = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
+        settings = _adam_settings(group)
         decoupled = bool(group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)))
         # Tensors are compared by address, which is not reused while the native side holds the memory.
         kept = (state["step"], state["exp_avg"], state["exp_avg_sq"], largest)
@@ -116,6 +134,11 @@ class NativeOptimizer:
             first,
         )
         self._seen = seen
+
+
+def _adam_settings(group: Mapping[str, Any]) -> tuple[float, float, float, float, float]:
+    lr, (beta1, beta2), eps, decay = (group[key] for key in ("lr", "betas", "eps", "weight_decay"))
+    return float(lr), float(beta1), float(beta2), float(eps), float(decay)
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:

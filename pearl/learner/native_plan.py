@@ -6,12 +6,12 @@ import math
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import nn
 
 from pearl import _native
+from pearl.algorithms.arrays import Array, ArrayModule, ArrayParameters, ArrayValue, operations_of
+from pearl.algorithms.update_rule import AnyModule, AnyNumber, AnyParameters
 from pearl.errors import TrainerError
-from pearl.learner.extract import extract_network
+from pearl.lazy_torch import is_tensor, nn, torch
 from pearl.learner.flat import FlatParameters
 from pearl.spec import LayerSpec, NetworkSpec
 
@@ -28,40 +28,54 @@ class UnsupportedError(Exception):
 
 def kernel_column(name: str, column: np.ndarray | torch.Tensor, dtype: np.dtype[Any]) -> np.ndarray:
     """A batch's column for a kernel: contiguous, of `dtype`; raises TrainerError for another dtype."""
-    found = column.detach().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
+    found = column.detach().numpy() if is_tensor(column) else np.asarray(column)
     if found.dtype != dtype:
         raise TrainerError(f"Column {name!r} must have dtype {dtype}; found {found.dtype}. Convert it first.")
     return found if found.flags.c_contiguous else np.ascontiguousarray(found)
 
 
-def weights_of(flat: FlatParameters) -> np.ndarray:
+def weights_of(flat: AnyParameters) -> np.ndarray:
     """The memory of the flat parameters, `(size,)` float32."""
-    return flat.parameter.detach().numpy()
+    return flat.memory if isinstance(flat, ArrayParameters) else flat.parameter.detach().numpy()
+
+
+def memory_of(number: AnyNumber) -> np.ndarray:
+    """The memory of a single number, `(1,)`."""
+    return number.values.reshape(1) if isinstance(number, ArrayValue) else number.detach().numpy().reshape(1)
 
 
 class PinnedWeights:
     """Flat parameters, and a single `scalar`, whose memory a kernel holds."""
 
-    def __init__(self, *flats: FlatParameters, scalar: torch.Tensor | None = None) -> None:
-        self._flats = [(flat, flat.parameter.data_ptr()) for flat in flats]
-        self._scalar = scalar
-        self._address = 0 if scalar is None else scalar.data_ptr()
+    def __init__(self, *flats: AnyParameters, scalar: AnyNumber | None = None) -> None:
+        self._arrays = [flat for flat in flats if isinstance(flat, ArrayParameters)]
+        self._flats = [(flat, flat.parameter.data_ptr()) for flat in flats if isinstance(flat, FlatParameters)]
+        self._scalar = None if isinstance(scalar, ArrayValue) else scalar
+        self._address = 0 if self._scalar is None else self._scalar.data_ptr()
 
     def require_in_place(self) -> None:
         """Raise TrainerError if a module, or the scalar, has other memory now; called before each step."""
         for flat, address in self._flats:
             flat.require_in_place(address)
+        for arrays in self._arrays:
+            arrays.require_in_place()
         if self._scalar is not None and self._scalar.data_ptr() != self._address:
             raise TrainerError("log_alpha was given other memory after the Learner was made. Make the Learner again.")
 
 
 def read_operations(
-    name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters
+    name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters
 ) -> tuple[int, list[Op]]:
     """Inputs and operations of `module`, as `_native.Network` takes them; parameters are offsets into `flat`.
 
     UnsupportedError says what the native engine does not support.
     """
+    if isinstance(module, ArrayModule):
+        assert isinstance(flat, ArrayParameters)
+        return math.prod(input_shape), operations_of(module, flat.offset)
+    assert isinstance(flat, FlatParameters)
+    from pearl.learner.extract import extract_network
+
     _check_module(name, module)
     if isinstance(module, nn.Linear):
         module = nn.Sequential(module)  # a trace records the layers inside a module, not the module itself
@@ -69,16 +83,18 @@ def read_operations(
     return math.prod(spec.input_shape), _ops(spec, module, flat)
 
 
-def read_network(name: str, module: nn.Module, input_shape: tuple[int, ...], flat: FlatParameters) -> _native.Network:
+def read_network(name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters) -> _native.Network:
     """The native network of `module`, whose parameters are in `flat`; UnsupportedError says what is not supported.
 
     It is compared with the module on a few random inputs, in case the trace has missed something.
     """
     size, ops = read_operations(name, module, input_shape, flat)
     try:
-        network = _native.Network(size, ops, flat.parameter.numel())
+        network = _native.Network(size, ops, len(weights_of(flat)))
     except TrainerError as error:
         raise UnsupportedError(f"network {name!r}: {error}") from error
+    if isinstance(module, ArrayModule):
+        return network
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn((4, *input_shape), generator=generator)
     with torch.no_grad():
@@ -90,7 +106,7 @@ def read_network(name: str, module: nn.Module, input_shape: tuple[int, ...], fla
 
 
 def check_same_structure(
-    name: str, module: nn.Module, flat: FlatParameters, target: nn.Module, target_flat: FlatParameters
+    name: str, module: AnyModule, flat: AnyParameters, target: AnyModule, target_flat: AnyParameters
 ) -> None:
     """Raise UnsupportedError unless `target`'s parameters lie in its flat vector as `module`'s do in theirs."""
     ours = [(key, tuple(p.shape), offset_of(key, p, flat)) for key, p in module.named_parameters()]
@@ -112,10 +128,14 @@ def _check_module(name: str, module: nn.Module) -> None:
             raise UnsupportedError(f"parameter {key!r} is on {p.device}")
 
 
-def offset_of(name: str, parameter: torch.Tensor | None, flat: FlatParameters) -> int:
+def offset_of(name: str, parameter: torch.Tensor | Array | None, flat: AnyParameters) -> int:
     """Where `flat` holds the parameter of layer `name`; -1 for None, UnsupportedError if it lies elsewhere."""
     if parameter is None:
         return _NONE
+    if isinstance(parameter, Array):
+        assert isinstance(flat, ArrayParameters)
+        return flat.offset(parameter)
+    assert isinstance(flat, FlatParameters)
     bytes_in = parameter.data_ptr() - flat.parameter.data_ptr()
     inside = 0 <= bytes_in <= 4 * (flat.parameter.numel() - parameter.numel())
     if not inside or bytes_in % 4 or not parameter.is_contiguous():

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from pearl import _native
-from pearl.algorithms.networks import ToUnit
+from pearl.algorithms.arrays import ArrayScale
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import Trainer
+from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.algorithms.update_rule import (
+    AnyParameters,
+    AnyScale,
     ClippedStep,
     RuleNetwork,
     RuleParameters,
@@ -23,12 +24,13 @@ from pearl.algorithms.update_rule import (
     unknown_rule,
     update_rule_of,
 )
-from pearl.learner.flat import FlatParameters
+from pearl.lazy_torch import torch
 from pearl.learner.native_optimizer import NativeOptimizer
 from pearl.learner.native_plan import (
     PinnedWeights,
     UnsupportedError,
     check_same_structure,
+    memory_of,
     read_network,
     weights_of,
 )
@@ -46,8 +48,8 @@ class Rule(Protocol):
         """The same step for a loop without Python, with the current settings; None if it needs Python."""
 
 
-def _known_rule(trainer: object) -> tuple[Trainer, UpdateRule]:
-    rule = update_rule_of(trainer)
+def _known_rule(trainer: object, arrays: bool) -> tuple[Trainer, UpdateRule]:
+    rule = update_rule_of(trainer, arrays=arrays)
     if rule is None or not isinstance(trainer, Trainer):
         raise UnsupportedError(unknown_rule(trainer))
     if trainer.observation_space.dtype == np.uint8:
@@ -57,17 +59,20 @@ def _known_rule(trainer: object) -> tuple[Trainer, UpdateRule]:
     return trainer, rule
 
 
-def known_step(trainer: object) -> tuple[Trainer, UpdateRule, RuleStep]:
-    """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it."""
-    known, rule = _known_rule(trainer)
+def known_step(trainer: object, *, arrays: bool = False) -> tuple[Trainer, UpdateRule, RuleStep]:
+    """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it.
+
+    They are in torch, or with `arrays` where the trainer has them.
+    """
+    known, rule = _known_rule(trainer, arrays)
     if not isinstance(rule.step, RuleStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on rollouts, not on samples of a replay")
     return known, rule, rule.step
 
 
 def known_clipped_step(trainer: object) -> tuple[OnPolicyTrainer, UpdateRule, ClippedStep]:
-    """The same for trainers on rollouts."""
-    known, rule = _known_rule(trainer)
+    """The same for trainers on rollouts, in arrays where the trainer has them there."""
+    known, rule = _known_rule(trainer, arrays=True)
     if not isinstance(known, OnPolicyTrainer) or not isinstance(rule.step, ClippedStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on samples of a replay, not on rollouts")
     return known, rule, rule.step
@@ -75,6 +80,8 @@ def known_clipped_step(trainer: object) -> tuple[OnPolicyTrainer, UpdateRule, Cl
 
 def require_cpu(trainer: object) -> None:
     """Raise UnsupportedError for a trainer on another device."""
+    if arrays_of(trainer) is not None:
+        return
     device = getattr(trainer, "device", torch.device("cpu"))
     if torch.device(device).type != "cpu":
         raise UnsupportedError(f"device {device}")
@@ -83,7 +90,7 @@ def require_cpu(trainer: object) -> None:
 def make_rule(trainer: object, threads: int) -> Rule:
     """The rule of `trainer`; UnsupportedError says in one line what is not supported."""
     require_cpu(trainer)
-    known, rule, step = known_step(trainer)
+    known, rule, step = known_step(trainer, arrays=True)
     if rule.actor is None:
         return _ValueRule(known, rule, step, threads)
     return _ActorCriticRule(known, rule.actor, rule, step, threads)
@@ -108,7 +115,7 @@ def _weights_of_target(moved: RuleParameters) -> np.ndarray:
 
 def pinned(step: RuleStep) -> PinnedWeights:
     """The memory that a kernel takes from a step."""
-    vectors: list[FlatParameters] = [flat for flat in step.vectors if flat is not None]
+    vectors: list[AnyParameters] = [flat for flat in step.vectors if flat is not None]
     return PinnedWeights(*vectors, scalar=None if step.temperature is None else step.temperature.log_alpha)
 
 
@@ -173,7 +180,7 @@ class _ActorCriticRule:
         self._critic, self._actor, *temperature = (NativeOptimizer(*named) for named in step.optimizers)
         self._temperature = temperature[0] if temperature else None
         log_alpha = None if step.temperature is None else step.temperature.log_alpha
-        self._log_alpha = None if log_alpha is None else log_alpha.detach().numpy().reshape(1)
+        self._log_alpha = None if log_alpha is None else memory_of(log_alpha)
         self._native = _native.ActorCriticLearner(
             native_actor,
             native_critics,
@@ -202,7 +209,7 @@ class _ActorCriticRule:
             self._actor.native,
             None if self._temperature is None else self._temperature.native,
             self._log_alpha,
-            None if noise is None else noise.seed.numpy().reshape(1),
+            None if noise is None else memory_of(noise.seed),
             scalars.policy_delay,
             self._trainer.step_count,
         )
@@ -230,8 +237,8 @@ class _ActorCriticRule:
         moves = (trainer.gradient_steps + 1) % scalars.policy_delay == 0
         obs, action, reward, next_obs, discount = columns
         rows = len(reward)
-        next_noise = None if random is None else random.draw(rows, 0).numpy()
-        noise = random.draw(rows, 1).numpy() if random is not None and random.of_policy else None
+        next_noise = None if random is None else np.asarray(random.draw(rows, 0))
+        noise = np.asarray(random.draw(rows, 1)) if random is not None and random.of_policy else None
         self._critic.refresh()
         if moves:
             self._actor.refresh()
@@ -262,6 +269,8 @@ class _ActorCriticRule:
         return priorities, metrics
 
 
-def scale_arrays(scale: ToUnit) -> tuple[np.ndarray, np.ndarray]:
+def scale_arrays(scale: AnyScale) -> tuple[np.ndarray, np.ndarray]:
     """Centers and half ranges, `(size,)` float32 each."""
+    if isinstance(scale, ArrayScale):
+        return scale.center.values, scale.half_range.values
     return scale.center.numpy(), scale.half_range.numpy()

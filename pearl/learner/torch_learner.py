@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.trainer import Trainer, TrainerLike, batch_type_of, load_concatenated, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
 

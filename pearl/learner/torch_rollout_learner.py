@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from pearl import _native
 from pearl.algorithms.on_policy import Minibatch, OnPolicyTrainer
 from pearl.errors import TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.trainer_learner import TrainerRolloutLearner
 
 

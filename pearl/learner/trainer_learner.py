@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import concatenated, load_concatenated, policy_tensors
+from pearl.algorithms.trainer import concatenated, load_concatenated, policy_arrays, policy_tensors
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.protocol import Learner, RolloutLearner
 
 T = TypeVar("T")
@@ -24,18 +24,27 @@ class _OfTrainer(Generic[T]):
 
     def __init__(self, trainer: T) -> None:
         self.trainer = trainer
-        self._policy = policy_tensors(trainer)
+        # In arrays if the trainer's networks are: these stay the weights when torch comes to them.
+        self._arrays = policy_arrays(trainer)
+        self._policy = policy_tensors(trainer) if self._arrays is None else []
 
     @property
     def weight_count(self) -> int:
         """float32 scalars of the policy snapshot."""
-        return sum(tensor.numel() for tensor in self._policy)
+        return sum(map(len, self._arrays)) if self._arrays is not None else sum(t.numel() for t in self._policy)
+
+    def policy_memory(self) -> list[np.ndarray]:
+        """The arrays of the policy snapshot, flat, where they lie; only for weights on the CPU."""
+        return [t.detach().numpy().reshape(-1) for t in self._policy] if self._arrays is None else self._arrays
 
     def prepare(self) -> None:
         """Nothing to set up in the calling thread."""
 
     def write_weights(self, out: np.ndarray) -> None:
         """Copy the policy snapshot to `out` `(weight_count,)` float32."""
+        if self._arrays is not None:
+            np.concatenate(self._arrays, out=out)
+            return
         target = torch.from_numpy(out)
         if all(tensor.device.type == "cpu" for tensor in self._policy):
             concatenated(self._policy, out=target)
@@ -44,7 +53,15 @@ class _OfTrainer(Generic[T]):
 
     def load_weights(self, weights: np.ndarray) -> None:
         """Load a policy snapshot `(weight_count,)` float32."""
-        load_concatenated(weights, self._policy)
+        if self._arrays is None:
+            load_concatenated(weights, self._policy)
+            return
+        if weights.shape != (self.weight_count,):
+            raise TrainerError(f"A snapshot of these weights has shape ({self.weight_count},); found {weights.shape}.")
+        offset = 0
+        for array in self._arrays:
+            array[...] = weights[offset : offset + len(array)]
+            offset += len(array)
 
 
 class TrainerLearner(_OfTrainer[T], Learner, Generic[T]):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import os
 import re
 import shutil
@@ -165,7 +166,7 @@ def _remove_leftovers(directory: Path) -> None:
 
 def _check_free_space(directory: Path, state: CheckpointState) -> None:
     needed = sum(array.nbytes for array in state.arrays.values())
-    needed += sum(t.numel() * t.element_size() for group in state.tensors.values() for t in group.values())
+    needed += sum(math.prod(t.shape) * t.dtype.itemsize for group in state.tensors.values() for t in group.values())
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise CheckpointWriteError(

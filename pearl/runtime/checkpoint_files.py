@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 
 from pearl.errors import CheckpointError
+from pearl.lazy_torch import is_tensor
 
 if TYPE_CHECKING:
     import torch
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 Scalar: TypeAlias = "bool | int | float | str"
-Tensors: TypeAlias = "Mapping[str, Mapping[str, torch.Tensor]]"
+Stored: TypeAlias = "torch.Tensor | np.ndarray"  # arrays of networks that are not in torch
+Tensors: TypeAlias = "Mapping[str, Mapping[str, Stored]]"
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 
 FORMAT_VERSION = 2
@@ -83,7 +85,7 @@ def is_count(value: object) -> bool:
 # --- Writing --------------------------------------------------------------------------------------------------------
 
 
-def write_tensors(file: Path, group: str, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
+def write_tensors(file: Path, group: str, tensors: Mapping[str, Stored]) -> FileEntry:
     """Write one group of tensors; CheckpointError names the group that safetensors cannot hold."""
     return _write_file(file, [_safetensors_bytes(group, tensors)])
 
@@ -172,19 +174,33 @@ def _npy_header(array: NumpyArray) -> bytes:
     return stream.getvalue()
 
 
-def _safetensors_bytes(group: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    import safetensors
+def safetensors_of(tensors: Mapping[str, Stored]) -> bytes:
+    """The tensors, or arrays, in the safetensors format."""
+    arrays = {name: np.array(value, order="C") for name, value in tensors.items() if isinstance(value, np.ndarray)}
+    if len(arrays) == len(tensors):
+        import safetensors.numpy
+
+        return safetensors.numpy.save(arrays)
     import safetensors.torch
 
+    return safetensors.torch.save({name: value for name, value in tensors.items() if is_tensor(value)})
+
+
+def _safetensors_bytes(group: str, tensors: Mapping[str, Stored]) -> bytes:
+    import safetensors
+
     seen: set[int] = set()  # the format cannot express shared storage: tied weights are stored twice
-    plain: dict[str, torch.Tensor] = {}
+    plain: dict[str, Stored] = {}
     try:
         for name, tensor in tensors.items():
+            if isinstance(tensor, np.ndarray):
+                plain[name] = tensor
+                continue
             copy = tensor.detach().cpu().contiguous()
             storage = copy.untyped_storage().data_ptr()
             plain[name] = copy.clone() if storage in seen else copy
             seen.add(storage)
-        return safetensors.torch.save(plain)
+        return safetensors_of(plain)
     except (RuntimeError, ValueError, KeyError, NotImplementedError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"Tensor group {group!r} cannot be stored: {error}. Dense tensors of a common dtype can."

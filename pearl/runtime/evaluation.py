@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from pearl.actors.actor import first_action
@@ -19,6 +18,7 @@ from pearl.actors.environment import make_vector_env
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike, policy_snapshot, policy_tensors, set_evaluation_mode
 from pearl.errors import EnvError, PearlError
+from pearl.lazy_torch import torch
 from pearl.runtime.options import Options
 from pearl.spec import ActorSpec
 
@@ -119,8 +119,9 @@ def evaluate(
     used = envs or EvaluationEnvs(spec)
     over = False
     try:
-        act = _torch_policy(trainer)
-        if policy is not None:
+        if policy is None:
+            act = _torch_policy(trainer)
+        else:
             policy.load_weights(policy_snapshot(trainer))
             act = policy.act
         found = _play(act, used, episodes, seed, should_stop)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from pearl.actors.native_policy import NativePolicy
-from pearl.algorithms.trainer import TrainerLike, modules_of
+from pearl.algorithms.arrays import ArrayModule
+from pearl.algorithms.trainer import TrainerLike, arrays_of, modules_of
 from pearl.atomic_file import write_bytes, write_text
+from pearl.runtime.checkpoint_files import Stored, Tensors, safetensors_of
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.options import Options
 from pearl.runtime.run_log import EvaluationKind
@@ -28,8 +30,6 @@ _QUICK_EPISODES = 20
 _PROGRESS_SEED = 10_000
 _SOLVED_SEED = 20_000
 _FINAL_SEED = 30_000
-
-Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 @dataclass
@@ -139,16 +139,15 @@ def save_weights(trainer: TrainerLike, path: Path, tensors: Tensors | None = Non
 
     `tensors` are groups as `module_tensors` returns them; by default the current ones.
     """
-    from safetensors.torch import save
-
-    modules = modules_of(trainer)
-    flat = {
-        f"{group}.{name}": tensor.contiguous()
+    arrays = arrays_of(trainer)
+    modules = modules_of(trainer) if arrays is None else [n for n, p in arrays.items() if isinstance(p, ArrayModule)]
+    flat: dict[str, Stored] = {
+        f"{group}.{name}": tensor if isinstance(tensor, np.ndarray) else tensor.contiguous()
         for group, content in (module_tensors(trainer) if tensors is None else tensors).items()
         if group in modules
         for name, tensor in content.items()
     }
-    write_bytes(path, save(flat))
+    write_bytes(path, safetensors_of(flat))
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy
 from pearl.errors import PearlError
@@ -223,7 +222,7 @@ class RolloutWorker(Worker):
         self._trainer.set_progress(float(found[0]["progress"][0]))
         flat = buffer.flat()
         metrics = self._learner.train(flat, buffer.rows())
-        self._trainer.after_rollout(torch.from_numpy(flat["obs"]))
+        self._trainer.take_in(flat["obs"])
         self._trainer.report({name: value for name, value in metrics.items() if name not in ("minibatches", "epochs")})
         times.end("train")
         self._publish()

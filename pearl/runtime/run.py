@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pearl.actors.actor import ActorSetup
 from pearl.actors.environment import make_vector_env
@@ -30,6 +29,7 @@ from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.errors import CheckpointError, CheckpointWriteError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
+from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
@@ -140,12 +140,15 @@ class Run(abc.ABC):
         configure_logging(self.options.run_dir)
         for warning in self._warnings:
             logger.warning(warning)
-        # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
-        torch.set_num_threads(1)
-        torch.manual_seed(self.options.seed)
+        when_imported(self._set_up_torch)
         self._report.start_clock()
         self._supervisor.__enter__()
         return self
+
+    def _set_up_torch(self) -> None:
+        # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
+        torch.set_num_threads(1)
+        torch.manual_seed(self.options.seed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from pearl.algorithms.trainer import TrainerLike
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
-from pearl.runtime.checkpoint_files import is_count, refuse, saved_count
+from pearl.runtime.checkpoint_files import Tensors, is_count, refuse, saved_count
 from pearl.runtime.experience import Experience, part
 from pearl.runtime.trainer_state import (
     RANDOM_GROUP,
@@ -104,7 +103,7 @@ class Best(NamedTuple):
     episodes: int
     env_steps: int
     gradient_steps: int
-    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    tensors: Tensors
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,9 @@ class RunState:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
         arrays, own = self.experience.state()
         scalars = {**counters.to_scalars(), **own}
-        tensors = {**module_tensors(self.trainer), RANDOM_GROUP: torch_random_tensors()}
+        tensors = module_tensors(self.trainer)
+        if random := torch_random_tensors():
+            tensors[RANDOM_GROUP] = {**random}
         if best is not None:
             scalars |= {f"{_BEST}{name}": getattr(best, name) for name in _BEST_SCALARS}
             tensors |= {f"{_BEST}{group}": dict(content) for group, content in best.tensors.items()}

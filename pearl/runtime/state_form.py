@@ -11,9 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from pearl.errors import CheckpointError
+from pearl.lazy_torch import torch
 
 _COUNTS = ("last_epoch", "_step_count", "step")  # whole numbers, whatever their type
 

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
+from pearl.algorithms.arrays import Array, ArrayAdam, ArrayModule, ArrayValue
+from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.errors import CheckpointError
-from pearl.runtime.checkpoint_files import JsonValue, Tensors
+from pearl.lazy_torch import is_imported, is_tensor, torch
+from pearl.runtime.checkpoint_files import JsonValue, Stored, Tensors
 from pearl.runtime.state_form import check_optimizer_state, check_scheduler_state
 
 RANDOM_GROUP = "random"  # torch's random states; never part of a trainer
@@ -27,15 +29,17 @@ _SCALARS = "scalars.json"  # the tensor that holds, as UTF-8 bytes, the part of 
 _log = logging.getLogger(__name__)
 
 
-def module_tensors(trainer: object) -> dict[str, dict[str, torch.Tensor]]:
+def module_tensors(trainer: object) -> dict[str, dict[str, Stored]]:
     """Copy the state of a trainer object to the CPU: one group of tensors for each stateful attribute, by its name.
 
     Stateful attributes are modules, optimizers, learning-rate schedulers, gradient scalers, torch generators (also in a
     list, tuple or dict: group `name.0`), leaf tensors that require a gradient, and tensors marked as `torch.nn.Buffer`.
     Values of a state dict that are not tensors are stored as JSON in one more tensor of the group. Plain Python numbers
     of the trainer are not saved: keep them in a `torch.nn.Buffer`, or define `state_tensors()` and
-    `load_state_tensors(tensors)`, which replace all this.
+    `load_state_tensors(tensors)`, which replace all this. Networks in arrays give the same groups, of arrays.
     """
+    if (arrays := arrays_of(trainer)) is not None:
+        return {name: group for name, part in arrays.items() if (group := _group_of_arrays(name, part))}
     own = getattr(trainer, "state_tensors", None)
     if own is not None:
         return {group: {name: _copied(t) for name, t in tensors.items()} for group, tensors in own().items()}
@@ -49,6 +53,11 @@ def load_module_tensors(trainer: object, tensors: Tensors) -> None:
     name, and the shape and dtype that were expected and found.
     """
     tensors = {group: content for group, content in tensors.items() if group != RANDOM_GROUP}
+    if (arrays := arrays_of(trainer)) is not None and _are_arrays(tensors):
+        for name, part in arrays.items():
+            _load_arrays(part, tensors.get(name, {}))
+        return
+    tensors = _in_torch(tensors)
     own = getattr(trainer, "load_state_tensors", None)
     if own is not None:
         _load(trainer, "load_state_tensors", own, tensors)
@@ -63,11 +72,51 @@ def check_module_tensors(trainer: object, tensors: Tensors) -> None:
     A trainer's own `load_state_tensors` is not asked.
     """
     if getattr(trainer, "load_state_tensors", None) is None:
-        _prepared_loads(trainer, tensors)
+        _prepared_loads(trainer, _in_torch(tensors))
 
 
-def _prepared_loads(trainer: object, tensors: Tensors) -> dict[str, tuple[Callable[[Any], object], Any]]:
-    attributes = _stateful_attributes(trainer)
+def _are_arrays(tensors: Tensors) -> bool:
+    return all(isinstance(value, np.ndarray) for content in tensors.values() for value in content.values())
+
+
+def _in_torch(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        group: {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in content.items()}
+        for group, content in tensors.items()
+    }
+
+
+def _group_of_arrays(name: str, part: object) -> dict[str, Stored]:
+    """The group of a part that is in arrays; empty for parts that have none."""
+    group: dict[str, Stored] = {}
+    if isinstance(part, ArrayModule):
+        return {key: values.copy() for key, values in part.state().items()}
+    if isinstance(part, ArrayValue) and part.saved:
+        return {"value": part.values.copy()}
+    if isinstance(part, ArrayAdam):
+        scalars: dict[str, Any] = {"class": part.name, "parameters": part.parameter_shapes()}
+        scalars["state_dict"] = _flatten(name, "", part.state_dict(), group)
+        group[_SCALARS] = np.frombuffer(json.dumps(scalars).encode(), np.uint8)
+    return group
+
+
+def _load_arrays(part: object, group: Mapping[str, Any]) -> None:
+    """The inverse, for a group of the same run."""
+    into: Mapping[str, np.ndarray] = {}
+    if isinstance(part, ArrayModule):
+        into = part.state()
+    elif isinstance(part, ArrayValue) and part.saved:
+        into = {"value": part.values}
+    elif isinstance(part, ArrayAdam):
+        into = {f"state/0/{name}": values for name, values in part.state.items()}
+    for key, values in into.items():
+        values[...] = group[key]
+
+
+def _prepared_loads(
+    trainer: object, tensors: Mapping[str, Mapping[str, torch.Tensor]]
+) -> dict[str, tuple[Callable[[Any], object], Any]]:
+    attributes = _stateful_attributes(trainer.in_torch() if isinstance(trainer, Trainer) else trainer)
     _check_names(f"{type(trainer).__name__}'s networks and optimizers", attributes, tensors)
     return {name: _prepared_load(name, value, tensors[name]) for name, value in attributes.items()}
 
@@ -119,8 +168,8 @@ def _stateful_attributes(trainer: object) -> dict[str, Any]:
     return found
 
 
-def _group_of(name: str, value: Any) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
+def _group_of(name: str, value: Any) -> dict[str, Stored]:
+    tensors: dict[str, Stored] = {}
     if isinstance(value, torch.Tensor):
         return {"value": _copied(value)}
     if isinstance(value, torch.Generator):
@@ -238,12 +287,12 @@ def _json_value(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any
     raise CheckpointError(f"Group {name!r} of the checkpoint lacks a readable {_SCALARS!r}: it is of another kind.")
 
 
-def _flatten(group: str, path: str, value: Any, tensors: dict[str, torch.Tensor]) -> JsonValue:
+def _flatten(group: str, path: str, value: Any, tensors: dict[str, Stored]) -> JsonValue:
     """A state dict as JSON, its tensors moved into `tensors` under their paths, such as `state/0/exp_avg`."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Array) or is_tensor(value):
         if path in tensors:
             raise CheckpointError(f"Two tensors of {group!r} have the path {path!r}: they cannot both be stored.")
-        tensors[path] = _copied(value)
+        tensors[path] = value.values.copy() if isinstance(value, Array) else _copied(value)
         return {"tensor": path}
     if isinstance(value, np.generic):
         return _flatten(group, path, value.item(), tensors)
@@ -313,18 +362,28 @@ class _Unflattener:
 
 
 def torch_random_tensors() -> dict[str, torch.Tensor]:
-    """Global random states of torch, for the tensor group "random": "cpu" and, once CUDA is in use, "cuda.0", ..."""
+    """Global random states of torch, for the tensor group "random": "cpu" and, once CUDA is in use, "cuda.0", ...
+
+    None where torch was not imported: no random number was drawn then.
+    """
+    if not is_imported():
+        return {}
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.update({f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())})
     return states
 
 
-def restore_torch_random(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Set torch's global random states; those of GPUs absent here are passed over with a warning."""
+def restore_torch_random(tensors: Mapping[str, Stored]) -> None:
+    """Set torch's global random states; those of GPUs absent here are passed over with a warning.
+
+    Empty, as `torch_random_tensors` may return them, they leave torch with the seed of the run.
+    """
+    if not tensors:
+        return
     if "cpu" not in tensors:
         raise CheckpointError("The checkpoint holds no random state of the CPU: it is damaged. Resume from another.")
-    for name, state in tensors.items():
+    for name, state in _in_torch({RANDOM_GROUP: tensors})[RANDOM_GROUP].items():
         if not _RANDOM_DEVICE.fullmatch(name):
             raise CheckpointError(
                 f"The checkpoint holds a random state of {name!r}; expected cpu or cuda.0, cuda.1, ..."

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pearl import _native
 from pearl.algorithms.batch import Batch
 from pearl.errors import ConfigurationError, TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.native_plan import UnsupportedError, kernel_column
 from pearl.learner.native_rules import make_rule
 from pearl.learner.protocol import StepResult
@@ -77,7 +77,7 @@ class NativeLearner(TrainerLearner[Any]):
     @property
     def loops_natively(self) -> bool:
         """Whether `fused_loop` makes a loop if Replay Manager and Data Storage are native."""
-        return self._rule.algorithm() is not None and all(t.dtype == torch.float32 for t in self._policy)
+        return self._rule.algorithm() is not None and all(p.dtype == _FLOAT for p in self.policy_memory())
 
     def fused_loop(
         self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
@@ -91,7 +91,7 @@ class NativeLearner(TrainerLearner[Any]):
         if tuple(columns) != Batch._fields:
             return None
         tree, algorithm = getattr(replay, "native", None), self._rule.algorithm()
-        policy = [t.detach().numpy().reshape(-1) for t in self._policy]
+        policy = self.policy_memory()
         if not isinstance(tree, _native.SumTree) or algorithm is None or any(p.dtype != _FLOAT for p in policy):
             return None
         return _native.TrainingLoop(

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pearl import _native
-from pearl.algorithms.on_policy import OBSERVATION_CLIP, OnPolicyTrainer
+from pearl.algorithms.arrays import Array
+from pearl.algorithms.inputs import OBSERVATION_CLIP
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.update_rule import ClippedStep
 from pearl.errors import TrainerError
 from pearl.learner.native_optimizer import NativeOptimizer
@@ -101,10 +103,10 @@ class NativeRolloutLearner(TrainerRolloutLearner):
 
     def _normalized(self, obs: np.ndarray) -> np.ndarray:
         """Observations as the networks take them, by the statistics of the rollouts before."""
-        networks = self.trainer.networks
-        if not networks.is_normalized:
+        found = self.trainer.present_normalization()
+        if found is None:
             return obs
-        mean, scale = networks.observation_mean.numpy(), networks.observation_scale.numpy()
+        mean, scale = found
         inputs: np.ndarray = (obs.reshape(len(obs), *mean.shape) - mean) * scale
         np.clip(inputs, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=inputs)
         return inputs
@@ -130,6 +132,6 @@ def _read(trainer: object) -> _Parts:
     offset = None
     if log_std is not None:
         offset = offset_of("log_std", log_std, flat)
-        if not log_std.requires_grad:
+        if not isinstance(log_std, Array) and not log_std.requires_grad:
             raise UnsupportedError("log deviations that are frozen")
-    return _Parts(known, step, policy, value, offset, NativeOptimizer("optimizer", step.optimizer, flat.parameter))
+    return _Parts(known, step, policy, value, offset, NativeOptimizer("optimizer", step.optimizer, flat))

@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
 from pearl.backends.cuda.device import EMULATOR, cuda_name
 from pearl.backends.cuda.runtime import open_cuda
 from pearl.backends.on_device.storage import DataStorageOnDevice
 from pearl.errors import ReplayError
+from pearl.lazy_torch import torch
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.spec import FieldSpec, TransitionSpec

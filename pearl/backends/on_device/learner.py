@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
+from pearl.algorithms.update_rule import AnyParameters, RuleStep, Scalars, UpdateRule
 from pearl.backends.on_device.replay import ReplayManagerOnDevice
 from pearl.backends.on_device.storage import DataStorageOnDevice
 from pearl.errors import TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_optimizer import NativeOptimizer
 from pearl.learner.native_plan import Op, UnsupportedError, kernel_column, read_operations
@@ -95,7 +95,7 @@ class SharedMemoryLearner(TrainerLearner[Any]):
             if moves_policy:
                 metrics["actor_gradient_norm"] = found["actor_gradient_norm"]
         if step.temperature is not None:
-            metrics["temperature"] = math.exp(float(step.temperature.log_alpha.detach()))
+            metrics["temperature"] = math.exp(step.temperature.log_alpha.item())
         return StepResult(priorities, metrics["td_error"], metrics)
 
     def refresh(self) -> None:
@@ -118,6 +118,7 @@ class SharedMemoryLearner(TrainerLearner[Any]):
             actions = step.action_scale.center.numel()
         if step.temperature is not None:
             alpha = step.temperature.log_alpha
+            assert isinstance(alpha, torch.Tensor)
             alpha.data = self._home(alpha.data)
             log_alpha = alpha.detach().numpy().reshape(1)
         networks = networks_of(rule, step)
@@ -140,7 +141,8 @@ class SharedMemoryLearner(TrainerLearner[Any]):
     def _make(self, *arguments: Any) -> Any:
         """Make the kernels; all learners on parallel devices take the same arguments."""
 
-    def _moved(self, flat: FlatParameters) -> np.ndarray:
+    def _moved(self, flat: AnyParameters) -> np.ndarray:
+        assert isinstance(flat, FlatParameters)
         memory = self.queue.shared_floats(flat.parameter.numel())
         flat.move_to(torch.from_numpy(memory))
         return memory
@@ -210,7 +212,7 @@ def networks_of(rule: UpdateRule, step: RuleStep) -> list[tuple[int, list[Op]]]:
     found = []
     for network in rule.networks:
         moved = step.actor if network is rule.actor and step.actor is not None else step.critics
-        found.append(read_operations(network.name, network.module, network.input_shape, moved.parameters))
+        found.append(read_operations(network.name, network.in_torch, network.input_shape, moved.parameters))
     return found
 
 
@@ -229,7 +231,7 @@ def _settings(scalars: Scalars, step: RuleStep) -> dict[str, Any]:
         "log_std_high": high,
         "target_entropy": scalars.target_entropy,
         "policy_delay": scalars.policy_delay,
-        "noise_seed": 0 if step.noise is None else int(step.noise.seed),
+        "noise_seed": 0 if step.noise is None else int(step.noise.seed.item()),
     }
 
 

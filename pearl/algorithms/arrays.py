@@ -1,0 +1,446 @@
+"""Networks and optimizers in NumPy arrays: what a built-in algorithm consists of until something needs torch.
+
+A native Learner and a native policy work on the arrays. Names, order and initial values are those of the torch modules
+that `Trainer.in_torch` puts on the same memory, so nothing tells the two apart but the time to import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pearl.algorithms.inputs import SMALLEST_VARIANCE
+from pearl.errors import TrainerError
+from pearl.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from pearl.learner.flat import FlatParameters
+
+Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, width, weight, bias, eps
+Place: TypeAlias = "Callable[[Array], int]"
+
+_ALIGNMENT = 16  # floats; `FlatParameters` begins each parameter at a multiple of so many, too
+_NONE = -1
+_FULL = 16  # torch draws so many normal numbers together
+
+
+class TorchRandom:
+    """The random numbers that torch's generator of the CPU gives after `torch.manual_seed(seed)`.
+
+    Uniform numbers are the same to the bit where torch's build fuses multiplication and addition, as on x86 with AVX2;
+    normal ones are to a few units of the last place.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._state = np.random.RandomState(seed & 0xFFFFFFFF)
+        self._spare: float | None = None
+
+    def _bits(self, count: int) -> np.ndarray:
+        return self._state.randint(0, 2**32, size=count, dtype=np.uint32)
+
+    def _long(self) -> int:
+        high, low = (int(bits) for bits in self._bits(2))
+        return high << 32 | low
+
+    def uniform(self, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
+        """`shape` float32 in `[low, high)`."""
+        begin = np.float32(low)
+        share = (self._bits(math.prod(shape)) & np.uint32(0xFFFFFF)).astype(np.float64) * 2.0**-24
+        # The exact product and sum of floats, rounded once.
+        return (share * float(np.float32(high) - begin) + float(begin)).astype(np.float32).reshape(shape)
+
+    def normal(self, shape: tuple[int, ...]) -> np.ndarray:
+        """`shape` float32, standard normal."""
+        count = math.prod(shape)
+        if count < _FULL:
+            return np.array([self._one_normal() for _ in range(count)], np.float32).reshape(shape)
+        drawn = self.uniform((count,), 0.0, 1.0)
+        whole = count // _FULL * _FULL
+        drawn[:whole] = _box_muller(drawn[:whole])
+        if whole < count:
+            drawn[-_FULL:] = _box_muller(self.uniform((_FULL,), 0.0, 1.0))
+        return drawn.reshape(shape)
+
+    def _one_normal(self) -> float:
+        if self._spare is not None:
+            found, self._spare = self._spare, None
+            return found
+        angle, size = ((self._long() & (2**53 - 1)) * 2.0**-53 for _ in range(2))
+        radius, turn = math.sqrt(-2.0 * math.log1p(-size)), 2.0 * math.pi * angle
+        self._spare = radius * math.sin(turn)
+        return radius * math.cos(turn)
+
+    def integer(self, below: int) -> int:
+        """A whole number from 0 to `below`, of 2^32 at least, as `torch.randint(below, ())`."""
+        return self._long() % below
+
+    def linear(self, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+        """Weights `(outputs, inputs)` and biases `(outputs,)` as those of a new `nn.Linear`."""
+        # As torch computes the bound, whose last bit depends on it.
+        bound = math.sqrt(3.0) * (math.sqrt(2.0 / (1.0 + math.sqrt(5.0) ** 2)) / math.sqrt(inputs))
+        weight = self.uniform((outputs, inputs), -bound, bound)
+        bound = 1.0 / math.sqrt(inputs)
+        return weight, self.uniform((outputs,), -bound, bound)
+
+    def orthogonal(self, shape: tuple[int, int], gain: float) -> np.ndarray:
+        """A matrix with orthogonal rows or columns (Saxe et al. 2013), scaled, as `nn.init.orthogonal_`."""
+        drawn = self.normal(shape)
+        tall = shape[0] >= shape[1]
+        q, r = np.linalg.qr(drawn if tall else drawn.T)
+        q *= np.sign(np.diag(r))
+        return (q if tall else q.T) * np.float32(gain)
+
+
+def _box_muller(uniform: np.ndarray) -> np.ndarray:
+    groups = uniform.reshape(-1, 2, _FULL // 2)
+    radius = np.sqrt(np.float32(-2.0) * np.log(np.float32(1.0) - groups[:, 0]))
+    turn = np.float32(2.0 * math.pi) * groups[:, 1]
+    return np.stack((radius * np.cos(turn), radius * np.sin(turn)), axis=1).reshape(-1)
+
+
+class Array:
+    """A parameter, or with `buffer` a buffer, of a module: `values` of any shape."""
+
+    def __init__(self, values: np.ndarray, *, buffer: bool = False) -> None:
+        self.values, self.buffer = values, buffer
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return self.values.shape
+
+    def numel(self) -> int:
+        """The count of numbers."""
+        return self.values.size
+
+    def is_floating_point(self) -> bool:
+        """Whether these are fractions."""
+        return bool(np.issubdtype(self.values.dtype, np.floating))
+
+
+class ArrayModule:
+    """Arrays and further modules by the names that they have in torch; None for a name that is there but empty."""
+
+    def __init__(self, **members: Array | ArrayModule | None) -> None:
+        self.members = members
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["members"][name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
+
+    def _arrays(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
+        own = [(name, member) for name, member in self.members.items() if isinstance(member, Array)]
+        for name, array in sorted(own, key=lambda item: item[1].buffer):
+            yield prefix + name, array
+        for name, member in self.members.items():
+            if isinstance(member, ArrayModule):
+                yield from member._arrays(f"{prefix}{name}.")
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The arrays by their names in torch's `state_dict`, where shared ones stand under each of their names."""
+        return {name: array.values for name, array in self._arrays()}
+
+    def named_parameters(self) -> list[tuple[str, Array]]:
+        """Parameters by their first names, in torch's order."""
+        return self._once(buffer=False)
+
+    def named_buffers(self) -> list[tuple[str, Array]]:
+        """The same for buffers."""
+        return self._once(buffer=True)
+
+    def _once(self, *, buffer: bool) -> list[tuple[str, Array]]:
+        found: dict[int, tuple[str, Array]] = {}
+        for name, array in self._arrays():
+            if array.buffer == buffer:
+                found.setdefault(id(array), (name, array))
+        return list(found.values())
+
+    def snapshot(self) -> list[np.ndarray]:
+        """What actors receive, flat: parameters, then floating buffers."""
+        kept = [*self.named_parameters(), *((n, b) for n, b in self.named_buffers() if b.is_floating_point())]
+        return [array.values.reshape(-1) for _, array in kept]
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """Append what the module does to the result number `value`, as `_native.Network` takes it; its own result.
+
+        `place` tells where the weights hold an array.
+        """
+        raise TypeError(f"{type(self).__name__} has no operations")
+
+
+class ArrayLinear(ArrayModule):
+    """`nn.Linear`."""
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray) -> None:
+        super().__init__(weight=Array(weight), bias=Array(bias))
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        weight, bias = self.weight, self.bias
+        operations.append(("linear", value, _NONE, weight.shape[0], place(weight), place(bias), 0.0))
+        return len(operations)
+
+
+class ArrayActivation(ArrayModule):
+    """`kind`, "relu" or "tanh", of `width` numbers."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self._kind, self._width = kind, width
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        operations.append((self._kind, value, _NONE, self._width, _NONE, _NONE, 0.0))
+        return len(operations)
+
+
+class ArrayScale(ArrayModule):
+    """`ToUnit` or `FromUnit`: `center` and `half_range`, `(size,)` each."""
+
+    def __init__(self, center: np.ndarray, half_range: np.ndarray) -> None:
+        super().__init__(center=Array(center, buffer=True), half_range=Array(half_range, buffer=True))
+
+
+class ArrayFlatten(ArrayModule):
+    """`nn.Flatten`: arrays of observations are flat already."""
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """None."""
+        return value
+
+
+class ArraySequential(ArrayModule):
+    """`nn.Sequential`."""
+
+    def __init__(self, *modules: ArrayModule) -> None:
+        super().__init__(**{str(number): module for number, module in enumerate(modules)})
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """Those of each module in turn."""
+        for module in self.members.values():
+            assert isinstance(module, ArrayModule)
+            value = module.add_operations(operations, value, place)
+        return value
+
+
+class ArrayDueling(ArrayModule):
+    """`DuelingHead`."""
+
+    def __init__(self, value: ArrayModule, advantage: ArrayModule, actions: int) -> None:
+        super().__init__(value=value, advantage=advantage)
+        self._actions = actions
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """Value plus advantage, minus the mean advantage."""
+        of_state = self.value.add_operations(operations, value, place)
+        advantage = self.advantage.add_operations(operations, value, place)
+        operations.append(("add", of_state, advantage, self._actions, _NONE, _NONE, 0.0))
+        operations.append(("mean", advantage, _NONE, 1, _NONE, _NONE, 0.0))
+        operations.append(("sub", len(operations) - 1, len(operations), self._actions, _NONE, _NONE, 0.0))
+        return len(operations)
+
+
+def array_mlp(
+    random: TorchRandom, inputs: int, hidden_sizes: Sequence[int], outputs: int, *before: ArrayModule
+) -> ArraySequential:
+    """`networks.mlp`, after the modules `before`."""
+    layers = array_layers(random, inputs, hidden_sizes)
+    width = hidden_sizes[-1] if hidden_sizes else inputs
+    return ArraySequential(*before, *layers, ArrayLinear(*random.linear(width, outputs)))
+
+
+def array_layers(random: TorchRandom, inputs: int, sizes: Sequence[int]) -> list[ArrayModule]:
+    """Linear layers of `sizes`, each with a ReLU."""
+    layers: list[ArrayModule] = []
+    for width, size in zip([inputs, *sizes], sizes, strict=False):
+        layers += [ArrayLinear(*random.linear(width, size)), ArrayActivation("relu", size)]
+    return layers
+
+
+def copy_arrays(module: ArrayModule, to: ArrayModule) -> None:
+    """Copy the values of a module into another of the same structure."""
+    for ours, theirs in zip(module.state().values(), to.state().values(), strict=True):
+        theirs[...] = ours
+
+
+def operations_of(module: ArrayModule, place: Place) -> list[Operation]:
+    """All operations of a network."""
+    operations: list[Operation] = []
+    module.add_operations(operations, 0, place)
+    return operations
+
+
+class ArrayParameters:
+    """All parameters of `module` in one vector, `memory` `(size,)` float32, as `FlatParameters` lays them out."""
+
+    def __init__(self, module: ArrayModule) -> None:
+        arrays = [array for _, array in module.named_parameters()]
+        sizes = [-(-array.numel() // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+        self.memory = aligned_zeros(sum(sizes))
+        self._offsets: dict[int, int] = {}
+        self._arrays = arrays  # their identity is the key above
+        self._in_torch: FlatParameters | None = None
+        offset = 0
+        for array, size in zip(arrays, sizes, strict=True):
+            view = self.memory[offset : offset + array.numel()].reshape(array.shape)
+            view[...] = array.values
+            array.values = view
+            self._offsets[id(array)] = offset
+            offset += size
+
+    def offset(self, array: Array) -> int:
+        """Where the vector holds `array`."""
+        return self._offsets[id(array)]
+
+    def require_in_place(self) -> None:
+        """Once the weights are in torch: raise TrainerError if a module has been given other memory since."""
+        if self._in_torch is not None:
+            self._in_torch.require_in_place(self.memory.ctypes.data)
+
+    def give_to(self, flat: FlatParameters) -> None:
+        """Put the parameters of the same module in torch on this memory."""
+        flat.take_memory(torch.from_numpy(self.memory))
+        self._in_torch = flat
+
+
+def aligned_zeros(count: int) -> np.ndarray:
+    """`(count,)` float32 zeros that begin at a multiple of 64 bytes, as torch's tensors do."""
+    room = np.zeros(count + _ALIGNMENT, np.float32)
+    begin = -room.ctypes.data // 4 % _ALIGNMENT
+    return room[begin : begin + count]
+
+
+class ArrayAdam:
+    """The settings and the state of `torch.optim.Adam` for one parameter of `shape`.
+
+    `state` is empty before the first step, as torch's.
+    """
+
+    name = "Adam"
+
+    def __init__(self, shape: tuple[int, ...], lr: float, eps: float = 1e-8) -> None:
+        self._shape = shape
+        group = {"lr": lr, "betas": (0.9, 0.999), "eps": eps, "weight_decay": 0, "amsgrad": False, "maximize": False}
+        group |= {"foreach": None, "capturable": False, "differentiable": False, "fused": True}
+        self.param_groups: list[dict[str, Any]] = [{**group, "decoupled_weight_decay": False, "params": [0]}]
+        self.state: dict[str, np.ndarray] = {}
+        self._in_torch: torch.optim.Optimizer | None = None
+
+    def present_state(self) -> Mapping[str, np.ndarray]:
+        """The state, made if it is not there; in torch, a checkpoint may have replaced it."""
+        if self._in_torch is None:
+            self._begin()
+            return self.state
+        (parameter,) = self._in_torch.param_groups[0]["params"]
+        if not (found := self._in_torch.state[parameter]):
+            self._begin()
+            found.update({name: torch.from_numpy(array) for name, array in self.state.items()})
+        return {name: tensor.detach().numpy() for name, tensor in found.items()}
+
+    def _begin(self) -> None:
+        if not self.state:
+            averages = ((name, aligned_zeros(math.prod(self._shape))) for name in ("exp_avg", "exp_avg_sq"))
+            self.state = {"step": np.zeros((), np.float32), **{name: a.reshape(self._shape) for name, a in averages}}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The present settings, which in torch others may change."""
+        return self.param_groups[0] if self._in_torch is None else self._in_torch.param_groups[0]
+
+    def parameter_shapes(self) -> list[list[list[int]]]:
+        """The shape of each parameter of each group."""
+        return [[list(self._shape)]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with an `Array` for each tensor."""
+        arrays = {name: Array(values) for name, values in self.state.items()}
+        return {"state": {0: arrays} if arrays else {}, "param_groups": self.param_groups}
+
+    def give_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put the state of the same optimizer in torch on this memory."""
+        (group,) = optimizer.param_groups
+        group["lr"] = self.param_groups[0]["lr"]
+        if self.state:
+            optimizer.state[group["params"][0]] = {name: torch.from_numpy(a) for name, a in self.state.items()}
+        self._in_torch = optimizer
+
+
+@dataclass
+class ArrayValue:
+    """A single number, `values` `()`, that is part of a trainer's state if it is `saved`."""
+
+    values: np.ndarray
+    saved: bool = True
+
+    def item(self) -> float:
+        """The number."""
+        return float(self.values)
+
+
+class ArrayStatistics(ArrayModule):
+    """`ObservationStatistics`."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(
+            count=Array(np.zeros(()), buffer=True),
+            mean=Array(np.zeros(shape), buffer=True),
+            squares=Array(np.zeros(shape), buffer=True),
+        )
+
+    def add(self, obs: np.ndarray) -> None:
+        """Take `(rows, *obs)` in."""
+        count, mean, squares = (self.members[name].values for name in ("count", "mean", "squares"))  # type: ignore[union-attr]
+        block = obs.astype(np.float64).reshape(-1, *mean.shape)
+        rows, block_mean = len(block), block.mean(axis=0)
+        total, distance = float(count) + rows, block_mean - mean
+        squares += np.square(block - block_mean).sum(axis=0) + np.square(distance) * (float(count) * rows / total)
+        mean += distance * (rows / total)
+        count[...] = total
+
+    @property
+    def scale(self) -> np.ndarray:
+        """One over the deviation; of elements that never changed, 1."""
+        variance = self.squares.values / max(float(self.count.values), 1.0)
+        return 1.0 / np.sqrt(np.where(variance > SMALLEST_VARIANCE, variance, 1.0))
+
+
+class ArrayParts(SimpleNamespace):
+    """What `build` would make, in arrays, under the same names as attributes of the trainer.
+
+    `policy` is the module that actors need; it is one of the others, or a part of one.
+    """
+
+    policy: ArrayModule
+
+    def items(self) -> list[tuple[str, Any]]:
+        """The parts by name, `policy` left out."""
+        return [(name, part) for name, part in vars(self).items() if name != "policy"]
+
+    def give_to(self, trainer: object) -> None:
+        """Put everything that `trainer.build()` has made in torch on the memory of the parts."""
+        for name, part in self.items():
+            made = getattr(trainer, name)
+            if isinstance(part, ArrayParameters | ArrayAdam):
+                part.give_to(made)
+            elif isinstance(part, ArrayModule):
+                _give_module(name, part, made)
+            else:
+                made.data = torch.from_numpy(part.values)
+
+
+def _give_module(name: str, part: ArrayModule, module: Any) -> None:
+    state, made = part.state(), module.state_dict()
+    shapes = [{key: tuple(value.shape) for key, value in found.items()} for found in (state, made)]
+    if shapes[0] != shapes[1]:
+        raise TrainerError(f"{name!r} has arrays of the shapes {shapes[0]}, and in torch {shapes[1]}.")
+    for key, array in part.named_buffers():
+        *path, last = key.split(".")
+        owner = module.get_submodule(".".join(path))
+        owner._buffers[last] = torch.from_numpy(array.values)

@@ -1,0 +1,63 @@
+"""What networks take: images, vectors, and elements that are scaled by their bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+
+from pearl.errors import TrainerError
+
+OBSERVATION_CLIP = 10.0  # normalised observations lie within so many deviations
+SMALLEST_VARIANCE = 1e-8  # of an element of an observation that is scaled by its deviation
+
+_WIDEST = 1e3  # wider observation bounds say nothing about the values
+
+
+def nature_features(pixels: int) -> int:
+    """Output positions of the Nature CNN's convolutions for a height or width in pixels; below 1: it is too small."""
+    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+        pixels = (pixels - kernel) // stride + 1
+    return pixels
+
+
+def _is_image(channels: int, height: int, width: int) -> bool:
+    return channels <= min(height, width) and min(nature_features(height), nature_features(width)) >= 1
+
+
+def takes_cnn(obs_shape: tuple[int, ...]) -> bool:
+    """Whether observations of that shape are images `(channels, height, width)` that the Nature CNN takes.
+
+    Raises TrainerError for images with the channels last, from which an MLP would learn almost nothing.
+    """
+    if len(obs_shape) != 3:
+        return False
+    height, width, channels = obs_shape
+    if _is_image(*obs_shape) or not _is_image(channels, height, width):
+        return _is_image(*obs_shape)
+    raise TrainerError(
+        f"Observations of shape {obs_shape} look like images (height, width, channels); the Nature CNN needs "
+        "(channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
+        "ResizeObservation((84, 84)) and FrameStackObservation(4). Or use your own network."
+    )
+
+
+def scaled_observations(box: spaces.Box, asked: bool) -> np.ndarray:
+    """Which elements of an observation the networks of an actor-critic scale by their bounds, `(size,)` bool.
+
+    Of unsigned bytes, and of others if the user `asked` for it, all elements with bounds of at most 1000.
+    """
+    low, high = box.low.astype(np.float64).ravel(), box.high.astype(np.float64).ravel()
+    fit: np.ndarray = (low >= -_WIDEST) & (high <= _WIDEST) & (high > low)
+    return fit & (asked or box.dtype == np.uint8)
+
+
+def unit_scale(box: spaces.Box, scaled: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Center and half range, `(size,)` float32 each, by which `[low, high]` becomes [-1, 1].
+
+    They change nothing where `scaled` `(size,)` is False; by default, all elements with different bounds are scaled.
+    """
+    low, high = box.low.astype(np.float64).ravel(), box.high.astype(np.float64).ravel()
+    chosen = high > low if scaled is None else scaled
+    with np.errstate(invalid="ignore", over="ignore"):
+        center, half_range = np.where(chosen, (high + low) / 2, 0.0), np.where(chosen, (high - low) / 2, 1.0)
+    return center.astype(np.float32), half_range.astype(np.float32)
