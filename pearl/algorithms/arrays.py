@@ -107,16 +107,29 @@ class Array:
     """A parameter, or with `buffer` a buffer, of a module: `values` of any shape."""
 
     def __init__(self, values: np.ndarray, *, buffer: bool = False) -> None:
-        self.values, self.buffer = values, buffer
+        self.shape: tuple[int, ...] = values.shape
+        self.buffer = buffer
+        self._values: np.ndarray | None = values
+        self._vector: np.ndarray | None = None
+        self.offset = 0
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape."""
-        return self.values.shape
+    def values(self) -> np.ndarray:
+        """The numbers, where they lie."""
+        if self._values is not None:
+            return self._values
+        assert self._vector is not None
+        return self._vector[self.offset : self.offset + self.numel()].reshape(self.shape)
+
+    def move_into(self, vector: np.ndarray, offset: int) -> None:
+        """Copy the values to `offset` in `vector` `(size,)`, and keep them there from now on."""
+        begun = self.values
+        self._values, self._vector, self.offset = None, vector, offset  # a view of its own would not survive a copy
+        self.values[...] = begun
 
     def numel(self) -> int:
         """The count of numbers."""
-        return self.values.size
+        return math.prod(self.shape)
 
     def is_floating_point(self) -> bool:
         """Whether these are fractions."""
@@ -284,20 +297,11 @@ class ArrayParameters:
         arrays = [array for _, array in module.named_parameters()]
         sizes = [-(-array.numel() // _ALIGNMENT) * _ALIGNMENT for array in arrays]
         self.memory = aligned_zeros(sum(sizes))
-        self._offsets: dict[int, int] = {}
-        self._arrays = arrays  # their identity is the key above
         self._in_torch: FlatParameters | None = None
         offset = 0
         for array, size in zip(arrays, sizes, strict=True):
-            view = self.memory[offset : offset + array.numel()].reshape(array.shape)
-            view[...] = array.values
-            array.values = view
-            self._offsets[id(array)] = offset
+            array.move_into(self.memory, offset)
             offset += size
-
-    def offset(self, array: Array) -> int:
-        """Where the vector holds `array`."""
-        return self._offsets[id(array)]
 
     def require_in_place(self) -> None:
         """Once the weights are in torch: raise TrainerError if a module has been given other memory since."""
@@ -379,9 +383,9 @@ class ArrayValue:
     values: np.ndarray
     saved: bool = True
 
-    def item(self) -> float:
+    def item(self) -> Any:
         """The number."""
-        return float(self.values)
+        return self.values.item()
 
 
 class ArrayStatistics(ArrayModule):

@@ -72,7 +72,7 @@ def read_operations(
     """
     if isinstance(module, ArrayModule):
         assert isinstance(flat, ArrayParameters)
-        return math.prod(input_shape), operations_of(module, flat.offset)
+        return math.prod(input_shape), operations_of(module, lambda array: array.offset)
     assert isinstance(flat, FlatParameters)
     from pearl.learner.extract import extract_network
 
@@ -133,8 +133,7 @@ def offset_of(name: str, parameter: torch.Tensor | Array | None, flat: AnyParame
     if parameter is None:
         return _NONE
     if isinstance(parameter, Array):
-        assert isinstance(flat, ArrayParameters)
-        return flat.offset(parameter)
+        return parameter.offset
     assert isinstance(flat, FlatParameters)
     bytes_in = parameter.data_ptr() - flat.parameter.data_ptr()
     inside = 0 <= bytes_in <= 4 * (flat.parameter.numel() - parameter.numel())

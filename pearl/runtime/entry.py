@@ -28,6 +28,14 @@ _INTERRUPTED = 128 + signal.SIGINT
 logger = logging.getLogger("pearl.runtime")
 
 
+_has_begun = False
+
+
+def is_program() -> bool:
+    """Whether this process runs a generated program."""
+    return _has_begun
+
+
 def begin_program() -> None:
     """Call before the slow imports: until `run_program`, Ctrl-C ends the process with one line.
 
@@ -35,6 +43,8 @@ def begin_program() -> None:
 
     No garbage is collected until then: importing torch makes a million objects, none of them garbage.
     """
+    global _has_begun
+    _has_begun = True
     gc.disable()
     atexit.register(gc.freeze)  # Python's last collection would look at all of them, which takes 0.4 s
     keep_standard_streams()

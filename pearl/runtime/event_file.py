@@ -29,10 +29,10 @@ class EventFile:
             first += _record(Event(wall_time=time.time(), step=purge_step, session_log=start))
         self._file = LogFile(Path(folder) / name, first, makes_folder=True)
 
-    def scalar(self, name: str, value: float, step: int) -> None:
-        """Record a number at a step."""
+    def scalar(self, name: str, value: float, step: int, wall_time: float) -> None:
+        """Record a number at a step, and the time when it was known, in seconds since 1970."""
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-        self._file.append(_record(Event(wall_time=time.time(), step=step, summary=summary)))
+        self._file.append(_record(Event(wall_time=wall_time, step=step, summary=summary)))
 
     def close(self) -> None:
         """Close the file."""

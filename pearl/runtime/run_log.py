@@ -38,6 +38,7 @@ EVALUATION_COLUMNS = ("env_steps", "wall_s", "kind", "weights_step", "mean_retur
 EvaluationKind = Literal["progress", "solved check", "last", "best", "last and best"]
 
 _EVENT_INTERVAL_S = 1.0
+_FIRST_EVENTS_S = 5.0  # from then on there are event files: to load their library takes as long as the start of a run
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class RunLog:
         self._earlier_s = max(self._progress.last_wall_s, self._episodes.last_wall_s)
         self._started = time.monotonic()
         self._writer: EventFile | None = None
+        self._events: list[tuple[str, float, int, float]] = []  # name, value, step and time
         self._unsent: list[tuple[float, int]] = []
         self._sent_at = self._started
         self._latest_step = resume_step or 0
@@ -112,10 +114,9 @@ class RunLog:
         """
         row: dict[str, Any] = {"wall_s": self.wall_s, **values, "env_steps": step}
         self._progress.append({**row, "wall_s": f"{row['wall_s']:.3f}"})
-        writer = self._events()
         for name, value in values.items():
             if name not in ("wall_s", "env_steps") and _is_finite(value):
-                writer.scalar(name if "/" in name else f"run/{name}", value, step)
+                self._scalar(name if "/" in name else f"run/{name}", value, step)
         self._latest_step = step
         self._send_episodes()
 
@@ -144,11 +145,12 @@ class RunLog:
             }
         )
         for name in kind.replace(" ", "_").split("_and_"):
-            self._events().scalar(f"evaluation/{name}", mean, weights_step)
+            self._scalar(f"evaluation/{name}", mean, weights_step)
 
     def close(self) -> None:
         """Write what is pending and close the files; may be called twice."""
         self._send_episodes()
+        self._send_events()
         self.reopen()
 
     def reopen(self) -> None:
@@ -165,22 +167,30 @@ class RunLog:
         point = None if self._resume_step is None else ResumePoint(self._resume_step)
         return CsvTable(self.directory / "evaluations.csv", EVALUATION_COLUMNS, point)
 
-    def _events(self) -> EventFile:
-        if self._writer is None:
-            from pearl.runtime.event_file import EventFile  # takes a second
+    def _scalar(self, name: str, value: float, step: int) -> None:
+        self._events.append((name, value, step, time.time()))
+        if self._writer is not None or time.monotonic() - self._started >= _FIRST_EVENTS_S:
+            self._send_events()
+
+    def _send_events(self) -> None:
+        """Write the events that are waiting."""
+        if self._events and self._writer is None:
+            from pearl.runtime.event_file import EventFile
 
             # purge_step hides what an interrupted part wrote beyond the step resumed from.
             self._writer = EventFile(self.directory / "tensorboard", self._resume_step)
-        return self._writer
+        events, self._events = self._events, []
+        for event in events:
+            assert self._writer is not None
+            self._writer.scalar(*event)
 
     def _send_episodes(self) -> None:
         self._sent_at = time.monotonic()
         if not self._unsent:
             return
         count = len(self._unsent)
-        writer = self._events()
-        writer.scalar("episode/return", sum(ret for ret, _ in self._unsent) / count, self._latest_step)
-        writer.scalar("episode/length", sum(length for _, length in self._unsent) / count, self._latest_step)
+        self._scalar("episode/return", sum(ret for ret, _ in self._unsent) / count, self._latest_step)
+        self._scalar("episode/length", sum(length for _, length in self._unsent) / count, self._latest_step)
         self._unsent.clear()
 
 

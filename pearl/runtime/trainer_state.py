@@ -96,7 +96,7 @@ def _group_of_arrays(name: str, part: object) -> dict[str, Stored]:
     if isinstance(part, ArrayAdam):
         scalars: dict[str, Any] = {"class": part.name, "parameters": part.parameter_shapes()}
         scalars["state_dict"] = _flatten(name, "", part.state_dict(), group)
-        group[_SCALARS] = np.frombuffer(json.dumps(scalars).encode(), np.uint8)
+        group[_SCALARS] = np.frombuffer(bytearray(json.dumps(scalars).encode()), np.uint8)
     return group
 
 
