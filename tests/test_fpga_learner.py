@@ -160,7 +160,7 @@ def test_the_temperature_learns_from_the_policys_densities() -> None:
 
 def weights_of(trainer: Trainer) -> np.ndarray:
     """Of all networks, targets too, and SAC's log temperature."""
-    modules = (value for value in vars(trainer).values() if isinstance(value, nn.Module))
+    modules = (value for value in vars(trainer.in_torch()).values() if isinstance(value, nn.Module))
     own = [trainer.log_alpha] if isinstance(trainer, SAC) else []
     return torch.cat([p.detach().reshape(-1) for p in (*own, *(p for m in modules for p in m.parameters()))]).numpy()
 

@@ -28,7 +28,8 @@ _TOLERANCE = 1e-4  # of the trial: what computes something else is further off
 def read_policy(trainer: object) -> PolicyPlan:
     """The plan of the trainer's policy with the weights that it has now; UnsupportedError names what cannot be native.
 
-    It is tried against the trainer on a few random observations, so that nothing a trace leaves out goes unnoticed.
+    Unless its networks are in arrays, it is tried against the trainer on a few random observations, so that nothing a
+    trace leaves out goes unnoticed.
     """
     rule = update_rule_of(trainer, arrays=True)
     if rule is None or not isinstance(trainer, Trainer):
@@ -36,8 +37,12 @@ def read_policy(trainer: object) -> PolicyPlan:
     if rule.policy.departure is not None:
         raise UnsupportedError(rule.policy.departure)
     plan = _plan(trainer, rule.policy)
+    try:
+        policy = NativePolicy(plan)
+    except TrainerError as error:
+        raise UnsupportedError(str(error)) from error
     if trainer.arrays is None:
-        _try(plan, trainer)
+        _try(policy, plan, trainer)
     return plan
 
 
@@ -126,11 +131,7 @@ def _operations(read: RuleNetwork, place: Mapping[int, int]) -> tuple[int, tuple
     )
 
 
-def _try(plan: PolicyPlan, trainer: Trainer) -> None:
-    try:
-        policy = NativePolicy(plan)
-    except TrainerError as error:
-        raise UnsupportedError(str(error)) from error
+def _try(policy: NativePolicy, plan: PolicyPlan, trainer: Trainer) -> None:
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn((_TRIALS, *trainer.input_shape), generator=generator)
     training = set_evaluation_mode(trainer)

@@ -367,6 +367,14 @@ class ArrayAdam:
         arrays = {name: Array(values) for name, values in self.state.items()}
         return {"state": {0: arrays} if arrays else {}, "param_groups": self.param_groups}
 
+    def load(self, state: Mapping[str, np.ndarray], group: Mapping[str, Any]) -> None:
+        """Take the values of a state, which may be empty, and the settings of a group."""
+        self.param_groups[0].update(group)
+        if state:
+            self._begin()
+        for name, values in self.state.items():
+            values[...] = state.get(name, 0.0)
+
     def give_to(self, optimizer: torch.optim.Optimizer) -> None:
         """Put the state of the same optimizer in torch on this memory."""
         (group,) = optimizer.param_groups

@@ -104,13 +104,15 @@ class Trainer(abc.ABC):
         if self._arrays is None:
             self._build()
 
-    def _build(self) -> None:
+    def _build(self, arrays: ArrayParts | None = None) -> None:
         mark_optimizers_lazily()
-        # Building networks must not change the program's own random numbers.
-        with torch.random.fork_rng(devices=[]):
+        # Building networks must not change the program's own random numbers, and they must learn, wherever it is asked.
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
             torch.manual_seed(self.seed)
             self.build()
             self.check_networks()
+            if arrays is not None:
+                arrays.give_to(self)
 
     # --- networks in arrays, until something needs torch -------------------------------------------------------------
 
@@ -135,8 +137,7 @@ class Trainer(abc.ABC):
         """The trainer with all its networks and optimizers in torch, from now on, on the same memory."""
         arrays, self._arrays = self._arrays, None
         if arrays is not None:
-            self._build()
-            arrays.give_to(self)
+            self._build(arrays)
         return self
 
     if not TYPE_CHECKING:  # for type checkers, only what is declared is there

@@ -108,7 +108,8 @@ def _load_arrays(part: object, group: Mapping[str, Any]) -> None:
     elif isinstance(part, ArrayValue) and part.saved:
         into = {"value": part.values}
     elif isinstance(part, ArrayAdam):
-        into = {f"state/0/{name}": values for name, values in part.state.items()}
+        state = _Unflattener(part.name, group)("", _json_value(part.name, group)["state_dict"])
+        part.load(state["state"].get(0, {}), state["param_groups"][0])
     for key, values in into.items():
         values[...] = group[key]
 
@@ -275,11 +276,12 @@ def _json_tensor(value: JsonValue) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _json_value(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    found = tensors.get(_SCALARS)
-    if found is not None and found.dtype == torch.uint8 and found.ndim == 1:
+def _json_value(name: str, tensors: Mapping[str, Stored]) -> dict[str, Any]:
+    stored = tensors.get(_SCALARS)
+    found = stored.cpu().numpy() if is_tensor(stored) else stored
+    if isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 1:
         try:
-            value = json.loads(found.cpu().numpy().tobytes().decode("utf-8"))
+            value = json.loads(found.tobytes().decode("utf-8"))
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
@@ -319,7 +321,7 @@ class _Unflattener:
     CheckpointError unless each tensor stands under the path of its place, so that nothing is left over or taken twice.
     """
 
-    def __init__(self, group: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, group: str, tensors: Mapping[str, Stored]) -> None:
         self._group, self._tensors = group, tensors
         self.used: set[str] = set()
 
@@ -342,7 +344,8 @@ class _Unflattener:
             if content != path:
                 raise ValueError(f"the tensor at {path!r} is said to be {content!r}")
             self.used.add(path)
-            return self._tensors[path].clone()
+            found = self._tensors[path]
+            return found.copy() if isinstance(found, np.ndarray) else found.clone()
         if not isinstance(content, list):
             raise ValueError(f"a {kind} is a list; found {content!r:.60}")
         if kind == "tuple":
