@@ -109,7 +109,7 @@ class Running:
 
     def actor_pids(self) -> list[int]:
         """The living actor processes."""
-        return [pid for pid in children(self.process.pid) if b"spawn_main" in command_line(pid)]
+        return [pid for pid in children(self.process.pid) if b"--multiprocessing-fork" in command_line(pid)]
 
     def interrupt(self) -> None:
         """Ctrl-C: the whole group gets it, as from a terminal."""

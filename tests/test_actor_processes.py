@@ -21,8 +21,10 @@ from unruly import LONG_MESSAGE, note_program, unruly_setup
 
 from composer.profiling.actors import measure_actor
 from pearl.actors import process
+from pearl.actors import waiting as waiting_module
 from pearl.actors.child_process import ChildProcess, signal_name
 from pearl.actors.process import ActorGroup
+from pearl.actors.waiting import end_waiting, start_waiting
 from pearl.errors import ActorError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.evaluation import evaluate
@@ -200,6 +202,7 @@ HOST = """
 import sys, time
 from pathlib import Path
 from pearl.actors.process import ActorGroup
+from pearl.actors.waiting import end_waiting, start_waiting
 from pearl.runtime.evaluation import evaluate
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.queues import DataCollectionQueue
@@ -274,3 +277,75 @@ def test_a_process_without_the_program_hides_it_from_nobody(tmp_path: Path) -> N
     assert child.exit_code == 0
     assert seen == {id(program)}
     assert (tmp_path / "main").read_text() == "None"
+
+
+# --- interpreters that wait for an actor -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting() -> Iterator[None]:
+    yield
+    end_waiting()
+
+
+def write_pid(path: Path) -> None:
+    path.write_text(str(os.getpid()), encoding="utf-8")
+
+
+def test_an_actor_runs_in_an_interpreter_that_waits(waiting: None, group: Group) -> None:
+    start_waiting(3)
+    found = [interpreter.process.pid for interpreter in waiting_module._waiting]
+    actors, queues = group("lives", 2)
+    assert actors.pids == found[:2]
+    for queue in queues:
+        until(lambda queue=queue: queue.peek() is not None, lambda: actors.check(0))  # type: ignore[misc]
+    assert actors.restarts == 0
+    assert all(os.getpgid(pid) == pid for pid in actors.pids), "each leads its own group"
+    assert not waiting_module._waiting
+    assert not is_alive(found[2]), "nobody needed it"
+
+
+def test_a_dead_interpreter_is_no_actor(waiting: None, tmp_path: Path) -> None:
+    start_waiting(2)
+    dead, alive = waiting_module._waiting
+    dead.process.kill()
+    dead.process.wait()
+    for name in ("new", "waited"):
+        child = ChildProcess(write_pid, (tmp_path / name,), name)
+        assert child.wait(LONGEST_S)
+        assert child.exit_code == 0
+        assert child.pid not in (dead.process.pid,)
+        assert int((tmp_path / name).read_text(encoding="utf-8")) == child.pid
+    assert child.pid == alive.process.pid
+
+
+def test_many_descriptors_get_the_numbers_that_they_have_here(waiting: None, tmp_path: Path) -> None:
+    start_waiting(1)
+    queues = [WeightSyncQueue(4) for _ in range(60)]
+    child = ChildProcess(read_weights, (queues, tmp_path / "read"), "child")
+    for number, queue in enumerate(queues):
+        queue.write(np.full(4, number, np.float32))
+    (tmp_path / "go").touch()
+    assert child.wait(LONGEST_S)
+    assert (tmp_path / "read").read_text(encoding="utf-8") == " ".join(map(str, range(60)))
+
+
+def read_weights(queues: list[WeightSyncQueue], path: Path) -> None:
+    until(lambda: (path.parent / "go").exists())
+    found = [queue.reader().poll() for queue in queues]
+    path.write_text(" ".join(str(int(weights[0])) for weights in found if weights is not None), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("options", "count"), [((), 2), (("--serial",), 0), (("--help",), 0)])
+def test_a_program_that_ends_early_leaves_no_interpreter(options: tuple[str, ...], count: int) -> None:
+    code = (
+        "from pearl.runtime.entry import begin_program; begin_program(actors=2)\n"
+        "from pearl.actors import waiting; print(*(w.process.pid for w in waiting._waiting))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=LONGEST_S, check=True
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == count
+    until(lambda: not any(is_alive(pid) for pid in pids))
+    assert not done.stderr

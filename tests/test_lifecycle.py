@@ -131,7 +131,7 @@ run_program(main)
 
 
 def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> None:
-    first = "    begin_program()  # before the imports that take seconds\n"
+    first = "    begin_program(actors=1)  # before the imports\n"
     slow = edited(
         program, tmp_path, first, f"{first}    print('importing', flush=True)\n    __import__('time').sleep(60)\n"
     )

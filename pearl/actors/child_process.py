@@ -19,10 +19,10 @@ from multiprocessing import reduction
 from typing import Any
 
 from pearl import _native
+from pearl.actors.waiting import HOSTS_SIGNALS, take_waiting
 from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.standard_streams import keep_standard_streams
 
-_HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # a terminal sends them to every process
 _PROGRAM = ("init_main_from_name", "init_main_from_path")
 _POLL_S = 0.01
 _LONGEST_DEATH_S = 5.0  # a broken driver may keep a killed process alive
@@ -30,10 +30,10 @@ _LONGEST_PARTING_S = 1.0
 
 
 class ChildProcess:
-    """Runs `target(*args)` in a new interpreter, with SIGINT and SIGHUP blocked: the host handles them.
+    """Runs `target(*args)` in an interpreter of its own, a new one or one that waits for work.
 
-    `args` are pickled as `multiprocessing` does, and may contain queues. With `without_program`, the process does not
-    import the program.
+    SIGINT and SIGHUP are blocked there: the host handles them. `args` are pickled as `multiprocessing` does, and may
+    contain queues. With `without_program`, the process does not import the program.
 
     It is no `multiprocessing.Process`, for three reasons: a daemonic one may not start children, as some environments
     do; the host waits at exit for one that is not daemonic; and children of either hold open the pipe that signals its
@@ -51,9 +51,14 @@ class ChildProcess:
         # A file in memory, not a pipe: a process that never reads cannot block the host.
         file = SharedBuffer(len(payload))
         file.memory[:] = payload
-        command = multiprocessing.spawn.get_command_line(tracker_fd=tracker, pipe_handle=launch.duplicate(file))
+        pipe_handle = launch.duplicate(file)
+        waiting = take_waiting()
+        if waiting is not None and waiting.begin(pipe_handle, tracker, launch.descriptors):
+            self._process = waiting.process
+            return
+        command = multiprocessing.spawn.get_command_line(tracker_fd=tracker, pipe_handle=pipe_handle)
         # The new process inherits the block: otherwise a signal could end it before it leads its own group.
-        allowed = signal.pthread_sigmask(signal.SIG_BLOCK, _HOSTS_SIGNALS)
+        allowed = signal.pthread_sigmask(signal.SIG_BLOCK, HOSTS_SIGNALS)
         try:
             self._process = subprocess.Popen(command, pass_fds=launch.descriptors)
         finally:
@@ -184,7 +189,7 @@ class _Start:
     def __setstate__(self, state: tuple[int, dict[str, Any], bytes]) -> None:
         host, program, work = state
         os.setpgid(0, 0)
-        for number in _HOSTS_SIGNALS:  # blocked so far, and environments may unblock them
+        for number in HOSTS_SIGNALS:  # blocked so far, and environments may unblock them
             signal.signal(number, signal.SIG_IGN)
         # Before the program imports torch, which takes seconds.
         _native.end_with_parent(host)

@@ -23,6 +23,7 @@ from pearl.actors.report import Report
 from pearl.actors.rollout_actor import make_actor
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
+from pearl.actors.waiting import end_waiting
 from pearl.errors import ActorError, QueueClosedError
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class ActorGroup:
         self._running: list[_Running] = []
         for setup, dcq in zip(setups, self._dcqs, strict=True):
             self._running.append(self._start(setup, dcq))
+        end_waiting()  # for actors that another placement would have had
 
     def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
         report = Report()

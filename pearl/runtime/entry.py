@@ -6,6 +6,7 @@ Nothing here loads torch, so that a generated program can begin before its own i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import logging
 import os
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from pearl.actors.waiting import start_waiting
 from pearl.error_place import described
 from pearl.errors import PearlError
 from pearl.process_limits import check_address_space, limit_reached
@@ -23,6 +25,7 @@ from pearl.standard_streams import keep_standard_streams
 
 DEBUG_VARIABLE = "PEARL_DEBUG"  # set and not empty: errors come with their traceback
 
+_WITHOUT_ACTORS = {"--serial", "--help", "-h"}  # options of programs that start no process
 _INTERRUPTED = 128 + signal.SIGINT
 
 logger = logging.getLogger("pearl.runtime")
@@ -36,12 +39,13 @@ def is_program() -> bool:
     return _has_begun
 
 
-def begin_program() -> None:
+def begin_program(actors: int = 0) -> None:
     """Call before the slow imports: until `run_program`, Ctrl-C ends the process with one line.
 
     So does an import that a limit of the process makes fail. Exits where the limits leave no room for torch.
 
-    No garbage is collected until then: importing torch makes a million objects, none of them garbage.
+    No garbage is collected until then: importing torch makes a million objects, none of them garbage. Interpreters for
+    `actors` processes start at once, to import what these need while the host imports.
     """
     global _has_begun
     _has_begun = True
@@ -56,6 +60,9 @@ def begin_program() -> None:
         sys.exit(_failed(str(error)))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
+    if actors and not _WITHOUT_ACTORS & set(sys.argv):
+        with contextlib.suppress(OSError):  # a limit of processes: the run will say so when it starts them
+            start_waiting(actors)
 
 
 def run_program(main: Callable[[], int]) -> None:

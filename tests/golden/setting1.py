@@ -24,7 +24,7 @@ from __future__ import annotations
 from pearl.runtime import begin_program
 
 if __name__ == "__main__":
-    begin_program()  # before the imports that take seconds
+    begin_program(actors=4)  # before the imports
 
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import ReplayRequestQueue, make_replay_manager

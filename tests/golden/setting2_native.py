@@ -23,7 +23,7 @@ from __future__ import annotations
 from pearl.runtime import begin_program
 
 if __name__ == "__main__":
-    begin_program()  # before the imports that take seconds
+    begin_program(actors=4)  # before the imports
 
 from pearl.algorithms import DQN
 from pearl.backends.cpu.learner import NativeLearner
