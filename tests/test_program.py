@@ -436,7 +436,10 @@ def test_ctrl_c_while_actors_start_is_quiet(programs: dict[int, Path], tmp_path:
         program.interrupt()
         assert program.wait(30) == 130, program.output
         assert "Traceback" not in program.output
-        assert not [pid for pid in pids if is_alive(pid)]
+        deadline = time.monotonic() + 10.0  # an interpreter that has just begun notices the end a little later
+        while any(is_alive(pid) for pid in pids):
+            assert time.monotonic() < deadline, pids
+            time.sleep(0.01)
 
 
 def test_checkpoints_beside_other_files_are_moved_alone(programs: dict[int, Path], tmp_path: Path) -> None:

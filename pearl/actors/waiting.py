@@ -33,9 +33,7 @@ class WaitingInterpreter:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         flags = multiprocessing.spawn.get_command_line()
-        program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from pearl.actors.waiting import wait; wait({theirs.fileno()})"
-        )
+        program = f"import sys; sys.path[:] = {sys.path!r}; from pearl.actors.waiting import wait; wait({theirs.fileno()}, {os.getpid()})"
         flags[flags.index("-c") + 1] = program
         allowed = signal.pthread_sigmask(signal.SIG_BLOCK, HOSTS_SIGNALS)
         try:
@@ -79,8 +77,11 @@ def end_waiting() -> None:
         _waiting.pop().end()
 
 
-def wait(descriptor: int) -> None:
-    """Import what an actor needs, and do the work that comes; called in the new interpreter."""
+def wait(descriptor: int, host: int) -> None:
+    """Import what an actor needs, and do the work that comes from the process `host`; called in the new interpreter."""
+    from pearl import _native
+
+    _native.end_with_parent(host)
     import pearl.actors.process  # noqa: F401
 
     with socket.socket(fileno=descriptor) as connection:
