@@ -33,7 +33,8 @@ class WaitingInterpreter:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         flags = multiprocessing.spawn.get_command_line()
-        program = f"import sys; sys.path[:] = {sys.path!r}; from pearl.actors.waiting import wait; wait({theirs.fileno()}, {os.getpid()})"
+        call = f"wait({theirs.fileno()}, {os.getpid()})"
+        program = f"import sys; sys.path[:] = {sys.path!r}; from pearl.actors.waiting import wait; {call}"
         flags[flags.index("-c") + 1] = program
         allowed = signal.pthread_sigmask(signal.SIG_BLOCK, HOSTS_SIGNALS)
         try:

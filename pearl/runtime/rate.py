@@ -12,14 +12,16 @@ class StepRate:
     """Counts steps against two clocks: wall time, and the time during which a batch was in flight.
 
     The composer predicts the second: it excludes the waits for data that the replay ratio causes. `timed_steps` are
-    those that the second clock saw from their beginning.
+    those that the second clock saw from their beginning. `first_end` is when the first step of all was done, by
+    `time.monotonic()`.
     """
 
     def __init__(self) -> None:
+        self.first_end: float | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Forget all steps."""
+        """Forget all steps, but not when the first one was done."""
         self.steps = self.timed_steps = 0
         self._first: float | None = None
         self._last = 0.0
@@ -40,6 +42,8 @@ class StepRate:
     def trained(self, steps: int, *, idle: bool) -> None:
         """`steps` are done; `idle`: nothing else is under way."""
         now = self._last = time.monotonic()
+        if self.first_end is None:
+            self.first_end = now
         self.steps += steps
         if self._busy_since is not None:
             if self._whole:

@@ -19,6 +19,7 @@ from pearl.runtime.learning_curve import plot_learning_curve
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import Evaluator, write_summary
 from pearl.runtime.power import PowerLog, PowerPlan, power_text
+from pearl.runtime.process_start import process_started
 from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.rate import StepRate
 from pearl.runtime.recomposition import ComposerInputs
@@ -317,9 +318,15 @@ class Reporter:
             "priority_update_delay": update_delay,
             **self._subject.experience.summary(),
             "wall_s": self.wall_s(),
+            "first_step_s": self._first_step_s(),
             "actor_restarts": actor_restarts,
             **rates,
         }
+
+    def _first_step_s(self) -> float | None:
+        """Seconds from the start of the process until the first training step was done; None: unknown, or none was."""
+        began, done = process_started(), self._rate.first_end
+        return None if began is None or done is None else done - began
 
     def leave(self, evaluator: Evaluator, summary: Mapping[str, object], checkpoint: Path) -> str:
         """Write weights and summary; return an error text, after a warning, or "" on success."""
