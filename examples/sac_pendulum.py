@@ -14,8 +14,11 @@ FOLDER = Path("runs") / f"sac-{ENV}"
 
 
 class SACTrainer(SAC):
-    """SAC with networks of 2 x 256, a batch of 256, one gradient step per environment step."""
+    """SAC with networks of 2 x 64, wide enough for three observations, and two gradient steps per environment step."""
 
+    hidden_sizes = (64, 64)
+    batch_size = 32
+    replay_ratio = 64.0
     learning_rate = 1e-3
     actor_learning_rate = 1e-3
     temperature_learning_rate = 1e-3
