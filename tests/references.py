@@ -14,6 +14,7 @@ from torch import nn
 
 from pearl.algorithms import Batch, Trainer
 from pearl.algorithms.actor_critic import ActorCritic
+from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import modules_of
 from pearl.backends.cuda.device import EMULATOR
 
@@ -116,7 +117,8 @@ def estranged(trainer_class: type[Trainer], actions: spaces.Space[Any], **settin
     if issubclass(trainer_class, ActorCritic):
         settings = {"scale_observations": True, **settings}
     trainer = trainer_class(OBS, actions, hidden_sizes=(32, 16), **settings)
-    gain, generator = 1.5 if issubclass(trainer_class, ActorCritic) else 0.6, torch.Generator().manual_seed(0)
+    gain = 1.5 if issubclass(trainer_class, (ActorCritic, OnPolicyTrainer)) else 0.6
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for module in modules_of(trainer).values():
             for p in module.parameters():
