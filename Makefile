@@ -140,8 +140,8 @@ bench-eps: bench-env  ## Experiences trained per second against other frameworks
 bench-model: setup sycl  ## The composer's predictions against programs that run; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.model $(BENCH_ARGS)
 
-bench-learner: setup  ## The native learner against torch, one thread each; BENCH_ARGS=--quick for a look
-	$(BIN)/python -m benchmarks.learner $(BENCH_ARGS)
+bench-learner: bench-env  ## The native learner against torch, rltools and rlox, one thread each; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.learner $(BENCH_ARGS)
 
 bench-gae: bench-env  ## Advantage estimation against other libraries, one thread; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.gae $(BENCH_ARGS)

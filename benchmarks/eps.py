@@ -3,8 +3,11 @@
 Ours is the program that the composer writes, run with `--bench`: prioritized sampling, gathering, training, update of
 the priorities. Stable-Baselines3's `train()` samples uniformly, as it has no prioritized replay. RLlib's DQN samples by
 priority; its own training loop is timed without environment steps. RLlib has no DDPG, and only its DQN with linear
-layers is compared. Same networks and batches, plain targets (no double DQN), one thread each, all on one core, taking
-turns; replays of 100,000 transitions (Pong: 5,000), all filled.
+layers is compared. rltools (with MKL) has SAC, but neither DQN nor DDPG in its Python package: it takes part in SAC
+alone. It trains only within a step of its loop, over its own Pendulum in C++: its rate counts the time of such a step
+less that of steps that only act; compilation (a quarter of a minute) is left out. rlox samples by priority for DQN and
+uniformly for SAC; it has no DDPG, and no convolutional networks for Pong. Same networks and batches, plain targets (no
+double DQN), one thread each, all on one core, taking turns; replays of 100,000 transitions (Pong: 5,000), all filled.
 
 No peer has actors here, so the comparison removes them from the program. Rows "beside its actors" compare the whole
 program on all cores with the same program without its actors on one core.
@@ -23,12 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import pong
-from benchmarks.peers.training import Case, Side
+from benchmarks.peers.training import Case, Side, compared
 from benchmarks.programs import bench, composer_of, run_program
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import one_thread, options
 
-PEERS = {"sb3_training": "stable-baselines3", "rllib_training": "RLlib"}
+PEERS = {
+    "sb3_training": "stable-baselines3",
+    "rllib_training": "RLlib",
+    "rltools_training": "rltools, MKL",
+    "rlox_training": "rlox",
+}
 CASES = (
     Case("dqn", "CartPole-v1", (64, 64), 32, 100_000),
     Case("dqn", "CartPole-v1", (64, 64), 512, 100_000),
@@ -116,7 +124,7 @@ def measure(case: Case, composed: Composed, checkpoints: Path, plan: Plan, peers
     alone: list[float] = []
     with_actors: list[float] = []
     with ExitStack() as stack:
-        sides = [stack.enter_context(Side(peer, case, PEERS[peer])) for peer in peers]
+        sides = [stack.enter_context(Side(peer, case, PEERS[peer])) for peer in compared(peers, case)]
         theirs: dict[str, list[float]] = {side.module: [] for side in sides}
         for turn in range(plan.alternations):
             alone.append(bench(composed.alone, *resumed, limit_s=LIMIT_S))

@@ -4,29 +4,45 @@ Double DQN (Huber loss, clipped gradients), DDPG, TD3 and SAC, with Adam. The pe
 (flat parameters, fused Adam) and a plain torch script with fused Adam, as users write it. Before the measurement, a
 check confirms that all three train the same weights. GFLOP/s count matrix products only; the peer is the SGEMM peak
 measured on the same core.
+
+"With sampling" are steps that sample and gather their batch themselves, uniformly from a full replay of 10,000
+transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours is setting 2's loop in C++ with the
+native learner. The peers take turns with it, each in a process of its own. rltools trains only within a step of its
+loop, which also acts in its own Pendulum in C++. Its "training" is such a step less the time of steps that only act;
+the whole step has a row of its own. rltools is compiled for each problem, with MKL and without a BLAS; its rows of
+seconds are that compilation (0: ours compiles nothing for a problem). rlox trains with torch, and its DQN has a squared
+loss. Neither has DDPG.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks import workload
+from benchmarks.peers import training
 from benchmarks.peers.torch_scripts import ActorCriticScript, Columns, DqnScript, Script
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import DifferenceError, alternate_calls, one_thread, options
+from benchmarks.workload import Filled, Loop
 from pearl import _native
 from pearl.algorithms import DDPG, DQN, SAC, TD3
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.learner.torch_learner import TorchLearner
-from pearl.spec import TransitionSpec
+from pearl.replay import DataStorage, make_replay_manager
+from pearl.spec import ReplayMode, ReplaySpec, TransitionSpec
 
 GOALS: dict[tuple[tuple[int, ...], int], float] = {((64, 64), 32): 10.0, ((256, 256), 32): 3.0, ((256, 256), 512): 1.15}
+PEERS = {"rltools_training": "rltools, MKL", "rltools_plain": "rltools, without a BLAS", "rlox_training": "rlox"}
+SLOTS = 10_000
+PUBLICATION_INTERVAL = 100
 CONTINUOUS = (((64, 64), 32), ((256, 128), 32), ((256, 128), 512), ((256, 256), 256))
 
 
@@ -52,6 +68,39 @@ class Case(workload.Case):
         # The policy's own passes, and the critics' forward and input-gradient passes for it.
         policy = 3 * actor - actor_first + 2 * critic * (critics if stochastic else 1)
         return 2.0 * self.batch * (targets_and_critics + policy / (2 if self.algorithm == "TD3" else 1))
+
+
+@dataclass(frozen=True)
+class SamplingCase(workload.Case):
+    """A case that samples its batches, with an environment's shapes."""
+
+    environment: str = "Pendulum-v1"
+    floats: int = 3
+    actions: int = 1
+
+    def loop(self) -> Loop:
+        """Setting 2's loop in C++, with the native learner and a full replay."""
+        mode: ReplayMode = "prioritized" if self.algorithm == "DQN" else "uniform"
+
+        def make(spec: TransitionSpec, slots: int) -> tuple[Any, Any]:
+            return make_replay_manager(ReplaySpec(slots, mode=mode), seed=0), DataStorage(spec, slots)
+
+        trainer = self.trainer()
+        return Loop(NativeLearner(trainer), Filled.of(trainer, SLOTS, make), self.batch, PUBLICATION_INTERVAL)
+
+    def of_peers(self) -> training.Case:
+        """The same case, as peers read it."""
+        algorithm: Any = self.algorithm.lower()
+        return training.Case(algorithm, self.environment, self.hidden, self.batch, SLOTS, double=True)
+
+
+SAMPLING_CASES = (
+    SamplingCase("SAC", (64, 64), 100),
+    SamplingCase("TD3", (64, 64), 100),
+    SamplingCase("SAC", (256, 256), 256),
+    SamplingCase("TD3", (256, 256), 256),
+    SamplingCase("DQN", (64, 64), 32, "CartPole-v1", 4, 2),
+)
 
 
 def _products(inputs: int, hidden: tuple[int, ...], outputs: int) -> tuple[int, int]:
@@ -155,8 +204,52 @@ def measure(case: Case, repeats: int, repeat_s: float, peak: float) -> list[Row]
     return shown(rows)
 
 
+def measure_sampling(case: SamplingCase, peers: Sequence[str], repeats: int, repeat_s: float) -> Iterator[Row]:
+    """Steps that sample their batches, of ours and of each peer, in turns."""
+    loop = case.loop()
+    count = max(5, round(repeat_s * 1e6 / max(loop.run(20), 1.0)))
+    with ExitStack() as stack:
+        theirs_case = case.of_peers()
+        compared = training.compared(peers, theirs_case)
+        sides = [stack.enter_context(training.Side(peer, theirs_case, PEERS[peer])) for peer in compared]
+        ours: list[float] = []
+        theirs: dict[str, list[dict[str, float]]] = {side.module: [] for side in sides}
+        for _ in range(repeats):
+            ours.append(loop.run(count))
+            for side in sides:
+                if side.reason:
+                    continue
+                try:
+                    theirs[side.module].append(side.measure(repeat_s))
+                except RuntimeError as error:
+                    side.reason = str(error)
+    for side in sides:
+        found = [] if side.reason else theirs[side.module]
+        yield from sampling_rows(case, ours, side, found)
+
+
+def sampling_rows(
+    case: SamplingCase, ours: Sequence[float], side: training.Side, found: Sequence[dict[str, float]]
+) -> Iterator[Row]:
+    """A peer's training; where it was measured within a loop, also the loop's whole step and its compilation."""
+    step = f"{case.algorithm} step with sampling {case.shape}"
+    training_us = [case.batch * 1e6 / each["eps"] for each in found]
+    if not found or "whole_us" not in found[0]:
+        yield Row.of(step, "us", "lower", ours, side.name, training_us, side.reason)
+        return
+    acting_us = float(np.median([each["acting_us"] for each in found]))
+    whole = f"{side.name}: whole step of its loop, with {acting_us:.1f} us of acting and environment"
+    yield Row.of(step, "us", "lower", ours, f"{side.name}: training", training_us)
+    yield Row.of(step, "us", "lower", ours, whole, [each["whole_us"] for each in found])
+    compile_s = [each["compile_s"] for each in found[:1]]
+    yield Row.of(f"compilation for {case.name}", "s", "lower", [0.0], side.name, compile_s)
+
+
 def main() -> None:
-    quick = options(__doc__, "a few cases").parse_args().quick
+    parser = options(__doc__, "a few cases")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
+    arguments = parser.parse_args()
+    quick, peers = arguments.quick, arguments.peers
     one_thread("benchmarks.learner", pinned=False)
     torch.set_num_threads(1)
     ours, theirs = peak_gflops()
@@ -165,7 +258,9 @@ def main() -> None:
     repeats, repeat_s = (5, 0.01) if quick else (15, 0.02)
     for case in cases(quick):
         rows += measure(case, repeats, repeat_s, max(ours, theirs))
-    if not quick:
+    for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
+        rows += shown(measure_sampling(sampling_case, peers, repeats, 10 * repeat_s))
+    if not quick and len(peers) == len(PEERS):
         write("learner", "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels())
 
 

@@ -2,7 +2,7 @@
 
 A peer's module is run as `python -m benchmarks.peers.NAME CASE`, with the case as JSON. It answers one line of JSON:
 its name and version, or the reason why it cannot take part. Then it reads lines with a number of seconds; for each it
-trains that long and answers how many experiences it trained per second.
+trains that long and answers how many experiences it trained per second, and what else it measures.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from benchmarks.record import ROOT
 
-Algorithm = Literal["dqn", "ddpg", "sac", "ppo"]
+Algorithm = Literal["dqn", "ddpg", "td3", "sac", "ppo"]
 Train = Callable[[int], object]
+Measure = Callable[[float], dict[str, float]]  # trains for seconds; returns "eps", and what else it measures
+SOME: dict[str, tuple[Algorithm, ...]] = {  # peers of which benchmarks show only what they can train
+    "rltools_training": ("sac", "td3"),
+    "rltools_plain": ("sac", "td3"),
+    "rlox_training": ("dqn", "sac", "td3"),
+}
 CHUNK_S = 0.1  # about how long one call of `train` may take
 END_S = 30.0  # time for a framework to end its own processes
 
@@ -37,6 +43,7 @@ class Case:
     epochs: int = 0  # on each rollout
     vector: bool = False  # the environment's own vector instead of one after the other
     threads: int = 1
+    double: bool = False  # double DQN
 
     @property
     def title(self) -> str:
@@ -52,6 +59,11 @@ class Case:
     def experiences(self) -> int:
         """Transitions of one call of `train`: a batch, or a rollout that is collected and trained on."""
         return self.slots if self.epochs else self.batch
+
+
+def compared(peers: Iterable[str], case: Case) -> list[str]:
+    """Those of the peers that have a row for the case."""
+    return [peer for peer in peers if peer not in SOME or (case.hidden and case.algorithm in SOME[peer])]
 
 
 @dataclass
@@ -88,6 +100,10 @@ class Side:
 
     def train(self, seconds: float) -> float:
         """Experiences trained per second, over about `seconds`."""
+        return self.measure(seconds)["eps"]
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        """Experiences trained per second ("eps"), over about `seconds`, and what else the peer measures."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{seconds}\n")
@@ -97,7 +113,7 @@ class Side:
         answer = self._read()
         if "eps" not in answer:
             raise RuntimeError(f"{self.name}: {answer.get('reason', 'no answer')}")
-        return float(answer["eps"])
+        return {name: float(value) for name, value in answer.items()}
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -127,6 +143,17 @@ def first_line(error: BaseException) -> str:
 
 def serve(make: Callable[[Case], tuple[str, Train]]) -> None:
     """A peer's whole program: make the training function, warm it up, then train for each request."""
+
+    def measured(case: Case) -> tuple[str, Measure]:
+        name, train = make(case)
+        train(1 if case.epochs else 3)
+        return name, lambda seconds: {"eps": rate(train, case.experiences, seconds)}
+
+    serve_measure(measured)
+
+
+def serve_measure(make: Callable[[Case], tuple[str, Measure]]) -> None:
+    """The whole program of a peer that measures by itself."""
     (text,) = sys.argv[1:]
     said = json.loads(text)
     case = Case(**{**said, "hidden": tuple(said["hidden"])})
@@ -139,8 +166,7 @@ def serve(make: Callable[[Case], tuple[str, Train]]) -> None:
             answers.flush()
 
         try:
-            name, train = make(case)
-            train(1 if case.epochs else 3)
+            name, measure = make(case)
         except NotImplementedError as error:
             answer(reason=str(error))
             return
@@ -149,4 +175,4 @@ def serve(make: Callable[[Case], tuple[str, Train]]) -> None:
             return
         answer(name=name)
         for line in sys.stdin:
-            answer(eps=rate(train, case.experiences, float(line)))
+            answer(**measure(float(line)))
