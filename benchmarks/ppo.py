@@ -32,7 +32,7 @@ from benchmarks.timing import options
 PEERS = {
     "sb3_ppo": "stable-baselines3",
     "cleanrl_ppo": "as CleanRL does it",
-    "rltools_ppo": "rltools",
+    "rltools_ppo": "rltools, MKL",
     "rlox_ppo": "rlox",
 }
 CASES = (

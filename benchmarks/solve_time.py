@@ -7,7 +7,9 @@ counts with the time it took: its row says so.
 
 Ours is the committed example as a user starts it, composing without earlier measurements, and the program that it
 wrote, started separately. Stable-Baselines3 uses the settings tuned in its RL Zoo. The CleanRL-style script uses the
-hyperparameters that CleanRL publishes, for at most 60 s. Peers use one thread of torch. Memory is the peak of the
+hyperparameters that CleanRL publishes, for at most 60 s. rltools uses its own settings and its own Pendulum, in C++; it
+compiles a program for each problem, so that its runs count twice, with that time and without it. Peers use one thread
+of torch. Memory is the peak of the
 resident memory of all processes together; each process counts the pages that it shares.
 """
 
@@ -24,12 +26,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
+from benchmarks.peers.solving import COMPILED, EPISODES, INTERVAL, SOLVED
 from benchmarks.programs import environment
 from benchmarks.record import ROOT, Row, shown, write
 from benchmarks.timing import options
 
 COMPOSING, COMPOSED = "example, composing included", "composed program"
+COMPILING = "compiling included"
 SAMPLE_S = 0.1  # between readings of the memory
 
 
@@ -69,11 +72,13 @@ TASKS = (
     Task(
         "Pendulum-v1",
         -200.0,
-        3,
+        5,
         ("td3_pendulum", "sac_pendulum"),
         (
             Peer("Stable-Baselines3 TD3, RL Zoo settings", "sb3_solve", ("--algorithm", "td3")),
             Peer("Stable-Baselines3 SAC, RL Zoo settings", "sb3_solve", ("--algorithm", "sac")),
+            Peer("rltools TD3, MKL", "rltools_solve", ("--algorithm", "td3")),
+            Peer("rltools SAC, MKL", "rltools_solve", ("--algorithm", "sac")),
         ),
     ),
 )
@@ -84,13 +89,14 @@ OUR_LIMIT_S = 300.0
 class Outcome:
     """One run: seconds until solved (until the end, if it was not solved), and its peak memory in MB.
 
-    `reason` says why it could not run.
+    `reason` says why it could not run. `compiled` is the same run from the end of its compilation on.
     """
 
     seconds: float
     memory_mb: float
     solved: bool
     reason: str = ""
+    compiled: Outcome | None = None
 
 
 def resident_mb(session: int) -> float:
@@ -121,23 +127,26 @@ def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str,
             start_new_session=True,
             env={**environment(), "PYTHONUNBUFFERED": "1", **(more or {})},
         )
-        most, ended = 0.0, threading.Event()
+        most, ended = [0.0], threading.Event()  # since the start; since the end of compiling
 
         def watch() -> None:
-            nonlocal most
             while not ended.wait(SAMPLE_S):
-                most = max(most, resident_mb(process.pid))
+                now = resident_mb(process.pid)
+                most[:] = [max(peak, now) for peak in most]
                 if time.monotonic() - start > limit_s:
                     process.send_signal(signal.SIGTERM)
                     return
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        seconds = None
+        seconds, compiling = None, 0.0
         assert process.stdout is not None
         for line in process.stdout:
             if SOLVED in line and seconds is None:
                 seconds = time.monotonic() - start
+            if line.startswith(COMPILED):
+                compiling = float(line.removeprefix(COMPILED).split()[0])
+                most.append(0.0)
         code = process.wait()
         total = time.monotonic() - start
         ended.set()
@@ -145,7 +154,9 @@ def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str,
         errors.seek(0)
         last = (errors.read().strip().splitlines() or [""])[-1]
     reason = f"ended with code {code}: {last[:160]}" if seconds is None and code > 0 and total < limit_s else ""
-    return Outcome(total if seconds is None else seconds, most, seconds is not None, reason)
+    took, solved = total if seconds is None else seconds, seconds is not None
+    compiled = Outcome(took - compiling, most[-1], solved, reason) if compiling else None
+    return Outcome(took, most[0], solved, reason, compiled)
 
 
 def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
@@ -222,7 +233,10 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
                     note(ours, name, seed, outcome)
             for peer in task.peers:
                 if not any(outcome.reason for outcome in theirs.get(peer.name, ())):
-                    note(theirs, peer.name, seed, run_peer(peer, task, seed, Path(scratch)))
+                    outcome = run_peer(peer, task, seed, Path(scratch))
+                    if outcome.compiled:
+                        note(theirs, f"{peer.name}, {COMPILING}", seed, outcome)
+                    note(theirs, peer.name, seed, outcome.compiled or outcome)
     return rows_of(task, ours, theirs), runs
 
 

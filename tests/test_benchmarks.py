@@ -286,6 +286,14 @@ def test_a_run_is_timed_to_the_line_that_says_it_is_solved(tmp_path):
     assert outcome.memory_mb > 1
 
 
+def test_a_peer_that_compiles_also_counts_from_the_end_of_its_compilation(tmp_path):
+    code = f"import time; time.sleep(0.5); print('{solving.COMPILED} 0.500 s'); print('{solving.SOLVED} at last')"
+    outcome = solving_run(tmp_path, code)
+    assert outcome.compiled.solved
+    assert outcome.seconds - outcome.compiled.seconds == pytest.approx(0.5)
+    assert solving_run(tmp_path, f"print('{solving.SOLVED}')").compiled is None
+
+
 def test_runs_that_do_not_solve_are_told_from_those_that_fail(tmp_path):
     ended = solving_run(tmp_path, "print('not yet')")
     assert not ended.solved

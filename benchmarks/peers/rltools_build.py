@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.metadata
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -20,12 +22,14 @@ def compile_loop(algorithm: str, environment: Any, *, mkl: bool, **settings: Any
     """A module with a loop's `State`, and the seconds that its compilation took.
 
     `environment` makes a Gymnasium environment with actions in [-1, 1], or names the folder of one in C++. With `mkl`,
-    matrix products are those of MKL, else loops of rltools' own. What is compiled is kept in the folder of temporary
-    files: set TMPDIR, or `tempfile.tempdir`, before the first call.
+    matrix products are those of MKL, else loops of rltools' own. What is compiled is removed when the process ends.
     """
     if mkl:
         importlib.metadata.version("mkl")  # rltools would quietly do without
         importlib.metadata.version("mkl-include")
+    folder = tempfile.TemporaryDirectory(prefix="rltools-")
+    atexit.register(folder.cleanup)
+    tempfile.tempdir = folder.name  # where rltools keeps what it compiles, for good
     with contextlib.redirect_stdout(sys.stderr):  # rltools reports its compilation
         import rltools
 

@@ -1,22 +1,19 @@
-"""rltools' PPO, compiled for the case: collecting rollouts and training on them, in turn, in one process.
+"""rltools' PPO with MKL, compiled for the case: collecting rollouts and training on them, in turn, in one process.
 
-It steps any environment of Gymnasium with Box actions. Its compilation (half a minute) is not in its rate.
+It steps any environment of Gymnasium with Box actions, scaled to [-1, 1]. Its compilation (half a minute) is not in
+its rate.
 """
 
 from __future__ import annotations
-
-import os
 
 from benchmarks.peers.training import Case, Train, serve
 
 
 def make(case: Case) -> tuple[str, Train]:
     """A compiled loop; a step of it is a rollout and the training on it."""
-    os.environ["RL_TOOLS_DISABLE_MKL"] = "1"  # refuses to be loaded beside torch
-    import importlib.metadata
-
     import gymnasium as gym
-    import rltools
+
+    from benchmarks.peers.rltools_build import compile_loop, version
 
     probe = gym.make(case.environment)
     if not isinstance(probe.action_space, gym.spaces.Box):
@@ -25,10 +22,10 @@ def make(case: Case) -> tuple[str, Train]:
         raise NotImplementedError("it steps environments one by one, in one thread")
     (width,) = set(case.hidden)
     layers = len(case.hidden) + 1
-    loop = rltools.PPO(
-        lambda: gym.make(case.environment),
-        enable_evaluation=False,
-        interface_name=f"pearl_{os.getpid()}",
+    loop, _ = compile_loop(
+        "PPO",
+        lambda: gym.wrappers.RescaleAction(gym.make(case.environment), -1.0, 1.0),
+        mkl=True,
         N_EPOCHS=case.epochs,
         N_ENVIRONMENTS=case.envs,
         ON_POLICY_RUNNER_STEPS_PER_ENV=case.slots // case.envs,
@@ -48,7 +45,7 @@ def make(case: Case) -> tuple[str, Train]:
         for _ in range(rollouts):
             state.step()
 
-    return f"rltools {importlib.metadata.version('rltools')}", train
+    return f"{version()}, MKL", train
 
 
 if __name__ == "__main__":

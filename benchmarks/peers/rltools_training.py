@@ -7,8 +7,6 @@ The steps between them only act: their time, taken off that of the others, leave
 
 from __future__ import annotations
 
-import atexit
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,9 +33,6 @@ def make(case: Case, *, mkl: bool = True) -> tuple[str, Measure]:
         raise NotImplementedError("only its SAC and TD3 on its Pendulum are compared")
     from benchmarks.peers.rltools_build import compile_loop, version
 
-    folder = tempfile.TemporaryDirectory(prefix="rltools-")
-    atexit.register(folder.cleanup)
-    tempfile.tempdir = folder.name
     (width,) = set(case.hidden)
     layers = len(case.hidden) + 1
     warmup = case.slots if case.algorithm == "sac" else TD3_WARMUP
