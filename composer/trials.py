@@ -35,6 +35,7 @@ BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
 OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
+DECISIVE = OPTIMISM**2  # predicted to be so much slower than another, a program is not the fastest
 CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
 USUAL_RUNS = 2  # of those, and with a budget of the user's of all
 MOST_RUNS = 3  # of those, with a budget of the user's
@@ -220,6 +221,8 @@ class Trials:
             placement = self.decide({names: _pooled(runs) for names, runs in self._runs.items()})
             following = next(self._next(placement), None)
             if following is None or time.monotonic() + self._longest_s >= until:
+                if self._is_decided(placement) and self.budget.seconds and not self.budget.stated:
+                    self.report(f"no program is tried: all others are predicted to be {DECISIVE:g} times as slow")
                 return self._without_failed(placement)
             try:
                 self._try(placement, following, len(self._runs.get(following.names, [])), until)
@@ -232,7 +235,7 @@ class Trials:
         tried = [c for c in candidates if c.whole is not None]
         new = [c for c in candidates if c.whole is None]
         best = max((c.score(placement.metric) for c in tried), default=0.0)
-        if not self.budget.seconds:
+        if not self.budget.seconds or (not self.budget.stated and self._is_decided(placement)):
             return
         yield from (c for c in new if c.score(placement.metric) * OPTIMISM > best)
         if self.budget.stated:
@@ -243,6 +246,11 @@ class Trials:
             yield from self._again(tried, USUAL_RUNS)
         elif len(close) > 1:
             yield from self._again(close, USUAL_RUNS)
+
+    def _is_decided(self, placement: Placement) -> bool:
+        """Whether the parts alone decide: all other programs are predicted to be far slower than the best."""
+        scores = [c.score(placement.metric) for c in placement.candidates if c.names not in self._failed]
+        return not self._runs and sum(score * DECISIVE >= max(scores) for score in scores) == 1
 
     def _again(self, candidates: list[Candidate], most: int) -> list[Candidate]:
         """Those that ran less than `most` times, the fewest first."""

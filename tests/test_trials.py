@@ -120,6 +120,20 @@ def test_by_default_only_programs_that_may_be_the_fastest_are_tried(machine: Cal
     assert all(here.runs[names] == (2 if names in close and len(close) > 1 else 1) for names in hopeful)
 
 
+def test_where_the_parts_decide_a_program_is_tried_only_by_a_budget_of_the_users(
+    machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = sorted(PREDICTED.values())[1] / PREDICTED[BEST]
+    monkeypatch.setattr(composer.trials, "DECISIVE", math.nextafter(second, 0))
+    here = machine()
+    assert here.placed(USUAL) == PLACEMENT
+    assert not here.runs
+    assert here.said == [f"no program is tried: all others are predicted to be {composer.trials.DECISIVE:g} times as slow"]
+    assert machine().placed(Budget(1000.0)).chosen.whole is not None
+    monkeypatch.setattr(composer.trials, "DECISIVE", second)
+    assert machine().placed(USUAL).chosen.whole is not None
+
+
 def test_a_budget_of_the_users_is_used_for_all_programs_and_then_for_the_best(machine: Callable[..., Machine]) -> None:
     here = machine()
     here.placed(Budget(1000.0))
