@@ -59,6 +59,7 @@ from composer.tuning import start_of, tuned, without_auto
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import make_vector_env, reward_threshold
 from pearl.actors.normalization import normalization_warnings
+from pearl.actors.waiting import ending_waiting, start_waiting
 from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
@@ -129,7 +130,7 @@ class Composer:
         self._placement: Placement | None = None
         self._edited: Placement | None = None
         self._problem: Problem | None = None
-        self._networks: tuple[NetworkSpec, ...] = ()
+        self._extract: Callable[[], tuple[NetworkSpec, ...]] = tuple
         self._on_policy: ComposedRollouts | None = None
 
     # --- the user's description ------------------------------------------------------------------------------------
@@ -315,9 +316,9 @@ class Composer:
         measured so far is kept. Raises as `run` does.
         """
         if self.learns_from_rollouts:
-            self._run_rollouts(None, Budget.of(budget_s))
+            self._run_rollouts(None, Budget.of(budget_s), thorough=True)
             return _made(self._on_policy, "placement").profiled
-        profiler = self._composed(Budget.of(budget_s), watch=watch)
+        profiler = self._composed(Budget.of(budget_s), watch=watch, thorough=True)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
 
     def missing_measurements(self, *, budget_s: float | None = None) -> frozenset[str]:
@@ -460,13 +461,15 @@ class Composer:
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
 
-    def _run_rollouts(self, timesteps: int | None, budget: Budget) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
+    def _run_rollouts(
+        self, timesteps: int | None, budget: Budget, *, thorough: bool = False
+    ) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
         """`run` for a trainer that learns from rollouts."""
         if self._actors is None or self._trainer_class is None:
             raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
         refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
-        problem, self._networks = rollout_problem(
+        problem, trainer = rollout_problem(
             self._trainer_class,
             self._settings,
             self._actors,
@@ -476,14 +479,17 @@ class Composer:
             self._imported_from,
             self._say,
         )
+        shape = problem.observation_space.shape
+        self._extract = functools.cache(functools.partial(extract_networks, trainer, shape))
         if timesteps is not None and timesteps < problem.rows:
             raise ConfigurationError(
                 f"{timesteps:,} steps are less than one rollout of {problem.rollout.horizon} steps x "
                 f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
             )
         self._platform = stated or self._discover(store)
-        profiler = RolloutProfiler(self._platform, problem, store, self._say)
-        matrix = profiler.matrix()
+        profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough or budget.stated)
+        with ending_waiting():
+            matrix = profiler.matrix()
         placement = place_rollouts(matrix, self._platform, problem)
 
         def write(tried: RolloutPlacement, path: Path) -> Path:
@@ -576,8 +582,8 @@ class Composer:
 
     @property
     def networks(self) -> tuple[NetworkSpec, ...]:
-        """The networks read from the trainer."""
-        return self._networks
+        """The networks read from the trainer, which needs torch."""
+        return self._extract()
 
     # --- steps of run -----------------------------------------------------------------------------------------------
 
@@ -601,14 +607,21 @@ class Composer:
         return kind(self._platform, problem, store, self._say)
 
     def _composed(
-        self, budget: Budget, timesteps: int | None = None, watch: Callable[[str], None] | None = None
+        self,
+        budget: Budget,
+        timesteps: int | None = None,
+        watch: Callable[[str], None] | None = None,
+        *,
+        thorough: bool = False,
     ) -> Profiler:
         """Compose, and again if a search changes settings; the last profiler."""
 
         def compose() -> Profiler:
             profiler = self._prepare(Profiler, timesteps)
             profiler.watch = watch or profiler.watch
-            self._compose(profiler, budget)
+            profiler.thorough = thorough or budget.stated
+            with ending_waiting():
+                self._compose(profiler, budget)
             return profiler
 
         self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
@@ -698,6 +711,8 @@ class Composer:
         if (known := discovered_before(devices, store)) is not None:
             self._say("the links and memory of this machine are known from an earlier run")
             return known
+        with contextlib.suppress(OSError):  # a limit of processes
+            start_waiting(1)  # the profiled Actor's, which imports meanwhile
         measured, connections = discover(progress=self._say, own_silicon=True)
         return Platform(tuple(measured), tuple(connections))
 
@@ -755,7 +770,7 @@ class Composer:
         _check_sizes(self._replay, self._actors, train)
         _check_memory(self._replay, transition, platform)
         self._check_supports(trainer)
-        self._networks = extract_networks(trainer, observation_space.shape)
+        self._extract = functools.cache(functools.partial(extract_networks, trainer, observation_space.shape))
         if note := flattening_note(trainer):
             logger.info("%s.", note)
             self._say(note)

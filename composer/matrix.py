@@ -262,10 +262,16 @@ class UnavailableDevice:
 
 @dataclass(frozen=True)
 class UnsupportedLearner:
-    """An implementation of the Learner that cannot train the trainer, and why."""
+    """An implementation of the Learner that is left out: it cannot train the trainer, or is `slow`; and why."""
 
     implementation: str
     reason: str
+    slow: bool = False
+
+    @property
+    def cause(self) -> str:
+        """The reason, and of which kind it is."""
+        return f"{'not measured' if self.slow else 'unsupported'}: {self.reason}"
 
 
 @dataclass(frozen=True)

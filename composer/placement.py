@@ -417,7 +417,7 @@ class Placement:
                 return candidate
         pairs = ", ".join("{} + {} ({})".format(*candidate.names) for candidate in self.candidates)
         reasons = [i.reason for i in self.impossible if (i.replay_manager, i.learner) == self._names[:2]]
-        reasons += [f"unsupported: {u.reason}" for u in self.unsupported if u.implementation == self.implementation]
+        reasons += [u.cause for u in self.unsupported if u.implementation == self.implementation]
         because = f" ({'; '.join(reasons)})" if reasons else ""
         known = {name for candidate in self.candidates for name in candidate.names}
         fields = dict(zip(("replay_manager", "learner", "implementation"), self._names, strict=True))

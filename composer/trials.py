@@ -35,7 +35,7 @@ BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
 OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
-DECISIVE = OPTIMISM**2  # predicted to be so much slower than another, a program is not the fastest
+DECISIVE = OPTIMISM**2  # predicted to be so many times as slow as another, a program is not the fastest
 CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
 USUAL_RUNS = 2  # of those, and with a budget of the user's of all
 MOST_RUNS = 3  # of those, with a budget of the user's
@@ -222,7 +222,10 @@ class Trials:
             following = next(self._next(placement), None)
             if following is None or time.monotonic() + self._longest_s >= until:
                 if self._is_decided(placement) and self.budget.seconds and not self.budget.stated:
-                    self.report(f"no program is tried: all others are predicted to be {DECISIVE:g} times as slow")
+                    other = f"all others are predicted to be {DECISIVE:g} times as slow"
+                    self.report(
+                        f"no program is tried: {other if len(placement.candidates) > 1 else 'there is no other'}"
+                    )
                 return self._without_failed(placement)
             try:
                 self._try(placement, following, len(self._runs.get(following.names, [])), until)

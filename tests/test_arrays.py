@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from pearl.algorithms.trainer import make_trainer, policy_snapshot
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.errors import TrainerError
+from pearl.learner.extract import extract_networks, structure_of
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.outcome import save_weights
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
@@ -312,6 +314,44 @@ def test_an_optimizers_state_is_torchs() -> None:
     found = ArrayAdam((5,), 0.1, eps=1e-5)
     assert found.state_dict() == expected
     assert list(found.param_groups[0]) == list(expected["param_groups"][0])
+
+
+def test_the_structure_of_arrays_tells_networks_apart_without_torch() -> None:
+    spaces_of = gym.make("CartPole-v1")
+    made = [
+        make_trainer(DQN, spaces_of.observation_space, spaces_of.action_space, settings=settings)
+        for settings in ({}, {"hidden_sizes": (64, 32)}, {"dueling": True})
+    ]
+    texts = {structure_of(trainer) for trainer in made}
+    assert len(texts) == 3
+    assert all(trainer.arrays is not None for trainer in made)
+    assert "q:0.weight64x4 q:0.bias64" in structure_of(made[0])
+    assert structure_of(made[0].in_torch()) == extract_networks(made[0])[0].signature
+
+
+def test_composing_needs_no_torch_where_the_native_learner_is_far_faster(tmp_path: Path) -> None:
+    devices, connections = write_csv_pair(tmp_path, ONE_CPU)
+    text = f"""
+import sys
+from composer import Composer
+from pearl.algorithms import SAC
+composer = Composer(calibration={str(tmp_path / "calibration.json")!r})
+composer.set_device_file({str(devices)!r})
+composer.set_connection_file({str(connections)!r})
+composer.set_actors(1, env="Pendulum-v1", envs_per_actor=1)
+composer.set_train_function(learner=SAC, hidden_sizes=(8, 8), batch_size=4)
+composer.set_replay(1000)
+composer.run()
+composer.runtime_gen(path={str(tmp_path / "program.py")!r})
+assert "torch" not in sys.modules
+assert composer.networks[0].parameters > 0
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PEARL_BUDGET_S"}
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the torch Learner is left out (not measured: " in done.stdout
 
 
 def test_modules_name_what_they_lack() -> None:

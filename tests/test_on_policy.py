@@ -22,7 +22,14 @@ from composer.composition import RolloutComposition, read_composition
 from composer.html_report.page import report_page
 from composer.matrix import Measurement
 from composer.on_policy.matrix import RolloutMatrix
-from composer.on_policy.placement import RolloutPlacement
+from composer.on_policy.placement import (
+    AdvantagesConfig,
+    RolloutCandidate,
+    RolloutLearnerConfig,
+    RolloutPlacement,
+    RolloutTerms,
+)
+from composer.on_policy.trials import is_decided
 from composer.recompose import recompose
 from composer.spec_file import load_spec
 from pearl.actors.actor import ActorSetup
@@ -697,6 +704,8 @@ def test_close_programs_run_again(
     monkeypatch.delenv("PEARL_BUDGET_S", raising=False)
     monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
     monkeypatch.setattr("composer.on_policy.trials.OPTIMISM", math.inf)
+    monkeypatch.setattr("composer.on_policy.trials.DECISIVE", math.inf)
+    monkeypatch.setattr("composer.profiling.context._SLOW", math.inf)
     composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
     composer.run(budget_s=budget_s)
     choice = composer.placement.choice
@@ -705,6 +714,39 @@ def test_close_programs_run_again(
     assert choice.terms.t_itr_us == choice.tried.value_us == expected_us
     assert [c.tried.n for c in composer.placement.candidates if c.tried is not None] == [runs // 2 - 1] * 2 + [1, 1]
     assert composer.profile(budget_s=budget_s).measured == 0, "what is known does not run again"
+
+
+@pytest.mark.parametrize("factor", [1.24, 1.26])
+def test_numbers_of_threads_are_tried_only_where_the_parts_are_close(factor: float) -> None:
+    def candidate(us: float, implementation: str, threads: int) -> RolloutCandidate:
+        learner = RolloutLearnerConfig("cpu0", implementation, threads)
+        terms = RolloutTerms(us, 0.0, 0.0, 0.0, us)
+        return RolloutCandidate(AdvantagesConfig("cpu0"), learner, terms)
+
+    found = (candidate(100.0, "native", 2), candidate(100.0 * factor, "native", 1), candidate(500.0, "torch", 1))
+    placement = RolloutPlacement("cpu0", 32, 0, 1, 4, found)
+    assert is_decided(placement) == (factor > 1.25)
+    close = (*found, candidate(399.0, "torch", 2))
+    assert not is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, close))
+
+
+def test_a_learner_that_is_far_too_slow_by_its_calls_is_not_measured(
+    tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.on_policy.trials.bench_program", lambda *_: pytest.fail("a program was tried"))
+    monkeypatch.setattr("pearl.learner.torch_learner._CALLS_US", 1e6)
+    composer = composer_of(tmp_path)
+    composer.run(budget_s=0)
+    assert {c.learner.implementation for c in composer.placement.candidates} == {"native", "torch"}
+    assert composer.matrix.unsupported == ()
+    monkeypatch.delenv("PEARL_BUDGET_S", raising=False)
+    monkeypatch.setattr("composer.on_policy.trials.CLOSE", 0.0)
+    composer = composer_of(tmp_path)
+    composer.run()
+    assert {c.learner.implementation for c in composer.placement.candidates} == {"native"}
+    (left_out,) = composer.matrix.unsupported
+    assert (left_out.implementation, left_out.slow) == ("torch", True)
+    assert "its calls alone take" in str(composer.matrix)
 
 
 def test_replay_and_rollouts_do_not_mix(tmp_path: Path, quick_profiles: None) -> None:

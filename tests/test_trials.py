@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -20,7 +21,7 @@ import composer.trials
 from composer.algorithm1 import place
 from composer.matrix import Candidacy, Measurement
 from composer.placement import Candidate, Placement
-from composer.trials import Budget, FailedError, ProgramRuns, Trials
+from composer.trials import Budget, FailedError, OutOfTimeError, ProgramRuns, Trials
 from pearl.errors import ConfigurationError, GenerationError
 
 PLACEMENT = place(MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS, replay_ratio=8.0)
@@ -120,18 +121,25 @@ def test_by_default_only_programs_that_may_be_the_fastest_are_tried(machine: Cal
     assert all(here.runs[names] == (2 if names in close and len(close) > 1 else 1) for names in hopeful)
 
 
+@pytest.mark.parametrize(("budget", "factor", "tries"), [(USUAL, 0.99, 0), (USUAL, 1.01, 1), (Budget(60.0), 0.99, 1)])
 def test_where_the_parts_decide_a_program_is_tried_only_by_a_budget_of_the_users(
-    machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, budget: Budget, factor: float, tries: int
 ) -> None:
-    second = sorted(PREDICTED.values())[1] / PREDICTED[BEST]
-    monkeypatch.setattr(composer.trials, "DECISIVE", math.nextafter(second, 0))
-    here = machine()
-    assert here.placed(USUAL) == PLACEMENT
-    assert not here.runs
-    assert here.said == [f"no program is tried: all others are predicted to be {composer.trials.DECISIVE:g} times as slow"]
-    assert machine().placed(Budget(1000.0)).chosen.whole is not None
-    monkeypatch.setattr(composer.trials, "DECISIVE", second)
-    assert machine().placed(USUAL).chosen.whole is not None
+    best, *_, last = PLACEMENT.candidates
+    metric = PLACEMENT.metric
+    monkeypatch.setattr(composer.trials, "DECISIVE", factor * best.score(metric) / last.score(metric))
+    clear = dataclasses.replace(PLACEMENT, candidates=(best, last))
+    tried: list[Candidacy] = []
+
+    def run(_placement: Placement, candidate: Candidate, _run: int, _until: float) -> None:
+        tried.append(candidate.names)
+        raise OutOfTimeError
+
+    programs: Any = SimpleNamespace(can_count=lambda _: False, can_run=lambda _: True, run=run)
+    said: list[str] = []
+    assert Trials(programs, lambda _: clear, budget, said.append).placed() == clear
+    assert len(tried) == tries
+    assert [line.startswith("no program is tried: all others are predicted") for line in said] == [True] * (1 - tries)
 
 
 def test_a_budget_of_the_users_is_used_for_all_programs_and_then_for_the_best(machine: Callable[..., Machine]) -> None:

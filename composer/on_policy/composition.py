@@ -17,9 +17,8 @@ from pearl.actors.normalization import normalization_warnings
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.errors import ConfigurationError, TrainerError
-from pearl.learner.extract import extract_networks
 from pearl.rollout.columns import rollout_columns
-from pearl.spec import ActorSpec, NetworkSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
+from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
 ROLLOUT_TRAINING = ("batch_size", "gamma")  # fields of TrainSpec that mean something without a replay
 
@@ -81,8 +80,8 @@ def rollout_problem(
     implementation: str,
     imported_from: str | None,
     say: Callable[[str], None],
-) -> tuple[RolloutProblem, tuple[NetworkSpec, ...]]:
-    """The checked problem and the networks; ConfigurationError, EnvError or TrainerError say what is wrong."""
+) -> tuple[RolloutProblem, OnPolicyTrainer]:
+    """The checked problem and a trainer; ConfigurationError, EnvError or TrainerError say what is wrong."""
     envs = make_vector_env(actors, 1)
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
     for warning in normalization_warnings(envs, actors.env):
@@ -113,4 +112,4 @@ def rollout_problem(
         imported_from=imported_from,
     )
     check_written(problem, vars(spec))
-    return problem, extract_networks(trainer, observation_space.shape)
+    return problem, trainer

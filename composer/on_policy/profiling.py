@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,13 +19,15 @@ from composer.profiling.actors import measure_actor
 from composer.profiling.context import MeasuringContext
 from composer.profiling.measuring import measure, on_own_thread
 from composer.report import left_out_line
-from pearl.algorithms.on_policy import present_policy
+from pearl.actors.native_policy import NativePolicy
+from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy
 from pearl.backends import AUTO, backend_of, backends
 from pearl.backends.protocol import RolloutLearnerImplementation, powers_of_two
 from pearl.devices.description import Device
 from pearl.errors import CapacityError, DeviceError, PearlError
 from pearl.rollout.columns import LOG_PROB
 from pearl.rollout.preparation import RolloutPreparation
+from pearl.spec import ACTION, OBS
 
 logger = logging.getLogger("pearl.composer")
 
@@ -39,7 +42,8 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             self.report(left_out_line(learner))
         rows = tuple(self._row(device) for device in devices)
         left_out = tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable)
-        return RolloutMatrix(rows, self._collection(), self.problem.rows, left_out, self._unsupported)
+        left_out_learners = (*self._unsupported, *self.slow)
+        return RolloutMatrix(rows, self._collection(), self.problem.rows, left_out, left_out_learners)
 
     def _row(self, device: Device) -> RolloutRow:
         if backend_of(device).estimator(device) is not None:
@@ -50,7 +54,13 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         self.report(f"profiling {device.name}")
         advantages = self._advantages(device)
         wanted = self._implementations(device)
-        cells = [cell for name, made in wanted.items() for cell in self._learner(device, name, made)]
+        steps = self.problem.rollout.epochs * self.problem.rows / self.problem.train.batch_size
+        bounds = {name: steps * made.least_step_us(self.probe) for name, made in wanted.items()}
+        cells: list[LearnerColumn] = []
+        for name in sorted(wanted, key=bounds.__getitem__):
+            fastest_us = min((cell.step.value_us for cell in cells if isinstance(cell, LearnerCell)), default=math.inf)
+            if not self.too_slow(name, device, bounds[name], fastest_us):
+                cells += self._learner(device, name, wanted[name])
         if not cells:
             cells = [self._no_learner(device)]
         cells.sort(key=lambda cell: cell.step.value_us if isinstance(cell, LearnerCell) else float("inf"))
@@ -189,10 +199,22 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             )
             learner.prepare()
             columns = p.random_rollout(np.random.default_rng(0))
-            columns[LOG_PROB] = present_policy(trainer, columns)[0]  # others would make steps that no run makes
+            self._let_act(trainer, columns)  # other actions would make steps that no run makes
             return measure(lambda: learner.train(columns), self.budget_s)
 
         return {"step": timed()}
+
+    def _let_act(self, trainer: OnPolicyTrainer, columns: dict[str, np.ndarray]) -> None:
+        """Give each row the log probability of its action; in C++, without torch, of an action that is drawn anew."""
+        plan = self._native_policy
+        if plan is None:
+            columns[LOG_PROB] = present_policy(trainer, columns)[0]
+            return
+        rng, size = np.random.default_rng(0), (self.problem.rows, math.prod(plan.action_shape))
+        normal = plan.head == "normal"
+        noise = rng.standard_normal(size, np.float32) if normal else rng.random(size, np.float32)
+        obs = np.ascontiguousarray(columns[OBS], np.float32)
+        columns[ACTION], columns[LOG_PROB], _ = NativePolicy(plan).explore(obs, noise)
 
     def _failed(self, device: Device, error: PearlError) -> MissingCell:
         if device == self.platform.host:

@@ -17,6 +17,7 @@ from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
 from composer.on_policy.profiling import RolloutProfiler
 from composer.trials import (
     CLOSE,
+    DECISIVE,
     LONGEST_RUN_S,
     MOST_RUNS,
     OPTIMISM,
@@ -51,7 +52,8 @@ class RolloutTrials:
         Programs about as fast as the fastest run again while time is left: of several single runs, the fastest had
         luck too, and its time would be too good a prediction.
         """
-        until = time.monotonic() + self.budget.seconds
+        decided = not self.budget.stated and is_decided(placement)
+        until = 0.0 if decided else time.monotonic() + self.budget.seconds
         runs: dict[str, list[Measurement]] = {}
         most = MOST_RUNS if self.budget.stated else USUAL_RUNS
         for candidate in placement.candidates:
@@ -65,6 +67,8 @@ class RolloutTrials:
                 break
             if not self._try(placement, min(again, key=lambda c: len(runs[c.text])), runs, until):
                 break
+        if decided and not runs:
+            self.profiler.report("no program is tried: by their parts, all others are clearly slower")
         found = [_measured(candidate, runs.get(candidate.text)) for candidate in placement.candidates]
         ranked = sorted(found, key=lambda candidate: (candidate.tried is None, candidate.terms.t_itr_us))
         return replace(placement, candidates=tuple(ranked))
@@ -112,6 +116,18 @@ class RolloutTrials:
     def _run(self, placement: RolloutPlacement, candidate: RolloutCandidate) -> dict[str, Measurement]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
         return bench_program(self.write(placement.choosing(candidate), path), placement.rows, LONGEST_RUN_S)
+
+
+def is_decided(placement: RolloutPlacement) -> bool:
+    """Whether the parts alone decide: all others are far slower, or slower with another number of threads alone."""
+    best, *others = sorted(placement.candidates, key=lambda candidate: candidate.terms.t_itr_us)
+
+    def loses(other: RolloutCandidate) -> bool:
+        alike = replace(other.learner, threads=best.learner.threads) == best.learner
+        alike &= other.advantages == best.advantages
+        return other.terms.t_itr_us >= (CLOSE if alike else DECISIVE) * best.terms.t_itr_us
+
+    return all(map(loses, others))
 
 
 def _best_us(runs: Mapping[str, Sequence[Measurement]]) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from composer.absent import NotCalibratedError, imported_times, not_calibrated
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.contention import CoreSharing
-from composer.matrix import Measurement
+from composer.matrix import Measurement, UnsupportedLearner
 from composer.platform import Platform
 from composer.problem import Problem, TrainingProblem
 from composer.profiling.actors import measure_actor
@@ -29,6 +29,7 @@ from composer.profiling.full_replay import (
     steps,
 )
 from composer.profiling.keys import calibration_key
+from composer.report import left_out_line
 from composer.storage_rule import storage_stays_on_host
 from pearl.actors.actor import ActorSetup
 from pearl.actors.native_policy import PolicyPlan
@@ -38,7 +39,7 @@ from pearl.backends import backend_of, learners
 from pearl.devices.description import Device
 from pearl.error_place import described
 from pearl.errors import PearlError, TrainerError
-from pearl.learner.extract import extract_networks
+from pearl.learner.extract import structure_of
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
 from pearl.replay import DataStorage
@@ -49,6 +50,7 @@ from pearl.spec import RolloutSpec
 logger = logging.getLogger("pearl.composer")
 
 BUDGET_S = 1.0  # of one measurement
+_SLOW = 2.0  # a Learner of which a bound is so many times the time of another one is not measured
 
 _FANOUTS = (4, 8, 16, 32, 64)
 _WITH_LEARNER = ("learner", "pair")  # primitives that run the Learner
@@ -70,7 +72,8 @@ _Problem = TypeVar("_Problem", bound=TrainingProblem)
 class MeasuringContext(Generic[_Problem]):
     """The problem to profile on a platform. `report` gets a line for each measurement, of about `budget_s` seconds.
 
-    `watch` gets the line too, but only before a measurement that is made; what it raises ends profiling.
+    `watch` gets the line too, but only before a measurement that is made; what it raises ends profiling. Unless
+    `thorough`, an implementation of the Learner is not measured where its calls alone take far longer than another one.
     """
 
     platform: Platform
@@ -79,9 +82,11 @@ class MeasuringContext(Generic[_Problem]):
     report: Callable[[str], None] = print
     budget_s: float = BUDGET_S
     watch: Callable[[str], None] = _nothing
+    thorough: bool = True
     hits: int = field(default=0, init=False)
     misses: int = field(default=0, init=False)
     imports: int = field(default=0, init=False)
+    slow: list[UnsupportedLearner] = field(default_factory=list, init=False)
     _fingerprints: dict[Device, str] = field(default_factory=dict, init=False, repr=False)
     _begun: str = field(default="", init=False, repr=False)
 
@@ -136,6 +141,18 @@ class MeasuringContext(Generic[_Problem]):
         """Skips a measurement that an absent device lacks: others, of other parameters, may be known."""
         return contextlib.suppress(NotCalibratedError) if device.absent else contextlib.nullcontext()
 
+    def too_slow(self, implementation: str, device: Device, least_us: float, fastest_us: float) -> bool:
+        """Whether a Learner that takes `least_us` at least need not be measured, which is reported and kept.
+
+        `fastest_us` is the time of the fastest that was measured on the device.
+        """
+        if self.thorough or least_us < _SLOW * fastest_us:
+            return False
+        reason = f"on {device.name} its calls alone take {least_us:,.0f} us, another one's step {fastest_us:,.0f} us"
+        self.slow.append(UnsupportedLearner(implementation, reason, slow=True))
+        self.report(left_out_line(self.slow[-1]))
+        return True
+
     def begin(self, line: str) -> None:
         """Announce a measurement, which may be known already."""
         self._begun = line
@@ -151,7 +168,7 @@ class MeasuringContext(Generic[_Problem]):
             device,
             self.fingerprint(device),
             parameters,
-            lambda: self._networks,
+            lambda: self._probed[1],
             implementation,
         )
 
@@ -190,15 +207,16 @@ class MeasuringContext(Generic[_Problem]):
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def probe(self) -> Any:
         """A trainer for inspection; it never trains."""
-        return self._trainer("cpu")
+        return self._probed[0]
 
     @functools.cached_property
-    def _networks(self) -> str:
-        shape = self.problem.observation_space.shape
-        return " ".join(spec.signature for spec in extract_networks(self.probe, shape))
+    def _probed(self) -> tuple[Any, str]:
+        """The same, and the structure of its networks, which is told before anything may put them in torch."""
+        trainer = self._trainer("cpu")
+        return trainer, structure_of(trainer, self.problem.observation_space.shape)
 
     def _trainer(self, device: str) -> Any:
         p = self.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -68,8 +69,6 @@ def calibration_key(
     `fingerprint` is the device's; `networks()` describes the trainer's, and is not asked for where no trainer runs. The
     kernels of an absent device are not known: its key has none.
     """
-    import torch
-
     shapes = " ".join(f"{f.name}{list(f.shape)}{f.dtype}" for f in problem.transition.fields)
     everything = {
         **parameters,
@@ -100,7 +99,7 @@ def calibration_key(
         shapes,
         "float32",
         pearl.__version__,
-        torch.__version__,
+        importlib.metadata.version("torch"),
         "-".join(hashes),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -52,7 +53,7 @@ class Profiler(ProfilingContext):
             self.report(line)
         rows = tuple(self._row(device) for device in devices)
         left_out = tuple(UnavailableDevice(d.name, reason) for d, reason in unavailable)
-        return AssignmentMatrix(rows, left_out, self._unsupported)
+        return AssignmentMatrix(rows, left_out, (*self._unsupported, *self.slow))
 
     @functools.cached_property
     def messages_us(self) -> float:
@@ -74,10 +75,11 @@ class Profiler(ProfilingContext):
         self.report(absent if device.absent else f"profiling {device.name}")
         replay = self._tried(device, lambda: replay_cell(self, device))
         storage = self._tried(device, lambda: storage_cell(self, device))
-        tried = [
-            self._tried(device, functools.partial(learner_cell, self, device, name))
-            for name in self._implementations(device)
-        ]
+        tried: list[LearnerCell | MissingCell] = []
+        for name, least_us in self._implementations_by_bound(device):
+            fastest_us = min((c.step.value_us for c in tried if isinstance(c, LearnerCell)), default=math.inf)
+            if not self.too_slow(name, device, least_us, fastest_us):
+                tried.append(self._tried(device, functools.partial(learner_cell, self, device, name)))
         cells = [cell for cell in tried if isinstance(cell, LearnerCell)]
         if not cells:
             failed = [cell for cell in tried if isinstance(cell, MissingCell)]
@@ -168,6 +170,11 @@ class Profiler(ProfilingContext):
         """The implementations of the Learner that run on the device and can train the trainer."""
         unsupported = {learner.implementation for learner in self._unsupported}
         return [name for name in self._wanted if name not in unsupported and runs_on(name, device)]
+
+    def _implementations_by_bound(self, device: Device) -> list[tuple[str, float]]:
+        """The same, each with the microseconds that its step takes at least; the lowest first."""
+        bounds = [(name, learners()[name].least_step_us(self.probe)) for name in self._implementations(device)]
+        return sorted(bounds, key=lambda bound: bound[1])
 
     def _why_no_learner(self, device: Device) -> str:
         here = [u for u in self._unsupported if runs_on(u.implementation, device)]

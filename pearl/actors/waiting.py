@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # a terminal sends them to every process
 
@@ -76,6 +76,15 @@ def end_waiting() -> None:
     """End those that nobody has taken."""
     while _waiting:
         _waiting.pop().end()
+
+
+@contextlib.contextmanager
+def ending_waiting() -> Iterator[None]:
+    """End those that nobody has taken inside."""
+    try:
+        yield
+    finally:
+        end_waiting()
 
 
 def wait(descriptor: int, host: int) -> None:

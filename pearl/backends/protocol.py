@@ -88,8 +88,9 @@ class LearnerImplementation(_Imported):
     `arguments` are some of "device", "threads", "sub_batches", "unroll" and "prefetch"; a class that takes "prefetch"
     has the property `loops_natively`: if False, nothing is prefetched. `compiled` is the module of the compiled kernels
     that it runs, if any. `spins` says that its threads busy-wait for each other by default (as OpenMP's do). The class
-    may have a static method `supports(trainer)`; without one it trains any trainer. A Learner with `own_memory` takes
-    the trainer's tensors from the host into memory of its own.
+    may have a static method `supports(trainer)`; without one it trains any trainer. With a static method
+    `least_step_us(trainer)` it is not measured where another one is far faster. A Learner with `own_memory` takes the
+    trainer's tensors from the host into memory of its own.
     """
 
     arguments: tuple[str, ...] = ()
@@ -108,6 +109,10 @@ class LearnerImplementation(_Imported):
         supports = getattr(self.load(), "supports", None)
         reason: str | None = None if supports is None else supports(trainer)
         return reason
+
+    def least_step_us(self, trainer: object) -> float:
+        """Microseconds that a step on a CPU takes at least; 0 where only a measurement tells."""
+        return _least_step_us(self, trainer)
 
     def make(
         self, trainer: object, *, device: str = "cpu", threads: int = 1, sub_batches: int = 1, prefetch: bool = False
@@ -134,6 +139,7 @@ class RolloutLearnerImplementation(_Imported):
 
     It is made with the trainer, `epochs`, `batch_size`, and `arguments`, which are some of "device" and "threads". The
     class may have a static method `supports(trainer)`; without one it trains any trainer that learns from rollouts.
+    With a static method `least_step_us(trainer)` it is not measured where another one is far faster.
     """
 
     arguments: tuple[str, ...] = ()
@@ -145,6 +151,10 @@ class RolloutLearnerImplementation(_Imported):
         reason: str | None = None if supports is None else supports(trainer)
         return reason
 
+    def least_step_us(self, trainer: object) -> float:
+        """Microseconds that a step on one minibatch on a CPU takes at least; 0 where only a measurement tells."""
+        return _least_step_us(self, trainer)
+
     def make(self, trainer: object, *, epochs: int, batch_size: int, threads: int, device: str) -> RolloutLearner:
         """A Learner of `trainer`; TrainerError if it cannot train it."""
         given = {"threads": threads, "device": device}
@@ -152,6 +162,11 @@ class RolloutLearnerImplementation(_Imported):
             trainer, epochs=epochs, batch_size=batch_size, **{name: given[name] for name in self.arguments}
         )
         return learner
+
+
+def _least_step_us(implementation: _Imported, trainer: object) -> float:
+    bound = getattr(implementation.load(), "least_step_us", None)
+    return 0.0 if bound is None else float(bound(trainer))
 
 
 def compiled_kernels(module: str = "pearl._native") -> Path:

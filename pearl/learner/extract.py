@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pearl.algorithms.arrays import ArrayModule
+from pearl.algorithms.trainer import arrays_of, modules_of
 from pearl.errors import TrainerError
 from pearl.lazy_torch import nn, torch
 from pearl.spec import LayerSpec, NetworkSpec, Scalar
@@ -129,8 +131,6 @@ def extract_networks(trainer: object, observation_shape: tuple[int, ...] | None 
     `observation_shape` is for trainers without `input_shape`. A network whose input is not the observation becomes one
     opaque layer.
     """
-    from pearl.algorithms.trainer import modules_of
-
     stated = getattr(trainer, "input_shape", observation_shape)
     input_shape = () if stated is None else tuple(stated)
     policy = getattr(trainer, "policy", None)
@@ -143,6 +143,20 @@ def extract_networks(trainer: object, observation_shape: tuple[int, ...] | None 
         else:
             specs.append(_traced_or_opaque(name, module, input_shape))
     return tuple(specs)
+
+
+def structure_of(trainer: object, observation_shape: tuple[int, ...] | None = None) -> str:
+    """A short text equal for equal networks: part of calibration keys. Where they are in arrays, it needs no torch."""
+    arrays = arrays_of(trainer)
+    if arrays is None:
+        return " ".join(spec.signature for spec in extract_networks(trainer, observation_shape))
+    parts = (
+        f"{name}:{key}{'x'.join(map(str, values.shape))}"
+        for name, part in arrays.items()
+        if isinstance(part, ArrayModule) and not name.startswith("target")
+        for key, values in part.state().items()
+    )
+    return " ".join(parts)
 
 
 def _traced_or_opaque(name: str, module: nn.Module, input_shape: tuple[int, ...]) -> NetworkSpec:

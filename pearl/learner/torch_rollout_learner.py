@@ -11,6 +11,7 @@ from pearl import _native
 from pearl.algorithms.on_policy import Minibatch, OnPolicyTrainer
 from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
+from pearl.learner.torch_learner import least_step_us
 from pearl.learner.trainer_learner import TrainerRolloutLearner
 
 
@@ -28,6 +29,8 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         super().__init__(trainer, epochs, batch_size, threads)
         _native.keep_freed_memory()
         self.device = str(trainer.device)
+
+    least_step_us = staticmethod(least_step_us)
 
     @staticmethod
     def supports(trainer: object) -> str | None:

@@ -38,6 +38,8 @@ _ISA_FLAGS = {
 }
 # A bandwidth buffer is far larger than any cache, but takes little of a small machine's memory.
 _LARGEST_BUFFER = 512 << 20
+_LEAST_WANTED = 64 << 20
+_UNKNOWN_CACHES = 256 << 20
 _SMALLEST_BUFFER = 8 << 20
 _LEAST_BUFFER = 64 << 10  # if almost no memory is free: a wrong result is better than a killed process
 
@@ -180,7 +182,7 @@ def describe_cpu(proc: Path = PROC, sys: Path = SYS, affinity: set[int] | None =
 
 def _buffer_bytes(info: CpuInfo) -> int:
     """Bytes of each of the two buffers of a measurement; both together take at most a quarter of the free memory."""
-    wanted = min(max(256 << 20, 4 * info.l3_bytes), _LARGEST_BUFFER)
+    wanted = min(max(_LEAST_WANTED, 4 * info.l3_bytes) if info.l3_bytes else _UNKNOWN_CACHES, _LARGEST_BUFFER)
     if not info.memory_available:
         return wanted
     return max(

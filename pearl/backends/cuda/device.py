@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import csv
 import functools
+import importlib.metadata
+import importlib.util
 import re
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pearl.devices.description import Availability, Connection, Device
@@ -52,14 +56,27 @@ def cuda_name(selector: str) -> str:
     return EMULATOR if selector in ("emulator", EMULATOR) else f"cuda:{cuda_index(selector)}"
 
 
+@functools.cache
+def _built_without_cuda() -> bool:
+    """Whether the installed torch says so in its `version.py`, which is read, not run."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False  # importing torch will say what is wrong with it
+    return re.search(r"^cuda\b[^=\n]*=\s*None\s*$", text, re.MULTILINE) is not None
+
+
 def _torch() -> tuple[Any, str]:
-    """Torch and "", or None and why CUDA cannot be used."""
+    """Torch and "", or None and why CUDA cannot be used: without an import of torch if it was built without CUDA."""
+    if "torch" not in sys.modules and _built_without_cuda():
+        return None, f"torch {importlib.metadata.version('torch')} was built without CUDA"
     try:
         import torch
     except ImportError as error:
         return None, f"torch cannot be imported ({error})"
-    if torch.version.cuda is None:
-        return None, f"torch {torch.__version__} was built without CUDA"
     try:
         if not torch.cuda.is_available():
             return None, "torch finds no CUDA device (no GPU, or its driver is missing or too old)"
