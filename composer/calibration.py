@@ -200,6 +200,11 @@ class CalibrationStore:
         """Whether there are measurements of a device with this fingerprint."""
         return any(entry.key.device_fingerprint == fingerprint for entry in self._entries.values())
 
+    def has_actor(self, env: str) -> bool:
+        """Whether an Actor in the environment named `env` was measured here."""
+        entries = (entry for entry in self._entries.values() if not entry.imported and not self._remeasure)
+        return any("actor" in entry.key.primitive and ("env", env) in entry.key.parameters for entry in entries)
+
     def put(self, key: CalibrationKey, measurements: Mapping[str, Measurement]) -> None:
         """Keep `measurements` in place of any others of this key, and write the file."""
         self._measured_now.add(key.digest)

@@ -301,7 +301,8 @@ class Composer:
         for a problem without a program, both before anything is measured.
         """
         if self.learns_from_rollouts:
-            return self._run_rollouts(timesteps, Budget.of(budget_s))
+            with ending_waiting():
+                return self._run_rollouts(timesteps, Budget.of(budget_s))
         self._composed(Budget.of(budget_s), timesteps)
         if self._edited is not None:
             check_edited(self._edited, self.placement)
@@ -316,7 +317,8 @@ class Composer:
         measured so far is kept. Raises as `run` does.
         """
         if self.learns_from_rollouts:
-            self._run_rollouts(None, Budget.of(budget_s), thorough=True)
+            with ending_waiting():
+                self._run_rollouts(None, Budget.of(budget_s), thorough=True)
             return _made(self._on_policy, "placement").profiled
         profiler = self._composed(Budget.of(budget_s), watch=watch, thorough=True)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
@@ -469,6 +471,7 @@ class Composer:
             raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
         refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
+        self._begin_actor(store, stated)
         problem, trainer = rollout_problem(
             self._trainer_class,
             self._settings,
@@ -486,10 +489,10 @@ class Composer:
                 f"{timesteps:,} steps are less than one rollout of {problem.rollout.horizon} steps x "
                 f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
             )
-        self._platform = stated or self._discover(store)
-        profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough or budget.stated)
-        with ending_waiting():
-            matrix = profiler.matrix()
+        thorough = thorough or budget.stated
+        self._platform = stated or self._discover(store, thorough=thorough)
+        profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough)
+        matrix = profiler.matrix()
         placement = place_rollouts(matrix, self._platform, problem)
 
         def write(tried: RolloutPlacement, path: Path) -> Path:
@@ -591,20 +594,22 @@ class Composer:
         if self._progress:
             print(f"  {text}", flush=True)
 
-    def _prepare(self, kind: type[_Profiler], timesteps: int | None = None) -> _Profiler:
+    def _prepare(self, kind: type[_Profiler], timesteps: int | None = None, *, thorough: bool = True) -> _Profiler:
         """Check the problem and read the machine; a profiler for both."""
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
         if stated is not None:
             check_absent(stated, store)
+        if self._actors is not None and kind is not Planner:
+            self._begin_actor(store, stated)
         self._problem = self._check_problem(stated)
         if timesteps is not None:
             check_training_begins(self._problem.train, timesteps)
-        self._platform = stated or self._discover(store)
+        self._platform = stated or self._discover(store, thorough=thorough)
         self._check_devices(self._platform)
         for line in unlike_measured(self._platform, store):
             self._say(line)
         problem = self._problem if self._platform.host.absent else _profiled(self._problem)
-        return kind(self._platform, problem, store, self._say)
+        return kind(self._platform, problem, store, self._say, thorough=thorough)
 
     def _composed(
         self,
@@ -617,10 +622,9 @@ class Composer:
         """Compose, and again if a search changes settings; the last profiler."""
 
         def compose() -> Profiler:
-            profiler = self._prepare(Profiler, timesteps)
-            profiler.watch = watch or profiler.watch
-            profiler.thorough = thorough or budget.stated
             with ending_waiting():
+                profiler = self._prepare(Profiler, timesteps, thorough=thorough or budget.stated)
+                profiler.watch = watch or profiler.watch
                 self._compose(profiler, budget)
             return profiler
 
@@ -637,7 +641,7 @@ class Composer:
         self._matrix = matrix
         for line in imported:
             self._say(line)
-        if (machine := machine_of(profiler.platform, discovered=self._device_file is None)) is not None:
+        if (machine := machine_of(profiler.platform, discovered=self._has_measured(profiler.platform))) is not None:
             profiler.store.record(machine)
         decide, rule = self._decision(profiler)
         profiler.forget_storage()
@@ -702,19 +706,38 @@ class Composer:
         )
         return decide, rule
 
-    def _discover(self, store: CalibrationStore) -> Platform:
-        """Devices and connections of this machine; bandwidths that an earlier run measured are not measured again."""
+    def _discover(self, store: CalibrationStore, *, thorough: bool) -> Platform:
+        """Devices and connections of this machine; bandwidths that an earlier run measured are not measured again.
+
+        Unless `thorough`, the memory of a machine with a single device is not measured either.
+        """
         if self._edited is not None and self._edited.evidence is not None:
             return self._edited.evidence.platform
         self._say("no device file given: discovering this machine")
-        devices, _ = discover(measure=False, own_silicon=True)
+        found: list[str] = []
+        devices, _ = discover(measure=False, progress=found.append, own_silicon=True)
         if (known := discovered_before(devices, store)) is not None:
             self._say("the links and memory of this machine are known from an earlier run")
             return known
-        with contextlib.suppress(OSError):  # a limit of processes
-            start_waiting(1)  # the profiled Actor's, which imports meanwhile
+        if len(devices) == 1 and not thorough:
+            for line in found:
+                self._say(line)
+            self._say("its memory is not measured: with a single device, no choice depends on it")
+            return Platform(tuple(devices), ())
         measured, connections = discover(progress=self._say, own_silicon=True)
         return Platform(tuple(measured), tuple(connections))
+
+    def _has_measured(self, platform: Platform) -> bool:
+        """Whether the connections are of a discovery, which measured them."""
+        return self._device_file is None and bool(platform.connections)
+
+    def _begin_actor(self, store: CalibrationStore, stated: Platform | None) -> None:
+        """Start the interpreter of the Actor to profile, unless one in this environment was; it imports meanwhile."""
+        env = _made(self._actors, "actors").env
+        absent = stated is not None and any(device.absent for device in stated.devices)
+        if not absent and not store.has_actor(env):
+            with contextlib.suppress(OSError):  # a limit of processes
+                start_waiting(1)
 
     def _read_files(self) -> Platform | None:
         if self._device_file is None and self._connection_file is None:

@@ -84,6 +84,11 @@ class Measurement:
         return cls(value_us, value_us, value_us, 0, "modelled")
 
     @property
+    def least_us(self) -> float:
+        """The fastest sample; without samples the p20. What else runs on the machine slows the others down more."""
+        return min(self.samples) if self.samples else self.p20_us
+
+    @property
     def spread(self) -> float:
         """(p80 - p20) / p50; 0 for a modelled value."""
         return (self.p80_us - self.p20_us) / self.value_us if self.value_us else 0.0
@@ -262,11 +267,15 @@ class UnavailableDevice:
 
 @dataclass(frozen=True)
 class UnsupportedLearner:
-    """An implementation of the Learner that is left out: it cannot train the trainer, or is `slow`; and why."""
+    """An implementation of the Learner that is left out: it cannot train the trainer, or is `slow`; and why.
+
+    `threads`: only with so many threads; 0: with any number.
+    """
 
     implementation: str
     reason: str
     slow: bool = False
+    threads: int = 0
 
     @property
     def cause(self) -> str:

@@ -206,4 +206,5 @@ def _left_out_lines(found: AssignmentMatrix | Placement) -> list[Text]:
 
 def left_out_line(learner: UnsupportedLearner) -> str:
     """One line that says why an implementation of the Learner is left out."""
-    return f"the {learner.implementation} Learner is left out ({learner.cause})"
+    threads = f" on {learner.threads} threads" if learner.threads else ""
+    return f"the {learner.implementation} Learner{threads} is left out ({learner.cause})"

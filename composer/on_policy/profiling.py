@@ -58,9 +58,9 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         bounds = {name: steps * made.least_step_us(self.probe) for name, made in wanted.items()}
         cells: list[LearnerColumn] = []
         for name in sorted(wanted, key=bounds.__getitem__):
-            fastest_us = min((cell.step.value_us for cell in cells if isinstance(cell, LearnerCell)), default=math.inf)
+            fastest_us = min((cell.step.least_us for cell in cells if isinstance(cell, LearnerCell)), default=math.inf)
             if not self.too_slow(name, device, bounds[name], fastest_us):
-                cells += self._learner(device, name, wanted[name])
+                cells += self._learner(device, name, wanted[name], fastest_us)
         if not cells:
             cells = [self._no_learner(device)]
         cells.sort(key=lambda cell: cell.step.value_us if isinstance(cell, LearnerCell) else float("inf"))
@@ -152,11 +152,19 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             name: made for name, made in here.items() if name in self._known_implementations and name not in unsupported
         }
 
-    def _learner(self, device: Device, name: str, made: RolloutLearnerImplementation) -> list[LearnerColumn]:
-        """A cell for each number of threads: which is the fastest beside Actors, only a program shows."""
+    def _learner(
+        self, device: Device, name: str, made: RolloutLearnerImplementation, fastest_us: float
+    ) -> list[LearnerColumn]:
+        """A cell for each number of threads: which is the fastest beside Actors, only a program shows.
+
+        `fastest_us` is the least time so far, of any implementation: next to it, slow ones need few samples.
+        """
         p = self.problem
         cells: list[LearnerColumn] = []
+        alone_us = math.nan
         for threads in powers_of_two(self._most_threads(device)):
+            if cells and self.too_slow(name, device, alone_us / threads, fastest_us, threads=threads):
+                continue
             parameters: dict[str, Any] = {
                 "implementation": name,
                 "threads": threads,
@@ -167,12 +175,16 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             self.begin(f"{device.name}: {name} Learner on a rollout, {threads} thread(s)")
             key = self.key("rollout learner", device, parameters)
             try:
+                worth_us = self.worth_us(fastest_us)
                 found = self.known(
-                    key, ("step",), functools.partial(self._measure_learner, made, device, threads), device
+                    key, ("step",), functools.partial(self._measure_learner, made, device, threads, worth_us), device
                 )
             except (CapacityError, DeviceError) as error:
                 return [self._failed(device, error)]
             cells.append(LearnerCell(found["step"], threads, implementation=name))
+            fastest_us = min(fastest_us, found["step"].least_us)
+            if threads == 1:
+                alone_us = found["step"].least_us
         return cells
 
     def _most_threads(self, device: Device) -> int:
@@ -183,7 +195,7 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         return cores if self.problem.rollout.policy_lag == 0 else max(1, cores - self.problem.actors.count)
 
     def _measure_learner(
-        self, made: RolloutLearnerImplementation, device: Device, threads: int
+        self, made: RolloutLearnerImplementation, device: Device, threads: int, worth_us: float
     ) -> Mapping[str, list[float]]:
         p = self.problem
 
@@ -200,7 +212,7 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             learner.prepare()
             columns = p.random_rollout(np.random.default_rng(0))
             self._let_act(trainer, columns)  # other actions would make steps that no run makes
-            return measure(lambda: learner.train(columns), self.budget_s)
+            return measure(lambda: learner.train(columns), self.budget_s, worth_us=worth_us)
 
         return {"step": timed()}
 

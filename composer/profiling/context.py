@@ -50,6 +50,7 @@ from pearl.spec import RolloutSpec
 logger = logging.getLogger("pearl.composer")
 
 BUDGET_S = 1.0  # of one measurement
+QUICK_BUDGET_S = 0.3  # of one that need not be thorough
 _SLOW = 2.0  # a Learner of which a bound is so many times the time of another one is not measured
 
 _FANOUTS = (4, 8, 16, 32, 64)
@@ -73,7 +74,8 @@ class MeasuringContext(Generic[_Problem]):
     """The problem to profile on a platform. `report` gets a line for each measurement, of about `budget_s` seconds.
 
     `watch` gets the line too, but only before a measurement that is made; what it raises ends profiling. Unless
-    `thorough`, an implementation of the Learner is not measured where its calls alone take far longer than another one.
+    `thorough`, measurements are shorter, and a Learner that cannot be the fastest gets few samples, or none: where its
+    calls alone take far longer than another one, or more threads could not make up for it.
     """
 
     platform: Platform
@@ -89,6 +91,10 @@ class MeasuringContext(Generic[_Problem]):
     slow: list[UnsupportedLearner] = field(default_factory=list, init=False)
     _fingerprints: dict[Device, str] = field(default_factory=dict, init=False, repr=False)
     _begun: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.thorough:
+            self.budget_s = min(self.budget_s, QUICK_BUDGET_S)
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
@@ -141,17 +147,25 @@ class MeasuringContext(Generic[_Problem]):
         """Skips a measurement that an absent device lacks: others, of other parameters, may be known."""
         return contextlib.suppress(NotCalibratedError) if device.absent else contextlib.nullcontext()
 
-    def too_slow(self, implementation: str, device: Device, least_us: float, fastest_us: float) -> bool:
+    def too_slow(
+        self, implementation: str, device: Device, least_us: float, fastest_us: float, *, threads: int = 0
+    ) -> bool:
         """Whether a Learner that takes `least_us` at least need not be measured, which is reported and kept.
 
-        `fastest_us` is the time of the fastest that was measured on the device.
+        `fastest_us` is the least time of the fastest that was measured on the device. With `threads`, `least_us`
+        is what so many threads would take that share the work of one perfectly; else what the calls alone take.
         """
-        if self.thorough or least_us < _SLOW * fastest_us:
+        if least_us < self.worth_us(fastest_us):
             return False
-        reason = f"on {device.name} its calls alone take {least_us:,.0f} us, another one's step {fastest_us:,.0f} us"
-        self.slow.append(UnsupportedLearner(implementation, reason, slow=True))
+        whole = f"shared by {threads} threads its step takes" if threads else "its calls alone take"
+        reason = f"on {device.name} {whole} {least_us:,.0f} us at least, another one's step {fastest_us:,.0f} us"
+        self.slow.append(UnsupportedLearner(implementation, reason, slow=True, threads=threads))
         self.report(left_out_line(self.slow[-1]))
         return True
+
+    def worth_us(self, fastest_us: float) -> float:
+        """Microseconds above which a Learner cannot be the best, next to one that takes `fastest_us`."""
+        return math.inf if self.thorough else _SLOW * fastest_us
 
     def begin(self, line: str) -> None:
         """Announce a measurement, which may be known already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 
@@ -15,8 +16,13 @@ from pearl.backends import backend_of, learners
 from pearl.devices.description import Device
 
 
-def learner_cell(context: ProfilingContext, device: Device, implementation: str) -> LearnerCell:
-    """The cell with the best of the parameters that the backend proposes."""
+def learner_cell(
+    context: ProfilingContext, device: Device, implementation: str, fastest_us: float = math.inf
+) -> LearnerCell:
+    """The cell with the best of the parameters that the backend proposes.
+
+    `fastest_us` is the least time of a step so far, of any implementation: next to it, slow ones need few samples.
+    """
     backend = backend_of(device)
     sharing = context.sharing_on(device) if backend.host_cores == "threads" else None
     candidates = backend.learner_parameters(
@@ -26,9 +32,13 @@ def learner_cell(context: ProfilingContext, device: Device, implementation: str)
     )
     if "sub_batches" not in learners()[implementation].arguments:
         candidates = [candidate for candidate in candidates if candidate.sub_batches == 1]
-    cells = []
+    cells: list[LearnerCell] = []
     for candidate in candidates:
         threads, parts = candidate.threads, candidate.sub_batches
+        if cells and threads > cells[0].threads and parts == cells[0].sub_batches:
+            least_us = cells[0].step.least_us * cells[0].threads / threads
+            if context.too_slow(implementation, device, least_us, fastest_us, threads=threads):
+                continue
         # A batch comes from the device's own storage or from the host's memory: a step's time differs.
         parameters = {"threads": threads, "sub_batches": parts, "own_storage": context.own_storage(device)}
         context.begin(f"{device.name}: {implementation} Learner, {threads} thread(s), {parts} sub-batch(es)")
@@ -36,10 +46,19 @@ def learner_cell(context: ProfilingContext, device: Device, implementation: str)
             found = context.known(
                 context.key("learner", device, parameters, implementation),
                 ("step",),
-                functools.partial(measure_learner, context, device, implementation, threads, parts),
+                functools.partial(
+                    measure_learner,
+                    context,
+                    device,
+                    implementation,
+                    threads,
+                    parts,
+                    worth_us=context.worth_us(fastest_us),
+                ),
                 device,
             )
             cells.append(LearnerCell(found["step"], threads, parts, implementation))
+            fastest_us = min(fastest_us, found["step"].least_us)
         if sharing is not None and cells and sharing.keeps_up(cells[-1].step.value_us, cells[-1].threads):
             break  # the paper's rule: the fewest threads that keep up with the Actors
     if not cells:
@@ -51,7 +70,13 @@ def learner_cell(context: ProfilingContext, device: Device, implementation: str)
 
 @on_own_thread
 def measure_learner(
-    context: ProfilingContext, device: Device, implementation: str, threads: int, parts: int
+    context: ProfilingContext,
+    device: Device,
+    implementation: str,
+    threads: int,
+    parts: int,
+    *,
+    worth_us: float = math.inf,
 ) -> dict[str, list[float]]:
     """Samples of "step", in microseconds."""
     learner = context.make_learner(implementation, device, threads, parts)
@@ -59,4 +84,4 @@ def measure_learner(
     batch = context.problem.train.batch_size
     columns = context.batch_on(device)
     weights = np.ones(batch, np.float32)
-    return {"step": measure(lambda: learner.step(columns, weights), context.budget_s)}
+    return {"step": measure(lambda: learner.step(columns, weights), context.budget_s, worth_us=worth_us)}

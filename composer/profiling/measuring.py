@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,35 +16,54 @@ _T = TypeVar("_T")
 
 WARM_UP = 5
 _LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
+_ENOUGH_SAMPLES = 200
+_ENOUGH_S = 0.1  # of samples that take long, of which a few are enough
+_FEWEST_SAMPLES = 3  # of those that take so long that more would take several times the budget
+_LONGEST = 3.0  # times the budget
 _SETTLED = 0.03  # relative difference of the medians of both halves of the samples
 
 
-def measure(work: Callable[[], object], budget_s: float, before: Callable[[], object] | None = None) -> list[float]:
+def measure(
+    work: Callable[[], object],
+    budget_s: float,
+    before: Callable[[], object] | None = None,
+    *,
+    worth_us: float = math.inf,
+) -> list[float]:
     """Microseconds of `work()`, warmed up, repeated until the median settles or `budget_s` is spent.
 
-    `before` runs before each call and is not timed.
+    `before` runs before each call and is not timed. Where all calls of the warm-up took longer than `worth_us`, they
+    are the samples, without the first: the result would decide nothing.
     """
-    for _ in range(WARM_UP):
-        if before is not None:
-            before()
-        work()
+    warm_up = [_timed(work, before) for _ in range(WARM_UP)][1:]
+    if min(warm_up) > worth_us:
+        return warm_up
     samples: list[float] = []
-    deadline = time.perf_counter() + budget_s
+    start = time.perf_counter()
     while len(samples) < MOST_SAMPLES:
-        if before is not None:
-            before()
-        start = time.perf_counter_ns()
-        work()
-        samples.append((time.perf_counter_ns() - start) / 1e3)
-        if len(samples) >= _LEAST_SAMPLES and (time.perf_counter() > deadline or _settled(samples)):
+        samples.append(_timed(work, before))
+        spent_s = time.perf_counter() - start
+        least = _LEAST_SAMPLES if spent_s < _LONGEST * budget_s else _FEWEST_SAMPLES
+        if len(samples) >= least and (spent_s > budget_s or _settled(samples, spent_s)):
             break
     return samples
 
 
-def _settled(samples: list[float]) -> bool:
-    if len(samples) < 200 or len(samples) % 100:
+def _timed(work: Callable[[], object], before: Callable[[], object] | None) -> float:
+    if before is not None:
+        before()
+    start = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def _settled(samples: list[float], spent_s: float) -> bool:
+    count = len(samples)
+    if count % (_LEAST_SAMPLES if spent_s > _ENOUGH_S else _ENOUGH_SAMPLES // 2):
         return False
-    half = len(samples) // 2
+    if count < _ENOUGH_SAMPLES and spent_s < _ENOUGH_S:
+        return False
+    half = count // 2
     first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
     return abs(first - second) <= _SETTLED * max(first, second)
 

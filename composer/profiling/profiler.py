@@ -77,9 +77,9 @@ class Profiler(ProfilingContext):
         storage = self._tried(device, lambda: storage_cell(self, device))
         tried: list[LearnerCell | MissingCell] = []
         for name, least_us in self._implementations_by_bound(device):
-            fastest_us = min((c.step.value_us for c in tried if isinstance(c, LearnerCell)), default=math.inf)
+            fastest_us = min((c.step.least_us for c in tried if isinstance(c, LearnerCell)), default=math.inf)
             if not self.too_slow(name, device, least_us, fastest_us):
-                tried.append(self._tried(device, functools.partial(learner_cell, self, device, name)))
+                tried.append(self._tried(device, functools.partial(learner_cell, self, device, name, fastest_us)))
         cells = [cell for cell in tried if isinstance(cell, LearnerCell)]
         if not cells:
             failed = [cell for cell in tried if isinstance(cell, MissingCell)]

@@ -36,10 +36,11 @@ _ISA_FLAGS = {
     "avx512_vnni": "avx512vnni",
     "asimd": "neon",
 }
-# A bandwidth buffer is far larger than any cache, but takes little of a small machine's memory.
-_LARGEST_BUFFER = 512 << 20
+# A bandwidth buffer is far larger than most caches, but takes little of a small machine's memory. A core of a shared
+# machine reports caches of hundreds of megabytes, of which it has a small part.
+_LARGEST_BUFFER = 128 << 20
 _LEAST_WANTED = 64 << 20
-_UNKNOWN_CACHES = 256 << 20
+_UNKNOWN_CACHES = 128 << 20
 _SMALLEST_BUFFER = 8 << 20
 _LEAST_BUFFER = 64 << 10  # if almost no memory is free: a wrong result is better than a killed process
 
