@@ -28,9 +28,7 @@ from composer.codegen.program import ProgramSource, check_problem, generate
 from composer.composition import Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
-from composer.fpga.imported_replay import with_imported
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
-from composer.modelled_rows import follows_work
 from composer.on_policy.composition import (
     ComposedRollouts,
     Profiled,
@@ -636,7 +634,7 @@ class Composer:
 
     def _compose(self, profiler: Profiler, budget: Budget) -> None:
         """Set matrix and placement, and keep the machine in the store."""
-        matrix, imported = with_imported(profiler.matrix(), profiler.platform, profiler.problem, profiler.store)
+        matrix, imported = profiler.with_reports(profiler.matrix())
         matrix = with_rates(matrix, profiler.platform, profiler.problem.train.batch_size)
         self._matrix = matrix
         for line in imported:
@@ -836,7 +834,11 @@ class Composer:
         """The matrix at another batch size and fanout; None where a part of it would have to be measured."""
         platform, problem = self.platform, self._problem
         assert problem is not None
-        if not (all_modelled(self.matrix) and all(follows_work(device) for device in usable(platform)[0])):
+        if not all_modelled(self.matrix):
+            return None
+        from composer.modelled_rows import follows_work
+
+        if not all(follows_work(device) for device in usable(platform)[0]):
             return None
 
         def matrix_at(batch_size: int, fanout: int) -> AssignmentMatrix:

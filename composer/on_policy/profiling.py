@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from composer.matrix import LearnerCell, Measurement, MissingCell, UnavailableDevice, UnsupportedLearner
-from composer.on_policy.estimates import estimated_advantages
 from composer.on_policy.matrix import AdvantagesCell, AdvantagesColumn, LearnerColumn, RolloutMatrix, RolloutRow
 from composer.on_policy.problem import RolloutProblem
 from composer.platform import usable
@@ -47,6 +46,8 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
 
     def _row(self, device: Device) -> RolloutRow:
         if backend_of(device).estimator(device) is not None:
+            from composer.on_policy.estimates import estimated_advantages
+
             self.report(f"{device.name} is modelled, not measured")
             return RolloutRow(
                 device.name, estimated_advantages(device, self.platform, self.problem), (self._no_learner(device),)

@@ -7,12 +7,10 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from composer.absent import NotCalibratedError
 from composer.contention import CoreSharing
-from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
-from composer.fpga.learner_program import LearnerProgram
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -22,7 +20,6 @@ from composer.matrix import (
     UnavailableDevice,
     UnsupportedLearner,
 )
-from composer.modelled_rows import ESTIMATORS, ModelledWork
 from composer.platform import usable
 from composer.profiling.context import ProfilingContext
 from composer.profiling.learner_column import learner_cell
@@ -35,6 +32,9 @@ from pearl.backends import AUTO, backend_of, learners, runs_on
 from pearl.devices.description import Device
 from pearl.error_place import described
 from pearl.errors import CapacityError, DeviceError, TrainerError
+
+if TYPE_CHECKING:
+    from composer.modelled_rows import ModelledWork
 
 logger = logging.getLogger("pearl.composer")
 
@@ -109,6 +109,8 @@ class Profiler(ProfilingContext):
 
     def _estimated_row(self, device: Device, estimator: str) -> MatrixRow:
         """The row of a device on which nothing is measured."""
+        from composer.modelled_rows import ESTIMATORS
+
         backend, spec = backend_of(device), self.problem.replay
         no_learner = None
         if backend.learners and not self._implementations(device):
@@ -125,8 +127,20 @@ class Profiler(ProfilingContext):
             self.report(f"{device.name}: {design}")
         return found.row
 
+    def with_reports(self, matrix: AssignmentMatrix) -> tuple[AssignmentMatrix, tuple[str, ...]]:
+        """The matrix with the times of vendors' reports, of devices on which nothing is measured; a line for each."""
+        if all(backend_of(device).estimator(device) is None for device in usable(self.platform)[0]):
+            return matrix, ()
+        from composer.fpga.imported_replay import with_imported
+
+        return with_imported(matrix, self.platform, self.problem, self.store)
+
     @functools.cached_property
     def _work(self) -> ModelledWork:
+        from composer.fpga.learner_pipeline import LearnerPipeline, pipeline_of
+        from composer.fpga.learner_program import LearnerProgram
+        from composer.modelled_rows import ModelledWork
+
         problem = self.problem
         pipeline: LearnerPipeline | str
         try:

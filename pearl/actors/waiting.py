@@ -92,7 +92,8 @@ def wait(descriptor: int, host: int) -> None:
     from pearl import _native
 
     _native.end_with_parent(host)
-    import pearl.actors.process  # noqa: F401
+    import pearl.actors.process
+    import pearl.runtime.queues  # noqa: F401
 
     with socket.socket(fileno=descriptor) as connection:
         message, received, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS)

@@ -54,8 +54,10 @@ class ProgressDisplay:
         plain: bool = False,
     ) -> None:
         self._total = total_steps
-        self._console = console or _stdout_console()
-        self._redraws = not plain and _can_redraw(self._console)
+        if console is None and not plain and sys.stdout.isatty():
+            console = _stdout_console()
+        self._console = console
+        self._redraws = not plain and console is not None and _can_redraw(console)
         self._interval_s = _REFRESH_S if self._redraws else plain_interval_s
         self._latest = _Shown(initial_steps, None, 0.0, 0.0, 0.0, 0, "")
         self._live: Live | None = None
@@ -138,7 +140,7 @@ class ProgressDisplay:
         bar = ProgressBar(total=max(1, self._total), completed=min(self._latest.steps, self._total))
         row.add_row(bar, Text(self._steps_text(), "bold"), Text(self._clock_text(now), "cyan"))
         lines: list[RenderableType] = [row, Text(self._stats_text(now), "dim", no_wrap=True, overflow="ellipsis")]
-        if self._latest.activity is not None:
+        if self._latest.activity is not None and self._console is not None:
             from pearl.runtime.dashboard import dashboard, fits
 
             if fits(activity := self._latest.activity(), self._console):
@@ -247,7 +249,10 @@ def _can_redraw(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _print_line(console: Console, text: str) -> None:
+def _print_line(console: Console | None, text: str) -> None:
+    if console is None:  # plain lines do not need rich, which takes a while to import
+        print(text, flush=True)
+        return
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.file.flush()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from pearl.errors import ConfigurationError
 from pearl.replay.rate_limiter import RateLimiter
-from pearl.runtime.run_state import Counters
 from pearl.spec import ReplaySpec, TrainSpec
+
+if TYPE_CHECKING:
+    from pearl.runtime.run_state import Counters
 
 _UNLIMITED = 1 << 30
 _UNITS = 2  # count half samples: a limiter needs room for two steps of a side, and a batch may be one sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
@@ -18,6 +19,8 @@ from pearl.runtime.csv_table import CsvTable, ResumePoint, Row
 from pearl.runtime.log_file import LogFile
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pearl.runtime.event_file import EventFile
 PROGRESS_COLUMNS = (
     "wall_s",
@@ -239,12 +242,7 @@ class _TerminalHandler(logging.Handler):
     """Warnings on stderr, coloured there, and above a progress bar where one is drawn."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
         super().__init__(logging.WARNING)
-        self._console = Console(
-            file=cast("TextIO", _CurrentStderr()), force_terminal=None if sys.stderr.isatty() else False
-        )
 
     def emit(self, record: logging.LogRecord) -> None:
         from rich.text import Text
@@ -255,6 +253,13 @@ class _TerminalHandler(logging.Handler):
             self._console.print(text, soft_wrap=True, highlight=False)
         except Exception:
             self.handleError(record)
+
+    @functools.cached_property
+    def _console(self) -> Console:
+        """Made for the first warning: most runs have none."""
+        from rich.console import Console
+
+        return Console(file=cast("TextIO", _CurrentStderr()), force_terminal=None if sys.stderr.isatty() else False)
 
 
 class _CurrentStderr:
