@@ -32,7 +32,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-sycl gpu-check clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-startup bench-sycl gpu-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -166,6 +166,9 @@ bench-actors: bench-env  ## Environment steps per second against Stable-Baseline
 
 bench-eps: bench-env  ## Experiences trained per second against other frameworks; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.eps $(BENCH_ARGS)
+
+bench-startup: setup bench-env  ## Seconds to the first training step and of composing, and memory; BENCH_ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.startup --peer-python $(BENCH)/bin/python $(BENCH_ARGS)
 
 bench-model: setup sycl  ## The composer's predictions against programs that run; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.model $(BENCH_ARGS)

@@ -33,7 +33,7 @@ from benchmarks.timing import options
 
 COMPOSING, COMPOSED = "example, composing included", "composed program"
 COMPILING = "compiling included"
-SAMPLE_S = 0.1  # between readings of the memory
+SAMPLE_S = 0.05  # between readings of the memory
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,12 @@ def resident_mb(session: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str, str] | None = None) -> Outcome:
-    """Run `command` in `folder` until it ends, and time the line that reports a solved environment.
+def run(
+    command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str, str] | None = None, line: str = SOLVED
+) -> Outcome:
+    """Run `command` in `folder` until it ends, and time the first line that contains `line`.
 
-    `more` are further environment variables.
+    By default that line reports a solved environment. `more` are further environment variables.
     """
     start = time.monotonic()
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
@@ -141,11 +143,11 @@ def run(command: Sequence[str], folder: Path, limit_s: float, more: Mapping[str,
         watcher.start()
         seconds, compiling = None, 0.0
         assert process.stdout is not None
-        for line in process.stdout:
-            if SOLVED in line and seconds is None:
+        for printed in process.stdout:
+            if line in printed and seconds is None:
                 seconds = time.monotonic() - start
-            if line.startswith(COMPILED):
-                compiling = float(line.removeprefix(COMPILED).split()[0])
+            if printed.startswith(COMPILED):
+                compiling = float(printed.removeprefix(COMPILED).split()[0])
                 most.append(0.0)
         code = process.wait()
         total = time.monotonic() - start

@@ -491,6 +491,7 @@ class Composer:
         self._platform = stated or self._discover(store, thorough=thorough)
         profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough)
         matrix = profiler.matrix()
+        self._keep_machine(self._platform, store)
         placement = place_rollouts(matrix, self._platform, problem)
 
         def write(tried: RolloutPlacement, path: Path) -> Path:
@@ -639,8 +640,7 @@ class Composer:
         self._matrix = matrix
         for line in imported:
             self._say(line)
-        if (machine := machine_of(profiler.platform, discovered=self._has_measured(profiler.platform))) is not None:
-            profiler.store.record(machine)
+        self._keep_machine(profiler.platform, profiler.store)
         decide, rule = self._decision(profiler)
         profiler.forget_storage()
         placement = self._place(profiler, decide, matrix, budget)
@@ -725,9 +725,11 @@ class Composer:
         measured, connections = discover(progress=self._say, own_silicon=True)
         return Platform(tuple(measured), tuple(connections))
 
-    def _has_measured(self, platform: Platform) -> bool:
-        """Whether the connections are of a discovery, which measured them."""
-        return self._device_file is None and bool(platform.connections)
+    def _keep_machine(self, platform: Platform, store: CalibrationStore) -> None:
+        """Keep the machine in the store; one that was discovered has connections only if these were measured."""
+        discovered = self._device_file is None and bool(platform.connections)
+        if (machine := machine_of(platform, discovered=discovered)) is not None:
+            store.record(machine)
 
     def _begin_actor(self, store: CalibrationStore, stated: Platform | None) -> None:
         """Start the interpreter of the Actor to profile, unless one in this environment was; it imports meanwhile."""

@@ -361,12 +361,21 @@ def test_modules_name_what_they_lack() -> None:
 
 IMPORTING_NOTHING = """
 import sys
+absent = {"torch", "jinja2", "pandas", "matplotlib", "tensorboard", "rich"}
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name in ("torch", "jinja2"):
+        if name in absent:
             raise ImportError(f"{name} is not to be imported here")
 sys.meta_path.insert(0, Absent())
 import runpy
+from pearl.runtime.flow_control import FlowControl
+trained = FlowControl.trained
+def first(self, *args, **kwargs):
+    print("first training step without", *sorted(absent))
+    absent.difference_update({"pandas", "matplotlib", "tensorboard", "rich"})
+    FlowControl.trained = trained
+    return trained(self, *args, **kwargs)
+FlowControl.trained = first
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -416,6 +425,7 @@ def test_a_program_trains_evaluates_and_saves_without_torch(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "first training step without jinja2 matplotlib pandas rich tensorboard torch" in done.stdout
     assert {path.name for path in out.iterdir()} >= {"weights.safetensors", "best_weights.safetensors", "summary.json"}
     code, output = run(program, "--resume", "--timesteps", "900", *common)
     assert code == 0, output

@@ -78,12 +78,18 @@ def main() -> None:
     if scale := NOISE.get(options.algorithm):
         size = examiner.envs.single_action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, scale))
-    kinds: dict[str, Any] = {"dqn": sb3.DQN, "ppo": sb3.PPO, "sac": sb3.SAC, "td3": sb3.TD3}
-    envs: Any = options.environment
-    if "n_envs" in settings:
-        envs = make_vec_env(options.environment, n_envs=settings.pop("n_envs"), seed=options.seed)
-    model = kinds[options.algorithm]("MlpPolicy", envs, seed=options.seed, device="cpu", **settings)
+    model = model_of(options.algorithm, options.environment, options.seed, settings)
     model.learn(steps, callback=_Examination(examiner))
+
+
+def model_of(algorithm: str, environment: str, seed: int, settings: dict[str, Any]) -> Any:
+    """A model with `settings`, in as many environments as `n_envs` says there."""
+    settings = dict(settings)
+    kinds: dict[str, Any] = {"dqn": sb3.DQN, "ppo": sb3.PPO, "sac": sb3.SAC, "td3": sb3.TD3}
+    envs: Any = environment
+    if "n_envs" in settings:
+        envs = make_vec_env(environment, n_envs=settings.pop("n_envs"), seed=seed)
+    return kinds[algorithm]("MlpPolicy", envs, seed=seed, device="cpu", **settings)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 EPISODES = 20
 INTERVAL = 1_000  # environment steps between evaluations
 SOLVED = "Stopping: solved"  # start of the line that a composed program prints
+FIRST_STEP = "First training step"  # start of the line that a peer prints after it
 COMPILED = "Compiled in"  # start of the line of a peer that has compiled a program; seconds follow
 
 Act = Callable[[np.ndarray], np.ndarray]  # greedy actions (envs, *action) for observations (envs, *obs)

@@ -18,8 +18,8 @@ WARM_UP = 5
 _LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
 _ENOUGH_SAMPLES = 200
 _ENOUGH_S = 0.1  # of samples that take long, of which a few are enough
-_FEWEST_SAMPLES = 3  # of those that take so long that more would take several times the budget
-_LONGEST = 3.0  # times the budget
+_FEWEST_SAMPLES = 3  # of those that take so long that more would take too long
+_TOO_LONG_S, _TOO_LONG = 1.0, 3.0  # seconds, and times the budget
 _SETTLED = 0.03  # relative difference of the medians of both halves of the samples
 
 
@@ -43,7 +43,7 @@ def measure(
     while len(samples) < MOST_SAMPLES:
         samples.append(_timed(work, before))
         spent_s = time.perf_counter() - start
-        least = _LEAST_SAMPLES if spent_s < _LONGEST * budget_s else _FEWEST_SAMPLES
+        least = _LEAST_SAMPLES if spent_s < max(_TOO_LONG_S, _TOO_LONG * budget_s) else _FEWEST_SAMPLES
         if len(samples) >= least and (spent_s > budget_s or _settled(samples, spent_s)):
             break
     return samples
