@@ -13,10 +13,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import gymnasium as gym
 import numpy as np
 
 from composer.absent import check_absent, unlike_measured
@@ -48,19 +49,20 @@ from composer.on_policy.trials import RolloutTrials
 from composer.placement import Metric, Placement, WholeIteration
 from composer.platform import Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
-from composer.problem import Problem
+from composer.problem import Problem, TrainingProblem
 from composer.profiling.profiler import Profiler
 from composer.report import short_number
 from composer.storage_rule import StorageRule
 from composer.trials import Budget, ProgramRuns, Speed, Trials
 from composer.tuning import start_of, tuned, without_auto
+from composer.vectorization import fastest, first_choice
 from pearl.actors.actor import check_messages_fit, message_rows
-from pearl.actors.environment import make_vector_env, reward_threshold
-from pearl.actors.normalization import normalization_warnings
+from pearl.actors.environment import probe, reward_threshold
 from pearl.actors.waiting import ending_waiting, start_waiting
 from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
+from pearl.devices.description import Device
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.exploration import make_explorer
@@ -85,6 +87,7 @@ from pearl.spec import (
     StorageKind,
     TrainSpec,
     TransitionSpec,
+    Wrapper,
     check_batch_fits,
 )
 
@@ -92,6 +95,7 @@ logger = logging.getLogger("pearl.composer")
 
 _T = TypeVar("_T")
 _Profiler = TypeVar("_Profiler", bound=Profiler)
+_Problem = TypeVar("_Problem", bound=TrainingProblem)
 
 _MEASURED_FILE_BYTES = 2**30
 _TRIAL_STEPS = 2**40  # a trial ends by time
@@ -123,6 +127,8 @@ class Composer:
         self._rollout: dict[str, Any] = {}
         self._training: dict[str, Any] = {}
         self._auto: tuple[str, ...] = ()
+        self._wrappers: tuple[Wrapper, ...] = ()
+        self._any_vectorization = False
         self._platform: Platform | None = None
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
@@ -151,28 +157,45 @@ class Composer:
     def set_actors(
         self,
         num_actors: int | str,
-        env: str,
+        env: str | Callable[..., gym.Env[Any, Any]],
         *,
         envs_per_actor: int | str = 8,
         env_kwargs: Mapping[str, Scalar] | None = None,
         vectorization: str = "sync",
         timeout_s: float = ActorSpec.timeout_s,
     ) -> None:
-        """`num_actors` processes, each stepping `envs_per_actor` copies of the Gymnasium environment named `env`.
+        """`num_actors` processes, each stepping `envs_per_actor` copies of a Gymnasium environment.
 
+        `env` is its registered name, or a class or function at the top level of a module, which the program imports.
         Either number may be "auto": `run` then searches the one with which the program is fastest, all waiting for data
-        included. The other arguments are the fields of `ActorSpec`.
+        included. With `vectorization="auto"`, `run` measures an Actor with each kind of vector that the environment
+        has here, and takes the fastest. The other arguments are the fields of `ActorSpec`.
         """
+        self._any_vectorization = vectorization == AUTO
         counts, auto = without_auto({"num_actors": num_actors, "envs_per_actor": envs_per_actor})
         sizes: dict[str, Any] = {_ACTOR_FIELDS[name]: value for name, value in (start_of(auto) | counts).items()}
         self._actors = ActorSpec(
             env,
             **sizes,
             env_kwargs=dict(env_kwargs or {}),
-            vectorization=vectorization,  # type: ignore[arg-type]
+            vectorization="sync" if self._any_vectorization else vectorization,  # type: ignore[arg-type]
             timeout_s=timeout_s,
         )
         self._auto = (*(name for name in self._auto if name not in _ACTOR_FIELDS), *auto)
+        self.set_wrappers(self._wrappers)
+
+    def set_wrappers(self, wrappers: Sequence[Wrapper]) -> None:
+        """Wrappers of every environment, applied in this order, in Actors and in evaluations.
+
+        Each is a class (or a function of one environment) at the top level of a module, or a pair of one and its
+        keyword arguments: `[TimeAwareObservation, (RescaleAction, {"min_action": -1.0, "max_action": 1.0})]`.
+        Gymnasium's own need no import in the module of the trainer class. Raises ConfigurationError for others.
+        """
+        self._wrappers = tuple(wrappers)
+        if self._actors is not None:
+            self._actors = dataclasses.replace(self._actors, wrappers=self._wrappers)
+            if self._any_vectorization:
+                self._actors = first_choice(self._actors)
 
     def set_train_function(
         self, learner: type, *, implementation: str = AUTO, imported_from: str | None = None, **settings: Any
@@ -422,7 +445,7 @@ class Composer:
                 f"priority_update_delay={delay} has no effect in setting 2: its loop samples after the last update of "
                 "priorities, a delay of 0"
             )
-        goal = check_goal(reward_threshold(problem.actors.env) if until_return is None else until_return)
+        goal = check_goal(reward_threshold(problem.actors) if until_return is None else until_return)
         run_options = _stated_counts(seed, eval_episodes, eval_interval, checkpoint_interval)
         path = Path(path)
         generate(
@@ -488,7 +511,10 @@ class Composer:
                 f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
             )
         thorough = thorough or budget.stated
-        self._platform = stated or self._discover(store, thorough=thorough)
+        platform = self._platform = stated or self._discover(store, thorough=thorough)
+        problem = self._vectorized(
+            problem, lambda p: RolloutProfiler(platform, p, store, self._say, thorough=True), platform.host
+        )
         profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough)
         matrix = profiler.matrix()
         self._keep_machine(self._platform, store)
@@ -518,7 +544,7 @@ class Composer:
         run_options: Mapping[str, int],
     ) -> Path:
         """`runtime_gen` for a trainer that learns from rollouts, but for what it says."""
-        choice, env = made.placement.choice, made.problem.actors.env
+        choice = made.placement.choice
         advantages, learner = advantages or choice.advantages, learner or choice.learner
         chosen = (advantages.device, learner.device, learner.implementation, learner.threads)
         placement = made.placement.with_choice(*chosen)
@@ -532,7 +558,7 @@ class Composer:
             connection_file=self._connection_file,
             timesteps=timesteps,
             run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
-            until_return=check_goal(reward_threshold(env) if until_return is None else until_return),
+            until_return=check_goal(reward_threshold(made.problem.actors) if until_return is None else until_return),
             run_options=run_options,
             power=power_plan(self.platform, placement),
         )
@@ -607,8 +633,14 @@ class Composer:
         self._check_devices(self._platform)
         for line in unlike_measured(self._platform, store):
             self._say(line)
-        problem = self._problem if self._platform.host.absent else _profiled(self._problem)
-        return kind(self._platform, problem, store, self._say, thorough=thorough)
+        platform = self._platform
+        self._problem = self._vectorized(
+            self._problem,
+            lambda p: kind(platform, _profiled(p), store, self._say, thorough=thorough),
+            platform.host,
+        )
+        problem = self._problem if platform.host.absent else _profiled(self._problem)
+        return kind(platform, problem, store, self._say, thorough=thorough)
 
     def _composed(
         self,
@@ -758,6 +790,17 @@ class Composer:
             )
         return platform
 
+    def _vectorized(self, problem: _Problem, profiler: Callable[[_Problem], Any], host: Device) -> _Problem:
+        """The problem with the fastest kind of vector, if that is left to the composer."""
+        if not self._any_vectorization or host.absent:
+            return problem
+
+        def with_actors(actors: ActorSpec) -> _Problem:
+            return dataclasses.replace(problem, actors=actors)
+
+        self._actors = fastest(problem.actors, lambda actors: profiler(with_actors(actors)).collection_us, self._say)
+        return with_actors(self._actors)
+
     def _check_problem(self, platform: Platform | None = None) -> Problem:
         if self._rollout:
             raise ConfigurationError(
@@ -778,11 +821,12 @@ class Composer:
         assert self._actors is not None
         assert self._trainer_class is not None
         assert self._replay is not None
-        envs = make_vector_env(self._actors, 1)
-        observation_space, action_space = envs.single_observation_space, envs.single_action_space
-        for warning in normalization_warnings(envs, self._actors.env):
+        probed = probe(self._actors)
+        observation_space, action_space = probed.observation_space, probed.action_space
+        if probed.preparation:
+            self._say(probed.preparation)
+        for warning in probed.warnings:
             logger.warning(warning)
-        envs.close()
         transition = transition_of(self._trainer_class, observation_space, action_space)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):

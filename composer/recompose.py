@@ -105,6 +105,7 @@ def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, tr
         composer.set_connection_file(_from(folder, inputs.connections))
     composer.set_opt_metric(inputs.metric)
     actors, train = _values(module.ACTORS), _values(module.TRAIN)
+    composer.set_wrappers(actors.pop("wrappers", ()))
     composer.set_actors(actors.pop("count"), **actors)
     composer.set_train_function(
         trainer,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
@@ -26,6 +27,8 @@ ValueStandardization: TypeAlias = Literal["none", "block"]
 Correction: TypeAlias = Literal["clip", "vtrace"]
 Exponent: TypeAlias = "float | Callable[[int], float]"
 Scalar: TypeAlias = "bool | int | float | str"
+VectorizationName: TypeAlias = Literal["sync", "async", "vector_entry_point", "envpool", "atari"]
+Wrapper: TypeAlias = "Callable[..., Any] | tuple[Callable[..., Any], Mapping[str, Scalar]]"
 
 # Names of the columns of every transition, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
@@ -52,6 +55,18 @@ def _is_number(value: object) -> bool:
 def _require_whole(name: str, value: object, least: int) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
     _require(whole, f"{name} must be a whole number of at least {least}; found {value!r}.")
+
+
+def _require_importable(what: str, made_by: object) -> None:
+    """Require a class or function that another process can import by its module and name."""
+    name = getattr(made_by, "__qualname__", None)
+    known = sys.modules.get(getattr(made_by, "__module__", None) or "")
+    _require(
+        isinstance(name, str) and "." not in name and "<" not in name and getattr(known, name, made_by) is made_by,
+        f"{what} must be a class or function at the top level of a module, which actor processes and the generated "
+        f"program import by its name; found {made_by!r}. Write it as `def make_env(**kwargs): ...` in your module, "
+        "with the arguments in env_kwargs (of a wrapper: as (wrapper, {...})).",
+    )
 
 
 @dataclass(frozen=True)
@@ -330,33 +345,63 @@ def _check_exponent(name: str, value: Exponent, *, schedules: bool) -> None:
 class ActorSpec:
     """Actors: `count` processes, each stepping `envs_per_actor` copies of environment `env`.
 
-    `env_kwargs` are passed to `gymnasium.make`; `vectorization` is "sync" (any environment) or "vector_entry_point"
-    (the environment's own vector implementation, where it has one). An actor that hangs for `timeout_s` seconds, in a
-    step or while it makes its environments, is restarted; 0 or `inf`: never.
+    `env` is a name that is registered with Gymnasium, or a class or function of a module that makes an environment.
+    `env_kwargs` are passed to `gymnasium.make` or to what `env` is. `wrappers` are applied to each environment in turn,
+    in evaluations too: classes (or functions of one environment), or pairs of one and its keyword arguments.
+
+    `vectorization` is "sync" (any environment), "async" (a process for each environment), "vector_entry_point" (the
+    environment's own vector implementation, where it has one), "atari" (ale-py's, with Mnih's preprocessing) or
+    "envpool" (EnvPool's environment of that name). For the last three, `env_kwargs` go to the vector.
+
+    An actor that hangs for `timeout_s` seconds, in a step or while it makes its environments, is restarted; 0 or
+    `inf`: never.
     """
 
-    env: str
+    env: str | Callable[..., gym.Env[Any, Any]]
     count: int = 1
     envs_per_actor: int = 8
     env_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
-    vectorization: Literal["sync", "vector_entry_point"] = "sync"
+    wrappers: tuple[Wrapper, ...] = ()
+    vectorization: VectorizationName = "sync"
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         _require(
-            isinstance(self.env, str) and bool(self.env),
-            f"The environment must be named by its Gymnasium id, such as 'CartPole-v1'; found {self.env!r}.",
+            callable(self.env) or (isinstance(self.env, str) and bool(self.env)),
+            "The environment must be named by its Gymnasium id, such as 'CartPole-v1', or be a class or function that "
+            f"makes one; found {self.env!r}.",
         )
+        if not isinstance(self.env, str):
+            _require_importable("The environment", self.env)
+        for wrapper in self.wrappers:
+            pair = isinstance(wrapper, tuple) and len(wrapper) == 2 and isinstance(wrapper[1], Mapping)
+            _require(
+                pair or callable(wrapper),
+                f"A wrapper must be a class, or a pair of one and its keyword arguments; found {wrapper!r}.",
+            )
+        for made_by, _ in self.wrapped:
+            _require_importable("A wrapper", made_by)
         for name in ("count", "envs_per_actor"):
             _require_whole(f"{name} of actors", getattr(self, name), 1)
+        kinds = get_args(VectorizationName)
         _require(
-            self.vectorization in ("sync", "vector_entry_point"),
-            f'vectorization must be "sync" or "vector_entry_point"; found {self.vectorization!r}.',
+            self.vectorization in kinds,
+            f"vectorization must be one of {', '.join(kinds)}; found {self.vectorization!r}.",
         )
         _require(
             _is_number(self.timeout_s) and self.timeout_s >= 0,
             f"timeout_s of actors must be a number of at least 0, in seconds, or inf; found {self.timeout_s!r}.",
         )
+
+    @property
+    def env_name(self) -> str:
+        """The registered name, or `module.name` of a class or function."""
+        return self.env if isinstance(self.env, str) else f"{self.env.__module__}.{self.env.__qualname__}"
+
+    @property
+    def wrapped(self) -> tuple[tuple[Callable[..., Any], Mapping[str, Scalar]], ...]:
+        """The wrappers, each with its keyword arguments."""
+        return tuple(one if isinstance(one, tuple) else (one, {}) for one in self.wrappers)
 
     @property
     def env_count(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import runpy
 from collections.abc import Iterator
@@ -14,13 +15,20 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import FrameStackObservation
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from programs import ONE_CPU, described, run, write_csv_pair
 from torch import nn
 from torch.nn import functional
 from trainers import TinyDQN
 
+from composer import Composer
+from composer.vectorization import fastest
+from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.environment import make_single_envs, make_vector_env
+from pearl.actors.vectorization import autoreset_mode
 from pearl.algorithms.networks import NatureCNN, ScaleBytes
+from pearl.errors import EnvError
+from pearl.runtime import DataCollectionQueue
 from pearl.runtime.data_storage import make_storage
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -62,6 +70,21 @@ class PixelDQN(TinyDQN):
     """The Nature CNN, which is the default for images."""
 
     learning_starts = 60
+
+
+class Idle(TinyDQN):
+    """Serves the ball and never moves."""
+
+    exploration = None
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(obs), dtype=torch.long)
+
+
+needs_atari = pytest.mark.skipif(
+    importlib.util.find_spec("ale_py") is None or importlib.util.find_spec("cv2") is None,
+    reason="needs pearl-toolkit[atari]",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +164,114 @@ def test_a_program_trains_on_an_environment_registered_with_its_wrappers(tmp_pat
     assert summary["env_steps"] >= 200
     assert summary["gradient_steps"] > 0
     assert 0 <= summary["last"]["mean"] <= 8
+
+
+# --- ale-py's vector ------------------------------------------------------------------------------------------------
+
+
+def games(**options: Any) -> ActorSpec:
+    return ActorSpec("ALE/Breakout-v5", envs_per_actor=2, vectorization="atari", env_kwargs=options)
+
+
+@needs_atari
+def test_the_vector_shows_the_frames_that_gymnasiums_wrappers_show() -> None:
+    """To the byte, once the stack is full: ale-py fills it with black frames, the wrapper with the first one."""
+    import ale_py
+
+    gym.register_envs(ale_py)
+    plain = gym.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0)
+    wrapped = FrameStackObservation(AtariPreprocessing(plain, noop_max=0), 4)
+    vector = make_vector_env(games(noop_max=0, repeat_action_probability=0.0))
+    ours, theirs = vector.reset(seed=1)[0], wrapped.reset(seed=1)[0]
+    assert np.array_equal(ours[0, -1], theirs[-1])
+    assert not ours[:, :3].any()
+    rng = np.random.default_rng(0)
+    for step in range(250):
+        action = int(rng.integers(4))
+        ours, reward, terminated, _, info = vector.step(np.full(2, action))
+        theirs, their_reward, their_end, _, _ = wrapped.step(action)
+        last = info["final_obs"][0] if terminated[0] else ours[0]
+        if step >= 2:
+            assert np.array_equal(last, theirs)
+        assert (reward[0], terminated[0]) == (their_reward, their_end)
+        if their_end:
+            break
+    assert their_end
+    vector.close()
+
+
+@needs_atari
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_transitions_of_games_end_with_their_last_frame(mode: str) -> None:
+    """With episodic_life, an episode is one of five lives: their number falls with each."""
+    options = {"autoreset_mode": mode, "episodic_life": True, "reward_clipping": True, "noop_max": 0}
+    setup = ActorSetup(Idle, {}, games(**options), TrainSpec(), 0, steps_per_message=60)
+    actor = Actor(setup)
+    assert autoreset_mode(actor.envs).value == mode
+    queue = DataCollectionQueue(actor.transition, setup.message_rows(), 1)
+    message = queue.reserve()
+    assert message is not None
+    rows = actor.collect(message)
+    obs, next_obs, discount = message["obs"][:rows], message["next_obs"][:rows], message["discount"][:rows]
+    assert np.array_equal(next_obs[:, :3], obs[:, 1:]), "every next observation is one frame further"
+    assert (discount == 0).sum() == message["counts"][0] >= 2
+    assert int(message["counts"][1]) == rows
+    assert rows == 120 if mode == "SameStep" else rows < 120
+    actor.close()
+
+
+@needs_atari
+def test_evaluations_play_whole_games_with_the_scores_of_the_game() -> None:
+    spec = games(episodic_life=True, reward_clipping=True)
+    (game,) = make_single_envs(spec, 1)
+    vector = game._vector.unwrapped  # type: ignore[attr-defined]
+    game.reset(seed=3)
+    steps, ended = 0, False
+    while not ended and steps < 2000:
+        _, _, ended, _, info = game.step(steps % 4)
+        steps += 1
+    assert ended
+    assert info["lives"][0] in (0, 5)  # 5: of the next game, which has begun
+    assert vector.num_envs == 1
+    game.close()
+
+
+@needs_atari
+def test_a_name_that_is_no_game() -> None:
+    with pytest.raises(EnvError, match=r"steps Atari games.*found 'ALE/Pung-v5'\. Did you mean 'ALE/Pong-v5'\?"):
+        make_vector_env(ActorSpec("ALE/Pung-v5", vectorization="atari"))
+    with pytest.raises(EnvError, match=r"unexpected keyword argument 'frame_skip'"):
+        make_vector_env(games(frame_skip=2))
+
+
+@needs_atari
+def test_a_game_is_stepped_by_ale_py_if_that_is_left_to_the_composer() -> None:
+    composer = Composer(progress=False)
+    composer.set_actors(1, env="ALE/Pong-v5", vectorization="auto")
+    assert composer._actors is not None
+    assert composer._actors.vectorization == "atari"
+    said: list[str] = []
+    assert fastest(composer._actors, lambda _: 1 / 0, said.append) == composer._actors
+    assert said == ["vectorization: atari, ale-py's vector with its preprocessing of frames"]
+    composer.set_wrappers([FrameStackObservation])  # which that vector does not take
+    assert composer._actors.vectorization == "sync"
+
+
+@pytest.mark.slow
+@needs_atari
+def test_a_game_is_composed_without_a_module_that_registers_it(tmp_path: Path, quick_profiles: None) -> None:
+    files = write_csv_pair(tmp_path, ONE_CPU)
+    composer = described(files, trainer=PixelDQN)
+    composer.set_actors(1, env="ALE/Pong-v5", envs_per_actor=2, vectorization="auto")
+    composer.set_replay(500, share_next_obs=True)
+    replay, learner = composer.run(budget_s=0)
+    program = composer.runtime_gen(replay, learner, tmp_path / "program.py", timesteps=200)
+    assert 'vectorization="atari"' in program.read_text()
+    code, output = run(program, "--eval-episodes", "0", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["environment"] == "ALE/Pong-v5"
+    assert summary["gradient_steps"] > 0
 
 
 # --- the example ----------------------------------------------------------------------------------------------------

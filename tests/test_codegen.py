@@ -23,7 +23,7 @@ from trainers import TinyDQN
 from composer.algorithm1 import place
 from composer.codegen.program import ProgramSource, generate, render
 from composer.codegen.python_source import documented, laid_out, literal
-from composer.codegen.trainer_source import TrainerImport, trainer_import
+from composer.codegen.trainer_source import UserImport, trainer_import
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
@@ -559,7 +559,7 @@ def as_main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_class_of_the_composing_script(as_main: Any, tmp_path: Path) -> None:
-    assert trainer_import(as_main(CLASS + GUARD), ()) == TrainerImport("my_script", "Mine", tmp_path.resolve())
+    assert trainer_import(as_main(CLASS + GUARD), ()) == UserImport("my_script", "Mine", tmp_path.resolve())
 
 
 @pytest.mark.parametrize(

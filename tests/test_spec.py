@@ -94,7 +94,7 @@ def test_every_fanout_of_the_contract_is_taken(fanout: Any) -> None:
         ({"count": True}, "count", "whole number", "True"),
         ({"envs_per_actor": 2.0}, "envs_per_actor", "whole number", "2.0"),
         ({"envs_per_actor": -1}, "envs_per_actor", "at least 1", "-1"),
-        ({"vectorization": "async"}, "vectorization", '"sync" or "vector_entry_point"', "'async'"),
+        ({"vectorization": "threads"}, "vectorization", "sync, async, vector_entry_point", "'threads'"),
     ],
 )
 def test_actors_that_cannot_be(settings: dict[str, Any], named: str, expected: str, found: str) -> None:

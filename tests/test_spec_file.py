@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.codegen.trainer_source import TrainerImport, trainer_import
+from composer.codegen.trainer_source import UserImport, trainer_import
 from composer.spec_file import ProgramOptions, load_spec
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.exploration import EpsilonGreedy, GaussianNoise
@@ -188,7 +188,7 @@ def test_a_class_from_elsewhere_is_imported_from_the_module_that_was_named(spec,
     composer, _ = load(spec(LEAST))
     assert composer._trainer_class.__module__ == "pearl.algorithms.dqn"
     found = trainer_import(composer._trainer_class, (), composer._imported_from)
-    assert found == TrainerImport(module, "SpecTrainer", tmp_path)
+    assert found == UserImport(module, "SpecTrainer", tmp_path)
 
 
 def test_a_trainer_file_is_found_relative_to_the_spec_not_to_the_user(spec, tmp_path, module, monkeypatch):

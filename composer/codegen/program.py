@@ -19,7 +19,7 @@ import jinja2
 
 import pearl
 from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
-from composer.codegen.trainer_source import TrainerImport, trainer_import
+from composer.codegen.trainer_source import UserImport, object_import, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.predicted_parts import predicted_us
 from composer.problem import Problem, TrainingProblem
@@ -56,7 +56,7 @@ _IMPORTABLE: dict[str, set[str]] = {
             "Session",
             "TrainingLoop",
         ),
-        *("WeightSyncQueue", "import_class", "parse_options", "run_program"),
+        *("WeightSyncQueue", "import_class", "import_object", "parse_options", "run_program"),
     },
     "pearl.spec": {"ActorSpec", "ReplaySpec", "RolloutSpec", "TrainSpec"},
 }
@@ -133,9 +133,12 @@ def check_problem(problem: Problem) -> None:
 def check_written(problem: TrainingProblem, options: Mapping[str, object]) -> None:
     """Raise GenerationError for a trainer, an environment, settings or `options` that no program can name."""
     trainer = trainer_import(problem.trainer_class, taken_names(), problem.imported_from)
-    _check_environment_is_known(problem.actors.env, trainer)
+    _check_environment_is_known(problem.actors, trainer)
+    actors_imports(problem.actors, trainer)
     settings_literal(problem.settings)
-    for said in (options, *map(vars, (problem.actors, problem.train))):
+    written = {name: value for name, value in vars(problem.actors).items() if name not in ("env", "wrappers")}
+    wrapping = [options for _, options in problem.actors.wrapped]
+    for said in (options, written, *wrapping, vars(problem.train)):
         for value in said.values():
             literal(value)
 
@@ -152,8 +155,31 @@ def taken_names() -> set[str]:
     }
 
 
-def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
+def actors_imports(actors: ActorSpec, trainer: UserImport) -> list[UserImport]:
+    """How a program imports the environment, if it is a class or function, and the wrappers, each once."""
+    made = [] if isinstance(actors.env, str) else [("environment", actors.env)]
+    made += [("wrapper", wrapper) for wrapper, _ in actors.wrapped]
+    found: dict[str, UserImport] = {}
+    for what, one in made:
+        imported = object_import(one, {*taken_names(), trainer.name}, what)
+        if found.setdefault(imported.name, imported) != imported:
+            raise GenerationError(
+                f"Two of the wrappers and the environment are called {imported.name}, in {found[imported.name].module} "
+                f"and {imported.module}. Give one of them another name."
+            )
+    return list(found.values())
+
+
+def _wrappers_literal(actors: ActorSpec) -> str:
+    items = [f"({one.__name__}, {literal(options)})" if options else one.__name__ for one, options in actors.wrapped]
+    return "(\n" + "".join(f"        {item},\n" for item in items) + "    )"
+
+
+def _check_environment_is_known(actors: ActorSpec, trainer: UserImport) -> None:
     """Check that the trainer's module registers the environment: the program imports no other module of the user."""
+    env = actors.env
+    if not isinstance(env, str) or actors.vectorization in ("atari", "envpool"):  # whose packages the Actors import
+        return
     spec = gym.registry.get(env)
     entry = None if spec is None else spec.entry_point or spec.vector_entry_point
     if entry is None or trainer.module.partition(".")[0] != "pearl":
@@ -163,7 +189,8 @@ def _check_environment_is_known(env: str, trainer: TrainerImport) -> None:
         raise GenerationError(
             f"The program would not know the environment {env!r}, which {module} defines: the program imports only "
             f"{trainer.name} from {trainer.module}. Derive a class from {trainer.name} in the module that registers "
-            "the environment, and compose with that class."
+            "the environment, and compose with that class; or give the class or function that makes it, in place of "
+            "its name."
         )
 
 
@@ -229,8 +256,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     values = {
         "version": pearl.__version__,
         "name": Path(os.path.normpath(here / source.run_dir)).name,
-        **trainer_values(trainer, source.path),
-        "env": documented(problem.actors.env),
+        **user_values(source, trainer),
         "placement_note": _placement_note(source, setting, (on_replay, on_learner)),
         "composed_from": origin(source.device_file, source.connection_file),
         "power": powered(source.power),
@@ -270,8 +296,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
         "waits_asleep": implementation.spins and source.learner.threads > 1 and on_learner.name == placement.host,
     }
     made = [(made.module, made.name) for made in (implementation, replay_factory, storage_factory) if made is not None]
-    if trainer.folder is None:
-        made.append((trainer.module, trainer.name))
+    made += installed(source, trainer)
     return rendered("program.py.j2", {**values, "source": source, "problem": problem}, made)
 
 
@@ -283,13 +308,29 @@ def rendered(template: str, values: Mapping[str, object], primitives_and_trainer
     return text
 
 
-def trainer_values(trainer: TrainerImport, program: Path) -> dict[str, str]:
-    """How the program at `program` names and imports the trainer class."""
+def user_values(source: Source, trainer: UserImport) -> dict[str, object]:
+    """How the program imports and names what the user wrote."""
+    here, actors = source.path.resolve().parent, source.problem.actors
+
+    def folder(one: UserImport) -> str:
+        return "" if one.folder is None else os.path.relpath(one.folder, here)
+
+    made = [{"name": one.name, "module": one.module, "folder": folder(one)} for one in actors_imports(actors, trainer)]
     return {
         "trainer_name": trainer.name,
         "trainer_module": trainer.module,
-        "trainer_folder": "" if trainer.folder is None else os.path.relpath(trainer.folder, program.resolve().parent),
+        "trainer_folder": folder(trainer),
+        "made_by_user": [one for one in made if one["folder"]],
+        "env": documented(actors.env_name),
+        "env_source": literal(actors.env) if isinstance(actors.env, str) else actors.env.__name__,
+        "wrappers": _wrappers_literal(actors) if actors.wrappers else "",
     }
+
+
+def installed(source: Source, trainer: UserImport) -> list[tuple[str, str]]:
+    """The module and name of each object of the user that a program imports like any package's."""
+    found = [trainer, *actors_imports(source.problem.actors, trainer)]
+    return [(one.module, one.name) for one in found if one.folder is None]
 
 
 def _replay_factory(source: ProgramSource, device: Device) -> Factory:

@@ -1,4 +1,4 @@
-"""Finds the module from which a generated program imports the user's trainer class."""
+"""Finds the modules from which a generated program imports what the user wrote: trainer, environment, wrappers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pearl.errors import GenerationError
 
@@ -20,8 +21,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
-class TrainerImport:
-    """A program imports the trainer class as `name` from `module`.
+class UserImport:
+    """A program imports a class or function of the user as `name` from `module`.
 
     The program puts `folder` at the front of the path; None for an installed module.
     """
@@ -31,38 +32,49 @@ class TrainerImport:
     folder: Path | None = None
 
 
-def trainer_import(trainer_class: type, taken: Collection[str], imported_from: str | None = None) -> TrainerImport:
+def trainer_import(trainer_class: type, taken: Collection[str], imported_from: str | None = None) -> UserImport:
     """How a program imports the class: from the module that defines it, or from `imported_from`.
 
     GenerationError if a program cannot import it, or if its name is one of `taken`.
     """
     if imported_from is not None:
         return _from_named_module(trainer_class, taken, imported_from)
-    name, module_name = trainer_class.__name__, trainer_class.__module__
-    if trainer_class.__qualname__ != name:
+    return object_import(trainer_class, taken, "trainer class")
+
+
+def object_import(made: Any, taken: Collection[str], what: str) -> UserImport:
+    """How a program imports a class or function; GenerationError as `trainer_import`, which calls it `what`."""
+    name, module_name = made.__name__, made.__module__
+    if made.__qualname__ != name:
         raise GenerationError(
-            f"{trainer_class.__qualname__} is defined inside a function or class, where a program cannot import it. "
+            f"{made.__qualname__} is defined inside a function or class, where a program cannot import it. "
             "Move it to the top level of a module."
         )
-    _check_name(name, taken)
+    _check_name(name, taken, what)
     module = sys.modules.get(module_name)
     try:
-        file = Path(inspect.getfile(trainer_class)).resolve()
+        file = Path(inspect.getfile(made)).resolve()
     except (TypeError, OSError) as error:
         raise GenerationError(_NO_SOURCE.format(name=name)) from error
     in_program = module_name == "__main__"
-    if not file.is_file() or not (_defines(file, name) if in_program else getattr(module, name, None) is trainer_class):
+    if not file.is_file() or not (_defines(file, name) if in_program else getattr(module, name, None) is made):
         raise GenerationError(_NO_SOURCE.format(name=name))
     if in_program:
         _check_main_guard(file, name)
-        return TrainerImport(file.stem, name, file.parent)
+        return UserImport(file.stem, name, file.parent)
     check_module_name(module_name, file.name)
-    if getattr(sys.modules.get("pearl.algorithms"), name, None) is trainer_class:
-        return TrainerImport("pearl.algorithms", name)
-    return TrainerImport(module_name, name, _folder(module_name, file))
+    folder = _folder(module_name, file)
+    return UserImport(module_name if folder is not None else _shortest(module_name, name, made), name, folder)
 
 
-def _from_named_module(trainer_class: type, taken: Collection[str], module_name: str) -> TrainerImport:
+def _shortest(module_name: str, name: str, made: Any) -> str:
+    """The shortest package of an installed module that offers the object, which is how its users write it."""
+    parts = module_name.split(".")
+    packages = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return next(one for one in packages if getattr(sys.modules.get(one), name, None) is made)
+
+
+def _from_named_module(trainer_class: type, taken: Collection[str], module_name: str) -> UserImport:
     module = sys.modules.get(module_name)
     names = [name for name, value in vars(module).items() if value is trainer_class] if module is not None else []
     if not names:
@@ -78,7 +90,7 @@ def _from_named_module(trainer_class: type, taken: Collection[str], module_name:
         raise GenerationError(_NO_SOURCE.format(name=name))
     file = Path(stated).resolve()
     check_module_name(module_name, file.name)
-    return TrainerImport(module_name, name, _folder(module_name, file))
+    return UserImport(module_name, name, _folder(module_name, file))
 
 
 def _folder(module_name: str, file: Path) -> Path | None:
@@ -86,9 +98,11 @@ def _folder(module_name: str, file: Path) -> Path | None:
     return None if _INSTALLED.intersection(root.parts) or module_name.split(".")[0] == "pearl" else root
 
 
-def _check_name(name: str, taken: Collection[str]) -> None:
+def _check_name(name: str, taken: Collection[str], what: str = "trainer class") -> None:
     if not name.isidentifier() or keyword.iskeyword(name) or name in taken:
-        raise GenerationError(f"A program cannot have a trainer class named {name!r}. Give the class another name.")
+        raise GenerationError(
+            f"A program cannot have a {what} named {name!r}. Give the {what.split()[-1]} another name."
+        )
 
 
 def check_module_name(module_name: str, file: str) -> None:
@@ -112,9 +126,11 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _defines(file: Path, name: str) -> bool:
-    """Whether importing the file defines the class, outside of its main guard."""
+    """Whether importing the file defines the class or function, outside of its main guard."""
     statements = [node for node in _parsed(file).body if not _is_main_guard(node)]
-    return any(isinstance(n, ast.ClassDef) and n.name == name for top in statements for n in ast.walk(top))
+    return any(
+        isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name for top in statements for n in ast.walk(top)
+    )
 
 
 def _parsed(file: Path) -> ast.Module:

@@ -12,8 +12,7 @@ from composer.codegen.program import check_written
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
-from pearl.actors.environment import make_vector_env
-from pearl.actors.normalization import normalization_warnings
+from pearl.actors.environment import probe
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.errors import ConfigurationError, TrainerError
@@ -82,11 +81,10 @@ def rollout_problem(
     say: Callable[[str], None],
 ) -> tuple[RolloutProblem, OnPolicyTrainer]:
     """The checked problem and a trainer; ConfigurationError, EnvError or TrainerError say what is wrong."""
-    envs = make_vector_env(actors, 1)
-    observation_space, action_space = envs.single_observation_space, envs.single_action_space
-    for warning in normalization_warnings(envs, actors.env):
-        say(warning)
-    envs.close()
+    probed = probe(actors)
+    observation_space, action_space = probed.observation_space, probed.action_space
+    for note in probed.notes:
+        say(note)
     trainer = make_trainer(trainer_class, observation_space, action_space, settings=dict(settings))
     if not isinstance(trainer, OnPolicyTrainer):
         raise TrainerError(

@@ -75,6 +75,11 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
 
     # --- collecting -------------------------------------------------------------------------------------------------
 
+    @property
+    def collection_us(self) -> float:
+        """Microseconds in which all Actors together collect one transition."""
+        return self._collection().value_us / self.problem.rows
+
     def _collection(self) -> Measurement:
         """Microseconds until all actors have collected a rollout, side by side on the host's cores."""
         p, host = self.problem, self.platform.host

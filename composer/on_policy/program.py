@@ -12,11 +12,12 @@ import pearl
 from composer.codegen.program import (
     Source,
     composer_inputs,
+    installed,
     origin,
     powered,
     rendered,
     taken_names,
-    trainer_values,
+    user_values,
     write_program,
 )
 from composer.codegen.python_source import documented
@@ -64,8 +65,7 @@ def render_rollouts(source: RolloutSource, devices: Mapping[str, Device]) -> str
     values: dict[str, object] = {
         "version": pearl.__version__,
         "name": Path(os.path.normpath(source.path.resolve().parent / source.run_dir)).name,
-        **trainer_values(trainer, source.path),
-        "env": documented(problem.actors.env),
+        **user_values(source, trainer),
         "placement_note": _note(source),
         "composed_from": origin(source.device_file, source.connection_file),
         "power": powered(source.power),
@@ -90,9 +90,7 @@ def render_rollouts(source: RolloutSource, devices: Mapping[str, Device]) -> str
         "source": source,
         "problem": problem,
     }
-    imported = [(gae.module, gae.name), (made.module, made.name)]
-    if trainer.folder is None:
-        imported.append((trainer.module, trainer.name))
+    imported = [(gae.module, gae.name), (made.module, made.name), *installed(source, trainer)]
     return rendered("rollout_program.py.j2", values, imported)
 
 

@@ -94,7 +94,7 @@ class RolloutTrials:
             "implementation": candidate.learner.implementation,
             "threads": candidate.learner.threads,
             "actors": problem.actors.count,
-            "env": problem.actors.env,
+            "env": problem.actors.env_name,
             "env_kwargs": repr(dict(problem.actors.env_kwargs)),
             **({"run": run} if run else {}),
         }

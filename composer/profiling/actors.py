@@ -9,13 +9,11 @@ import time
 import traceback
 from pathlib import Path
 
-import gymnasium as gym
-
 from composer.codegen.trainer_source import has_main_guard
 from composer.profiling.measuring import MOST_SAMPLES, measure, on_own_thread
 from pearl.actors.actor import ActorSetup, VectorActor
 from pearl.actors.child_process import ChildProcess
-from pearl.actors.environment import register
+from pearl.actors.environment import known_environment, register
 from pearl.actors.process import settle_torch
 from pearl.actors.report import Report
 from pearl.actors.rollout_actor import make_actor
@@ -41,6 +39,12 @@ def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
             return _in_own_process(setup, pickled, budget_s)
         except _NotStartedError as error:
             logger.info("The Actor does not start in a process of its own, and is profiled in this one.\n%s", error)
+    if setup.spec.vectorization == "async":
+        raise EnvError(
+            'vectorization="async" starts processes that import the program, which composes when it is imported. Put '
+            'the composing under `if __name__ == "__main__":`, and everything that the environment needs at the top '
+            "level of a module."
+        )
     try:
         return _in_this_process(setup, budget_s)
     except EnvError:
@@ -57,7 +61,7 @@ def _pickled(setup: ActorSetup) -> bytes | None:
     """The setup and its environment for another process; None if they cannot be loaded there."""
     bare = setup if setup.policy is None else without_trainer(setup)
     try:
-        pickled = pickle.dumps((bare, gym.registry.get(setup.spec.env)))
+        pickled = pickle.dumps((bare, known_environment(setup.spec) if isinstance(setup.spec.env, str) else None))
     except Exception as error:  # an option's own pickling may raise anything
         logger.info("The Actor is profiled in this process: it cannot be sent to another (%s).", error)
         return None
@@ -107,9 +111,9 @@ def _samples(setup: ActorSetup, process: ChildProcess, report: Report) -> list[f
             heard, heard_at = report.beats, time.monotonic()
     spec = setup.spec
     raise EnvError(
-        f"An actor in {spec.env} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: the "
-        f"environment hangs, or needs longer than that to start or for a step of {spec.envs_per_actor} environments. "
-        "Run the environment on its own; if it is that slow, lower envs_per_actor."
+        f"An actor in {spec.env_name} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: "
+        "the environment hangs, or needs longer than that to start or for a step of "
+        f"{spec.envs_per_actor} environments. Run the environment on its own; if it is that slow, lower envs_per_actor."
     )
 
 
@@ -119,7 +123,7 @@ def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Excepti
         return EnvError(failure) if report.is_ready else _NotStartedError(failure)
     if not report.is_ready and process.exit_code == 1:  # Python's own exit code: importing the program failed
         return _NotStartedError("The program cannot be imported without running it.")
-    env = setup.spec.env
+    env = setup.spec.env_name
     return EnvError(
         f"The environment {env} ended the process in which an actor was profiled ({process.cause_of_death}), as it "
         "would end the actors of a run. Run it on its own to see where: python -X faulthandler -c "
@@ -163,6 +167,6 @@ def _time_actor(actor: VectorActor, budget_s: float) -> list[float]:
 
 def _failed(setup: ActorSetup, found: str) -> str:
     return (
-        f"The environment {setup.spec.env} or the policy failed while an actor was profiled. Run the environment on "
-        f"its own; the line is named here:\n{found.rstrip()}"
+        f"The environment {setup.spec.env_name} or the policy failed while an actor was profiled. Run the environment "
+        f"on its own; the line is named here:\n{found.rstrip()}"
     )

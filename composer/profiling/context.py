@@ -213,7 +213,7 @@ class MeasuringContext(Generic[_Problem]):
         """Everything of an Actor that every measurement of one depends on, for its key."""
         actors = self.problem.actors
         return {
-            "env": actors.env,
+            "env": actors.env_name,
             "envs": actors.envs_per_actor,
             "env_kwargs": repr(dict(actors.env_kwargs)),
             "policy": "torch" if self._native_policy is None else "native",

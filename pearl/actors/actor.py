@@ -14,9 +14,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from pearl.actors.environment import autoreset_mode, make_vector_env
+from pearl.actors.environment import make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
+from pearl.actors.vectorization import autoreset_mode
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.rollout.columns import last_value_field
@@ -177,7 +178,7 @@ class VectorActor(abc.ABC):
     def _not_finite(self, what: str, values: np.ndarray, step: str = "") -> str:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
         return (
-            f"{self.setup.spec.env} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
+            f"{self.setup.spec.env_name} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
             f"{self.setup.index}{step}: {values[wrong[0]]}. Training on it would destroy the weights: fix the "
             "environment, or clip its values with a gymnasium wrapper."
         )
@@ -265,9 +266,10 @@ class Actor(VectorActor):
         any_done = bool(np.count_nonzero(done))
         # With next-step autoreset, the step after an episode's end is the reset: no transition.
         real = self._everywhere if self._same_step or not self._any_ended else ~self._ended
-        last_obs = np.asarray(next_obs, self._obs_dtype)
+        converted = np.array(next_obs, self._obs_dtype, order="C")
+        last_obs = converted
         if self._same_step and any_done:
-            last_obs = last_obs.copy()
+            last_obs = converted.copy()
             for env in np.flatnonzero(done):
                 last_obs[env] = info["final_obs"][env]
         step = (self._obs, action, reward, last_obs, terminated)
@@ -278,7 +280,7 @@ class Actor(VectorActor):
             row = self._window.push(*step, done, real, message, row)
         episodes = self._count_episodes(message, episodes, reward, done, real, any_done)
         self._ended, self._any_ended = done, any_done
-        self._obs = np.array(next_obs, self._obs_dtype, order="C")
+        self._obs = converted
         stepped = self._count if real is self._everywhere else int(np.count_nonzero(real))
         self.env_steps += stepped * self.setup.spec.count
         return row, episodes, stepped

@@ -1,17 +1,22 @@
-"""Makes vectors of Gymnasium environments by name."""
+"""Makes environments, alone or as vectors, with errors that name them."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
 
+from pearl.actors.normalization import normalization_warnings
+from pearl.actors.observations import preparation, unprepared_space
+from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, make_vector
+from pearl.actors.vectorization import make_single_envs as single_envs
 from pearl.errors import EnvError
 from pearl.spec import ActorSpec
 
@@ -41,38 +46,84 @@ def _check_version(env: str) -> None:
     raise EnvError(f"Environment {env!r} is named without its version.{hint}")
 
 
-def make_vector_env(spec: ActorSpec, envs: int | None = None) -> gym.vector.VectorEnv[Any, Any, Any]:
+@dataclass(frozen=True)
+class Probe:
+    """What an environment is for a trainer: its spaces, with observations as they are prepared.
+
+    `preparation` says what is done to observations, `warnings` what is wrong with the environment; both may be empty.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    preparation: str
+    warnings: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All of that as lines of a log."""
+        return (*((self.preparation,) if self.preparation else ()), *self.warnings)
+
+
+def probe(spec: ActorSpec) -> Probe:
+    """Make one environment, look at it and close it. Raises as `make_vector_env` does."""
+    # The same environment, without a process of its own.
+    envs = make_vector_env(
+        dataclasses.replace(spec, vectorization="sync") if spec.vectorization == "async" else spec, 1
+    )
+    found = Probe(
+        envs.single_observation_space,
+        envs.single_action_space,
+        preparation(unprepared_space(envs)),
+        normalization_warnings(envs, spec.env_name),
+    )
+    envs.close()
+    return found
+
+
+def make_vector_env(spec: ActorSpec, envs: int | None = None) -> AnyVector:
     """Make `envs` copies (default: `spec.envs_per_actor`), with same-step autoreset where possible.
 
-    Raises EnvError for an unknown name (with near matches), a missing dependency or a constructor that fails.
+    Observations are prepared (`pearl.actors.observations`). Raises EnvError for an unknown name (with near matches), a
+    missing dependency or a constructor that fails.
     """
-    _check_name(spec.env)
-    if (known := gym.registry.get(spec.env)) is not None:
-        register(known)
-    count = spec.envs_per_actor if envs is None else envs
-    vector_kwargs: dict[str, Any] = {}
-    env_kwargs: dict[str, Any] = dict(spec.env_kwargs)
-    if spec.vectorization == "sync":
-        vector_kwargs["autoreset_mode"] = AutoresetMode.SAME_STEP
+    with _naming(spec):
+        return make_vector(spec, spec.envs_per_actor if envs is None else envs)
+
+
+def make_single_envs(spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+    """Make `count` of the same environments to be stepped one by one, without autoreset. Raises as make_vector_env."""
+    with _naming(spec):
+        return single_envs(spec, count)
+
+
+@contextlib.contextmanager
+def _naming(spec: ActorSpec) -> Iterator[None]:
+    """Register the environment, and name it in errors."""
+    name = spec.env_name
+    if isinstance(spec.env, str):
+        known = known_environment(spec)
+        if spec.vectorization != "envpool":  # EnvPool has names of its own
+            _check_name(name)
+        if known is not None:
+            register(known)
     try:
-        return gym.make_vec(
-            spec.env,
-            num_envs=count,
-            vectorization_mode=spec.vectorization,
-            vector_kwargs=vector_kwargs,
-            **env_kwargs,
-        )
+        yield
+    except EnvError:
+        raise
     except gym.error.DependencyNotInstalled as error:
-        raise EnvError(f"Environment {spec.env!r} needs a package that is not installed: {error}") from error
+        raise EnvError(f"Environment {name!r} needs a package that is not installed: {error}") from error
     except gym.error.Error as error:
         raise EnvError(
-            f"Environment {spec.env!r} cannot be made: {error} Known names: python -c "
+            f"Environment {name!r} cannot be made: {error} Known names: python -c "
             '"import gymnasium; gymnasium.pprint_registry()".'
         ) from error
     except Exception as error:
-        raise EnvError(
-            f"Environment {spec.env!r} failed in its constructor: {type(error).__name__}: {error}"
-        ) from error
+        raise EnvError(f"Environment {name!r} failed in its constructor: {type(error).__name__}: {error}") from error
+
+
+def known_environment(spec: ActorSpec) -> EnvSpec | None:
+    """Gymnasium's description of the environment; None for a name that only EnvPool knows, or nobody."""
+    return VECTORIZATIONS[spec.vectorization].find(spec)
 
 
 def entry_modules(environment: EnvSpec) -> Iterator[str]:
@@ -105,12 +156,7 @@ def _is_gymnasium(module: str) -> bool:
     return module.partition(".")[0] == "gymnasium"
 
 
-def autoreset_mode(envs: gym.vector.VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """How the vector resets environments whose episode ended."""
-    mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-    return AutoresetMode(mode)
-
-
-def reward_threshold(env: str) -> float | None:
+def reward_threshold(spec: ActorSpec) -> float | None:
     """The mean return at which Gymnasium's registry calls the environment solved, if it says one."""
-    return gym.spec(env).reward_threshold
+    known = known_environment(spec)
+    return None if known is None else known.reward_threshold

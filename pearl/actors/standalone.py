@@ -11,32 +11,34 @@ import importlib.util
 import pickle
 from pathlib import Path
 
-import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from pearl.actors.actor import ActorSetup
-from pearl.actors.environment import entry_modules
+from pearl.actors.environment import entry_modules, known_environment
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec] | None:
+def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec | None] | None:
     """The setup and environment for an actor that starts without the program; None if it needs the program.
 
     An environment from the user's own modules may depend on what the program does at import.
     """
-    spec = gym.registry.get(setup.spec.env)
+    spec = known_environment(setup.spec)
     transition = setup.transition
     if transition is not None and (transition.further or transition.priority is not None):
         return None  # the functions that make these columns and priorities are in modules of the program
-    if setup.policy is None or spec is None or not all(map(_is_installed, entry_modules(spec))):
+    if setup.policy is None or (spec is None and setup.spec.vectorization != "envpool"):
+        return None
+    modules = [wrapper.__module__ for wrapper, _ in setup.spec.wrapped]
+    if not all(map(_is_installed, (*modules, *(() if spec is None else entry_modules(spec))))):
         return None
     bare = without_trainer(setup)
     try:
         pickled = pickle.dumps((bare, spec))
     except Exception:  # options may fail to pickle in any way: the program then makes the actor
         return None
-    return None if names_program(pickled) else (bare, spec)
+    return None if names_program(pickled) else (bare, spec if isinstance(setup.spec.env, str) else None)
 
 
 def without_trainer(setup: ActorSetup) -> ActorSetup:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RolloutWorker,
     )
     from pearl.runtime.session import Session
-    from pearl.runtime.trainer_import import import_class
+    from pearl.runtime.trainer_import import import_class, import_object
     from pearl.runtime.workers import (
         AssignmentQueue,
         DoneQueue,
@@ -62,6 +62,7 @@ __all__ = [
     "WeightSyncQueue",
     "begin_program",
     "import_class",
+    "import_object",
     "parse_options",
     "run_generated",
     "run_program",
@@ -79,7 +80,7 @@ _MODULES = {
     "reporting": ("Program",),
     "rollout_session": ("RolloutAssignmentQueue", "RolloutDoneQueue", "RolloutSession", "RolloutWorker"),
     "session": ("Session",),
-    "trainer_import": ("import_class",),
+    "trainer_import": ("import_class", "import_object"),
     "workers": ("AssignmentQueue", "DoneQueue", "GrantQueue", "LearnerWorker", "ProgressQueue", "TrainingLoop"),
 }
 _MODULE_OF = {name: f"pearl.runtime.{module}" for module, names in _MODULES.items() for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import traceback
@@ -14,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pearl.actors.actor import first_action
-from pearl.actors.environment import make_vector_env
+from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike, policy_snapshot, policy_tensors, set_evaluation_mode
 from pearl.errors import EnvError, PearlError
@@ -53,23 +52,17 @@ class EvaluationEnvs:
     """
 
     def __init__(self, spec: ActorSpec, most_steps: int = Options.eval_max_steps) -> None:
-        # Separate environments: the environment's own vector would keep stepping those that are done.
-        self.spec = dataclasses.replace(spec, vectorization="sync")
+        self.spec = spec
         self._most_steps = most_steps
-        self._vectors: list[gym.vector.SyncVectorEnv] = []
+        self._envs: list[gym.Env[Any, Any]] = []
         self._has_warned = False
 
     def first(self, count: int) -> list[gym.Env[Any, Any]]:
         """`count` environments, the same at each call. Raises EnvError where they cannot be made."""
         if (missing := count - len(self._envs)) > 0:
-            vector = make_vector_env(self.spec, missing)
-            assert isinstance(vector, gym.vector.SyncVectorEnv)
-            self._vectors.append(vector)
+            # Separate environments: a vector would keep stepping those that are done.
+            self._envs += make_single_envs(self.spec, missing)
         return self._envs[:count]
-
-    @property
-    def _envs(self) -> list[gym.Env[Any, Any]]:
-        return [env for vector in self._vectors for env in vector.envs]
 
     def is_too_long(self, length: int) -> bool:
         """Whether to end an episode of `length` steps; warns the first time."""
@@ -81,22 +74,23 @@ class EvaluationEnvs:
                 "An episode of %s did not end within %s steps of greedy evaluation. Such episodes are ended there, and "
                 "count with the return so far. Register the environment with max_episode_steps, or set "
                 "--eval-max-steps.",
-                *(self.spec.env, f"{self._longest:,}"),
+                *(self.spec.env_name, f"{self._longest:,}"),
             )
         return True
 
     @functools.cached_property
     def _longest(self) -> int:
-        return max(self._most_steps, gym.spec(self.spec.env).max_episode_steps or 0)
+        known = known_environment(self.spec)
+        return max(self._most_steps, (known and known.max_episode_steps) or 0)
 
     def close(self) -> None:
         """Close the environments; `first` makes new ones."""
-        vectors, self._vectors = self._vectors, []
-        for vector in vectors:
+        envs, self._envs = self._envs, []
+        for env in envs:
             try:
-                vector.close()
+                env.close()
             except Exception as error:  # the environment is no longer needed
-                logger.warning("%s failed in close(): %s: %s", self.spec.env, type(error).__name__, error)
+                logger.warning("%s failed in close(): %s: %s", self.spec.env_name, type(error).__name__, error)
 
 
 def evaluate(
@@ -131,7 +125,7 @@ def evaluate(
         raise
     except Exception as error:
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
-        raise EnvError(f"The environment {spec.env} or the policy failed in the evaluation.\n{detail}") from error
+        raise EnvError(f"The environment {spec.env_name} or the policy failed in the evaluation.\n{detail}") from error
     finally:
         # Not train(): it would also reach submodules that the user froze.
         for module in training:

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pearl.actors.actor import ActorSetup
-from pearl.actors.environment import make_vector_env
+from pearl.actors.environment import probe
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
-from pearl.actors.normalization import normalization_warnings
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
@@ -94,10 +93,9 @@ class Run(abc.ABC):
         self._trainer_class, self._settings = trainer_class, dict(settings)
         self._shared_warnings = SharedWarnings()
         self._shared_warnings.install()
-        probe = make_vector_env(actors, 1)
-        self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
-        self._warnings = normalization_warnings(probe, actors.env)
-        probe.close()
+        probed = probe(actors)
+        self.observation_space, self.action_space = probed.observation_space, probed.action_space
+        self._probed = probed
         self.transition = self._columns()
         self.bell = Bell()
         self._bench, self._data_flow = bench, data_flow
@@ -138,7 +136,9 @@ class Run(abc.ABC):
 
     def __enter__(self) -> Self:
         configure_logging(self.options.run_dir)
-        for warning in self._warnings:
+        if self._probed.preparation:
+            logger.info(self._probed.preparation)
+        for warning in self._probed.warnings:
             logger.warning(warning)
         when_imported(self._set_up_torch)
         self._report.start_clock()
@@ -207,7 +207,7 @@ class Run(abc.ABC):
         """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
         identity = {
             "trainer": self._trainer_class.__qualname__,
-            "environment": self.actors.env,
+            "environment": self.actors.env_name,
             "transition": ", ".join(f"{f.name}{list(f.shape)}:{f.dtype}" for f in self.transition.fields),
             **identity,
         }
@@ -422,7 +422,7 @@ class Run(abc.ABC):
         if self._flow.has_progressed():
             return
         if self.options.serial:
-            self._supervisor.run_inline(self.actors.env, collect=not self._flow.draining)
+            self._supervisor.run_inline(self.actors.env_name, collect=not self._flow.draining)
         else:
             start = time.perf_counter()
             self.bell.wait(self._seen, _WAIT_S)
@@ -507,7 +507,7 @@ class Run(abc.ABC):
         directory = self.options.run_dir
         summary = report.summary(
             rates,
-            env=self.actors.env,
+            env=self.actors.env_name,
             stopped=supervisor.stop_reason,
             update_delay=self._flow.update_delay,
             actor_restarts=supervisor.actor_restarts,
@@ -524,7 +524,7 @@ class Run(abc.ABC):
         report.say(f"Last weights:   {last_text(summary)}\n                {directory / LAST_WEIGHTS}")
         if self._evaluator.best is not None:
             report.say(f"Best weights:   {best_text(summary)}\n                {directory / BEST_WEIGHTS}")
-        title = f"{self._trainer_class.__name__} on {self.actors.env}"
+        title = f"{self._trainer_class.__name__} on {self.actors.env_name}"
         report.say(f"Learning curve: {report.plot(title)}")
         report.say(f"Logs:           tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}")
         if unwritten:

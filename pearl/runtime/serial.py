@@ -15,6 +15,8 @@ class InlineActor:
     """Collects one message whenever its queue is empty, so that the policy is at most one message old."""
 
     def __init__(self, setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue) -> None:
+        if setup.spec.vectorization == "async":  # the same transitions, without processes
+            setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, vectorization="sync"))
         self._setup, self._dcq = setup, dcq
         # Its own reader: a shared one would return each version only to the first that polls.
         self._wsq = wsq.reader()

@@ -1,4 +1,4 @@
-"""Imports the user's trainer class into a generated program."""
+"""Imports what the user wrote into a generated program: the trainer class, environments and wrappers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import importlib
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pearl.error_place import described
 
 
 def import_class(module: str, name: str, *, folder: str, program: str) -> type:
-    """The class `name` of `module`, which is in `folder` or next to the program; actor processes find it there too.
+    """The trainer class `name` of `module`, found as `import_object` finds it."""
+    found = import_object(module, name, folder=folder, program=program, what="trainer class")
+    if not isinstance(found, type):
+        file = Path(program).resolve()
+        _stop(
+            f"{name} of the module {module!r} in {sys.modules[module].__file__} is no class. "
+            f'Move it there, or correct folder="{folder}" in {file}.'
+        )
+    return found
 
-    `folder` counts from the folder of the file `program`. This runs while the program is imported: where the class
+
+def import_object(module: str, name: str, *, folder: str, program: str, what: str = "class or function") -> Any:
+    """The object `name` of `module`, in `folder` or next to the program; actor processes find it there too.
+
+    `folder` counts from the folder of the file `program`. This runs while the program is imported: where the object
     cannot be had, it prints one message that says where it was looked for, and raises SystemExit.
     """
     file = Path(program).resolve()
@@ -28,17 +40,15 @@ def import_class(module: str, name: str, *, folder: str, program: str) -> type:
         found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            _stop(f"Importing {module}, which has the trainer class {name}, failed: {described(error)}.")
+            _stop(f"Importing {module}, which has the {what} {name}, failed: {described(error)}.")
         looked = " or ".join(map(str, searched))
-        _stop(f"There is no module {module!r}, which has the trainer class {name}, in {looked}. {edit}")
+        _stop(f"There is no module {module!r}, which has the {what} {name}, in {looked}. {edit}")
     except AttributeError as error:
         if error.name != name:
-            _stop(f"Importing {module}, which has the trainer class {name}, failed: {described(error)}.")
-        _stop(f"The module {module!r} in {sys.modules[module].__file__} has no trainer class {name}. {edit}")
+            _stop(f"Importing {module}, which has the {what} {name}, failed: {described(error)}.")
+        _stop(f"The module {module!r} in {sys.modules[module].__file__} has no {what} {name}. {edit}")
     except Exception as error:  # whatever the user's module does at import
-        _stop(f"Importing {module}, which has the trainer class {name}, failed: {described(error)}.")
-    if not isinstance(found, type):
-        _stop(f"{name} of the module {module!r} in {sys.modules[module].__file__} is no class. {edit}")
+        _stop(f"Importing {module}, which has the {what} {name}, failed: {described(error)}.")
     return found
 
 

@@ -1,0 +1,136 @@
+"""How observations are prepared for trainers and policies: each is one array of float32, or of bytes.
+
+Actors, evaluations and whoever loads a policy prepare observations here and nowhere else. `Dict` and `Tuple`
+observations are flattened, `Discrete` and `MultiDiscrete` ones become one-hot vectors, both by Gymnasium's own
+`flatten`; arrays stay as they are. Bytes stay bytes; all other numbers become float32 when they are stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from pearl.errors import EnvError
+
+_ARRAYS = (spaces.Box, spaces.MultiBinary)
+_ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete)
+_NESTED = (spaces.Dict, spaces.Tuple)
+
+
+def prepared_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """The space of prepared observations; EnvError for a space that has no array of fixed size."""
+    if not _is_flattened(space):
+        return space
+    if not space.is_np_flattenable:
+        raise EnvError(
+            f"Observations {space} have no fixed size, so that they cannot become one array. Give a wrapper that makes "
+            "arrays of them with set_wrappers([...]), such as a class of yours derived from "
+            "gymnasium.ObservationWrapper."
+        )
+    return spaces.flatten_space(space)
+
+
+def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
+    """One observation of the environment's own `space` as the array `prepared_space(space).shape` that policies take.
+
+    The dtype is uint8 where the space's is, else float32.
+    """
+    prepared = spaces.flatten(space, obs) if _is_flattened(space) else obs
+    return np.asarray(prepared, stored_dtype(prepared_space(space)))
+
+
+def stored_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
+    """The dtype in which observations of a prepared space are stored and given to policies."""
+    return np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
+
+
+def preparation(space: gym.Space[Any]) -> str:
+    """What is done to observations of `space`, as a sentence for the log; empty if nothing is."""
+    if _is_flattened(space):
+        done = "encoded as one-hot vectors" if isinstance(space, _ONE_HOT) else "flattened"
+        inside = " (numbers of Discrete parts as one-hot vectors)" if _has_numbers(space) else ""
+        size = spaces.flatdim(space) if space.is_np_flattenable else 0
+        return f"Observations {space} are {done}{inside}: {size:,} numbers in a row."
+    if space.dtype is not None and space.dtype not in (np.float32, np.uint8) and isinstance(space, _ARRAYS):
+        return f"Observations of {space.dtype} are converted to float32 once, in the Actors."
+    return ""
+
+
+def unprepared_space(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.Space[Any]:
+    """The space of the environments' own observations."""
+    layer: Any = vector
+    if isinstance(layer, _FlattenedVector):
+        return layer.env.single_observation_space
+    while (inner := getattr(layer, "envs", None)) is None and isinstance(layer, gym.vector.VectorWrapper):
+        layer = layer.env
+    single = inner[0] if inner else None
+    if isinstance(single, _Flattened):
+        return single.env.observation_space
+    return vector.single_observation_space
+
+
+def prepare_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """A single environment with prepared observations."""
+    if not _is_flattened(env.observation_space):
+        return env
+    prepared_space(env.observation_space)
+    return _Flattened(env)
+
+
+class _Flattened(gym.wrappers.FlattenObservation[Any, Any, Any]):
+    """A class of its own, to be told from wrappers of the user."""
+
+
+def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """A vector of environments with prepared observations."""
+    if not _is_flattened(vector.single_observation_space):
+        return vector
+    return _FlattenedVector(vector)
+
+
+class _FlattenedVector(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Flattens the observations of a vector, last ones (`final_obs`) too, which Gymnasium's own wrapper refuses."""
+
+    def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(vector)
+        self._space = vector.single_observation_space
+        self.single_observation_space = prepared_space(self._space)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, vector.num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._flattened(obs), info
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        if "final_obs" in info:
+            final = np.zeros(self.observation_space.shape or (), self.single_observation_space.dtype)
+            for env in np.flatnonzero(np.logical_or(terminated, truncated)).tolist():
+                final[env] = spaces.flatten(self._space, one_of(info["final_obs"], env))
+            info = {**info, "final_obs": final}
+        return self._flattened(obs), reward, terminated, truncated, info
+
+    def _flattened(self, obs: Any) -> np.ndarray:
+        rows: list[Any] = [spaces.flatten(self._space, one_of(obs, env)) for env in range(self.num_envs)]
+        return np.stack(rows)
+
+
+def one_of(obs: Any, env: int) -> Any:
+    """One environment's part of batched observations."""
+    if isinstance(obs, dict):
+        return {name: one_of(part, env) for name, part in obs.items()}
+    return tuple(one_of(part, env) for part in obs) if isinstance(obs, tuple) else obs[env]
+
+
+def _is_flattened(space: gym.Space[Any]) -> bool:
+    return not isinstance(space, _ARRAYS) and (space.shape is None or isinstance(space, (*_ONE_HOT, *_NESTED)))
+
+
+def _has_numbers(space: gym.Space[Any]) -> bool:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inside = space.values() if isinstance(space, spaces.Dict) else space
+        return any(isinstance(part, _ONE_HOT) or _has_numbers(part) for part in inside)
+    return False

@@ -1,0 +1,296 @@
+"""The kinds of vectors of environments: how each value of `vectorization` makes one, and what it needs.
+
+Every vector made here resets an environment whose episode ended in the same step, with the last observation in
+`info["final_obs"]`, or in the next step (`autoreset_mode`). Those are the two ways that Actors know.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+import difflib
+import functools
+import importlib
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from pearl.actors.observations import one_of, prepare_env, prepare_vector
+from pearl.errors import EnvError
+from pearl.spec import ActorSpec
+
+AnyVector = VectorEnv[Any, Any, Any]
+
+_ATARI_ENTRY = "ale_py.env:AtariEnv"
+# As Gymnasium's AtariPreprocessing does it; `env_kwargs` may say otherwise.
+_ATARI_PREPROCESSING = {"reward_clipping": False, "episodic_life": False, "use_fire_reset": False}
+_WHOLE_GAMES = {"reward_clipping": False, "episodic_life": False}
+# What the registered names of Atari games say that ale-py's vector takes; it skips frames in its own way.
+_ATARI_REGISTERED = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
+_MOST_SEED = 2**31
+
+
+class Vectorization(abc.ABC):
+    """A way to step several environments at once."""
+
+    steps_singles: ClassVar[bool] = False  # made by `gymnasium.make`, so that wrappers and callables apply
+
+    def find(self, spec: ActorSpec) -> EnvSpec | None:
+        """Gymnasium's description of the environment; None where it has none."""
+        return environment_of(spec)
+
+    @abc.abstractmethod
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        """A vector of `count` environments. May raise anything; `make_vector_env` says where it happened."""
+
+    def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+        """`count` environments to step one by one, for evaluations."""
+        return [SingleEnv(_actors_vector(self.make(spec, 1))) for _ in range(count)]
+
+
+class _OfSingles(Vectorization):
+    """Gymnasium's vectors of environments that are each made by `gymnasium.make`."""
+
+    steps_singles = True
+
+    def __init__(self, mode: str, **vector_kwargs: Any) -> None:
+        self._mode, self._vector_kwargs = mode, vector_kwargs
+
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        wrappers: list[Any] = [functools.partial(wrapper, **options) for wrapper, options in spec.wrapped]
+        wrappers.append(prepare_env)
+        options: dict[str, Any] = dict(spec.env_kwargs)
+        return gym.make_vec(
+            _named(spec),
+            num_envs=count,
+            vectorization_mode=self._mode,
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP, **self._vector_kwargs},
+            wrappers=wrappers,
+            **options,
+        )
+
+    def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+        vector = _SYNC.make(spec, count)
+        assert isinstance(vector, gym.vector.SyncVectorEnv)
+        return list(vector.envs)
+
+
+class _Own(Vectorization):
+    """The environment's own vector, registered as its `vector_entry_point`."""
+
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        options: dict[str, Any] = dict(spec.env_kwargs)
+        return gym.make_vec(_named(spec), num_envs=count, vectorization_mode="vector_entry_point", **options)
+
+    def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+        known = self.find(spec)
+        if known is not None and known.entry_point is None:  # it exists as a vector only
+            return super().make_single(spec, count)
+        return _SYNC.make_single(spec, count)
+
+
+class _Atari(Vectorization):
+    """ale-py's AtariVectorEnv: threads that step, skip, stack and scale frames in C++."""
+
+    def find(self, spec: ActorSpec) -> EnvSpec | None:
+        _imported("ale_py", "atari")
+        return super().find(spec)
+
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        known, vectors = self.find(spec), _imported("ale_py.vector_env", "atari")
+        if known is None or not is_game(known):
+            games = [name for name, one in gym.registry.items() if name.startswith("ALE/") and is_game(one)]
+            raise EnvError(
+                f"vectorization=\"atari\" steps Atari games by their registered names, such as 'ALE/Pong-v5'; found "
+                f"{spec.env_name!r}.{_nearest(spec.env_name, games)}"
+            )
+        options: dict[str, Any] = {name: known.kwargs[name] for name in _ATARI_REGISTERED if name in known.kwargs}
+        options |= {"autoreset_mode": AutoresetMode.SAME_STEP, **_ATARI_PREPROCESSING, **spec.env_kwargs}
+        if count == 1:
+            options.setdefault("num_threads", 1)
+        made: AnyVector = vectors.AtariVectorEnv(known.kwargs["game"], count, **options)
+        # Of its own: ale-py writes the mode into the metadata of the class, where the next vector changes it.
+        made.metadata = {**made.metadata, "autoreset_mode": AutoresetMode(options["autoreset_mode"])}
+        return _SmallSeeds(made)
+
+    def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+        """Whole games with the rewards of the game, whatever the Actors' `env_kwargs` make of lives and rewards."""
+        return super().make_single(dataclasses.replace(spec, env_kwargs={**spec.env_kwargs, **_WHOLE_GAMES}), count)
+
+
+class _EnvPool(Vectorization):
+    """EnvPool: environments written in C++, stepped by threads."""
+
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        pools = _imported("envpool", "envpool")
+        name, names = spec.env_name.removeprefix("ALE/"), pools.list_all_envs()
+        if name not in names:
+            raise EnvError(f"EnvPool has no environment {spec.env_name!r}.{_nearest(name, names)}")
+        return _Pool(pools, name, count, spec.env_kwargs)
+
+
+class _Pool(VectorEnv[Any, Any, Any]):
+    """A pool that is made when it is reset with a seed: EnvPool takes seeds at construction only."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, pools: Any, name: str, count: int, options: Mapping[str, Any]) -> None:
+        self._pools, self._name, self.num_envs, self._options = pools, name, count, dict(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of bounds that are not representable in float32
+            described = pools.make_spec(name, num_envs=count, **self._options)
+            self.single_observation_space = described.gymnasium_observation_space
+            self.single_action_space = described.gymnasium_action_space
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, count)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, count)
+        self._pool: Any = None
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of bounds, as above
+            if self._pool is None or seed is not None:
+                seeded = {} if seed is None else {"seed": int(seed) % (_MOST_SEED - self.num_envs)}
+                options_of_pool = {**seeded, **self._options}
+                self._pool = self._pools.make_gymnasium(self._name, num_envs=self.num_envs, **options_of_pool)
+            obs, info = self._pool.reset()
+        return obs, dict(info)
+
+    def step(self, actions: Any) -> Any:
+        return self._pool.step(actions)
+
+    def close_extras(self, **_: Any) -> None:
+        self._pool = None
+
+
+class _SmallSeeds(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Seeds that the vector's 32-bit integers hold, also for the last environment."""
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        seed = None if seed is None else int(seed) % (_MOST_SEED - self.num_envs)
+        return self.env.reset(seed=seed, options=options)
+
+
+class SingleEnv(gym.Env[Any, Any]):
+    """A vector of one environment with the interface of a single one, without autoreset."""
+
+    def __init__(self, vector: AnyVector) -> None:
+        self._vector = vector
+        self._same_step = autoreset_mode(vector) is AutoresetMode.SAME_STEP
+        self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
+        self.spec = vector.spec
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; info is the vector's."""
+        obs, info = self._vector.reset(seed=seed, options=options)
+        return one_of(obs, 0), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step; the observation is the episode's last where it ended."""
+        actions = np.asarray(action, self.action_space.dtype)[None]
+        obs, reward, terminated, truncated, info = self._vector.step(actions)
+        ended = bool(terminated[0] or truncated[0])
+        last = one_of(info["final_obs"], 0) if ended and self._same_step else one_of(obs, 0)
+        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def close(self) -> None:
+        """Close the vector."""
+        self._vector.close()
+
+
+class ResetInStep(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Resets in the same step the environments of a vector that leaves resetting to its user (`DISABLED`)."""
+
+    def __init__(self, vector: AnyVector) -> None:
+        super().__init__(vector)
+        self.metadata = {**vector.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def step(self, actions: Any) -> Any:
+        """Step, and start new episodes where any ended; `final_obs` has the last observations."""
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        done = np.asarray(terminated | truncated, bool)
+        if done.any():
+            final = copy.deepcopy(obs)
+            reward, terminated, truncated = (np.array(column) for column in (reward, terminated, truncated))
+            obs, _ = self.env.reset(options={"reset_mask": done})
+            info = {**info, "final_obs": final, "_final_obs": done}
+        return obs, reward, terminated, truncated, info
+
+
+_SYNC = _OfSingles("sync")
+
+# "spawn": the process may have threads, which a fork would leave in any state. Actors copy observations themselves.
+VECTORIZATIONS: Mapping[str, Vectorization] = {
+    "sync": _SYNC,
+    "async": _OfSingles("async", context="spawn", copy=False),
+    "vector_entry_point": _Own(),
+    "envpool": _EnvPool(),
+    "atari": _Atari(),
+}
+
+
+def make_vector(spec: ActorSpec, count: int) -> AnyVector:
+    """`count` environments as Actors step them. May raise anything."""
+    kind = VECTORIZATIONS[spec.vectorization]
+    if not kind.steps_singles and (spec.wrappers or not isinstance(spec.env, str)):
+        what = "Wrappers (set_wrappers) wrap" if spec.wrappers else "An environment given as a callable makes"
+        raise EnvError(
+            f'{what} single environments; vectorization="{spec.vectorization}" has none. Take "sync" or "async".'
+        )
+    return _actors_vector(kind.make(spec, count))
+
+
+def make_single_envs(spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+    """The same environments one by one, to be reset by whoever steps them. May raise anything."""
+    return VECTORIZATIONS[spec.vectorization].make_single(spec, count)
+
+
+def _actors_vector(made: AnyVector) -> AnyVector:
+    if autoreset_mode(made) is AutoresetMode.DISABLED:
+        made = ResetInStep(made)
+    return prepare_vector(made)
+
+
+def environment_of(spec: ActorSpec) -> EnvSpec | None:
+    """Gymnasium's description of the environment; None for a name that is not registered."""
+    if isinstance(spec.env, str):
+        return gym.registry.get(spec.env)
+    return EnvSpec(spec.env_name, entry_point=spec.env)
+
+
+def _named(spec: ActorSpec) -> str | EnvSpec:
+    return spec.env if isinstance(spec.env, str) else EnvSpec(spec.env_name, entry_point=spec.env)
+
+
+def autoreset_mode(vector: AnyVector) -> AutoresetMode:
+    """How the vector resets environments whose episode ended."""
+    return AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+
+
+def _imported(module: str, kind: str) -> Any:
+    """A module of the package that a kind needs."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a wheel that does not load may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name == package
+        why = "is not installed" if absent else f"does not load here ({type(error).__name__}: {error})"
+        raise EnvError(
+            f'vectorization="{kind}" needs the package {package}, which {why}. Install it with pip install '
+            f"'pearl-toolkit[{kind}]', or leave vectorization out."
+        ) from error
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(f"ALE/{name}", names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def is_game(known: EnvSpec) -> bool:
+    """Whether it is an Atari game that shows its screen, not its memory."""
+    return known.entry_point == _ATARI_ENTRY and known.kwargs.get("obs_type", "rgb") != "ram"
