@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from composer import Composer as Composer
+    from pearl.policy.loading import load_policy as load_policy
 
 __version__ = "0.1.0"
-__all__ = ["Composer", "__version__"]
+__all__ = ["Composer", "__version__", "load_policy"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> object:
         from composer import Composer
 
         return Composer
+    if name == "load_policy":
+        from pearl.policy.loading import load_policy
+
+        return load_policy
     raise AttributeError(f"module 'pearl' has no attribute {name!r}")
 
 

@@ -75,5 +75,9 @@ class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written; a later attempt may succeed (a full disk, a lock of another process)."""
 
 
+class PolicyError(PearlError, ValueError):
+    """A saved policy is missing, damaged, of another version, or cannot do what is asked."""
+
+
 class GenerationError(PearlError):
     """The runtime program could not be written."""

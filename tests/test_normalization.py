@@ -13,7 +13,9 @@ from gymnasium.wrappers import vector as vector_wrappers
 from programs import make_program, run
 from trainers import OwnTrainer
 
+from pearl import load_policy
 from pearl.actors.normalization import normalization_warnings
+from pearl.errors import PolicyError
 
 Env = gym.Env[Any, Any]
 
@@ -81,3 +83,5 @@ def test_composing_and_running_say_so(tmp_path: Path, quick_profiles: None, capl
     assert code == 0, output
     assert all(text in output for text in warned)
     assert all(text in (tmp_path / "run.log").read_text() for text in warned)
+    with pytest.raises(PolicyError, match=r"NormalizeObservation normalised by running statistics, which no run keeps"):
+        load_policy(tmp_path)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from trainers import Collapsing, Guessing, OwnTrainer, Sluggish, TinyDDPG
 from typer.testing import CliRunner
 
+import pearl
 from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
 from pearl.cli import app
@@ -90,6 +91,10 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
     assert found["priority_update_delay"] == (1 if setting == 1 else 0), "what is in effect"
     assert found["last"]["episodes"] == found["best"]["episodes"] == 3
     assert found["last"]["step"] == found["env_steps"]
+    for which in ("last", "best"):
+        policy = pearl.load_policy(results, which)
+        assert (policy.origin.step, policy.origin.mean_return) == (found[which]["step"], found[which]["mean"])
+        assert policy.action_space.contains(policy.predict(np.zeros(4)))
     # 2 samples are trained per transition collected, give or take what may be under way.
     assert found["replay_ratio"] == pytest.approx(2.0, rel=0.25)
     with (results / "progress.csv").open() as file:

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from pearl.actors.normalization import normalization_warnings
+from pearl.actors.normalization import normalization_warnings, observation_normalizers
 from pearl.actors.observations import preparation, unprepared_space
 from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, make_vector
 from pearl.actors.vectorization import make_single_envs as single_envs
@@ -51,12 +51,14 @@ class Probe:
     """What an environment is for a trainer: its spaces, with observations as they are prepared.
 
     `preparation` says what is done to observations, `warnings` what is wrong with the environment; both may be empty.
+    `normalizers` are the wrappers that normalise observations by running statistics of their own.
     """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     preparation: str
     warnings: tuple[str, ...]
+    normalizers: tuple[str, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ def probe(spec: ActorSpec) -> Probe:
         envs.single_action_space,
         preparation(unprepared_space(envs)),
         normalization_warnings(envs, spec.env_name),
+        observation_normalizers(envs),
     )
     envs.close()
     return found

@@ -26,7 +26,7 @@ def normalization_warnings(vector: gym.vector.VectorEnv[Any, Any, Any], env: str
     found: dict[str, None] = {}
     for layer in _layers(vector):
         name = type(layer).__name__
-        if any(getattr(layer, name, True) is False for name in _LEARNING):
+        if not _learns(layer):
             continue
         if _has(layer, _OF_OBSERVATIONS):
             found[
@@ -43,6 +43,15 @@ def normalization_warnings(vector: gym.vector.VectorEnv[Any, Any, Any], env: str
                 "gymnasium.wrappers.TransformReward."
             ] = None
     return tuple(found)
+
+
+def observation_normalizers(vector: gym.vector.VectorEnv[Any, Any, Any]) -> tuple[str, ...]:
+    """The wrappers of `vector`'s environments that normalise observations by running statistics, by class name."""
+    return tuple(type(layer).__name__ for layer in _layers(vector) if _learns(layer) and _has(layer, _OF_OBSERVATIONS))
+
+
+def _learns(layer: object) -> bool:
+    return not any(getattr(layer, name, True) is False for name in _LEARNING)
 
 
 def _layers(vector: object) -> Iterator[object]:

@@ -307,7 +307,8 @@ def _is_code(name: str, value: object) -> bool:
 _OF_ANY_CLASS = frozenset(vars(type("_Empty", (Trainer,), {"__doc__": "", "__annotations__": {}})))
 
 
-def _settings_of(trainer_class: type) -> set[str]:
+def settings_of(trainer_class: type) -> set[str]:
+    """The names of the class's settings: its public attributes that are values."""
     members = ((name, value) for base in trainer_class.__mro__[:-1] for name, value in vars(base).items())
     others = (property, classmethod)
     return {name for name, value in members if not (name[0] == "_" or callable(value) or isinstance(value, others))}
@@ -315,7 +316,7 @@ def _settings_of(trainer_class: type) -> set[str]:
 
 def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
     """Set class-level settings on one trainer; TrainerError names an unknown one and its nearest match."""
-    known = _settings_of(type(trainer))
+    known = settings_of(type(trainer))
     for name, value in settings.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from pearl.actors.native_policy import NativePolicy
-from pearl.algorithms.arrays import ArrayModule
-from pearl.algorithms.trainer import TrainerLike, arrays_of, modules_of
+from pearl.algorithms.trainer import TrainerLike
 from pearl.atomic_file import write_bytes, write_text
 from pearl.runtime.checkpoint_files import Stored, Tensors, safetensors_of
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.options import Options
 from pearl.runtime.run_log import EvaluationKind
 from pearl.runtime.run_state import Best, Counters
-from pearl.runtime.trainer_state import load_module_tensors, module_tensors
+from pearl.runtime.trainer_state import load_module_tensors, module_tensors, network_groups
 from pearl.spec import ActorSpec
 
 LAST_WEIGHTS = "weights.safetensors"
@@ -135,19 +134,22 @@ def _is_better(mean: float, other: float) -> bool:
 
 
 def save_weights(trainer: TrainerLike, path: Path, tensors: Tensors | None = None) -> None:
-    """Write the trainer's modules as `attribute.parameter` to one safetensors file, without optimizers.
+    """Write the trainer's networks as `attribute.parameter` to one safetensors file, without optimizers.
 
     `tensors` are groups as `module_tensors` returns them; by default the current ones.
     """
-    arrays = arrays_of(trainer)
-    modules = modules_of(trainer) if arrays is None else [n for n, p in arrays.items() if isinstance(p, ArrayModule)]
-    flat: dict[str, Stored] = {
+    found, groups = module_tensors(trainer) if tensors is None else tensors, network_groups(trainer)
+    write_bytes(path, safetensors_of(flat_tensors(found, groups)))
+
+
+def flat_tensors(tensors: Tensors, groups: Collection[str]) -> dict[str, Stored]:
+    """The tensors of some `groups` by `group.name`, as weights files have them."""
+    return {
         f"{group}.{name}": tensor if isinstance(tensor, np.ndarray) else tensor.contiguous()
-        for group, content in (module_tensors(trainer) if tensors is None else tensors).items()
-        if group in modules
+        for group, content in tensors.items()
+        if group in groups
         for name, tensor in content.items()
     }
-    write_bytes(path, safetensors_of(flat))
 
 
 def write_summary(path: Path, summary: Mapping[str, object]) -> None:

@@ -30,6 +30,7 @@ from pearl.errors import CheckpointError, CheckpointWriteError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
+from pearl.policy.description import PolicyDescription, write_description
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
 from pearl.runtime.checkpoint import latest_checkpoint
@@ -274,6 +275,18 @@ class Run(abc.ABC):
             return
         self._report.open()  # moves an earlier run's composition aside
         keep_composition(self.options.program, self.options.run_dir)
+        write_description(self._describe_policy(), self.options.run_dir)
+
+    def _describe_policy(self) -> PolicyDescription:
+        return PolicyDescription.of(
+            self.trainer,
+            self._settings,
+            environment=self.actors.env_name,
+            env_kwargs=self.actors.env_kwargs,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            unshared_normalization=self._probed.normalizers,
+        )
 
     @property
     def _samples(self) -> int:

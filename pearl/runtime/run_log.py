@@ -222,6 +222,7 @@ def _move_earlier(directory: Path) -> None:
         "report.html",
         "summary.json",
         COMPOSITION_OF_RUN,
+        "policy.json",
         "weights.safetensors",
         "best_weights.safetensors",
     )

@@ -26,7 +26,7 @@ from pearl.runtime.trainer_state import (
 )
 
 _RETURN_WINDOW = 100
-_BEST = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
+BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 
 
@@ -122,8 +122,8 @@ class RunState:
         if random := torch_random_tensors():
             tensors[RANDOM_GROUP] = {**random}
         if best is not None:
-            scalars |= {f"{_BEST}{name}": getattr(best, name) for name in _BEST_SCALARS}
-            tensors |= {f"{_BEST}{group}": dict(content) for group, content in best.tensors.items()}
+            scalars |= {f"{BEST_PREFIX}{name}": getattr(best, name) for name in _BEST_SCALARS}
+            tensors |= {f"{BEST_PREFIX}{group}": dict(content) for group, content in best.tensors.items()}
         state = CheckpointState(counters.env_steps, self.identity, scalars, tensors, arrays)
         return save_checkpoint(directory, state)
 
@@ -139,7 +139,7 @@ class RunState:
         best = self._saved_best(state, counters, directory)
         self._check_names(state, directory)
         self.experience.check(state.arrays, state.counters, directory)
-        load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(_BEST)})
+        load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(BEST_PREFIX)})
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
@@ -147,22 +147,22 @@ class RunState:
         return counters, best
 
     def _saved_best(self, state: CheckpointState, counters: Counters, where: Path) -> Best | None:
-        tensors, scalars = part(state.tensors, _BEST), part(state.counters, _BEST)
+        tensors, scalars = part(state.tensors, BEST_PREFIX), part(state.counters, BEST_PREFIX)
         if not tensors and not scalars:
             return None
         mean = scalars.get("mean")
         if isinstance(mean, bool) or not isinstance(mean, int | float) or math.isnan(mean) or not tensors:
-            refuse(where, f"{_BEST}mean", f"a number, together with weights in {_BEST}...", mean)
-        counts = {name: saved_count(state.counters, f"{_BEST}{name}", where) for name in _BEST_SCALARS[1:]}
+            refuse(where, f"{BEST_PREFIX}mean", f"a number, together with weights in {BEST_PREFIX}...", mean)
+        counts = {name: saved_count(state.counters, f"{BEST_PREFIX}{name}", where) for name in _BEST_SCALARS[1:]}
         for name in ("env_steps", "gradient_steps"):
             if counts[name] > (most := getattr(counters, name)):
-                refuse(where, f"{_BEST}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
+                refuse(where, f"{BEST_PREFIX}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
         check_module_tensors(self.trainer, tensors)
         return Best(float(mean), **counts, tensors=tensors)
 
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
-        known = {*vars(Counters()), *(f"{_BEST}{name}" for name in _BEST_SCALARS)}
+        known = {*vars(Counters()), *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
             if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
                 refuse(where, f"each of the {kind}", "one that a run has", unknown[0])

@@ -46,6 +46,64 @@ def module_tensors(trainer: object) -> dict[str, dict[str, Stored]]:
     return {name: _group_of(name, value) for name, value in _stateful_attributes(trainer).items()}
 
 
+def network_groups(trainer: object) -> list[str]:
+    """The groups of `module_tensors` that weights files hold: networks, and no optimizers.
+
+    Of a class that derives from no `Trainer` also single tensors that are learned. Where a class defines
+    `state_tensors()`, all groups that it returns.
+    """
+    if (arrays := arrays_of(trainer)) is not None:
+        return [name for name, part in arrays.items() if isinstance(part, ArrayModule)]
+    if (own := getattr(trainer, "state_tensors", None)) is not None:
+        return list(own())
+    kinds = torch.nn.Module if isinstance(trainer, Trainer) else (torch.nn.Module, torch.Tensor)
+    return [name for name, value in _stateful_attributes(trainer).items() if isinstance(value, kinds)]
+
+
+def policy_groups(trainer: object) -> list[str]:
+    """Those of `network_groups` that acting needs: of `trainer.policy` if it is one of them, else all."""
+    groups = network_groups(trainer)
+    arrays = arrays_of(trainer)
+    policy: object
+    if arrays is not None:
+        policy, parts = arrays.policy, dict(arrays.items())
+    elif getattr(trainer, "state_tensors", None) is None:
+        policy, parts = getattr(trainer, "policy", None), _stateful_attributes(trainer)
+    else:
+        return groups
+    chosen = [name for name in groups if parts[name] is policy]
+    return chosen if isinstance(trainer, Trainer) and chosen else groups
+
+
+def load_networks(trainer: object, flat: Mapping[str, Stored]) -> None:
+    """Load the weights `flat`, by `group.name` as a weights file has them, into the groups that acting needs.
+
+    Other groups are left as they are. Raises CheckpointError if a tensor is missing, unknown or of another shape.
+    """
+    groups = policy_groups(trainer)
+    tensors: dict[str, dict[str, Stored]] = {group: {} for group in groups}
+    for key, value in flat.items():
+        owners = [group for group in groups if key.startswith(f"{group}.")]
+        if owners:
+            group = max(owners, key=len)
+            tensors[group][key[len(group) + 1 :]] = value
+    if (arrays := arrays_of(trainer)) is not None:
+        parts = dict(arrays.items())
+        for group in groups:
+            _check_tensors(group, parts[group].state(), tensors[group])
+        for group in groups:
+            _load_arrays(parts[group], tensors[group])
+        return
+    in_torch = _in_torch(tensors)
+    if (own := getattr(trainer, "load_state_tensors", None)) is not None:
+        _load(trainer, "load_state_tensors", own, in_torch)
+        return
+    attributes = _stateful_attributes(trainer)
+    loads = {group: _prepared_load(group, attributes[group], in_torch[group]) for group in groups}
+    for group, (load, state) in loads.items():
+        _load(trainer, group, load, state)
+
+
 def load_module_tensors(trainer: object, tensors: Tensors) -> None:
     """Put what `module_tensors` returned back into a trainer of the same structure, in place.
 
@@ -256,7 +314,7 @@ def _check_names(what: str, expected: Iterable[str], found: Iterable[str]) -> No
         )
 
 
-def _check_tensors(group: str, expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
+def _check_tensors(group: str, expected: Mapping[str, Stored], found: Mapping[str, Stored]) -> None:
     _check_names(f"The tensors of {group!r}", expected, found)
     for name, tensor in expected.items():
         other = found[name]

@@ -29,6 +29,7 @@ RANKS = {
     "pearl.algorithms": 1,
     "pearl.backends": 2,
     "pearl.actors": 3,
+    "pearl.policy": 3,
     "pearl.runtime": 3,
     "composer": 4,
 }

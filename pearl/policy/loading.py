@@ -1,0 +1,307 @@
+"""Loads a policy from the folder of a run, or from a file that `pearl export` wrote.
+
+Nothing that is read is unpickled, and nothing in a run folder is executed. Of a trainer class with code of its own the
+file is imported from which the run's program imported it, unless it is inside the run folder: whoever sends a run
+folder must not have his code run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from pearl.actors.actor import Policy
+from pearl.actors.native_policy import NativePolicy
+from pearl.actors.policy_plan import read_policy
+from pearl.actors.torch_policy import TorchPolicy
+from pearl.algorithms import ALGORITHMS
+from pearl.algorithms.trainer import TrainerLike, make_trainer
+from pearl.error_place import described
+from pearl.errors import CheckpointError, PearlError, PolicyError
+from pearl.learner.native_plan import UnsupportedError
+from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
+from pearl.policy.saved import SavedPolicy, WeightsOrigin
+from pearl.runtime.checkpoint import latest_checkpoint
+from pearl.runtime.checkpoint_files import Stored, check_file, read_manifest, read_tensors
+from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
+from pearl.runtime.run_state import BEST_PREFIX
+from pearl.runtime.trainer_state import load_networks
+
+Which: TypeAlias = Literal["best", "last"]
+
+METADATA = "pearl.policy"  # the key of the description in a file of `pearl export`
+
+_NORMALIZATION = ("observation_mean", "observation_scale")
+
+logger = logging.getLogger("pearl.policy")
+
+
+def load_policy(
+    run: str | Path, which: Which | None = None, *, trainer: type | None = None, seed: int = 0
+) -> SavedPolicy:
+    """The policy of the run in the folder `run`, or of a safetensors file that `pearl export` wrote.
+
+    `which` chooses the "best" weights, which the short evaluations selected, or the "last"; None: the best if there are
+    some. Before the run has ended, they come from its newest checkpoint. `trainer` is the trainer class, if it has code
+    of its own: without it, the class is taken from its module if that is imported already, else from the file from
+    which the program imported it, with a warning that names the file. `seed` is that of stochastic actions.
+
+    Raises PolicyError if the policy is missing, damaged, of another version, or lacks its normalisation, or if its
+    class cannot be had.
+    """
+    if which is not None and which not in get_args(Which):
+        raise PolicyError(f'which must be "best", "last" or None for the best if there is one; found {which!r}.')
+    path = Path(run)
+    if path.is_file():
+        if which is not None:
+            raise PolicyError(f"{path} holds one set of weights: leave out which={which!r}, or pass the run's folder.")
+        description, flat, origin = _read_file(path)
+    elif path.is_dir():
+        description = read_description(path / POLICY_FILE)
+        flat, origin = _read_weights(path, which)
+    else:
+        raise PolicyError(f"There is no run at {path}. A program's --run-dir says where its run goes.")
+    _check_normalization(description, origin)
+    made = _make_trainer(description, trainer, path)
+    _check_saved_normalization(made, flat, origin)
+    try:
+        load_networks(made, flat)
+    except CheckpointError as error:
+        raise PolicyError(
+            f"The weights in {origin.file} are not those of {type(made).__name__} as it is now: {error} If the class "
+            "was changed since the run, load the policy with the class as it was."
+        ) from error
+    return SavedPolicy(description, made, _acting(made), origin, seed)
+
+
+def _acting(trainer: TrainerLike) -> Policy:
+    try:
+        return NativePolicy(read_policy(trainer))
+    except UnsupportedError as error:
+        logger.debug("The policy runs in torch: the native engine does not support %s.", error)
+        return TorchPolicy(trainer)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path) -> tuple[PolicyDescription, Mapping[str, Stored], WeightsOrigin]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            content = (file.metadata() or {}).get(METADATA)
+    except (SafetensorError, OSError) as error:
+        raise PolicyError(f"{path} is not a safetensors file ({error}). `pearl export` writes one.") from error
+    if content is None:
+        raise PolicyError(
+            f"{path} holds weights, but does not describe their policy. Pass the folder of the run, or a file of "
+            "`pearl export RUN --format safetensors`."
+        )
+    description = PolicyDescription.from_json(content, str(path))
+    kept = json.loads(content).get("weights")
+    kept = kept if isinstance(kept, dict) else {}
+    step, mean, episodes = kept.get("step"), kept.get("mean_return"), kept.get("episodes")
+    origin = WeightsOrigin(str(kept.get("which", "exported")), str(path), _count(step), _real(mean), _count(episodes))
+    return description, _read_tensors(path), origin
+
+
+def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:
+    files = {"best": run / BEST_WEIGHTS, "last": run / LAST_WEIGHTS}
+    chosen: Which = which or ("best" if files["best"].is_file() or not files["last"].is_file() else "last")
+    file = files[chosen]
+    if file.is_file():
+        return _read_tensors(file), _origin_of(run, chosen, file)
+    if (checkpoint := latest_checkpoint(run / "checkpoints")) is not None and not files["last"].is_file():
+        return _read_checkpoint(checkpoint, which)
+    if files["last"].is_file():
+        raise PolicyError(
+            f"{run} has no best weights: nothing was evaluated on the way (--eval-episodes, --eval-interval). "
+            'Load the last ones, with which="last".'
+        )
+    raise PolicyError(
+        f"{run} has neither {LAST_WEIGHTS} nor a checkpoint in {run / 'checkpoints'}: the run has saved nothing yet."
+    )
+
+
+def _origin_of(run: Path, which: Which, file: Path) -> WeightsOrigin:
+    """The step and the unselected score of the weights, from the run's summary."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8", errors="replace"))
+        found = summary[which]
+        return WeightsOrigin(
+            *(which, str(file), _count(found.get("step")), _real(found.get("mean")), _count(found.get("episodes")))
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return WeightsOrigin(which, str(file))  # only the report needs it
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _real(value: object) -> float | None:
+    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+
+
+def _read_tensors(file: Path) -> Mapping[str, Stored]:
+    import safetensors.numpy
+
+    try:
+        found: Mapping[str, np.ndarray] = safetensors.numpy.load_file(file)
+    except (KeyError, TypeError):  # a dtype that NumPy lacks, such as bfloat16
+        return read_tensors(file.parent, file.name)
+    except Exception as error:  # SafetensorError, and what Python makes of a header
+        raise PolicyError(f"{file} is not a safetensors file ({error}). Take it from the run again.") from error
+    return found
+
+
+def _read_checkpoint(folder: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:
+    """The weights of a checkpoint: without its replay, which may be large."""
+    manifest = read_manifest(folder)
+    has_best = f"{BEST_PREFIX}env_steps" in manifest.counters
+    chosen: Which = which or ("best" if has_best else "last")
+    if chosen == "best" and not has_best:
+        raise PolicyError(
+            f'{folder} has no best weights: nothing was evaluated before it. Load the last ones, with which="last".'
+        )
+    flat: dict[str, Stored] = {}
+    for name, entry in manifest.files.items():
+        group = name.removeprefix("tensors/").removesuffix(".safetensors")
+        if not name.startswith("tensors/") or group.startswith(BEST_PREFIX) != (chosen == "best"):
+            continue
+        check_file(folder, name, entry)
+        group = group.removeprefix(BEST_PREFIX)
+        flat |= {f"{group}.{key}": tensor.numpy() for key, tensor in read_tensors(folder, name).items()}
+    step = manifest.counters[f"{BEST_PREFIX}env_steps"] if chosen == "best" else manifest.step
+    return flat, WeightsOrigin(chosen, str(folder), _count(step))
+
+
+# --- normalisation ----------------------------------------------------------------------------------------------------
+
+
+def _check_normalization(description: PolicyDescription, origin: WeightsOrigin) -> None:
+    if wrappers := description.unshared_normalization:
+        raise PolicyError(
+            f"The policy in {origin.file} was trained on observations that {', '.join(wrappers)} normalised by running "
+            "statistics, which no run keeps: it would see other numbers now. Train without the wrapper, and scale "
+            "observations by constants, by the trainer's scale_observations, or by normalize_observations of PPO and "
+            "A2C, which belong to the policy."
+        )
+
+
+def _check_saved_normalization(trainer: TrainerLike, flat: Mapping[str, Stored], origin: WeightsOrigin) -> None:
+    if not getattr(trainer, "normalize_observations", False):
+        return
+    missing = [name for name in _NORMALIZATION if not any(key.endswith(f".{name}") for key in flat)]
+    if missing:
+        raise PolicyError(
+            f"{type(trainer).__name__} normalises observations, but {origin.file} lacks {' and '.join(missing)}: its "
+            "policy would see other numbers than in training. Take the weights from the run again."
+        )
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+
+def _make_trainer(description: PolicyDescription, given: type | None, run: Path) -> TrainerLike:
+    source = description.trainer
+    settings = description.settings
+    if given is None and source.algorithm is not None:
+        found: type = ALGORITHMS[source.algorithm]
+    else:
+        found = _given_class(given, source.name) if given is not None else _import_trainer(description, run)
+    if settings is None:
+        raise PolicyError(
+            f"The settings of {source.name} in {run} are no plain values: its policy cannot be made again from them. "
+            "Set them in the class instead of passing them to set_train_function."
+        )
+    try:
+        return make_trainer(found, description.observation_space, description.action_space, settings=dict(settings))
+    except PearlError as error:
+        raise PolicyError(f"The policy in {run} cannot be made again: {error}") from error
+
+
+def _given_class(given: object, name: str) -> type:
+    if not isinstance(given, type):
+        raise PolicyError(f"trainer must be the run's trainer class, {name}; found {given!r:.80}.")
+    return given
+
+
+def _import_trainer(description: PolicyDescription, run: Path) -> type:
+    """The class, from its module; PolicyError says where it was looked for."""
+    source = description.trainer
+    advice = f"Pass the class: load_policy(run, trainer={source.name})."
+    module = import_module_of(description, run, advice)
+    found = getattr(module, source.name, None)
+    if not isinstance(found, type):
+        raise PolicyError(f"{getattr(module, '__file__', module)} has no class {source.name} any more. {advice}")
+    return found
+
+
+def import_module_of(description: PolicyDescription, run: Path, advice: str) -> Any:
+    """The module of the run's trainer class; PolicyError, ending with `advice`, if it cannot be imported.
+
+    It is imported from the file that the program imported, which a warning names, and never from the run's folder.
+    """
+    source = description.trainer
+    what = f"The module {source.module!r} of the trainer class {source.name}"
+    file = Path(source.file)
+    loaded = sys.modules.get(source.module)
+    if loaded is None and _is_main(file):
+        loaded = sys.modules["__main__"]
+    if loaded is not None:
+        if not _is_from(loaded, file):
+            raise PolicyError(
+                f"{what} was {source.file or 'in no file'} in the run; here {source.module!r} is "
+                f"{getattr(loaded, '__file__', 'a module without a file')}. {advice}"
+            )
+        return loaded
+    if not source.file or not file.is_absolute() or not file.is_file():
+        raise PolicyError(f"{what} was in {source.file or 'no file'}, which is not there. {advice}")
+    folder = run.resolve() if run.is_dir() else run.resolve().parent
+    if file.resolve().is_relative_to(folder):
+        raise PolicyError(
+            f"{what} is in the folder of the run itself, {file}. Code that comes with a run is not executed. {advice}"
+        )
+    root = _root_of(source.module, file)
+    if root is None:
+        raise PolicyError(f"{what} cannot be in {file}, which has another name. {advice}")
+    logger.warning("Importing %s for the trainer class %s, as the program of the run did.", file, source.name)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    try:
+        importlib.invalidate_caches()
+        module = importlib.import_module(source.module)
+    except Exception as error:  # whatever the user's module does at import
+        raise PolicyError(f"{what} cannot be imported: {described(error)}. {advice}") from error
+    if not _is_from(module, file):
+        raise PolicyError(f"{what} was imported from {getattr(module, '__file__', None)} instead of {file}. {advice}")
+    return module
+
+
+def _is_main(file: Path) -> bool:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return main is not None and Path(main).resolve() == file.resolve()
+
+
+def _is_from(module: object, file: Path) -> bool:
+    stated = getattr(module, "__file__", None)
+    return stated is not None and Path(stated).resolve() == file.resolve()
+
+
+def _root_of(module: str, file: Path) -> Path | None:
+    """The folder from which `module` is imported if it is in `file`; None if it cannot be."""
+    parts = module.split(".")
+    if file.stem == "__init__":
+        parts.append("__init__")
+    if len(file.parts) <= len(parts) or [*file.parts[-len(parts) : -1], file.stem] != parts or file.suffix != ".py":
+        return None
+    return file.parents[len(parts) - 1]

@@ -1,0 +1,176 @@
+"""A trained policy: actions for observations, in the environment's units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import ArrayLike
+
+from pearl.actors.actor import Policy, first_action
+from pearl.algorithms.on_policy import OnPolicyTrainer
+from pearl.algorithms.trainer import TrainerLike
+from pearl.errors import PolicyError
+from pearl.exploration import Exploration, PolicySampling, make_explorer
+from pearl.policy.description import PolicyDescription
+
+_TRAINED = 2**62  # environment steps after which every exploration schedule is at its end
+
+
+@dataclass(frozen=True)
+class WeightsOrigin:
+    """Where weights come from: "last" or "best", their environment step, and the score that did not select them.
+
+    `mean_return` is over `episodes` greedy episodes at the end of the run; None where it made none, or has not ended.
+    `file` is the weights file or the checkpoint.
+    """
+
+    which: str
+    file: str
+    step: int | None = None
+    mean_return: float | None = None
+    episodes: int | None = None
+
+
+class SavedPolicy:
+    """A policy that `load_policy` read.
+
+    It acts as the run's evaluations did: in C++ where the native engine knows its layers, else in torch. Its random
+    numbers begin with `seed`. Instances are independent; one is not to be used by two threads at once.
+    """
+
+    def __init__(
+        self, description: PolicyDescription, trainer: TrainerLike, acting: Policy, origin: WeightsOrigin, seed: int = 0
+    ) -> None:
+        self.description, self.origin = description, origin
+        self._trainer, self._acting = trainer, acting
+        self._first = first_action(self.action_space)
+        self._exploration: Exploration | None = getattr(trainer, "exploration", None)
+        self.seed(seed)
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """The space of one observation."""
+        return self.description.observation_space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """The space of one action."""
+        return self.description.action_space
+
+    @property
+    def env(self) -> str:
+        """The Gymnasium name of the environment that it was trained in."""
+        return self.description.environment
+
+    @property
+    def trainer(self) -> TrainerLike:
+        """The trainer that holds the weights, with only those loaded that acting needs."""
+        return self._trainer
+
+    def __repr__(self) -> str:
+        step = "" if self.origin.step is None else f", step {self.origin.step:,}"
+        return f"<SavedPolicy of {self.description.trainer.name} on {self.env}: {self.origin.which} weights{step}>"
+
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of `predict(deterministic=False)` again with `seed`."""
+        self._rng = np.random.default_rng(seed)
+
+    def predict(self, observation: ArrayLike, deterministic: bool = True) -> np.ndarray:
+        """Actions for one observation, or for a batch of them: `(*obs,)` gives `(*action,)`, `(batch, *obs)` a batch.
+
+        Observations are as the environment returns them, unnormalised. Actions are in the environment's units, bounds
+        and dtype: for Discrete a NumPy integer, or `(batch,)`. Deterministic actions are the likeliest, or the
+        greedy ones. Others are drawn from the policy's distribution (PPO, A2C, SAC), or explore as at the end of the
+        training (the last epsilon of DQN, the noise of DDPG and TD3, without correlation in time).
+
+        Raises PolicyError for a wrong shape or dtype, for NaN or infinity, and for `deterministic=False` where the
+        policy has neither a distribution nor an exploration.
+        """
+        batch, single = self._batch_of(observation)
+        actions = self.act(batch, deterministic)
+        if self._first is not None and np.any(self._first):
+            actions = actions + self._first
+        found = self._in_space(actions)
+        return found[0] if single else found
+
+    def act(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Actions of a batch `(batch, *obs)` float32 or uint8 as policies count them, Discrete ones from 0.
+
+        For callers that have checked the observations; `predict` is for all others.
+        """
+        if not len(observations):
+            return np.empty((0, *(self.action_space.shape or ())), np.float32)
+        return self._acting.act(observations) if deterministic else self._explored(observations)
+
+    def _batch_of(self, observation: ArrayLike) -> tuple[np.ndarray, bool]:
+        """The observations as the networks take them, `(batch, *obs)`, and whether it was a single one."""
+        space = self.observation_space
+        shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+        try:
+            found = np.asarray(observation)
+        except ValueError as error:
+            raise PolicyError(
+                f"The policy of {self.env} takes observations of shape {shape} with dtype {dtype}, or a batch of them; "
+                f"what was passed is not an array: {error}"
+            ) from error
+        single = found.shape == shape
+        fits = np.can_cast(found.dtype, dtype, "same_kind") or (
+            found.size == 0 and not isinstance(observation, np.ndarray)
+        )
+        if not (single or (found.shape[1:] == shape and found.ndim == len(shape) + 1)) or not fits:
+            raise PolicyError(
+                f"The policy of {self.env} takes observations of shape {shape}, or a batch of them of shape "
+                f"{('batch', *shape)}, with dtype {dtype}; found shape {found.shape} with dtype {found.dtype}. "
+                "Pass them as the environment returns them."
+            )
+        batch = found[None] if single else found
+        if dtype == np.uint8:
+            return np.ascontiguousarray(batch, np.uint8), single
+        with np.errstate(over="ignore"):
+            made = np.array(batch, np.float32, order="C")  # a copy: policies may normalise in place
+        if not np.isfinite(made).all():
+            raise PolicyError(
+                f"An observation for the policy of {self.env} holds NaN or infinity, which no policy was trained on. "
+                "Correct the environment or the sensor that it comes from."
+            )
+        return made, single
+
+    def _explored(self, observations: np.ndarray) -> np.ndarray:
+        if isinstance(self._trainer, OnPolicyTrainer):
+            return self._drawn(self._trainer, observations)
+        setting, count = self._exploration, len(observations)
+        if setting is None:
+            raise PolicyError(
+                f"{self.description.trainer.name} has no distribution of actions and no `exploration`: its policy is "
+                "deterministic. Call predict with deterministic=True, or train with an exploration of "
+                "pearl.exploration."
+            )
+        if isinstance(setting, PolicySampling):
+            noise = self._rng.standard_normal((count, *(self.action_space.shape or ())), np.float32)
+            return self._acting.sample(observations, noise)
+        explorer = make_explorer(setting, self.action_space, count, self._rng)
+        return explorer.apply(self._acting.act(observations), _TRAINED)
+
+    def _drawn(self, trainer: OnPolicyTrainer, observations: np.ndarray) -> np.ndarray:
+        count, distribution = len(observations), trainer.distribution
+        size = (count, distribution.size)
+        shape = (count, *(self.action_space.shape or ()))
+        if distribution.sizes:
+            noise, actions = self._rng.random(size, np.float32), np.empty(shape, np.int64)
+        else:
+            noise, actions = self._rng.standard_normal(size, np.float32), np.empty(shape, np.float32)
+        log_probs, values = np.empty(count, np.float32), np.empty(count, np.float32)
+        self._acting.explore_into(observations, noise, actions, log_probs, values)
+        return actions
+
+    def _in_space(self, actions: np.ndarray) -> np.ndarray:
+        space = self.action_space
+        if isinstance(space, spaces.Box):
+            # Clipped after the conversion, whose rounding may leave the bounds.
+            clipped: np.ndarray = np.clip(actions.astype(space.dtype), space.low, space.high)
+            return clipped
+        return actions.astype(space.dtype)
