@@ -27,6 +27,10 @@ class TrainerError(ConfigurationError):
     """A trainer class lacks a required member, or disagrees with the environment."""
 
 
+class MissingExtraError(ConfigurationError):
+    """An optional dependency is not installed; the message has the command that installs it."""
+
+
 class VendorReportError(ConfigurationError):
     """A vendor's FPGA report is missing, truncated, of another version, or on another design."""
 

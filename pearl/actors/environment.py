@@ -21,7 +21,8 @@ from pearl.errors import EnvError
 from pearl.spec import ActorSpec
 
 
-def _check_name(env: str) -> None:
+def check_env_name(env: str) -> None:
+    """Raise EnvError unless `env` is a bare name with its version, where it needs one."""
     # "module:Name-v0" makes Gymnasium import a module: a value here must not run code.
     try:
         gym.envs.registration.parse_env_id(env)
@@ -106,7 +107,7 @@ def _naming(spec: ActorSpec) -> Iterator[None]:
     if isinstance(spec.env, str):
         known = known_environment(spec)
         if spec.vectorization != "envpool":  # EnvPool has names of its own
-            _check_name(name)
+            check_env_name(name)
         if known is not None:
             register(known)
     try:

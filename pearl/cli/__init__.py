@@ -6,6 +6,18 @@ Commands import what they need when they run, so that help and errors of usage a
 from pearl.cli.app import app, main
 
 # The help lists the commands in this order.
-from pearl.cli import devices, compose, explain, calibrate, fpga_report, run, report, portability  # isort: skip
+from pearl.cli import devices, compose, explain, calibrate, fpga_report, run, report, policy, portability  # isort: skip
 
-__all__ = ["app", "calibrate", "compose", "devices", "explain", "fpga_report", "main", "portability", "report", "run"]
+__all__ = [
+    "app",
+    "calibrate",
+    "compose",
+    "devices",
+    "explain",
+    "fpga_report",
+    "main",
+    "policy",
+    "portability",
+    "report",
+    "run",
+]

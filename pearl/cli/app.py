@@ -83,7 +83,7 @@ def _pearl(
 
     Describe the machine (devices), measure in advance or for another machine (calibrate), have every primitive
     profiled and placed and a training program written (compose), run that program (run), measure its speed (bench),
-    and summarise its results (report).
+    summarise its results (report), and use its policy (evaluate, enjoy, export).
     """
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"

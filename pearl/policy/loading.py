@@ -109,7 +109,8 @@ def _read_file(path: Path) -> tuple[PolicyDescription, Mapping[str, Stored], Wei
     kept = json.loads(content).get("weights")
     kept = kept if isinstance(kept, dict) else {}
     step, mean, episodes = kept.get("step"), kept.get("mean_return"), kept.get("episodes")
-    origin = WeightsOrigin(str(kept.get("which", "exported")), str(path), _count(step), _real(mean), _count(episodes))
+    which = str(kept.get("which", "exported"))
+    origin = WeightsOrigin(which, str(path), str(path.parent), _count(step), _real(mean), _count(episodes))
     return description, _read_tensors(path), origin
 
 
@@ -120,7 +121,7 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
     if file.is_file():
         return _read_tensors(file), _origin_of(run, chosen, file)
     if (checkpoint := latest_checkpoint(run / "checkpoints")) is not None and not files["last"].is_file():
-        return _read_checkpoint(checkpoint, which)
+        return _read_checkpoint(run, checkpoint, which)
     if files["last"].is_file():
         raise PolicyError(
             f"{run} has no best weights: nothing was evaluated on the way (--eval-episodes, --eval-interval). "
@@ -136,11 +137,10 @@ def _origin_of(run: Path, which: Which, file: Path) -> WeightsOrigin:
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8", errors="replace"))
         found = summary[which]
-        return WeightsOrigin(
-            *(which, str(file), _count(found.get("step")), _real(found.get("mean")), _count(found.get("episodes")))
-        )
+        step, mean, episodes = found.get("step"), found.get("mean"), found.get("episodes")
+        return WeightsOrigin(which, str(file), str(run), _count(step), _real(mean), _count(episodes))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return WeightsOrigin(which, str(file))  # only the report needs it
+        return WeightsOrigin(which, str(file), str(run))  # only the report needs it
 
 
 def _count(value: object) -> int | None:
@@ -163,7 +163,7 @@ def _read_tensors(file: Path) -> Mapping[str, Stored]:
     return found
 
 
-def _read_checkpoint(folder: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:
+def _read_checkpoint(run: Path, folder: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:
     """The weights of a checkpoint: without its replay, which may be large."""
     manifest = read_manifest(folder)
     has_best = f"{BEST_PREFIX}env_steps" in manifest.counters
@@ -181,7 +181,7 @@ def _read_checkpoint(folder: Path, which: Which | None) -> tuple[Mapping[str, St
         group = group.removeprefix(BEST_PREFIX)
         flat |= {f"{group}.{key}": tensor.numpy() for key, tensor in read_tensors(folder, name).items()}
     step = manifest.counters[f"{BEST_PREFIX}env_steps"] if chosen == "best" else manifest.step
-    return flat, WeightsOrigin(chosen, str(folder), _count(step))
+    return flat, WeightsOrigin(chosen, str(folder), str(run), _count(step))
 
 
 # --- normalisation ----------------------------------------------------------------------------------------------------

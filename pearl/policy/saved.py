@@ -25,11 +25,12 @@ class WeightsOrigin:
     """Where weights come from: "last" or "best", their environment step, and the score that did not select them.
 
     `mean_return` is over `episodes` greedy episodes at the end of the run; None where it made none, or has not ended.
-    `file` is the weights file or the checkpoint.
+    `file` is the weights file or the checkpoint, and `run` the folder of the run, or that of an exported file.
     """
 
     which: str
     file: str
+    run: str
     step: int | None = None
     mean_return: float | None = None
     episodes: int | None = None
@@ -92,19 +93,18 @@ class SavedPolicy:
         """
         batch, single = self._batch_of(observation)
         actions = self.act(batch, deterministic)
-        if self._first is not None and np.any(self._first):
-            actions = actions + self._first
-        found = self._in_space(actions)
+        # Clipped again after the conversion, whose rounding may leave the bounds.
+        found = self._within_bounds((actions + self._first).astype(self.action_space.dtype))
         return found[0] if single else found
 
     def act(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions of a batch `(batch, *obs)` float32 or uint8 as policies count them, Discrete ones from 0.
+        """Actions of contiguous observations `(batch, *obs)` float32 or uint8, Discrete ones counted from 0.
 
-        For callers that have checked the observations; `predict` is for all others.
+        For callers that have checked the observations, and whose observations may change; all others call `predict`.
         """
         if not len(observations):
             return np.empty((0, *(self.action_space.shape or ())), np.float32)
-        return self._acting.act(observations) if deterministic else self._explored(observations)
+        return self._within_bounds(self._acting.act(observations) if deterministic else self._explored(observations))
 
     def _batch_of(self, observation: ArrayLike) -> tuple[np.ndarray, bool]:
         """The observations as the networks take them, `(batch, *obs)`, and whether it was a single one."""
@@ -167,10 +167,6 @@ class SavedPolicy:
         self._acting.explore_into(observations, noise, actions, log_probs, values)
         return actions
 
-    def _in_space(self, actions: np.ndarray) -> np.ndarray:
+    def _within_bounds(self, actions: np.ndarray) -> np.ndarray:
         space = self.action_space
-        if isinstance(space, spaces.Box):
-            # Clipped after the conversion, whose rounding may leave the bounds.
-            clipped: np.ndarray = np.clip(actions.astype(space.dtype), space.low, space.high)
-            return clipped
-        return actions.astype(space.dtype)
+        return np.clip(actions, space.low, space.high) if isinstance(space, spaces.Box) else actions

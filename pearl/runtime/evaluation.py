@@ -118,14 +118,17 @@ def evaluate(
         else:
             policy.load_weights(policy_snapshot(trainer))
             act = policy.act
-        found = _play(act, used, episodes, seed, should_stop)
+        found = play(act, used, episodes, seed, should_stop)
         over = True
         return found
+<<<<<<< HEAD
     except PearlError:
         raise
     except Exception as error:
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
         raise EnvError(f"The environment {spec.env_name} or the policy failed in the evaluation.\n{detail}") from error
+=======
+>>>>>>> 859df24 (Evaluate and show a run's policy from the command line)
     finally:
         # Not train(): it would also reach submodules that the user froze.
         for module in training:
@@ -142,6 +145,27 @@ def _torch_policy(trainer: TrainerLike) -> Callable[[np.ndarray], np.ndarray]:
             return trainer.get_action(torch.from_numpy(obs).to(device)).cpu().numpy()
 
     return act
+
+
+def play(
+    act: Callable[[np.ndarray], np.ndarray],
+    envs: EvaluationEnvs,
+    episodes: int,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Let `act` play `episodes` episodes, or fewer environments than a hundred in turn; None if `should_stop` said so.
+
+    `act` takes contiguous observations `(envs, *obs)`, float32 or bytes, and returns actions `(envs, *action)`, those
+    of Discrete spaces counted from 0. Raises EnvError with the traceback if it or an environment fails.
+    """
+    try:
+        return _play(act, envs, episodes, seed, should_stop)
+    except PearlError:
+        raise
+    except Exception as error:
+        detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
+        raise EnvError(f"The environment {envs.spec.env} or the policy failed in the evaluation.\n{detail}") from error
 
 
 def _play(

@@ -1,0 +1,192 @@
+"""`pearl evaluate`, `pearl enjoy` and `pearl export`: what to do with the policy of a run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from pearl.cli.app import app, examples
+from pearl.cli.output import console, facts_table
+from pearl.error_place import described
+from pearl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pearl.policy import SavedPolicy
+
+
+class Which(str, Enum):
+    """Which weights."""
+
+    best = "best"
+    last = "last"
+
+
+_Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, or a file of `pearl export`.")]
+_Which: TypeAlias = Annotated[
+    Which | None, typer.Option("--which", help="Which weights. Default: the best if there are some.")
+]
+_Env: TypeAlias = Annotated[str | None, typer.Option(help="Another environment. Default: that of the run.")]
+_EnvKwargs: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--env-kwarg", metavar="NAME=VALUE", help="An argument of the environment; may be repeated."),
+]
+_Seed: TypeAlias = Annotated[int, typer.Option(min=0, help="Seed of episodes and stochastic actions.")]
+_Stochastic: TypeAlias = Annotated[
+    bool, typer.Option("--stochastic", help="Draw actions from the policy instead of the greedy ones.")
+]
+_Trainer: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:CLASS", help="The trainer class, where it is not where the run's program found it."),
+]
+_Imports: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Import a module that registers environments; may be repeated."),
+]
+
+
+@app.command(
+    name="evaluate",
+    epilog=examples(
+        "pearl evaluate runs/cartpole",
+        "pearl evaluate runs/cartpole --which last --episodes 500 --seed 3",
+        "pearl evaluate runs/cartpole --env CartPole-v0 --json",
+        "pearl evaluate runs/corridor --env-kwarg length=16 --import corridor",
+    ),
+)
+def _evaluate(
+    run: _Run,
+    env: _Env = None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 100,
+    which: _Which = None,
+    seed: _Seed = 1,
+    stochastic: _Stochastic = False,
+    env_kwarg: _EnvKwargs = None,
+    trainer: _Trainer = None,
+    imports: _Imports = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every return.")] = False,
+) -> None:
+    """Evaluate the policy of a run in its environment, or in another one with the same spaces."""
+    from pearl.policy import evaluate_policy
+
+    policy = _load(run, which, trainer, imports, seed)
+    kwargs = _env_kwargs(env_kwarg)
+    found = evaluate_policy(policy, env, env_kwargs=kwargs, episodes=episodes, seed=seed, deterministic=not stochastic)
+    returns, lengths = found.returns, found.lengths
+    if as_json:
+        facts = {"environment": env or policy.env, "weights": policy.origin.which, "step": policy.origin.step}
+        numbers = {"episodes": len(returns), "mean": found.mean, "std": found.std, "returns": returns.tolist()}
+        print(json.dumps({**facts, **numbers, "lengths": lengths.tolist()}))
+        return
+    console().print(
+        facts_table(
+            f"{policy.description.trainer.name} in {env or policy.env}",
+            {
+                "weights": _weights_text(policy),
+                "actions": "drawn from the policy" if stochastic else "greedy",
+                "mean return": f"{found.mean:,.2f} +- {found.std:,.2f} ({returns.min():,.2f} to {returns.max():,.2f})",
+                "mean length": f"{lengths.mean():,.1f} steps ({lengths.min():,} to {lengths.max():,})",
+                "episodes": f"{len(returns):,}, seed {seed}",
+            },
+        )
+    )
+
+
+@app.command(
+    name="enjoy",
+    epilog=examples(
+        "pearl enjoy runs/cartpole",
+        "pearl enjoy runs/cartpole --video videos --episodes 1",
+    ),
+)
+def _enjoy(
+    run: _Run,
+    env: _Env = None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 3,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Record MP4 files there instead (extra `video`).")
+    ] = None,
+    which: _Which = None,
+    seed: _Seed = 1,
+    stochastic: _Stochastic = False,
+    env_kwarg: _EnvKwargs = None,
+    trainer: _Trainer = None,
+    imports: _Imports = None,
+) -> None:
+    """Watch the policy of a run on the screen, or record videos of it."""
+    from pearl.policy import watch_policy
+
+    policy = _load(run, which, trainer, imports, seed)
+    print(f"{policy.description.trainer.name} in {env or policy.env}: {_weights_text(policy)}")
+    watched = watch_policy(
+        policy,
+        env,
+        env_kwargs=_env_kwargs(env_kwarg),
+        episodes=episodes,
+        seed=seed,
+        deterministic=not stochastic,
+        video=video,
+    )
+    for number, episode in enumerate(watched, start=1):
+        where = "" if episode.video is None else f", {episode.video}"
+        print(f"Episode {number}: return {episode.ret:,.2f} in {episode.length:,} steps{where}", flush=True)
+
+
+def _weights_text(policy: SavedPolicy) -> str:
+    origin = policy.origin
+    step = "" if origin.step is None else f" of step {origin.step:,}"
+    score = (
+        ""
+        if origin.mean_return is None
+        else f", mean return {origin.mean_return:,.2f} at the end of the run, over {origin.episodes} episodes"
+    )
+    return f"{origin.which} weights{step}{score}"
+
+
+def _load(run: Path, which: Which | None, trainer: str | None, imports: list[str] | None, seed: int) -> SavedPolicy:
+    from pearl.policy import load_policy
+
+    for module in imports or ():
+        _imported(module, "--import")
+    chosen: Any = None if which is None else which.value
+    return load_policy(run, chosen, trainer=None if trainer is None else _trainer_class(trainer), seed=seed)
+
+
+def _imported(module: str, option: str) -> Any:
+    """The module that the user named, also from the current folder."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # whatever the user's module does at import
+        raise ConfigurationError(f"{option} {module} cannot be imported: {described(error)}.") from error
+
+
+def _trainer_class(text: str) -> type:
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ConfigurationError(f"--trainer must be MODULE:CLASS, such as my_project:DQNTrainer; found {text!r}.")
+    found = getattr(_imported(module, "--trainer"), name, None)
+    if not isinstance(found, type):
+        raise ConfigurationError(f"--trainer {text}: the module {module} has no class {name}.")
+    return found
+
+
+def _env_kwargs(arguments: list[str] | None) -> dict[str, Any] | None:
+    if not arguments:
+        return None
+    found = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigurationError(f"--env-kwarg must be NAME=VALUE, such as length=16; found {argument!r}.")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text  # a text without quotes
+    return found

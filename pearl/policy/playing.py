@@ -1,0 +1,187 @@
+"""Lets a saved policy play: evaluations, episodes on the screen, and videos."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from pearl.actors.environment import check_env_name
+from pearl.error_place import described
+from pearl.errors import ConfigurationError, EnvError, PolicyError
+from pearl.extras import import_extra
+from pearl.policy.loading import import_module_of
+from pearl.policy.saved import SavedPolicy
+from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, play
+from pearl.runtime.options import Options
+from pearl.spec import ActorSpec
+
+_FIRST_SEED = 40_000  # of episodes, plus the seed: the run's own evaluations begin with other numbers
+
+
+class Episode(NamedTuple):
+    """One episode that was watched: its undiscounted return, its length, and the video of it if one was recorded."""
+
+    ret: float
+    length: int
+    video: Path | None
+
+
+def evaluate_policy(
+    policy: SavedPolicy,
+    env: str | None = None,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    episodes: int = 100,
+    seed: int = 1,
+    deterministic: bool = True,
+    max_steps: int = Options.eval_max_steps,
+) -> Evaluation:
+    """Returns and lengths of `episodes` episodes in `env`, by default in the environment of the run.
+
+    Up to a hundred environments play at once. Where the environment has no time limit, an episode ends after
+    `max_steps` steps (0: never). Raises PolicyError if the spaces of `env` are not those of the policy, EnvError if it
+    is unknown or fails.
+    """
+    _check_whole("episodes", episodes, 1)
+    _check_whole("seed", seed, 0)
+    name, kwargs = _chosen(policy, env, env_kwargs)
+    envs = EvaluationEnvs(ActorSpec(name, env_kwargs=kwargs), max_steps)
+    try:
+        (first,) = envs.first(1)
+        _check_spaces(policy, name, first)
+        found = play(lambda obs: policy.act(obs, deterministic), envs, episodes, _FIRST_SEED + seed)
+    finally:
+        envs.close()
+    assert found is not None
+    return found
+
+
+def watch_policy(
+    policy: SavedPolicy,
+    env: str | None = None,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    episodes: int = 3,
+    seed: int = 1,
+    deterministic: bool = True,
+    video: str | Path | None = None,
+    max_steps: int = Options.eval_max_steps,
+) -> Iterator[Episode]:
+    """Play episodes one after another, each as it is asked for: on the screen, or with `video` into MP4 files there.
+
+    Raises as `evaluate_policy` does, and MissingExtraError where `video` lacks moviepy.
+    """
+    _check_whole("episodes", episodes, 1)
+    _check_whole("seed", seed, 0)
+    name, kwargs = _chosen(policy, env, env_kwargs)
+    if video is not None:
+        import_extra("moviepy", "video", "Recording a video")
+    shown = _make_shown(name, kwargs, video, f"{name.replace('/', '-')}-{policy.origin.which}")
+    return _watched(policy, name, shown, episodes, _FIRST_SEED + seed, deterministic, video, max_steps)
+
+
+def _watched(
+    policy: SavedPolicy,
+    name: str,
+    env: gym.Env[Any, Any],
+    episodes: int,
+    seed: int,
+    deterministic: bool,
+    video: str | Path | None,
+    max_steps: int,
+) -> Iterator[Episode]:
+    try:
+        _check_spaces(policy, name, env)
+        for number in range(episodes):
+            obs, _ = env.reset(seed=seed if number == 0 else None)
+            total = 0.0
+            for length in itertools.count(1):
+                obs, reward, terminated, truncated, _ = env.step(policy.predict(obs, deterministic))
+                total += float(reward)
+                if terminated or truncated or length == max_steps:
+                    break
+            yield Episode(total, length, _video_file(env, video))
+    except (PolicyError, GeneratorExit):
+        raise
+    except Exception as error:
+        hint = "" if video is not None else " Without a screen, record a video instead (--video FOLDER)."
+        raise EnvError(f"The environment {name} failed while it was shown: {described(error)}.{hint}") from error
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env.close()
+
+
+def _video_file(env: gym.Env[Any, Any], video: str | Path | None) -> Path | None:
+    """Write the episode's frames now; the path of the file."""
+    if video is None:
+        return None
+    assert isinstance(env, gym.wrappers.RecordVideo)
+    file = Path(env.video_folder) / f"{env._video_name}.mp4"
+    if env.recording:
+        env.stop_recording()  # type: ignore[no-untyped-call]
+    return file
+
+
+def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, prefix: str) -> gym.Env[Any, Any]:
+    mode = "human" if video is None else "rgb_array"
+    check_env_name(name)
+    try:
+        env: gym.Env[Any, Any] = gym.make(name, render_mode=mode, **kwargs)
+    except gym.error.DependencyNotInstalled as error:
+        raise EnvError(f"Environment {name!r} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        raise EnvError(f'Environment {name!r} cannot be made with render_mode="{mode}": {described(error)}.') from error
+    modes = env.metadata.get("render_modes", [])
+    if env.render_mode != mode or mode not in [*modes, "human"]:
+        env.close()
+        raise EnvError(
+            f'{"Recording" if video else "Showing"} needs render_mode="{mode}"; {name} has '
+            f"{', '.join(map(repr, modes)) or 'no render modes'}. Choose another environment, or evaluate without a "
+            "picture (pearl evaluate)."
+        )
+    if video is None:
+        return env
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # files of earlier videos are replaced, as the file names say
+        return gym.wrappers.RecordVideo(
+            env, str(video), episode_trigger=lambda episode: True, name_prefix=prefix, disable_logger=True
+        )
+
+
+def _chosen(policy: SavedPolicy, env: str | None, env_kwargs: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """The environment's name and arguments; the module of the trainer class is imported if it must register it."""
+    name = policy.env if env is None else env
+    if env_kwargs is None:
+        env_kwargs = policy.description.env_kwargs if name == policy.env else {}
+    module = policy.description.trainer.module
+    if name not in gym.registry and name == policy.env and module.partition(".")[0] != "pearl":
+        advice = f"Import the module that registers {name} first (on the command line with --import MODULE)."
+        import_module_of(policy.description, Path(policy.origin.run), advice)
+    return name, dict(env_kwargs)
+
+
+def _check_spaces(policy: SavedPolicy, name: str, env: gym.Env[Any, Any]) -> None:
+    """Raise PolicyError unless observations have the policy's shape and dtype, and actions are of its space."""
+    expected, found = policy.observation_space, env.observation_space
+    if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+        raise PolicyError(
+            f"The policy of {policy.env} takes observations of {expected}; those of {name} are of {found}. Choose an "
+            "environment with observations of that shape and dtype."
+        )
+    if env.action_space != policy.action_space:
+        raise PolicyError(
+            f"The policy of {policy.env} takes actions of {policy.action_space}; those of {name} are of "
+            f"{env.action_space}. Choose an environment with the same actions."
+        )
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if (type(value) is not int and not isinstance(value, np.integer)) or value < least:
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}; found {value!r}.")

@@ -1,0 +1,152 @@
+"""Saved policies are evaluated and shown, in the environment of their run or another one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from policies import WideDQN, run_folder
+from typer.testing import CliRunner
+
+import pearl
+from pearl.cli import app
+from pearl.errors import ConfigurationError, EnvError, MissingExtraError, PolicyError
+from pearl.policy import SavedPolicy, evaluate_policy, watch_policy
+
+gym.register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    env = gym.make("CartPole-v1")
+    case = (WideDQN, env.observation_space, env.action_space)
+    return run_folder(tmp_path / "run", case, env="CartPole-v1")
+
+
+@pytest.fixture
+def policy(run: Path) -> SavedPolicy:
+    return pearl.load_policy(run)
+
+
+def command(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_an_evaluation_is_what_predict_scores(policy: SavedPolicy) -> None:
+    found = evaluate_policy(policy, episodes=1, seed=3)
+    env = gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=40_003)
+    total, ended = 0.0, False
+    while not ended:
+        obs, reward, terminated, truncated, _ = env.step(policy.predict(obs))
+        total, ended = total + float(reward), terminated or truncated
+    assert found.returns.tolist() == [total]
+    (episode,) = watch_policy_without_a_screen(policy, episodes=1, seed=3)
+    assert (episode.ret, episode.length) == (total, found.lengths[0])
+
+
+def watch_policy_without_a_screen(policy: SavedPolicy, **options: Any) -> list[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDL_VIDEODRIVER", "dummy")
+        return list(watch_policy(policy, **options))
+
+
+def test_stochastic_episodes_repeat_with_the_seed(run: Path) -> None:
+    found = [
+        evaluate_policy(pearl.load_policy(run, seed=seed), episodes=20, deterministic=False).returns.tolist()
+        for seed in (1, 1, 2)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+def test_another_environment_with_the_same_spaces(run: Path) -> None:
+    done = command("evaluate", run, "--env", "ShortCartPole-v0", "--episodes", 4, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["lengths"] == [5, 5, 5, 5]
+    assert json.loads(done.output)["weights"] == "last"
+    done = command("evaluate", run, "--env", "ShortCartPole-v0", "--episodes", 4)
+    assert "5.00 +- 0.00 (5.00 to 5.00)" in done.output
+    assert "last weights of step 200, mean return 1.50" in " ".join(done.output.replace("|", "").split())
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "message"),
+    [
+        ("Acrobot-v1", PolicyError, r"takes observations of Box.*\(4,\), float32\); those of Acrobot-v1 are of"),
+        ("CartPole-v7", EnvError, "CartPole-v7"),
+        ("os:CartPole-v1", EnvError, "names a module to import"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused(policy: SavedPolicy, env: str, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        evaluate_policy(policy, env)
+    with pytest.raises(kind, match=message):
+        watch_policy_without_a_screen(policy, env=env)
+
+
+@pytest.mark.parametrize("episodes", [0, -1, 2.0, True, "3"])
+def test_a_count_that_is_none_is_refused(policy: SavedPolicy, episodes: Any) -> None:
+    with pytest.raises(ConfigurationError, match="episodes must be a whole number of at least 1; found"):
+        evaluate_policy(policy, episodes=episodes)
+
+
+def test_arguments_of_the_environment_and_modules_that_register_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "long_pole.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "def make(limit, name='', render_mode=None):\n"
+        "    assert name == 'a=b'\n"
+        "    return gym.wrappers.TimeLimit(CartPoleEnv(), limit)\n"
+        "gym.register('LimitedPole-v0', make)\n"
+    )
+    options = ("--env", "LimitedPole-v0", "--env-kwarg", "limit=3", "--env-kwarg", "name=a=b", "--episodes", 2)
+    assert "cannot be made" in command("evaluate", run, *options).output
+    done = command("evaluate", run, *options, "--import", "long_pole", "--json")
+    assert json.loads(done.output)["lengths"] == [3, 3], done.output
+    for option, text in (("--env-kwarg", "limit"), ("--env-kwarg", "=3"), ("--import", "absent_module")):
+        done = command("evaluate", run, option, text)
+        assert done.exit_code == 1
+        assert f"Error: {option}" in done.output
+
+
+def test_a_trainer_class_may_be_named(run: Path) -> None:
+    assert command("evaluate", run, "--trainer", "policies:WideDQN", "--episodes", 1).exit_code == 0
+    for text, message in (("policies", "must be MODULE:CLASS"), ("policies:Absent", "has no class Absent")):
+        assert message in command("evaluate", run, "--trainer", text).output
+
+
+def test_videos_are_recorded(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    done = command("enjoy", run, "--video", tmp_path / "videos", "--episodes", 2)
+    assert done.exit_code == 0, done.output
+    files = sorted((tmp_path / "videos").glob("*.mp4"))
+    assert [file.name for file in files] == [f"CartPole-v1-last-episode-{number}.mp4" for number in (0, 1)]
+    assert all(b"ftyp" in file.read_bytes()[:12] for file in files)
+    assert all(f"steps, {file}" in done.output for file in files)
+
+
+def test_a_missing_extra_names_the_command(
+    policy: SavedPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    with pytest.raises(MissingExtraError, match=r"moviepy is not installed.*pip install 'pearl-toolkit\[video\]'"):
+        watch_policy(policy, video=tmp_path)
+
+
+def test_an_environment_without_pictures_is_refused(policy: SavedPolicy, tmp_path: Path) -> None:
+    gym.register("BlindPole-v0", lambda render_mode=None: Blind())
+    with pytest.raises(EnvError, match=r'needs render_mode="human"; BlindPole-v0 has no render modes'):
+        watch_policy(policy, "BlindPole-v0")
+
+
+class Blind(gym.Env[Any, Any]):
+    observation_space = gym.make("CartPole-v1").observation_space
+    action_space = gym.make("CartPole-v1").action_space
