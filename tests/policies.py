@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from trainers import OwnTrainer
 
@@ -64,6 +65,11 @@ def trained(case: Case, seed: int = 5) -> TrainerLike:
     if getattr(trainer, "normalize_observations", False):
         assert isinstance(trainer, PPO)
         trainer.take_in(observations(case[1], 50, seed=9))
+    if case[1] == IMAGE:
+        # Without the outputs' mean, which would decide all actions of networks that have not been trained.
+        network = trainer.networks.policy if isinstance(trainer, PPO) else trainer.q  # type: ignore[attr-defined]
+        with torch.no_grad():
+            network[-1].bias -= network(torch.from_numpy(observations(IMAGE, 20, seed=9))).mean(dim=0)
     return trainer
 
 
@@ -71,7 +77,8 @@ def observations(space: gym.Space[Any], count: int, seed: int = 1) -> np.ndarray
     rng = np.random.default_rng(seed)
     assert isinstance(space, spaces.Box)
     if space.dtype == np.uint8:
-        return rng.integers(0, 256, (count, *space.shape)).astype(np.uint8)
+        brightness = rng.random((count, space.shape[0], 1, 1)) ** 3  # so that the actions differ
+        return (brightness * rng.integers(0, 256, (count, *space.shape))).astype(np.uint8)
     found = np.clip(rng.normal(0.5, 2.0, (count, *space.shape)), space.low, space.high)
     return found.astype(space.dtype).astype(np.float32).astype(space.dtype)
 

@@ -312,7 +312,7 @@ class OnPolicyTrainer(Trainer):
     def in_space(self, action: torch.Tensor) -> torch.Tensor:
         """Actions `(envs, size)` in the action's shape, and a Box's within its bounds."""
         space = self.action_space
-        action = action.reshape(len(action), *(space.shape or ()))
+        action = action.reshape(-1, *(space.shape or ()))  # not by the batch's size, which a trace would keep
         if not isinstance(space, spaces.Box):
             return action
         low, high = (torch.as_tensor(bound, device=action.device) for bound in (space.low, space.high))

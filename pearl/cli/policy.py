@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from pearl.policy import SavedPolicy
 
 
+class ExportFormat(str, Enum):
+    """What a policy is exported as."""
+
+    onnx = "onnx"
+    torchscript = "torchscript"
+    safetensors = "safetensors"
+
+
 class Which(str, Enum):
     """Which weights."""
 
@@ -135,6 +143,38 @@ def _enjoy(
     for number, episode in enumerate(watched, start=1):
         where = "" if episode.video is None else f", {episode.video}"
         print(f"Episode {number}: return {episode.ret:,.2f} in {episode.length:,} steps{where}", flush=True)
+
+
+@app.command(
+    name="export",
+    epilog=examples(
+        "pearl export runs/cartpole",
+        "pearl export runs/cartpole --format torchscript --which last --output cartpole.pt",
+        "pearl export runs/cartpole --format safetensors",
+    ),
+)
+def _export(
+    run: _Run,
+    format: Annotated[
+        ExportFormat, typer.Option("--format", help="What to write; onnx needs the extra `export`.")
+    ] = ExportFormat.onnx,
+    output: Annotated[
+        Path | None, typer.Option(help="The file. Default: RUN/policy.onnx, .pt or .safetensors.")
+    ] = None,
+    which: _Which = None,
+    trainer: _Trainer = None,
+) -> None:
+    """Export the policy of a run: from raw observations to final actions (onnx, torchscript), or as weights.
+
+    What is exported is compared with the policy on random observations first.
+    """
+    from pearl.policy import export_policy
+    from pearl.policy.export import SUFFIXES
+
+    policy = _load(run, which, trainer, None, 0)
+    file = output or Path(policy.origin.run) / f"policy{SUFFIXES[format.value]}"
+    export_policy(policy, file, format.value)
+    print(f"{file}: {format.value}, {_weights_text(policy)}")
 
 
 def _weights_text(policy: SavedPolicy) -> str:

@@ -9,16 +9,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pearl.policy.export import export_policy
     from pearl.policy.loading import load_policy
     from pearl.policy.playing import Episode, evaluate_policy, watch_policy
     from pearl.policy.saved import SavedPolicy
 
-__all__ = ["Episode", "SavedPolicy", "evaluate_policy", "load_policy", "watch_policy"]
+__all__ = ["Episode", "SavedPolicy", "evaluate_policy", "export_policy", "load_policy", "watch_policy"]
 
 _MODULE_OF = {
     "Episode": "pearl.policy.playing",
     "SavedPolicy": "pearl.policy.saved",
     "evaluate_policy": "pearl.policy.playing",
+    "export_policy": "pearl.policy.export",
     "load_policy": "pearl.policy.loading",
     "watch_policy": "pearl.policy.playing",
 }

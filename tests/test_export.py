@@ -1,0 +1,158 @@
+"""Exported policies act as `predict` does, for every algorithm and any size of a batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from policies import CASES, IMAGE, VECTOR, Case, observations, run_folder, trained
+from safetensors import safe_open
+from trainers import OwnTrainer
+from typer.testing import CliRunner
+
+import pearl
+from pearl.cli import app
+from pearl.errors import MissingExtraError, PolicyError
+from pearl.policy import SavedPolicy, export_policy
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def agree(policy: SavedPolicy, case: Case, act: Any) -> None:
+    for count in (1, 5, 300) if case[1] != IMAGE else (1, 33):
+        obs = observations(case[1], count, seed=count)
+        expected, found = policy.predict(obs), act(obs)
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@every_case
+def test_onnx_acts_as_the_policy(tmp_path: Path, case: Case) -> None:
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    policy = pearl.load_policy(run_folder(tmp_path, case))
+    file = export_policy(policy, tmp_path / "out" / "policy.onnx", "onnx")
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (given,), (made,) = session.get_inputs(), session.get_outputs()
+    assert (given.name, made.name) == ("observation", "action")
+    assert given.shape == ["batch", *(case[1].shape or ())]
+    agree(policy, case, lambda obs: session.run(None, {"observation": obs})[0])
+
+
+@every_case
+def test_torchscript_acts_as_the_policy(tmp_path: Path, case: Case) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path, case))
+    module = torch.jit.load(export_policy(policy, tmp_path / "policy.pt", "torchscript"))
+    agree(policy, case, lambda obs: module(torch.from_numpy(obs)).numpy())
+
+
+@every_case
+def test_a_safetensors_file_is_a_policy_of_its_own(tmp_path: Path, case: Case) -> None:
+    run = run_folder(tmp_path / "run", case, trained(case, 1), best=trained(case, 2))
+    policy = pearl.load_policy(run)
+    file = export_policy(policy, tmp_path / "policy.safetensors", "safetensors")
+    loaded = pearl.load_policy(file, trainer=OwnTrainer if case[0] is OwnTrainer else None)
+    agree(policy, case, loaded.predict)
+    assert (loaded.origin.which, loaded.origin.step, loaded.origin.mean_return) == ("best", 100, 2.5)
+    with safe_open(file, "numpy") as content:
+        names = set(content.keys())
+    assert not any("target" in name or "critic" in name or "optimizer" in name for name in names)
+    with pytest.raises(PolicyError, match="one set of weights"):
+        pearl.load_policy(file, "best")
+
+
+def test_exporting_leaves_the_policy_as_it_was(tmp_path: Path) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path, CASES["PPO"]))
+    obs = observations(VECTOR, 20)
+    expected = policy.predict(obs)
+    first = [export_policy(policy, tmp_path / f"{n}.safetensors", "safetensors").read_bytes() for n in "ab"]
+    assert first[0] == first[1]
+    export_policy(policy, tmp_path / "policy.pt", "torchscript")
+    np.testing.assert_array_equal(policy.predict(obs), expected)
+
+
+def test_weights_without_a_description_are_no_policy(tmp_path: Path) -> None:
+    run_folder(tmp_path, CASES["DQN"])
+    with pytest.raises(PolicyError, match=r"does not describe their policy.*--format safetensors"):
+        pearl.load_policy(tmp_path / "weights.safetensors")
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(PolicyError, match="is not a safetensors file"):
+        pearl.load_policy(tmp_path / "text")
+
+
+class Deciding(OwnTrainer):
+    """Decides in Python, which a trace does not follow."""
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.network(obs)
+        return values.argmax(dim=1) if float(obs.sum()) > 0 else values.argmin(dim=1)
+
+
+class Failing(OwnTrainer):
+    """Cannot be traced at all."""
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            raise RuntimeError("no trace of this\nand more")
+        return super().get_action(obs)
+
+
+class Fixed(OwnTrainer):
+    """Its trace takes batches of one size only."""
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.network(obs).reshape(len(obs), -1).argmax(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "message"),
+    [
+        (
+            Deciding,
+            r"acts otherwise than the policy on \d+ random observations: its get_action has decisions in Python",
+        ),
+        (Failing, r"cannot be traced by torch: no trace of this\. get_action must be made of torch operations"),
+        (Fixed, r"does not take a batch of 1: .*get_action must not depend on the number of observations"),
+    ],
+)
+def test_a_policy_that_a_trace_does_not_follow_is_refused(tmp_path: Path, trainer_class: type, message: str) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path, (trainer_class, VECTOR, spaces.Discrete(5))))
+    with pytest.raises(PolicyError, match=message):
+        export_policy(policy, tmp_path / "policy.pt", "torchscript")
+    assert not (tmp_path / "policy.pt").exists()
+
+
+def test_a_format_that_is_none_is_refused(tmp_path: Path) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path, CASES["DQN"]))
+    with pytest.raises(PolicyError, match="must be 'onnx', 'torchscript', 'safetensors'; found 'pickle'"):
+        export_policy(policy, tmp_path / "policy.pkl", "pickle")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="cannot be written"):
+        export_policy(policy, tmp_path / "policy.json" / "file", "safetensors")
+
+
+def test_a_missing_extra_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path, CASES["DQN"]))
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"onnx is not installed.*pip install 'pearl-toolkit\[export\]'"):
+        export_policy(policy, tmp_path / "policy.onnx", "onnx")
+
+
+def test_the_command_exports(tmp_path: Path) -> None:
+    run_folder(tmp_path, CASES["DQN"])
+    done = CliRunner().invoke(app, ["export", str(tmp_path), "--format", "torchscript"])
+    assert done.exit_code == 0, done.output
+    assert f"{tmp_path / 'policy.pt'}: torchscript, last weights of step 200" in done.output
+    assert (tmp_path / "policy.pt").exists()
+    done = CliRunner().invoke(
+        app, ["export", str(tmp_path), "--format", "safetensors", "--output", str(tmp_path / "x")]
+    )
+    assert done.exit_code == 0, done.output
+    with safe_open(tmp_path / "x", "numpy") as content:
+        assert json.loads(content.metadata()["pearl.policy"])["trainer"]["algorithm"] == "DQN"
