@@ -26,6 +26,7 @@ from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
 from composer.calibration_plan import Planner
 from composer.codegen.program import ProgramSource, check_problem, generate
+from composer.codegen.python_source import literal
 from composer.composition import Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
@@ -53,6 +54,13 @@ from composer.problem import Problem, TrainingProblem
 from composer.profiling.profiler import Profiler
 from composer.report import short_number
 from composer.storage_rule import StorageRule
+from composer.suggestion.suggestion import (
+    AUTO_SETTINGS,
+    Suggestion,
+    check_can_be_suggested,
+    suggest_settings,
+    values_of,
+)
 from composer.trials import Budget, ProgramRuns, Speed, Trials
 from composer.tuning import start_of, tuned, without_auto
 from composer.vectorization import fastest, first_choice
@@ -121,6 +129,8 @@ class Composer:
         self._actors: ActorSpec | None = None
         self._trainer_class: type | None = None
         self._settings: dict[str, Any] = {}
+        self._chooses_settings = False
+        self._suggestion: Suggestion | None = None
         self._implementation = AUTO
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
@@ -182,6 +192,7 @@ class Composer:
             timeout_s=timeout_s,
         )
         self._auto = (*(name for name in self._auto if name not in _ACTOR_FIELDS), *auto)
+        self._suggestion = None
         self.set_wrappers(self._wrappers)
 
     def set_wrappers(self, wrappers: Sequence[Wrapper]) -> None:
@@ -198,7 +209,13 @@ class Composer:
                 self._actors = first_choice(self._actors)
 
     def set_train_function(
-        self, learner: type, *, implementation: str = AUTO, imported_from: str | None = None, **settings: Any
+        self,
+        learner: type,
+        *,
+        implementation: str = AUTO,
+        imported_from: str | None = None,
+        settings: str | None = None,
+        **values: Any,
     ) -> None:
         """The trainer class; other keyword arguments set its class-level settings or go to its constructor.
 
@@ -209,11 +226,24 @@ class Composer:
         fastest; "native" (C++, on CPUs), "torch", "sycl" (on SYCL devices) or "fpga" forces one. Raises
         ConfigurationError for any other, TrainerError for a class that is no trainer; `run` raises TrainerError where
         the forced implementation cannot train the trainer.
+
+        With `settings="auto"`, for a class of pearl.algorithms or one that derives from it, `run` chooses what neither
+        the class, nor these arguments, nor `set_training` or `set_rollout` set, by the rules of `pearl suggest`; also
+        the replay, without `set_replay`. `suggestion` then has the choices and their reasons.
         """
+        if settings not in (None, AUTO_SETTINGS):
+            raise ConfigurationError(
+                f'settings must be "auto", or be left out; found {settings!r}. Give each setting as an argument of its '
+                "own, such as learning_rate=1e-4."
+            )
         self._trainer_class = check_trainer_class(learner)
+        if settings == AUTO_SETTINGS:
+            check_can_be_suggested(learner)
         self._implementation = check_implementation(implementation, auto=True)
         self._imported_from = imported_from
-        self._settings = settings
+        self._settings = values
+        self._chooses_settings = settings == AUTO_SETTINGS
+        self._suggestion = None
 
     def set_replay(
         self,
@@ -275,6 +305,7 @@ class Composer:
         self._training = {**stated, **start_of(auto)}
         TrainSpec(**self._training)
         self._auto = (*(name for name in self._auto if name in _ACTOR_FIELDS), *auto)
+        self._suggestion = None
 
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
@@ -287,11 +318,17 @@ class Composer:
             raise ConfigurationError(f"set_rollout knows {', '.join(known)}; found {', '.join(sorted(unknown))}.")
         RolloutSpec(**settings)
         self._rollout = settings
+        self._suggestion = None
 
     @property
     def learns_from_rollouts(self) -> bool:
         """Whether the trainer class learns from rollouts of its present policy, and has no replay."""
         return self._trainer_class is not None and has_rollouts(self._trainer_class)
+
+    @property
+    def chooses_settings(self) -> bool:
+        """Whether settings are left to the composer, the replay's too unless `set_replay` is called."""
+        return self._chooses_settings
 
     def set_placement(self, placement: Placement) -> None:
         """An edited placement of an earlier composition, whose choice `run` takes in place of Algorithm 1's.
@@ -493,12 +530,16 @@ class Composer:
         refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
         self._begin_actor(store, stated)
+        chosen = None
+        if self._chooses_settings:
+            spaces = probe(self._actors)
+            chosen = self._chosen(store, stated, spaces.observation_space, spaces.action_space)
         problem, trainer = rollout_problem(
             self._trainer_class,
-            self._settings,
+            {**values_of(chosen.settings if chosen else ()), **self._settings},
             self._actors,
-            self._rollout,
-            self._training,
+            {**values_of(chosen.rollout if chosen else ()), **self._rollout},
+            {**values_of(chosen.training if chosen else ()), **self._training},
             self._implementation,
             self._imported_from,
             self._say,
@@ -609,6 +650,11 @@ class Composer:
         return _made(self._placement, "placement")
 
     @property
+    def suggestion(self) -> Suggestion:
+        """The settings that `run` chose, with reasons: those of a class set with `settings="auto"`."""
+        return _made(self._suggestion, "suggestion")
+
+    @property
     def networks(self) -> tuple[NetworkSpec, ...]:
         """The networks read from the trainer, which needs torch."""
         return self._extract()
@@ -626,7 +672,7 @@ class Composer:
             check_absent(stated, store)
         if self._actors is not None and kind is not Planner:
             self._begin_actor(store, stated)
-        self._problem = self._check_problem(stated)
+        self._problem = self._check_problem(store, stated)
         if timesteps is not None:
             check_training_begins(self._problem.train, timesteps)
         self._platform = stated or self._discover(store, thorough=thorough)
@@ -801,7 +847,35 @@ class Composer:
         self._actors = fastest(problem.actors, lambda actors: profiler(with_actors(actors)).collection_us, self._say)
         return with_actors(self._actors)
 
-    def _check_problem(self, platform: Platform | None = None) -> Problem:
+    def _chosen(
+        self,
+        store: CalibrationStore,
+        platform: Platform | None,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+    ) -> Suggestion:
+        """The settings that are left to the composer, chosen once."""
+        if self._suggestion is None:
+            assert self._trainer_class is not None
+            assert self._actors is not None
+            self._suggestion = suggest_settings(
+                self._trainer_class,
+                self._actors,
+                observation_space,
+                action_space,
+                {**self._settings, **self._training, **self._rollout},
+                host=None if platform is None else platform.host,
+                store=store,
+                report=self._say,
+            )
+            name = self._trainer_class.__name__
+            for choice in self._suggestion.trainer:
+                self._say(f"{name}.{choice.name} = {literal(choice.value)}: {choice.reason}")
+            for choice in self._suggestion.replay if self._replay is None else ():
+                self._say(f"replay {choice.name} = {literal(choice.value)}: {choice.reason}")
+        return self._suggestion
+
+    def _check_problem(self, store: CalibrationStore, platform: Platform | None = None) -> Problem:
         if self._rollout:
             raise ConfigurationError(
                 f"{_made(self._trainer_class, 'trainer').__name__} learns from a replay: leave set_rollout ([rollout]) "
@@ -812,7 +886,7 @@ class Composer:
             for call, value in (
                 ("set_actors(num_actors, env=...)", self._actors),
                 ("set_train_function(learner=...)", self._trainer_class),
-                ("set_replay(size)", self._replay),
+                ("set_replay(size)", self._replay or self._chooses_settings or None),
             )
             if value is None
         ]
@@ -820,19 +894,24 @@ class Composer:
             raise ConfigurationError(f"Composer.run() needs {' and '.join(missing)} to be called first.")
         assert self._actors is not None
         assert self._trainer_class is not None
-        assert self._replay is not None
         probed = probe(self._actors)
         observation_space, action_space = probed.observation_space, probed.action_space
         if probed.preparation:
             self._say(probed.preparation)
         for warning in probed.warnings:
             logger.warning(warning)
+        settings, suggested = dict(self._settings), dict[str, Any]()
+        if self._chooses_settings:
+            chosen = self._chosen(store, platform, observation_space, action_space)
+            settings, suggested = {**values_of(chosen.settings), **settings}, values_of(chosen.training)
+            self._replay = self._replay or _replay_of(chosen)
+        assert self._replay is not None
         transition = transition_of(self._trainer_class, observation_space, action_space)
-        trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(self._settings))
+        trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
             self._say(inputs)
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
-        train = TrainSpec(**{**schedule, **self._training})
+        train = TrainSpec(**{**schedule, **suggested, **self._training})
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(self._replay, self._actors, train)
         _check_memory(self._replay, transition, platform)
@@ -843,7 +922,7 @@ class Composer:
             self._say(note)
         problem = Problem(
             trainer_class=self._trainer_class,
-            settings=self._settings,
+            settings=settings,
             observation_space=observation_space,
             action_space=action_space,
             transition=transition,
@@ -920,6 +999,11 @@ def _trial_folder() -> Iterator[Path]:
         ) from error
     with folder:
         yield Path(folder.name)
+
+
+def _replay_of(chosen: Suggestion) -> ReplaySpec:
+    values = values_of(chosen.replay)
+    return ReplaySpec(values.pop("size"), **values)
 
 
 def _stated_counts(

@@ -19,7 +19,7 @@ from typing import Any
 
 from composer.wording import did_you_mean, listed, shortened
 from pearl.backends import backend_of, csv_names
-from pearl.backends.cpu.device import describe_cpu
+from pearl.backends.cpu.device import cpu_device, describe_cpu
 from pearl.devices.description import (
     CONNECTION_COLUMNS,
     DEVICE_COLUMNS,
@@ -516,6 +516,11 @@ def with_cores_of_host(platform: Platform) -> tuple[Platform, tuple[str, ...]]:
                 f"{here} are taken. Correct its cell 'cores', or run on the machine that the file describes."
             )
     return replace(platform, devices=tuple(devices)), tuple(changed)
+
+
+def this_cpu() -> Device:
+    """The CPU of this machine."""
+    return cpu_device(describe_cpu())
 
 
 def usable(platform: Platform) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:

@@ -105,6 +105,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
     ),
     "trainer": {
         "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),
+        "settings": _Key('"auto"', (str,)),
         "implementation": _Key(f"one of {', '.join((AUTO, *learners()))}, in quotes", (str,)),
     },
     "replay": {
@@ -181,7 +182,7 @@ class _SpecFile:
         self._set_trainer(composer, implementation)
         with self._naming("rollout"):
             composer.set_rollout(**self._table("rollout"))
-        if "replay" in self.document or not composer.learns_from_rollouts:
+        if "replay" in self.document or not (composer.learns_from_rollouts or composer.chooses_settings):
             self._set_replay(composer)
         with self._naming("training"):
             composer.set_training(**self._table("training"))
@@ -228,7 +229,11 @@ class _SpecFile:
         values = {key: self._setting(trainer_class, key, value) for key, value in settings.items()}
         with self._naming("trainer"):
             composer.set_train_function(
-                learner=trainer_class, implementation=forced or implementation, imported_from=module, **values
+                learner=trainer_class,
+                implementation=forced or implementation,
+                imported_from=module,
+                settings=own.get("settings"),
+                **values,
             )
 
     def _program(self, output: Path | None) -> ProgramOptions:
@@ -293,7 +298,7 @@ class _SpecFile:
             imported = self._import_file(self.folder / module)
         else:
             _check_importable(module, module, wrong)
-            imported = _import(module, self.folder)
+            imported = import_from(module, self.folder)
         try:
             return getattr(imported, match["name"]), imported.__name__
         except AttributeError as error:
@@ -313,7 +318,7 @@ class _SpecFile:
                 f"{file.name} cannot be imported by that name, which belongs to Python's own library: rename it, for "
                 "example to my_trainer.py."
             )
-        module = _import(file.stem, file.parent)
+        module = import_from(file.stem, file.parent)
         found = getattr(module, "__file__", None)
         if found is None or Path(found).resolve() != file:
             raise ConfigurationError(
@@ -395,7 +400,8 @@ def _check_importable(module: str, file: str, wrong: str = "") -> None:
         raise ConfigurationError(f"{wrong} {error}".strip()) from error
 
 
-def _import(name: str, folder: Path) -> ModuleType:
+def import_from(name: str, folder: Path) -> ModuleType:
+    """The user's module `name`, from `folder` or installed; TrainerError if there is none, or if it fails."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()

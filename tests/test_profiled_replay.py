@@ -11,7 +11,7 @@ import pytest
 from programs import ONE_CPU, CsvPair, described
 
 import pearl.replay
-from composer.calibration import CalibrationKey
+from composer.calibration import CalibrationKey, CalibrationStore
 from composer.composer import Composer, _profiled
 from composer.matrix import Measurement
 from composer.profiling import full_replay
@@ -118,7 +118,7 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
 ) -> None:
     spec = dataclasses.replace(ReplaySpec(2000), **{name: OTHER[name]})
     composer = composer_of(spec, csv_pair(*ONE_CPU))
-    problem = _profiled(composer._check_problem())
+    problem = _profiled(composer._check_problem(CalibrationStore()))
     made: list[ReplaySpec] = []
     make = pearl.replay.make_replay_manager
     monkeypatch.setattr(

@@ -7,7 +7,9 @@ import pickle
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from composer.codegen.trainer_source import has_main_guard
 from composer.profiling.measuring import MOST_SAMPLES, measure, on_own_thread
@@ -27,16 +29,28 @@ _SILENCE_S = 60.0
 _LISTEN_INTERVAL_S = 0.05
 
 
+Work: TypeAlias = Callable[[ActorSetup, float, Report], "list[float]"]
+"""Makes an Actor's environments and measures for about so many seconds, with signs of life."""
+
+
 def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
     """Microseconds of one message of an Actor that is started as in a run; the samples of `measure`.
 
-    An Actor that needs objects of the composing program, or does not start without it, is timed in this process. Raises
-    EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
+    Raises as `measure_apart` does.
+    """
+    return measure_apart(setup, budget_s, MOST_SAMPLES, _time_in_own_process, _time_in_this_process)
+
+
+def measure_apart(setup: ActorSetup, budget_s: float, most_numbers: int, apart: Work, here: Work) -> list[float]:
+    """What `apart` measures in the environments of an Actor, at most `most_numbers` numbers, in its own process.
+
+    An Actor that needs objects of the composing program, or does not start without it, is measured in this process, by
+    `here`. Raises EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
     """
     pickled = _pickled(setup)
     if pickled is not None:
         try:
-            return _in_own_process(setup, pickled, budget_s)
+            return _in_own_process(setup, pickled, apart, budget_s, Report(most_numbers))
         except _NotStartedError as error:
             logger.info("The Actor does not start in a process of its own, and is profiled in this one.\n%s", error)
     if setup.spec.vectorization == "async":
@@ -46,7 +60,7 @@ def measure_actor(setup: ActorSetup, budget_s: float) -> list[float]:
             "level of a module."
         )
     try:
-        return _in_this_process(setup, budget_s)
+        return here(setup, budget_s, Report())
     except EnvError:
         raise
     except Exception as error:
@@ -80,7 +94,7 @@ def _program_is_guarded() -> bool:
 
 
 @on_own_thread
-def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
+def _time_in_this_process(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
     if setup.policy is None or "torch" in sys.modules:
         import torch
 
@@ -88,10 +102,9 @@ def _in_this_process(setup: ActorSetup, budget_s: float) -> list[float]:
     return _time_actor(make_actor(setup), budget_s)
 
 
-def _in_own_process(setup: ActorSetup, pickled: bytes, budget_s: float) -> list[float]:
-    report = Report(MOST_SAMPLES)
+def _in_own_process(setup: ActorSetup, pickled: bytes, work: Work, budget_s: float, report: Report) -> list[float]:
     process = ChildProcess(
-        _run, (pickled, budget_s, report), "profiled-actor", without_program=not names_program(pickled)
+        _run, (pickled, work, budget_s, report), "profiled-actor", without_program=not names_program(pickled)
     )
     try:
         return _samples(setup, process, report)
@@ -132,25 +145,29 @@ def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Excepti
     )
 
 
-def _run(pickled: bytes, budget_s: float, report: Report) -> None:
+def _run(pickled: bytes, work: Work, budget_s: float, report: Report) -> None:
     """Main function of the process: reports signs of life, then the samples or the reason for their absence."""
     setup, environment = pickle.loads(pickled)
     try:
         if environment is not None:
             register(environment)
-        if setup.policy is None:
-            settle_torch(setup)
-        actor = make_actor(setup, on_step=report.beat)
-        if "torch" in sys.modules:  # the environment's
-            settle_torch(setup)
-        report.ready()
-        report.deliver(_time_actor(actor, budget_s))
+        report.deliver(work(setup, budget_s, report))
     except EnvError as error:  # its message is complete
         report.fail(str(error))
         raise SystemExit(1) from None
     except BaseException:
         report.fail(_failed(setup, traceback.format_exc(limit=-8)))
         raise SystemExit(1) from None
+
+
+def _time_in_own_process(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
+    if setup.policy is None:
+        settle_torch(setup)
+    actor = make_actor(setup, on_step=report.beat)
+    if "torch" in sys.modules:  # the environment's
+        settle_torch(setup)
+    report.ready()
+    return _time_actor(actor, budget_s)
 
 
 def _time_actor(actor: VectorActor, budget_s: float) -> list[float]:

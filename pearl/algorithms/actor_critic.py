@@ -25,6 +25,16 @@ from pearl.algorithms.arrays import (
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.inputs import scaled_observations, unit_scale
 from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
+from pearl.algorithms.suggestions import (
+    Choice,
+    Facts,
+    choose_gamma,
+    choose_learning_rate,
+    choose_learning_starts,
+    choose_n_step,
+    choose_scaling,
+    choose_sizes,
+)
 from pearl.algorithms.trainer import Phase, Trainer, is_number, observation_size
 from pearl.algorithms.update_rule import (
     AnyModule,
@@ -40,6 +50,7 @@ from pearl.algorithms.update_rule import (
     unknown_rule,
 )
 from pearl.errors import TrainerError
+from pearl.exploration import OrnsteinUhlenbeck
 from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
 
@@ -74,6 +85,27 @@ class ActorCritic(Trainer):
     actor: nn.Module
     critic: nn.Module
     _target_critic_flat: FlatParameters
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """One gradient step per environment step or about that; correlated noise where random actions find nothing."""
+        sized = choose_sizes(facts, batches=(256, 128, 64), updates=(0.5, 1.0, 2.0))
+        scaling = choose_scaling(facts)
+        choices = [
+            *sized.choices,
+            choose_learning_rate(facts, sized.hidden_sizes),
+            choose_learning_rate(facts, sized.hidden_sizes, "actor_learning_rate"),
+            choose_gamma(facts),
+            choose_n_step(facts, 1, "usual: 1 (Fujimoto et al. 2018; Haarnoja et al. 2018)"),
+            choose_learning_starts(facts),
+            Choice("tau", 0.005, "targets follow by 0.5 % a gradient step (Fujimoto et al. 2018)"),
+        ]
+        if facts.silent:
+            noise = OrnsteinUhlenbeck(sigma=0.5, random_steps=0)
+            choices.append(Choice("exploration", noise, f"{facts.silence}: correlated noise gets farther"))
+        elif cls.exploration is not None:
+            choices.append(Choice("exploration", cls.exploration, "the algorithm's own: random actions saw rewards"))
+        return (*choices, scaling) if scaling is not None else tuple(choices)
 
     def check_spaces(self) -> None:
         """A bounded Box of actions and array observations."""
@@ -343,6 +375,12 @@ def _networks_of(module: AnyModule | None) -> tuple[AnyModule, ...]:
     if isinstance(module, Critic):
         return (module.network,)
     return () if module is None else (module,)
+
+
+def bounded_vectors(facts: Facts) -> bool:
+    """Whether actions are a bounded Box and observations no images."""
+    space = facts.action_space
+    return isinstance(space, spaces.Box) and space.is_bounded("both") and not facts.images
 
 
 class TwinCriticTrainer(ActorCritic):

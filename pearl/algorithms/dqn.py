@@ -24,6 +24,16 @@ from pearl.algorithms.arrays import (
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
+from pearl.algorithms.suggestions import (
+    Choice,
+    Facts,
+    choose_gamma,
+    choose_image_learning_rate,
+    choose_learning_rate,
+    choose_learning_starts,
+    choose_n_step,
+    choose_sizes,
+)
 from pearl.algorithms.trainer import Phase, Trainer
 from pearl.algorithms.update_rule import (
     PolicyHead,
@@ -56,6 +66,46 @@ class DQN(Trainer):
     target_update_interval: int = 250
     max_grad_norm: float = 10.0
     exploration: Exploration | None = EpsilonGreedy()
+
+    @classmethod
+    def recommended(cls, facts: Facts) -> str:
+        """For discrete actions."""
+        if not isinstance(facts.action_space, spaces.Discrete):
+            return ""
+        seen = "images: Nature CNN (Mnih et al. 2015)" if facts.images else f"{facts.inputs} numbers: an MLP"
+        return f"{facts.outputs} discrete actions, learned from a replay; observations are {seen}"
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """Mnih et al. 2015 for images; for vectors more training on each transition, and soft target updates."""
+        steps = facts.timesteps
+        returns = choose_n_step(facts, 3, "usual: 3 (Hessel et al. 2018)")
+        if facts.images:
+            return (
+                Choice("batch_size", 32, "images: as Mnih et al. 2015"),
+                Choice("replay_ratio", 8.0, "images: a gradient step of 32 per 4 steps, as Mnih et al. 2015"),
+                choose_image_learning_rate(),
+                choose_gamma(facts),
+                returns,
+                choose_learning_starts(facts),
+                Choice("target_update_interval", 2000, "images: Rainbow's 32,000 frames (Hessel et al. 2018)"),
+                Choice("exploration", EpsilonGreedy(1.0, 0.01, steps // 10), f"a tenth of {steps:,} steps; then 1 %"),
+            )
+        sized = choose_sizes(facts, batches=(128, 64, 32), updates=(0.25, 0.5, 1.0))
+        share, why = (5, facts.silence) if facts.silent else (10, "usual, as Stable-Baselines3")
+        return (
+            *sized.choices,
+            choose_learning_rate(facts, sized.hidden_sizes),
+            choose_gamma(facts),
+            returns,
+            choose_learning_starts(facts),
+            Choice("tau", 0.005, "targets follow by 0.5 % a gradient step (Lillicrap et al. 2016)"),
+            Choice(
+                "exploration",
+                EpsilonGreedy(1.0, 0.05, steps // share),
+                f"1/{share} of {steps:,} steps, then 5 %: {why}",
+            ),
+        )
 
     def check_spaces(self) -> None:
         """Discrete actions and array observations."""

@@ -27,6 +27,7 @@ from pearl.algorithms.arrays import (
 )
 from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_observations
+from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer
 from pearl.errors import EnvError
 from pearl.exploration import Exploration
@@ -38,6 +39,7 @@ Schedule: TypeAlias = Literal["constant", "linear"]
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = 1e-8
 _ADAM_EPS = 1e-5
+_LARGE_RETURN = 100.0
 
 
 class Minibatch(NamedTuple):
@@ -162,6 +164,21 @@ class OnPolicyTrainer(Trainer):
     def default_batch(self, transitions: int) -> int:
         """Transitions of a minibatch out of a rollout of `transitions`, where the training's settings name none."""
         return self.batch_size
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """Discount, and the scales of observations and rewards."""
+        discount = choose_gamma(facts)
+        size = return_size(facts, facts.fixed.get("gamma", discount.value))
+        scaled = size > _LARGE_RETURN
+        rewards = Choice(
+            "reward_standardization",
+            "returns" if scaled else "none",
+            f"returns of random actions are about {size:,.3g} in size, {'beyond' if scaled else 'at most'} "
+            f"{_LARGE_RETURN:g} (Engstrom et al. 2020 measure what scaling does)",
+        )
+        inputs = choose_normalization(facts)
+        return (discount, rewards) if inputs is None else (discount, rewards, inputs)
 
     def check_spaces(self) -> None:
         """Array observations; Discrete, MultiDiscrete or Box actions."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gymnasium import spaces
+
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.on_policy import (
     ActionDistribution,
@@ -13,6 +15,7 @@ from pearl.algorithms.on_policy import (
     normalized,
     scheduled,
 )
+from pearl.algorithms.suggestions import Choice, Facts
 from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import (
     ClippedStep,
@@ -27,6 +30,7 @@ from pearl.lazy_torch import nn, torch
 
 _STEP = ("update_minibatch", "update_policy", "loss", "after_rollout", "evaluate_actions", "set_progress")
 _POLICY = ("get_action", "explore", "values", "in_space", "policy")
+_ROLLOUT_ROWS = 2048  # of Schulman et al. 2017, Table 3
 
 
 class PPO(OnPolicyTrainer):
@@ -45,6 +49,43 @@ class PPO(OnPolicyTrainer):
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.0
     target_kl: float | None = None
+
+    @classmethod
+    def recommended(cls, facts: Facts) -> str:
+        """For actions that no algorithm with a replay takes, and for continuous actions from images."""
+        space = facts.action_space
+        if isinstance(space, spaces.MultiDiscrete):
+            return "several discrete actions at a time: only on-policy algorithms draw those"
+        if not isinstance(space, spaces.Box):
+            return ""
+        if not space.is_bounded("both"):
+            return "actions without bounds: those with a replay need bounds"
+        return "continuous actions from images: those with a replay have no convolutions" if facts.images else ""
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """Schulman et al. 2017: Table 3 for vectors, Table 5 for images."""
+        return (*super().suggestions(facts), *cls._rollout_suggestions(facts))
+
+    @classmethod
+    def _rollout_suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        envs = facts.env_count
+        table = "images: as Schulman et al. 2017, Table 5" if facts.images else "as Schulman et al. 2017, Table 3"
+        rows, most = (1024, 256) if facts.images else (_ROLLOUT_ROWS, 64)
+        horizon = facts.fixed.get("horizon", 2 ** max(5, (rows // envs).bit_length() - 1))
+        collected = horizon * envs
+        batch = max(size for size in range(1, min(most, collected) + 1) if collected % size == 0)
+        choices = [
+            Choice("horizon", horizon, f"{horizon} steps x {envs} environments: about {rows:,} a rollout, {table}"),
+            Choice("epochs", 3 if facts.images else 10, table),
+            Choice("batch_size", batch, f"{table}: {most}, or the next that divides a rollout of {collected:,}"),
+            Choice("learning_rate", 2.5e-4 if facts.images else 3e-4, table),
+        ]
+        if not isinstance(facts.action_space, spaces.Box):
+            choices.append(Choice("entropy_coefficient", 0.01, "discrete actions: keeps trying others, as in Table 5"))
+        if facts.images:
+            return (*choices, Choice("clip_range", 0.1, table))
+        return (*choices, Choice("hidden_sizes", (64, 64), f"{table}, whatever the spaces"))
 
     def check_spaces(self) -> None:
         """Also the settings."""
@@ -164,6 +205,15 @@ class A2C(PPO):
     gae_lambda: float = 1.0
     learning_rate: float = 7e-4
     normalize_advantages: bool = False
+
+    @classmethod
+    def recommended(cls, facts: Facts) -> str:
+        """Never before PPO, which trains more on each rollout."""
+        return ""
+
+    @classmethod
+    def _rollout_suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        return ()
 
     def default_batch(self, transitions: int) -> int:
         """The whole rollout."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
+from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer, bounded_vectors
 from pearl.algorithms.arrays import ArrayAdam, ArrayParts, ArrayValue, TorchRandom
 from pearl.algorithms.batch import Batch
+from pearl.algorithms.suggestions import Choice, Facts
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import (
     PolicyHead,
@@ -46,6 +47,20 @@ class SAC(TwinCriticTrainer):
     exploration: Exploration | None = PolicySampling()
 
     actor: GaussianPolicy
+
+    @classmethod
+    def recommended(cls, facts: Facts) -> str:
+        """For bounded actions."""
+        if not bounded_vectors(facts):
+            return ""
+        return f"bounded actions of {facts.outputs} numbers, learned from a replay (Haarnoja et al. 2018)"
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """Also the temperature's learning rate."""
+        choices = super().suggestions(facts)
+        rate = next(choice for choice in choices if choice.name == "learning_rate")
+        return (*choices, Choice("temperature_learning_rate", rate.value, "as that of the networks"))
 
     def check_spaces(self) -> None:
         """Also the settings."""

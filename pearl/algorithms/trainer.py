@@ -20,6 +20,14 @@ from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.algorithms.spaces import ActionKind
+from pearl.algorithms.suggestions import (
+    Choice,
+    Facts,
+    choose_gamma,
+    choose_learning_rate,
+    choose_learning_starts,
+    choose_sizes,
+)
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import EnvError, TrainerError
@@ -169,6 +177,22 @@ class Trainer(abc.ABC):
     def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
         """The columns of a transition. Override to add some: `super().transition(...).with_columns(Column(...))`."""
         return TransitionSpec.from_spaces(observation_space, action_space)
+
+    @classmethod
+    def recommended(cls, facts: Facts) -> str:
+        """Why this algorithm is the one to begin with in such an environment; "" if it is not."""
+        return ""
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """Settings of the class, of `TrainSpec` and of `RolloutSpec` for an environment and a machine, with reasons."""
+        sized = choose_sizes(facts, batches=(128, 64, 32), updates=(0.25, 0.5, 1.0))
+        return (
+            *sized.choices,
+            choose_learning_rate(facts, sized.hidden_sizes),
+            choose_gamma(facts),
+            choose_learning_starts(facts),
+        )
 
     @property
     def gradient_steps(self) -> int:

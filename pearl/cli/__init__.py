@@ -6,7 +6,8 @@ Commands import what they need when they run, so that help and errors of usage a
 from pearl.cli.app import app, main
 
 # The help lists the commands in this order.
-from pearl.cli import devices, compose, explain, calibrate, fpga_report, run, report, policy, portability  # isort: skip
+from pearl.cli import devices, suggest, compose, explain, calibrate  # isort: skip
+from pearl.cli import fpga_report, run, report, policy, portability  # isort: skip
 
 __all__ = [
     "app",
@@ -20,4 +21,5 @@ __all__ = [
     "portability",
     "report",
     "run",
+    "suggest",
 ]

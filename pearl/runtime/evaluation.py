@@ -121,14 +121,6 @@ def evaluate(
         found = play(act, used, episodes, seed, should_stop)
         over = True
         return found
-<<<<<<< HEAD
-    except PearlError:
-        raise
-    except Exception as error:
-        detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
-        raise EnvError(f"The environment {spec.env_name} or the policy failed in the evaluation.\n{detail}") from error
-=======
->>>>>>> 859df24 (Evaluate and show a run's policy from the command line)
     finally:
         # Not train(): it would also reach submodules that the user froze.
         for module in training:
@@ -165,7 +157,7 @@ def play(
         raise
     except Exception as error:
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
-        raise EnvError(f"The environment {envs.spec.env} or the policy failed in the evaluation.\n{detail}") from error
+        raise EnvError(f"The environment {envs.spec.env_name} or the policy failed in the evaluation.\n{detail}") from error
 
 
 def _play(
