@@ -11,7 +11,7 @@ from composer.absent import not_calibrated
 from composer.matrix import LearnerCell
 from composer.profiling.context import ProfilingContext
 from composer.profiling.measuring import measure, on_own_thread
-from pearl.algorithms.trainer import Trainer
+from pearl.algorithms.trainer import splits_batches
 from pearl.backends import backend_of, learners
 from pearl.devices.description import Device
 
@@ -28,7 +28,7 @@ def learner_cell(
     candidates = backend.learner_parameters(
         device,
         most_threads=1 if sharing is None else sharing.most_threads,
-        most_sub_batches=context.problem.train.batch_size if issubclass(context.problem.trainer_class, Trainer) else 1,
+        most_sub_batches=context.problem.train.batch_size if splits_batches(context.problem.trainer_class) else 1,
     )
     if "sub_batches" not in learners()[implementation].arguments:
         candidates = [candidate for candidate in candidates if candidate.sub_batches == 1]

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "learner_bindings.hpp"
+#include "pearl/ensemble.hpp"
 #include "pearl/learner/actor_critic.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/kernels.hpp"
@@ -158,8 +159,8 @@ std::unique_ptr<HeldActorCritic> make_actor_critic(
     const Floats& obs_half_range, const Floats& action_center, const Floats& action_half_range, std::size_t threads) {
   std::vector<const learner::Network*> critics;
   for (const py::object& critic : critic_objects) critics.push_back(&critic.cast<const learner::Network&>());
-  if (critics.empty() || critics.size() > 2)
-    throw pearl::LearnerError("There must be one critic or two; found " + std::to_string(critics.size()) + ".");
+  if (critics.empty() || critics.size() > 255)
+    throw pearl::LearnerError("There must be 1 to 255 critics; found " + std::to_string(critics.size()) + ".");
   if (threads < 1) throw pearl::LearnerError("threads must be at least 1; found 0.");
   check_size(actor_weights, "actor_weights", actor.parameters());
   if (target_actor_weights) check_size(*target_actor_weights, "target_actor_weights", actor.parameters());
@@ -190,7 +191,8 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
                             const Floats& next_obs, const Floats& discounts, const Floats& weights,
                             const OptionalFloats& next_noise, const OptionalFloats& noise, bool moves_policy,
                             bool moves_targets, HeldOptimizer& critic, HeldOptimizer& actor,
-                            HeldOptimizer* temperature, std::optional<Floats> log_alpha) {
+                            HeldOptimizer* temperature, std::optional<Floats> log_alpha, std::uint64_t seed,
+                            std::uint64_t number) {
   const learner::Batch columns = batch_of(obs, self.observation_size(), actions, self.action_size(), rewards, next_obs,
                                           discounts, weights);
   if (next_noise) check_rows(*next_noise, "next_noise", columns.rows, self.action_size());
@@ -202,7 +204,7 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
   if (moves_policy) check_parameters(actor, "actor", self.model().actor->parameters());
   if (temperature != nullptr) check_parameters(*temperature, "temperature", 1);
   const learner::ActorCriticBatch batch = {columns, next_noise ? next_noise->data() : nullptr,
-                                           noise ? noise->data() : nullptr};
+                                           noise ? noise->data() : nullptr, seed, number};
   Floats priorities(static_cast<py::ssize_t>(batch.rows));
   float* alpha = log_alpha ? log_alpha->mutable_data() : nullptr;
   learner::ActorCriticMetrics metrics{};
@@ -253,6 +255,24 @@ std::unique_ptr<learner::Algorithm> actor_critic_algorithm(HeldActorCritic& self
   return std::make_unique<Held<learner::ActorCriticAlgorithm>>(std::move(held), parts);
 }
 
+Array<std::uint32_t> chosen_critics(std::uint64_t seed, std::uint64_t step, std::size_t critics, std::size_t chosen) {
+  if (chosen < 1 || chosen > critics)
+    throw pearl::LearnerError("1 to " + std::to_string(critics) + " critics can be chosen; found " +
+                              std::to_string(chosen) + ".");
+  Array<std::uint32_t> found(static_cast<py::ssize_t>(chosen));
+  pearl::choose_critics(seed, step, critics, chosen, found.mutable_data());
+  return found;
+}
+
+Floats dropout_mask(std::uint64_t seed, std::uint64_t step, std::uint32_t draw, std::size_t first, std::size_t rows,
+                    std::size_t width, double rate) {
+  if (!(rate >= 0.0 && rate < 1.0))
+    throw pearl::LearnerError("Dropout drops a share from 0 to below 1; found " + std::to_string(rate) + ".");
+  Floats mask(std::vector<std::size_t>{rows, width});
+  pearl::fill_dropout({true, seed, step, draw, first}, 0, rate, rows, width, mask.mutable_data(), width, 1);
+  return mask;
+}
+
 Floats normal_noise(std::uint64_t seed, std::uint64_t step, std::uint32_t draw, std::size_t rows, std::size_t size) {
   Floats noise(std::vector<std::size_t>{rows, size});
   pearl::fill_normal(seed, step, draw, rows * size, noise.mutable_data());
@@ -270,6 +290,10 @@ void bind_learner(py::module_& m) {
         py::arg("accumulate") = false);
   m.def("normal_noise", &normal_noise, py::arg("seed"), py::arg("step"), py::arg("draw"), py::arg("rows"),
         py::arg("size"));
+
+  m.def("chosen_critics", &chosen_critics, py::arg("seed"), py::arg("step"), py::arg("critics"), py::arg("chosen"));
+  m.def("dropout_mask", &dropout_mask, py::arg("seed"), py::arg("step"), py::arg("draw"), py::arg("first"),
+        py::arg("rows"), py::arg("width"), py::arg("rate"));
 
   py::class_<learner::Algorithm>(m, "Algorithm");
   py::class_<learner::Network>(m, "Network")
@@ -330,13 +354,14 @@ void bind_learner(py::module_& m) {
       .def(
           "set",
           [](HeldActorCritic& self, bool stochastic, double saturation_penalty, double target_noise, double noise_clip,
-             double log_std_low, double log_std_high, double target_entropy, double tau, double max_grad_norm) {
+             double log_std_low, double log_std_high, double target_entropy, double tau, double max_grad_norm,
+             std::size_t target_critics) {
             self.set({stochastic, saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high,
-                      target_entropy, tau, max_grad_norm});
+                      target_entropy, tau, max_grad_norm, target_critics});
           },
           py::arg("stochastic"), py::arg("saturation_penalty"), py::arg("target_noise"), py::arg("noise_clip"),
           py::arg("log_std_low"), py::arg("log_std_high"), py::arg("target_entropy"), py::arg("tau"),
-          py::arg("max_grad_norm"))
+          py::arg("max_grad_norm"), py::arg("target_critics"))
       .def("algorithm", &actor_critic_algorithm, py::arg("critic"), py::arg("actor"), py::arg("temperature"),
            py::arg("log_alpha").noconvert(), py::arg("noise_seed").noconvert(), py::arg("policy_delay"),
            py::arg("steps").noconvert(), py::keep_alive<0, 1>(), py::keep_alive<0, 2>(), py::keep_alive<0, 3>(),
@@ -345,5 +370,5 @@ void bind_learner(py::module_& m) {
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("next_noise").noconvert(), py::arg("noise").noconvert(),
            py::arg("moves_policy"), py::arg("moves_targets"), py::arg("critic"), py::arg("actor"),
-           py::arg("temperature"), py::arg("log_alpha").noconvert());
+           py::arg("temperature"), py::arg("log_alpha").noconvert(), py::arg("seed"), py::arg("number"));
 }

@@ -6,6 +6,9 @@ from pearl.algorithms.dqn import DQN as DQN
 from pearl.algorithms.ddpg import DDPG as DDPG
 from pearl.algorithms.td3 import TD3 as TD3
 from pearl.algorithms.sac import SAC as SAC
+from pearl.algorithms.redq import REDQ as REDQ
+from pearl.algorithms.droq import DroQ as DroQ
+from pearl.algorithms.crossq import CrossQ as CrossQ
 from pearl.algorithms.ppo import PPO as PPO
 from pearl.algorithms.ppo import A2C as A2C
 # isort: on

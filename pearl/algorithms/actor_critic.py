@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, ClassVar
 
@@ -55,12 +56,13 @@ from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
 
 if TYPE_CHECKING:
-    from pearl.algorithms.networks import TwinCritic
+    from pearl.algorithms.networks import EnsembleCritic, TwinCritic
 
 _STEP = (
     *("update_policy", "end_of_step", "phases", "finish_step"),
     *("_critic_phase", "_actor_phase", "_compute_critic", "_apply_critic", "_compute_actor", "_apply_actor"),
     *("_descend_actor", "_step", "_next_value", "_deal_noise", "_moves_policy"),
+    *("_values", "_target_of", "_judged", "_dropping"),
 )
 
 
@@ -178,8 +180,9 @@ class ActorCritic(Trainer):
             outputs, meaning = self._actor_outputs
             meaning = f"{meaning} for each of the {self.action_size} numbers of {self.action_space}"
             self._check_outputs("build_actor", self.actor.network, (observation,), outputs, meaning)
-        for name in ("network", "first", "second"):
-            if isinstance(critic := getattr(self.critic, name, None), nn.Module):
+        critics = [getattr(self.critic, name, None) for name in ("network", "first", "second")]
+        for critic in (*critics, *getattr(self.critic, "critics", ())):
+            if isinstance(critic, nn.Module):
                 inputs = (observation + self.action_size,)
                 self._check_outputs("build_critic", critic, inputs, 1, "the value of an observation and an action")
 
@@ -367,11 +370,12 @@ def _network_of(module: AnyModule) -> AnyModule:
 def _networks_of(module: AnyModule | None) -> tuple[AnyModule, ...]:
     """The networks inside a critic, or the module itself."""
     if isinstance(module, ArrayModule):
-        return tuple(m for name, m in module.members.items() if name in ("network", "first", "second"))  # type: ignore[misc]
-    from pearl.algorithms.networks import Critic, TwinCritic
+        named = {**module.members, **getattr(module.members.get("critics"), "members", {})}
+        return tuple(m for name, m in named.items() if name in ("network", "first", "second") or name.isdigit())
+    from pearl.algorithms.networks import Critic, EnsembleCritic, TwinCritic
 
-    if isinstance(module, TwinCritic):
-        return module.first, module.second
+    if isinstance(module, TwinCritic | EnsembleCritic):
+        return tuple(module.networks)
     if isinstance(module, Critic):
         return (module.network,)
     return () if module is None else (module,)
@@ -399,41 +403,60 @@ class TwinCriticTrainer(ActorCritic):
     learning_rate: float = 3e-4
     actor_learning_rate: float = 3e-4
 
-    critic: TwinCritic
+    critic: TwinCritic | EnsembleCritic
+    target_critic: TwinCritic | EnsembleCritic
     noise_seed: torch.Tensor
     _undealt: torch.Tensor | None = None  # noise of a batch for the sub-batches that are still to come
+    _first_row: int = 0  # of the rows that noise was dealt to last, in their batch
 
     @abc.abstractmethod
     def _wrap_actor(self, network: nn.Module) -> nn.Module:
         """The policy around `build_actor`'s network."""
+
+    @property
+    def _critic_count(self) -> int:
+        return 2
 
     def array_parts(self, random: TorchRandom) -> ArrayParts | None:
         """The same as `build` makes, for observations of floating point."""
         if self.observation_space.dtype == np.uint8:
             return None
         actor = self._array_actor(self._array_mlp_of_actor(random))
-        networks = [self._array_mlp_of_critic(random) for _ in range(4)]
-        critic, target = (self._array_critic(first=a, second=b) for a, b in (networks[:2], networks[2:]))
+        critic, target = (
+            self._array_critics([self._array_mlp_of_critic(random) for _ in range(self._critic_count)])
+            for _ in range(2)
+        )
         copy_arrays(critic, to=target)
         parts = self._array_parts(actor, critic, target)
         parts.noise_seed = ArrayValue(np.array(random.integer(2**62)))
         return parts
 
+    def _array_critics(self, networks: list[ArrayModule]) -> ArrayModule:
+        first, second = networks
+        return self._array_critic(first=first, second=second)
+
     def build(self) -> None:
-        """Actor, both critics, the critics' target, Adam over the flat parameters of each, the noise's seed."""
+        """Actor, critics, the critics' target, Adam over the flat parameters of each, the noise's seed."""
         self.actor = self._wrap_actor(self.build_actor()).to(self.device)
-        self.critic, self.target_critic = self._twin_critic(), self._twin_critic()
-        self.target_critic.load_state_dict(self.critic.state_dict())
+        self._build_critics()
         self._make_optimizers()
-        self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
         # On the CPU, where noise is made.
         self.noise_seed = nn.Buffer(torch.randint(2**62, ()))
 
-    def _twin_critic(self) -> TwinCritic:
+    def _build_critics(self) -> None:
+        self.critic, self.target_critic = self._joined_critics(), self._joined_critics()
+        self.target_critic.load_state_dict(self.critic.state_dict())
+        self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
+
+    def _joined_critics(self) -> TwinCritic | EnsembleCritic:
+        networks = [self.build_critic() for _ in range(self._critic_count)]
+        return self._join(networks).to(self.device)
+
+    def _join(self, networks: list[nn.Module]) -> TwinCritic | EnsembleCritic:
         from pearl.algorithms.networks import TwinCritic
 
-        networks = self.build_critic(), self.build_critic()
-        return TwinCritic(*networks, *self._boxes, self.scale_observations).to(self.device)
+        first, second = networks
+        return TwinCritic(first, second, *self._boxes, self.scale_observations)
 
     def draw_noise(self, rows: int, draw: int) -> torch.Tensor:
         """Standard normal numbers `(rows, action size)` float32 on the trainer's device, for the next step.
@@ -452,6 +475,7 @@ class TwinCriticTrainer(ActorCritic):
         """The noise of the next `rows` of a batch: sub-batches get the same noise as the whole batch."""
         if self._undealt is None or len(self._undealt) == 0:
             self._undealt = self.draw_noise(batch_size, draw)
+        self._first_row = batch_size - len(self._undealt)
         dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
         return dealt
 
@@ -465,12 +489,22 @@ class TwinCriticTrainer(ActorCritic):
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """The values `(batch,)` that the targets bootstrap from; called without gradients."""
 
+    def _values(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Each critic's values `(batch,)` of the actions taken."""
+        return self.critic(batch.obs, batch.action)  # type: ignore[no-any-return]
+
     def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
             noise = self._deal_noise(len(weights), batch_size, draw=0)
             target = torch.addcmul(batch.reward, batch.discount, self._next_value(batch.next_obs, noise))
-        first, second = self.critic(batch.obs, batch.action)
-        first_error, second_error = first - target, second - target
-        squares = first_error * first_error + second_error * second_error
+        return self._descend_critics(self._values(batch), target, weights, batch_size)
+
+    @staticmethod
+    def _descend_critics(
+        values: tuple[torch.Tensor, ...], target: torch.Tensor, weights: torch.Tensor, batch_size: int
+    ) -> torch.Tensor:
+        """Add the gradients of the weighted squares of all errors; returns the largest errors `(batch,)`."""
+        errors = [value - target for value in values]
+        squares = functools.reduce(torch.add, (error * error for error in errors))
         torch.autograd.backward(torch.dot(squares, weights) / batch_size)
-        return torch.maximum(first_error.detach().abs(), second_error.detach().abs())
+        return functools.reduce(torch.maximum, (error.detach().abs() for error in errors))

@@ -21,7 +21,7 @@ from pearl.lazy_torch import torch
 if TYPE_CHECKING:
     from pearl.learner.flat import FlatParameters
 
-Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, width, weight, bias, eps
+Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, width, weight, bias, eps or rate
 Place: TypeAlias = "Callable[[Array], int]"
 
 _ALIGNMENT = 16  # floats; `FlatParameters` begins each parameter at a multiple of so many, too
@@ -214,6 +214,33 @@ class ArrayActivation(ArrayModule):
         return len(operations)
 
 
+class ArrayLayerNorm(ArrayModule):
+    """`nn.LayerNorm` of `width` numbers."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__(weight=Array(np.ones(width, np.float32)), bias=Array(np.zeros(width, np.float32)))
+        self._eps = eps
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        weight, bias = self.weight, self.bias
+        operations.append(("layernorm", value, _NONE, weight.shape[0], place(weight), place(bias), self._eps))
+        return len(operations)
+
+
+class ArrayDropout(ArrayModule):
+    """`networks.Dropout` of `width` numbers."""
+
+    def __init__(self, rate: float, width: int) -> None:
+        super().__init__()
+        self._rate, self._width = rate, width
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        operations.append(("dropout", value, _NONE, self._width, _NONE, _NONE, self._rate))
+        return len(operations)
+
+
 class ArrayScale(ArrayModule):
     """`ToUnit` or `FromUnit`: `center` and `half_range`, `(size,)` each."""
 
@@ -267,6 +294,18 @@ def array_mlp(
     layers = array_layers(random, inputs, hidden_sizes)
     width = hidden_sizes[-1] if hidden_sizes else inputs
     return ArraySequential(*before, *layers, ArrayLinear(*random.linear(width, outputs)))
+
+
+def array_dropout_mlp(
+    random: TorchRandom, inputs: int, hidden_sizes: Sequence[int], outputs: int, rate: float
+) -> ArraySequential:
+    """`networks.dropout_mlp`."""
+    layers: list[ArrayModule] = []
+    for width, size in zip([inputs, *hidden_sizes], hidden_sizes, strict=False):
+        layers += [ArrayLinear(*random.linear(width, size)), ArrayDropout(rate, size)]
+        layers += [ArrayLayerNorm(size), ArrayActivation("relu", size)]
+    width = hidden_sizes[-1] if hidden_sizes else inputs
+    return ArraySequential(*layers, ArrayLinear(*random.linear(width, outputs)))
 
 
 def array_layers(random: TorchRandom, inputs: int, sizes: Sequence[int]) -> list[ArrayModule]:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
+from pearl import _native
 from pearl.algorithms.inputs import nature_features, scaled_observations, takes_cnn, unit_scale
 
 _LOG_2 = math.log(2.0)
@@ -229,7 +230,37 @@ class Critic(nn.Module):
         return values.squeeze(1)
 
 
-class TwinCritic(nn.Module):
+class _Critics(nn.Module):
+    """Several critics of the same pairs of observations and actions, which share the scaling of their inputs."""
+
+    def __init__(self, observations: spaces.Box, actions: spaces.Box, scale_observations: bool = False) -> None:
+        super().__init__()
+        self.observation_scale = ToUnit(observations, scaled_observations(observations, scale_observations))
+        self.action_scale = ToUnit(actions)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """The critics, in order."""
+        raise NotImplementedError
+
+    def inputs(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """Inputs of all networks for observations `(batch, *obs)` and unit-scale actions `(batch, action size)`."""
+        return torch.cat((self.observation_scale(obs.flatten(1)), unit), dim=1)
+
+    def of_unit(
+        self, obs: torch.Tensor, unit: torch.Tensor, which: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """The values `(batch,)` of actions in unit scale `(batch, action size)`, by all or those in `which`."""
+        inputs, networks = self.inputs(obs, unit), self.networks
+        chosen = networks if which is None else [networks[number] for number in which]
+        return tuple(network(inputs).squeeze(1) for network in chosen)
+
+    def forward(self, obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The values `(batch,)` of actions `(batch, *action)` in the environment's units, by each critic."""
+        return self.of_unit(obs, self.action_scale(action.flatten(1)))
+
+
+class TwinCritic(_Critics):
     """Two critics of the same pairs (Fujimoto et al. 2018), whose smaller value is less prone to overestimate.
 
     `first` and `second` are networks from `(batch, observation size + action size)` to `(batch, 1)`, which take actions
@@ -244,20 +275,151 @@ class TwinCritic(nn.Module):
         actions: spaces.Box,
         scale_observations: bool = False,
     ) -> None:
-        super().__init__()
-        self.observation_scale = ToUnit(observations, scaled_observations(observations, scale_observations))
-        self.action_scale = ToUnit(actions)
+        super().__init__(observations, actions, scale_observations)
         self.first, self.second = first, second
 
-    def inputs(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """Inputs of both networks for observations `(batch, *obs)` and unit-scale actions `(batch, action size)`."""
-        return torch.cat((self.observation_scale(obs.flatten(1)), unit), dim=1)
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """Both critics."""
+        return self.first, self.second
 
-    def of_unit(self, obs: torch.Tensor, unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both values `(batch,)` of actions in unit scale `(batch, action size)`."""
-        inputs = self.inputs(obs, unit)
-        return self.first(inputs).squeeze(1), self.second(inputs).squeeze(1)
 
-    def forward(self, obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both values `(batch,)` of actions `(batch, *action)` in the environment's units."""
-        return self.of_unit(obs, self.action_scale(action.flatten(1)))
+class EnsembleCritic(_Critics):
+    """Any number of critics of the same pairs (Chen et al. 2021): the networks `critics`, as `TwinCritic` has two."""
+
+    def __init__(
+        self,
+        critics: Sequence[nn.Module],
+        observations: spaces.Box,
+        actions: spaces.Box,
+        scale_observations: bool = False,
+    ) -> None:
+        super().__init__(observations, actions, scale_observations)
+        self.critics = nn.ModuleList(critics)
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """The critics, in order."""
+        return list(self.critics)
+
+
+class DropoutDraw:
+    """The random numbers of the dropout layers of several networks: `begin` a pass, or `end` it to drop nothing."""
+
+    def __init__(self) -> None:
+        self._pass: tuple[int, int, int, int] | None = None
+
+    def begin(self, seed: int, step: int, number: int, first: int) -> None:
+        """From now on, drop by the masks of pass `number` (0 to 255) of a step, from row `first` of its batch on."""
+        self._pass = seed, step, number, first
+
+    def end(self) -> None:
+        """From now on, drop nothing."""
+        self._pass = None
+
+    def mask(self, layer: int, rate: float, like: torch.Tensor) -> torch.Tensor | None:
+        """Factors `(rows, width)`, 0 or 1 / (1 - rate), of a layer; None where nothing is dropped."""
+        if self._pass is None or rate == 0.0:
+            return None
+        seed, step, number, first = self._pass
+        rows, width = like.shape
+        mask = _native.dropout_mask(seed, step, number << 16 | layer, first, rows, width, rate)
+        return torch.from_numpy(mask).to(like.device)
+
+
+class Dropout(nn.Module):
+    """Dropout (Srivastava et al. 2014) of `(batch, width)` with masks that all engines draw alike.
+
+    A number is dropped as a function of the seed, the step, the pass, the layer, its row and its column alone, so that
+    checkpoints need no generator and sub-batches drop what the whole batch does. `of` says whose numbers it is and
+    which layer of them, critic * 256 + number; without it nothing is dropped, and neither in evaluation mode.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self._draw: DropoutDraw | None = None
+        self._layer = 0
+
+    def of(self, draw: DropoutDraw, layer: int) -> None:
+        """Drop by `draw`."""
+        self._draw, self._layer = draw, layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` with some of its numbers 0 and the others larger."""
+        mask = self._draw.mask(self._layer, self.rate, x) if self._draw is not None and self.training else None
+        return x if mask is None else x * mask
+
+
+def dropout_mlp(inputs: int, hidden_sizes: Sequence[int], outputs: int, rate: float) -> nn.Sequential:
+    """A multi-layer perceptron whose layers are linear, dropout, layer normalisation, ReLU (Hiraoka et al. 2022)."""
+    layers: list[nn.Module] = []
+    width = inputs
+    for size in hidden_sizes:
+        layers += [nn.Linear(width, size), Dropout(rate), nn.LayerNorm(size), nn.ReLU()]
+        width = size
+    layers.append(nn.Linear(width, outputs))
+    return nn.Sequential(*layers)
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalisation (Ioffe 2017, arXiv:1702.03275) of `(batch, width)`.
+
+    In training mode, `y = (x - mean) / std * r + d` with the batch's mean and deviation, where
+    `r = clip(std / running std, 1 / r_max, r_max)` and `d = clip((mean - running mean) / running std, -d_max, d_max)`
+    have no gradient. It is plain batch normalisation (r = 1, d = 0) for the first `warmup_steps` batches, until the
+    running statistics fit. In evaluation mode, it normalises by these. They are buffers that are changed in place: so
+    they are part of checkpoints, and of the weights that actors receive.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    batches: torch.Tensor
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        momentum: float = 0.99,
+        eps: float = 1e-3,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        warmup_steps: int = 100_000,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self._rise, self._eps, self._r_max, self._d_max = 1.0 - momentum, eps, r_max, d_max
+        self._warmup = warmup_steps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise; in training mode, also move the running statistics toward the batch's."""
+        if not self.training:
+            return (x - self.mean) * ((self.variance + self._eps).rsqrt() * self.weight) + self.bias
+        variance, mean = torch.var_mean(x, dim=0, correction=0)
+        deviation = (variance + self._eps).sqrt()
+        with torch.no_grad():
+            running = (self.variance + self._eps).sqrt()
+            warm = self.batches >= self._warmup
+            r = torch.where(warm, (deviation / running).clamp(1.0 / self._r_max, self._r_max), 1.0)
+            d = torch.where(warm, ((mean - self.mean) / running).clamp(-self._d_max, self._d_max), 0.0)
+            self.mean.lerp_(mean.detach(), self._rise)
+            self.variance.lerp_(variance.detach(), self._rise)
+            self.batches += 1
+        return ((x - mean) / deviation * r + d) * self.weight + self.bias
+
+
+def renormalized_mlp(
+    inputs: int, hidden_sizes: Sequence[int], outputs: int, *, momentum: float, warmup_steps: int
+) -> nn.Sequential:
+    """A ReLU multi-layer perceptron that renormalises its inputs and what each ReLU gives (Bhatt et al. 2024)."""
+    layers: list[nn.Module] = [BatchRenorm(inputs, momentum=momentum, warmup_steps=warmup_steps)]
+    width = inputs
+    for size in hidden_sizes:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        layers += [BatchRenorm(size, momentum=momentum, warmup_steps=warmup_steps)]
+        width = size
+    layers.append(nn.Linear(width, outputs))
+    return nn.Sequential(*layers)

@@ -123,14 +123,21 @@ class SAC(TwinCriticTrainer):
 
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         unit, log_prob = self.actor.sample(next_obs, noise)
-        smaller = torch.minimum(*self.target_critic.of_unit(next_obs, unit))
-        return smaller - self.log_alpha.exp() * log_prob
+        return self._target_of(next_obs, unit) - self.log_alpha.exp() * log_prob
+
+    def _target_of(self, next_obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """What the critics' targets say of unit-scale actions, `(batch,)`."""
+        return torch.minimum(*self.target_critic.of_unit(next_obs, unit))
+
+    def _judged(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """What the critics say of the policy's unit-scale actions, `(batch,)`."""
+        return torch.minimum(*self.critic.of_unit(obs, unit))
 
     def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:
         unit, log_prob = self.actor.sample(batch.obs, self._deal_noise(len(weights), batch_size, draw=1))
-        smaller = torch.minimum(*self.critic.of_unit(batch.obs, unit))
+        value = self._judged(batch.obs, unit)
         temperature = self.log_alpha.detach().exp()
-        self._descend_actor((temperature * log_prob - smaller).sum() / batch_size)
+        self._descend_actor((temperature * log_prob - value).sum() / batch_size)
         if self.log_alpha.grad is not None:
             # The gradient of the loss -log_alpha * mean(log_prob + target entropy), which is linear in log_alpha.
             self.log_alpha.grad.sub_((log_prob.detach() + self._target_entropy).sum() / batch_size)
@@ -162,7 +169,11 @@ class SAC(TwinCriticTrainer):
         return self.log_std_bounds if self.arrays is not None else self.actor._log_std_bounds
 
     def _rule_step(self) -> RuleStep | str:
-        departure = self._step_departure(SAC, "GaussianPolicy", "TwinCritic")
+        return self._step_of(SAC, "TwinCritic")
+
+    def _step_of(self, base: type[SAC], critic: str) -> RuleStep | str:
+        """The step of a trainer whose class is `base`, with critics of the class `critic`."""
+        departure = self._step_departure(base, "GaussianPolicy", critic)
         if departure is not None:
             return departure
         parts = self.parts

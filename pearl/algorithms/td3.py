@@ -16,7 +16,7 @@ from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
 
 if TYPE_CHECKING:
-    from pearl.algorithms.networks import Policy
+    from pearl.algorithms.networks import Policy, TwinCritic
 
 
 class TD3(TwinCriticTrainer):
@@ -35,6 +35,7 @@ class TD3(TwinCriticTrainer):
     exploration: Exploration | None = GaussianNoise()
 
     actor: Policy
+    critic: TwinCritic
 
     @classmethod
     def recommended(cls, facts: Facts) -> str:

@@ -80,6 +80,7 @@ class Trainer(abc.ABC):
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
+    _rows_are_independent: ClassVar[bool] = True  # False: batches are normalised as a whole, so they cannot be split
 
     batch_size: int = 64
     replay_ratio: float = 8.0
@@ -312,6 +313,11 @@ class Trainer(abc.ABC):
         """Count the step, then `finish_step`."""
         self.gradient_steps += 1
         self.finish_step()
+
+
+def splits_batches(trainer_class: type) -> bool:
+    """Whether a Learner may train on a batch in parts, by the phases of a `Trainer`."""
+    return issubclass(trainer_class, Trainer) and trainer_class._rows_are_independent
 
 
 def is_as_built_in(trainer_class: type) -> bool:

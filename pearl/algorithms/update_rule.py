@@ -34,7 +34,8 @@ class Scalars(NamedTuple):
     """The numbers of a rule; those that an algorithm does not have keep their defaults.
 
     Target networks move toward their networks by `tau`; if `tau` is 1, they copy them every `target_interval` steps.
-    Actor and targets move every `policy_delay` steps.
+    Actor and targets move every `policy_delay` steps. Of an ensemble, `target_critics` critics, drawn for each step,
+    judge the targets.
     """
 
     max_grad_norm: float
@@ -47,6 +48,7 @@ class Scalars(NamedTuple):
     log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
     target_entropy: float = 0.0
     policy_delay: int = 1
+    target_critics: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +173,10 @@ class UpdateRule:
     """An algorithm's networks, its policy, and `step`: what a step trains, or one line why that is not known.
 
     Without an `actor`, the only critic gives the value of each action; with `double`, it also chooses the action that
-    its target network evaluates. The first `actor_critics` critics take part in the actor's gradient. If an algorithm
-    only derives from the base classes, `bootstrap` is None and `step` is a line.
+    its target network evaluates. The first `actor_critics` critics take part in the actor's gradient. The critics of an
+    `ensemble` judge as REDQ's: targets take the smallest value of some of them, the actor follows the mean of all, and
+    targets move in every step. If an algorithm only derives from the base classes, `bootstrap` is None and `step` is a
+    line.
     """
 
     critics: tuple[RuleNetwork, ...]
@@ -182,6 +186,7 @@ class UpdateRule:
     actor: RuleNetwork | None = None
     actor_critics: int = 0
     double: bool = False
+    ensemble: bool = False
 
     @property
     def networks(self) -> tuple[RuleNetwork, ...]:

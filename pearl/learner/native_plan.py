@@ -15,7 +15,7 @@ from pearl.lazy_torch import is_tensor, nn, torch
 from pearl.learner.flat import FlatParameters
 from pearl.spec import LayerSpec, NetworkSpec
 
-Op: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, outputs, weight, bias, eps
+Op: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, outputs, weight, bias, eps or rate
 
 _NONE = -1
 _SAME_VALUES = ("identity", "flatten", "reshape")
@@ -179,6 +179,9 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
             raise UnsupportedError(f"layer {layer.name!r} has parameters that are frozen")
         weight, bias = (offset_of(layer.name, parameters.get(key), flat) for key in ("weight", "bias"))
         return (kind, inputs[0], _NONE, width, weight, bias, eps)
+    if kind == "dropout":
+        part = _submodule(layer, module)
+        return (kind, inputs[0], _NONE, width, _NONE, _NONE, part.rate)  # type: ignore[return-value]
     if kind in ("relu", "tanh") and len(inputs) == 1:
         return (kind, inputs[0], _NONE, width, _NONE, _NONE, 0.0)
     if kind in ("add", "sub") and len(inputs) == 2 and len(layer.out_shape) == 1:
@@ -189,10 +192,12 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
 
 
 def _submodule(layer: LayerSpec, module: nn.Module) -> nn.Module:
+    from pearl.algorithms.networks import Dropout
+
     try:
         part = module.get_submodule(layer.name)
     except AttributeError:
         raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} is not a module") from None
-    if type(part) not in (nn.Linear, nn.LayerNorm):
+    if type(part) not in (nn.Linear, nn.LayerNorm, Dropout):
         raise UnsupportedError(f"layer {layer.name!r} of class {type(part).__name__}")
     return part

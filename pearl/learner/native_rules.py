@@ -176,7 +176,7 @@ class _ActorCriticRule:
         if moved.target is not None:
             _check_target(actor, moved)
             target_actor = weights_of(moved.target)
-        self._trainer, self._step = trainer, step
+        self._trainer, self._step, self._ensemble = trainer, step, rule.ensemble
         self._critic, self._actor, *temperature = (NativeOptimizer(*named) for named in step.optimizers)
         self._temperature = temperature[0] if temperature else None
         log_alpha = None if step.temperature is None else step.temperature.log_alpha
@@ -227,6 +227,7 @@ class _ActorCriticRule:
                 scalars.target_entropy,
                 scalars.tau,
                 scalars.max_grad_norm,
+                scalars.target_critics,
             )
             self._scalars = scalars
         return scalars
@@ -254,11 +255,13 @@ class _ActorCriticRule:
             next_noise,
             noise,
             moves,
-            moves,
+            moves or self._ensemble,
             self._critic.native,
             self._actor.native,
             None if self._temperature is None else self._temperature.native,
             self._log_alpha,
+            0 if random is None else int(random.seed.item()),
+            trainer.gradient_steps,
         )
         trainer.gradient_steps += 1
         metrics = {"td_error": td_error, "loss": loss, "gradient_norm": norm}

@@ -11,7 +11,15 @@ import numpy as np
 from pearl import _native
 from pearl.algorithms.arrays import ArrayModule
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Trainer, TrainerLike, arrays_of, batch_type_of, load_concatenated, policy_tensors
+from pearl.algorithms.trainer import (
+    Trainer,
+    TrainerLike,
+    arrays_of,
+    batch_type_of,
+    load_concatenated,
+    policy_tensors,
+    splits_batches,
+)
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import StepResult
@@ -54,6 +62,10 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             raise ConfigurationError(
                 f"{type(trainer).__name__} defines its own update_policy, which trains on whole batches: "
                 "sub_batches must be 1. Derive from pearl.algorithms.Trainer to split them."
+            )
+        if sub_batches > 1 and not splits_batches(type(trainer)):
+            raise ConfigurationError(
+                f"{type(trainer).__name__} normalises whole batches: sub_batches must be 1; found {sub_batches}."
             )
         _native.keep_freed_memory()
         super().__init__(trainer)

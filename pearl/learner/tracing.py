@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from pearl.algorithms.networks import ScaleBytes
+from pearl.algorithms.networks import Dropout, ScaleBytes
 
 
 class _Tracer(fx.Tracer):
-    """Does not trace into subclasses of layers, nor into modules that only change the dtype."""
+    """Does not trace into subclasses of layers, nor into modules that change the dtype or drop numbers."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (nn.Linear, nn.Conv2d, ScaleBytes)) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (nn.Linear, nn.Conv2d, ScaleBytes, Dropout)) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
 
 class Recorder(fx.Interpreter):

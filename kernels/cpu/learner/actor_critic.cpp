@@ -21,7 +21,10 @@ float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::f
 ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t panels)
     : actor(*model.actor, panels, true),
       next_actor(*model.actor, 1, false),
-      log_prob(model.actor->kernels().panel) {
+      log_prob(model.actor->kernels().panel),
+      slopes(model.critics.size()),
+      values(model.critics.size()),
+      judged(model.critics.size()) {
   for (const Network* critic : model.critics) {
     critics.emplace_back(*critic, panels, true);
     next_critics.emplace_back(*critic, 1, false);
@@ -46,6 +49,17 @@ ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_
     workers_.push_back(std::make_unique<ActorCriticWorker>(model_, kGroup / panel()));
 }
 
+void ActorCriticLearner::set(const ActorCriticSettings& settings) {
+  const std::size_t critics = model_.critics.size(), judges = settings.target_critics;
+  if (judges > critics || (judges == 0 && critics > 2))
+    throw LearnerError("Of " + std::to_string(critics) + " critics, 1 to " + std::to_string(critics) +
+                       " may judge the targets" + (critics > 2 ? "" : ", or 0 for no ensemble") + "; found " +
+                       std::to_string(judges) + ".");
+  settings_ = settings;
+  judges_.resize(judges == 0 ? critics : judges);
+  for (std::size_t k = 0; k < judges_.size(); ++k) judges_[k] = static_cast<std::uint32_t>(k);
+}
+
 ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool moves_policy, bool moves_targets,
                                             Optimizer& critic, Optimizer& actor, Optimizer* temperature,
                                             float* log_alpha, float* priorities, const PrioritiesKnown& known) {
@@ -61,6 +75,8 @@ ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool 
   const float alpha = settings_.stochastic ? std::exp(*log_alpha) : 0.0f;
   const double max_norm = settings_.max_grad_norm;
   Outcome outcome, actor_outcome;
+  if (ensemble() && judges_.size() < model_.critics.size())
+    choose_critics(batch.seed, batch.step, model_.critics.size(), judges_.size(), judges_.data());
   writing_.store(team_.size(), std::memory_order_relaxed);
   auto work = [&](std::size_t index) {
     ActorCriticWorker& worker = *workers_[index];
@@ -173,26 +189,33 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
                inputs + obs * size);
     kernels_.to_unit(inputs + obs * size, model_.actions.center.data(), model_.actions.half_range.data(),
                      inputs + obs * size, actions);
-    const float *judged[2] = {}, *values[2] = {};
-    float* slopes[2] = {};
+    const auto &judged = worker.judged, &values = worker.values;
+    const auto& slopes = worker.slopes;
+    for (std::size_t j = 0; j < judges_.size(); ++j) {
+      const std::size_t k = judges_[j];
+      const Network& critic = *model_.critics[k];
+      Workspace& workspace = worker.next_critics[k];
+      if (k > 0) std::memcpy(workspace.value(0, 0), next, (obs + actions) * size * sizeof(float));
+      workspace.dropout = pass(batch, 0, k, first);
+      critic.forward(model_.target_critic_weights, workspace, 0, group.columns);
+      worker.judged[j] = workspace.value(critic.output(), 0);
+    }
     for (std::size_t k = 0; k < critics; ++k) {
       const Network& critic = *model_.critics[k];
-      if (k > 0) {
-        std::memcpy(worker.next_critics[k].value(0, 0), next, (obs + actions) * size * sizeof(float));
-        std::memcpy(worker.critics[k].value(0, p), inputs, (obs + actions) * size * sizeof(float));
-      }
-      critic.forward(model_.target_critic_weights, worker.next_critics[k], 0, group.columns);
-      critic.forward(model_.critic_weights, worker.critics[k], p, group.columns);
-      judged[k] = worker.next_critics[k].value(critic.output(), 0);
-      values[k] = worker.critics[k].value(critic.output(), p);
-      slopes[k] = worker.critics[k].gradient(critic.output(), p);
+      Workspace& workspace = worker.critics[k];
+      if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
+      workspace.dropout = pass(batch, 1, k, first);
+      critic.forward(model_.critic_weights, workspace, p, group.columns);
+      worker.values[k] = workspace.value(critic.output(), p);
+      worker.slopes[k] = workspace.gradient(critic.output(), p);
       std::fill(slopes[k], slopes[k] + size, 0.0f);
     }
     for (std::size_t c = 0; c < count; ++c) {
       const std::size_t i = first + c;
       float next_value = judged[0][c];
-      // Keeps a NaN of either.
-      if (critics == 2 && (judged[1][c] < next_value || std::isnan(judged[1][c]))) next_value = judged[1][c];
+      // Keeps a NaN of any.
+      for (std::size_t j = 1; j < judges_.size(); ++j)
+        if (judged[j][c] < next_value || std::isnan(judged[j][c])) next_value = judged[j][c];
       if (settings_.stochastic) next_value -= temperature * worker.log_prob[c];
       const float target = batch.rewards[i] + batch.discounts[i] * next_value;
       float largest = 0.0f;
@@ -217,6 +240,8 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   const std::size_t size = panel(), obs = observation_size(), actions = action_size();
   // Without entropy, only the first critic judges the policy.
   const std::size_t critics = settings_.stochastic ? model_.critics.size() : 1;
+  const bool smaller_judges = critics == 2 && !ensemble();
+  const float of_each = 1.0f / static_cast<float>(critics);  // the share of a critic in the mean
   const float share = 1.0f / static_cast<float>(batch.rows);
   const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
   const auto penalty = static_cast<float>(settings_.saturation_penalty);
@@ -229,19 +254,28 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
     const float* noise = settings_.stochastic ? batch.noise + first * actions : nullptr;
     act(worker.actor.value(output, p), noise, count, inputs + obs * size, worker.log_prob.data());
-    float* slopes[2] = {};
-    const float* values[2] = {};
+    const auto& slopes = worker.slopes;
+    const auto& values = worker.values;
     for (std::size_t k = 0; k < critics; ++k) {
       const Network& critic = *model_.critics[k];
-      if (k > 0) std::memcpy(worker.critics[k].value(0, p), inputs, (obs + actions) * size * sizeof(float));
-      critic.forward(model_.critic_weights, worker.critics[k], p, group.columns);
-      values[k] = worker.critics[k].value(critic.output(), p);
-      slopes[k] = worker.critics[k].gradient(critic.output(), p);
+      Workspace& workspace = worker.critics[k];
+      if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
+      workspace.dropout = pass(batch, 2, k, first);
+      critic.forward(model_.critic_weights, workspace, p, group.columns);
+      worker.values[k] = workspace.value(critic.output(), p);
+      worker.slopes[k] = workspace.gradient(critic.output(), p);
       std::fill(slopes[k], slopes[k] + size, 0.0f);
     }
     for (std::size_t c = 0; c < count; ++c) {
       float value = values[0][c], first_share = 1.0f;
-      if (critics == 2) {
+      if (ensemble()) {
+        for (std::size_t k = 1; k < critics; ++k) {
+          value += values[k][c];
+          slopes[k][c] = -share * of_each;
+        }
+        value *= of_each;
+        first_share = of_each;
+      } else if (smaller_judges) {
         // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
         first_share = values[0][c] < values[1][c] ? 1.0f : values[0][c] == values[1][c] ? 0.5f : 0.0f;
         slopes[1][c] = -share * (1.0f - first_share);
@@ -266,7 +300,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
       for (std::size_t c = 0; c < count; ++c) {
         const std::size_t at = a * size + c;
         float slope = worker.critics[0].gradient(0, p)[obs * size + at];
-        if (critics == 2) slope += worker.critics[1].gradient(0, p)[obs * size + at];
+        for (std::size_t k = 1; k < critics; ++k) slope += worker.critics[k].gradient(0, p)[obs * size + at];
         slope *= 1.0f - unit[at] * unit[at];
         if (!settings_.stochastic) {
           const float excess = std::fabs(outputs[at]) - kLinearRange;
@@ -302,9 +336,13 @@ const float* ActorCriticAlgorithm::draw(std::uint32_t number, std::size_t rows, 
 StepMetrics ActorCriticAlgorithm::step(const Batch& batch, float* priorities, const PrioritiesKnown& known) {
   const bool moves = (*parts_.steps + 1) % parts_.policy_delay == 0;
   const bool noisy = parts_.noise_seed != nullptr, judged_by_noise = noisy && parts_.learner.stochastic();
-  const ActorCriticBatch noised = {batch, noisy ? draw(0, batch.rows, next_noise_) : nullptr,
-                                   judged_by_noise ? draw(1, batch.rows, noise_) : nullptr};
-  const ActorCriticMetrics found = parts_.learner.step(noised, moves, moves, parts_.critic, parts_.actor,
+  const ActorCriticBatch noised = {batch,
+                                   noisy ? draw(0, batch.rows, next_noise_) : nullptr,
+                                   judged_by_noise ? draw(1, batch.rows, noise_) : nullptr,
+                                   noisy ? static_cast<std::uint64_t>(*parts_.noise_seed) : 0,
+                                   static_cast<std::uint64_t>(*parts_.steps)};
+  const bool moves_targets = moves || parts_.learner.ensemble();
+  const ActorCriticMetrics found = parts_.learner.step(noised, moves, moves_targets, parts_.critic, parts_.actor,
                                                        parts_.temperature, parts_.log_alpha, priorities, known);
   ++*parts_.steps;
   return found;

@@ -10,13 +10,14 @@
 namespace pearl::learner {
 namespace {
 
-constexpr std::array<std::pair<const char*, OpKind>, 7> kKinds = {{{"linear", OpKind::linear},
+constexpr std::array<std::pair<const char*, OpKind>, 8> kKinds = {{{"linear", OpKind::linear},
                                                                    {"relu", OpKind::relu},
                                                                    {"tanh", OpKind::tanh},
                                                                    {"layernorm", OpKind::layer_norm},
                                                                    {"add", OpKind::add},
                                                                    {"sub", OpKind::subtract},
-                                                                   {"mean", OpKind::mean}}};
+                                                                   {"mean", OpKind::mean},
+                                                                   {"dropout", OpKind::dropout}}};
 
 constexpr std::size_t kWidest = std::size_t{1} << 31;  // a product of two widths does not overflow
 
@@ -49,6 +50,7 @@ Workspace::Workspace(const Network& network, std::size_t panels, bool gradients)
   for (const std::size_t width : network.widths_) offsets_.push_back(offsets_.back() + width * panel);
   values_ = AlignedArray<float>(offsets_.back() * panels);
   statistics_ = AlignedArray<float>(2 * panel * network.statistics_ * panels);
+  masks_ = AlignedArray<float>(network.mask_width_ * panel * panels);
   if (!gradients) return;
   gradients_ = AlignedArray<float>(offsets_.back() * panels);
   rows_ = AlignedArray<float>(padded(network.widest_input_) * panel * panels);
@@ -108,6 +110,8 @@ void Network::check(const Op& op, std::size_t index, const std::vector<std::size
     fits(op.bias, op.width);
     if (!(op.eps > 0.0f)) fail("needs eps above 0; found " + std::to_string(op.eps));
   }
+  if (op.kind == OpKind::dropout && !(op.eps >= 0.0f && op.eps < 1.0f))
+    fail("drops a share from 0 to below 1; found " + std::to_string(op.eps));
 }
 
 void Network::plan(const std::vector<Op>& ops) {
@@ -142,6 +146,11 @@ void Network::plan(const std::vector<Op>& ops) {
     step.in[1] = inputs_of(op) == 2 ? kept[static_cast<std::size_t>(op.inputs[1])] : 0;
     step.out = widths_.size();
     if (op.kind == OpKind::layer_norm) step.statistics = statistics_++;
+    if (op.kind == OpKind::dropout) {
+      step.layer = dropouts_++;
+      step.mask = mask_width_;
+      mask_width_ += op.width;
+    }
     if (op.kind == OpKind::linear) widest_input_ = std::max(widest_input_, widths_[from]);
     kept[i + 1] = step.out;
     widths_.push_back(op.width);
@@ -249,6 +258,16 @@ void Network::forward(const float* parameters, Workspace& workspace, std::size_t
         kernels_.sum_features(x, in, y);
         kernels_.scale(y, 1.0f / static_cast<float>(in), y, size, false);
         break;
+      case OpKind::dropout: {
+        if (!workspace.dropout.active) {
+          std::memcpy(y, x, op.width * size * sizeof(float));
+          break;
+        }
+        float* mask = workspace.masks_.data() + size * (panel * mask_width_ + step.mask);
+        fill_dropout(workspace.dropout, step.layer, static_cast<double>(op.eps), columns, op.width, mask, 1, size);
+        for (std::size_t i = 0; i < op.width * size; ++i) y[i] = x[i] * mask[i];
+        break;
+      }
     }
   }
 }
@@ -347,6 +366,16 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
             for (std::size_t f = 0; f < op.width; ++f) kernels_.scale(dy + f * size, sign, to, size, true);
           }
           break;
+        case OpKind::dropout: {
+          if (dx == nullptr) break;
+          if (!workspace.dropout.active) {
+            kernels_.scale(dy, 1.0f, dx, floats, step->adds[0]);
+            break;
+          }
+          const float* mask = workspace.masks_.data() + size * (p * mask_width_ + step->mask);
+          for (std::size_t i = 0; i < floats; ++i) dx[i] = (step->adds[0] ? dx[i] : 0.0f) + dy[i] * mask[i];
+          break;
+        }
         case OpKind::mean:
           if (dx == nullptr) break;
           for (std::size_t f = 0; f < widths_[step->in[0]]; ++f)

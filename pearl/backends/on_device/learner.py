@@ -237,6 +237,8 @@ def _settings(scalars: Scalars, step: RuleStep) -> dict[str, Any]:
 
 def _check_more(rule: UpdateRule, step: RuleStep) -> None:
     """Raise UnsupportedError for what the native learner can do but the device cannot."""
+    if rule.ensemble:
+        raise UnsupportedError("an ensemble of critics")
     for _, operations in networks_of(rule, step):
         offsets = [offset for operation in operations for offset in operation[4:6] if offset >= 0]
         if len(set(offsets)) < len(offsets):

@@ -1,4 +1,4 @@
-// One training step of the actor-critic algorithms for bounded actions, fused: DDPG, TD3 and SAC.
+// One training step of the actor-critic algorithms for bounded actions, fused: DDPG, TD3, SAC, REDQ and DroQ.
 //
 // Everything is in unit scale: observations and actions are mapped to [-1, 1] on the way in, and tanh of the actor's
 // output is an action as the critics take it.
@@ -21,7 +21,7 @@ struct UnitScale {
 // Networks and vectors of parameters are the caller's and outlive the learner. Critics share one vector.
 struct ActorCriticModel {
   const Network* actor;                 // observations to actions, or to means and log deviations
-  std::vector<const Network*> critics;  // one or two: (observations, actions) to a value
+  std::vector<const Network*> critics;  // one, two or an ensemble: (observations, actions) to a value
   float *actor_weights, *target_actor_weights;  // target: null if the actor itself chooses the next action
   float *critic_weights, *target_critic_weights;
   UnitScale observations, actions;
@@ -35,12 +35,16 @@ struct ActorCriticSettings {
   double target_entropy = 0;
   double tau = 0.005;
   double max_grad_norm = 0;  // 0: no clipping
+  // REDQ: targets take the smallest value of so many critics, drawn for each step; the actor follows the mean of all
+  // critics. 0: all of the one or two critics judge both, by the smaller value.
+  std::size_t target_critics = 0;
 };
 
 // `actions` (rows, action size) in the environment's units; noise (rows, action size) standard normal.
 struct ActorCriticBatch : Batch {
   const float* next_noise;  // for the next actions; null if unused
   const float* noise;       // for the actions by which the policy is judged
+  std::uint64_t seed = 0, step = 0;  // of an ensemble: what its random choices depend on
 };
 
 // The critics' metrics.
@@ -53,6 +57,8 @@ struct alignas(kCacheLine) ActorCriticWorker : WorkerSums {
   Workspace actor, next_actor;
   std::vector<Workspace> critics, next_critics;
   std::vector<float> log_prob;  // (panel,)
+  std::vector<float*> slopes;   // of the outputs of each critic in a panel
+  std::vector<const float*> values, judged;  // outputs of each critic, and of the targets that judge
   double actor_loss = 0.0, entropy_gap = 0.0;
 };
 
@@ -60,8 +66,10 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
  public:
   ActorCriticLearner(const ActorCriticModel& model, std::size_t threads);
 
-  void set(const ActorCriticSettings& settings) { settings_ = settings; }
+  // Throws LearnerError for more than two critics without `target_critics`, and for more of these than critics.
+  void set(const ActorCriticSettings& settings);
   bool stochastic() const { return settings_.stochastic; }
+  bool ensemble() const { return settings_.target_critics > 0; }
   std::size_t observation_size() const { return model_.actor->input_width(); }
   std::size_t action_size() const { return model_.actions.center.size(); }
   const ActorCriticModel& model() const { return model_; }
@@ -92,9 +100,14 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
   void act(const float* outputs, const float* noise, std::size_t count, float* unit, float* log_prob) const;
 
   std::size_t panel() const { return kernels_.panel; }
+  // A pass of a batch through critic `critic`: 0 by the targets, 1 by the critics, 2 to judge the policy.
+  DropoutPass pass(const ActorCriticBatch& batch, std::uint32_t number, std::size_t critic, std::size_t first) const {
+    return {ensemble(), batch.seed, batch.step, number << 16 | static_cast<std::uint32_t>(critic) << 8, first};
+  }
 
   ActorCriticModel model_;
   ActorCriticSettings settings_;
+  std::vector<std::uint32_t> judges_;  // the critics whose targets judge the next actions in this step
   TeamGradients critic_gradients_, actor_gradients_;
 };
 
@@ -105,7 +118,7 @@ struct ActorCriticParts {
   Optimizer* temperature;          // null if the temperature stays
   float* log_alpha;                // of a stochastic policy
   const std::int64_t* noise_seed;  // null if no noise is used
-  std::int64_t policy_delay;       // policy and targets move in every policy_delay-th step
+  std::int64_t policy_delay;       // the policy moves in every policy_delay-th step, targets too but for an ensemble
   std::int64_t* steps;             // trained so far
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pearl/aligned.hpp"
+#include "pearl/ensemble.hpp"
 #include "pearl/learner/kernels.hpp"
 
 namespace pearl::learner {
@@ -22,7 +23,7 @@ inline constexpr std::size_t kGroup = 128;
 // Loads `count` rows of `width` floats into a panel and zeroes its other transitions.
 void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel);
 
-enum class OpKind { linear, relu, tanh, layer_norm, add, subtract, mean };
+enum class OpKind { linear, relu, tanh, layer_norm, add, subtract, mean, dropout };
 OpKind op_kind(const std::string& name);  // throws LearnerError for an unknown one
 
 // Value 0 is the network's input, value i + 1 what operation i computes; the last one is the network's output.
@@ -31,7 +32,7 @@ struct Op {
   std::ptrdiff_t inputs[2];  // values; only add and subtract have a second, else kNone
   std::size_t width;         // features of the result
   std::ptrdiff_t weight = kNone, bias = kNone;  // offsets of parameters, (out, in) and (out,) as torch has them
-  float eps = 0.0f;
+  float eps = 0.0f;  // of dropout: the share of numbers that it drops
 };
 
 class Network;
@@ -46,6 +47,8 @@ class Workspace {
   float* gradient(std::size_t value, std::size_t panel) { return at(gradients_, value, panel); }
   // Zeroes all values: needed before a batch of another size.
   void clear();
+  // What the next forward passes drop; by default nothing.
+  DropoutPass dropout;
 
  private:
   friend class Network;
@@ -55,7 +58,7 @@ class Workspace {
 
   std::size_t panels_;
   std::vector<std::size_t> offsets_;  // of each value, in floats of one panel
-  AlignedArray<float> values_, gradients_, statistics_, rows_;
+  AlignedArray<float> values_, gradients_, statistics_, rows_, masks_;
 };
 
 class Network {
@@ -98,6 +101,8 @@ class Network {
     bool gates_input = false;       // applies the derivative of its input's ReLU in the same pass
     bool gated = false;             // the user of its result has applied its ReLU's derivative
     std::size_t statistics = 0;     // LayerNorm: which
+    std::uint32_t layer = 0;        // dropout: which
+    std::size_t mask = 0;           // dropout: features of the masks before its own
   };
 
   void check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const;
@@ -111,6 +116,8 @@ class Network {
   std::vector<std::size_t> widths_;  // of the values that are stored
   std::vector<Step> steps_;
   std::size_t statistics_ = 0;
+  std::uint32_t dropouts_ = 0;
+  std::size_t mask_width_ = 0;    // features of all dropout operations
   std::size_t widest_input_ = 0;  // of a linear operation
 };
 
