@@ -22,7 +22,7 @@ from trainers import TinyDQN, TinyPPO, TinySAC
 from composer import Composer
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
-from pearl.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3, Trainer
+from pearl.algorithms import A2C, DDPG, DQN, PPO, REDQ, SAC, TD3, DroQ, Trainer
 from pearl.algorithms.arrays import ArrayAdam, ArrayModule, TorchRandom
 from pearl.algorithms.trainer import make_trainer, policy_snapshot
 from pearl.backends.cpu.learner import NativeLearner
@@ -50,6 +50,8 @@ CASES: list[Case] = [
     (TD3, box(3), box(1), {}),
     (SAC, box(3), box(2), {}),
     (SAC, box(2, 2), box(2), {"temperature": 0.2}),
+    (REDQ, box(3), box(2), {"num_critics": 4, "policy_delay": 2}),
+    (DroQ, box(3), box(2), {"hidden_sizes": (9, 7), "policy_delay": 2, "dropout": 0.2}),
     (PPO, box(4), spaces.Discrete(2), {}),
     (PPO, box(4), box(2), {"shared_layers": True, "normalize_observations": True, "activation": "relu"}),
     (PPO, box(2, 3), spaces.MultiDiscrete([2, 3]), {"hidden_sizes": (8,), "orthogonal": False}),
@@ -57,7 +59,7 @@ CASES: list[Case] = [
 ]
 IDS = [f"{number}-{case[0].__name__}" for number, case in enumerate(CASES)]
 every_case = pytest.mark.parametrize("case", CASES, ids=IDS)
-replay_case = pytest.mark.parametrize("case", CASES[:8], ids=IDS[:8])
+replay_case = pytest.mark.parametrize("case", CASES[:10], ids=IDS[:10])
 
 
 def in_arrays(case: Case) -> Trainer:

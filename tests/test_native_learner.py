@@ -502,7 +502,7 @@ class Unrelated:
 def test_other_trainers_and_images_are_named() -> None:
     assert (
         NativeLearner.supports(Unrelated())
-        == "the update rule of Unrelated, which is not a DQN, DDPG, TD3, SAC, PPO or A2C"
+        == "the update rule of Unrelated, which is not a DQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO or A2C"
     )
     pixels = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     assert NativeLearner.supports(DQN(pixels, ACTIONS)) == "observations of unsigned bytes"

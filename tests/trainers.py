@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
-from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch
+from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 
 
@@ -51,6 +51,26 @@ class TinySAC(SAC):
     batch_size = 16
     replay_ratio = 1.0
     learning_starts = 100
+    exploration = PolicySampling(random_steps=50)
+
+
+class TinyDroQ(DroQ):
+    hidden_sizes = (16,)
+    batch_size = 16
+    replay_ratio = 4.0
+    learning_starts = 100
+    policy_delay = 4
+    dropout = 0.1
+    exploration = PolicySampling(random_steps=50)
+
+
+class TinyCrossQ(CrossQ):
+    hidden_sizes = (16,)
+    critic_hidden_sizes = (16, 16)
+    batch_size = 16
+    replay_ratio = 1.0
+    learning_starts = 100
+    renorm_warmup_steps = 20
     exploration = PolicySampling(random_steps=50)
 
 

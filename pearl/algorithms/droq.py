@@ -11,6 +11,7 @@ from pearl.algorithms.batch import Batch
 from pearl.algorithms.redq import REDQ
 from pearl.algorithms.trainer import is_number, observation_size
 from pearl.algorithms.update_rule import RuleStep
+from pearl.errors import TrainerError
 from pearl.lazy_torch import nn, torch
 
 _TARGET, _VALUES, _JUDGED = 0, 1, 2  # the passes of a step, as the native learner numbers them
@@ -37,7 +38,6 @@ class DroQ(REDQ):
         """Also the settings."""
         super().check_spaces()
         self._require(is_number(self.dropout) and 0 <= self.dropout < 1, "dropout", "a number from 0 to below 1")
-        self._require(len(self.hidden_sizes) < 256, "hidden_sizes", "at most 255 layers")
 
     def build_critic(self) -> nn.Module:
         """A network from `(batch, observation size + action size)` to `(batch, 1)`.
@@ -62,6 +62,11 @@ class DroQ(REDQ):
         for joined in (self.critic, self.target_critic):
             for number, critic in enumerate(joined.networks):
                 layers = [part for part in critic.modules() if isinstance(part, Dropout)]
+                if len(layers) > 256:
+                    raise TrainerError(
+                        f"{type(self).__name__} draws masks for at most 256 dropout layers of a critic; found "
+                        f"{len(layers)}. Build a critic with fewer."
+                    )
                 for layer, part in enumerate(layers):
                     part.of(self._dropout_draw, number << 8 | layer)
 

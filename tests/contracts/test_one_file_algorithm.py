@@ -171,7 +171,10 @@ def test_its_batches_have_its_column() -> None:
 def test_engines_without_its_update_rule_say_so() -> None:
     trainer = C51(OBS, CHOICE)
     assert trainer.update_rule() is None
-    assert NativeLearner.supports(trainer) == "the update rule of C51, which is not a DQN, DDPG, TD3, SAC, PPO or A2C"
+    assert (
+        NativeLearner.supports(trainer)
+        == "the update rule of C51, which is not a DQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO or A2C"
+    )
 
 
 @pytest.mark.parametrize(("setting", "n_step", "options"), [(1, 3, ()), (2, 1, ("--serial",))])

@@ -19,7 +19,7 @@ from programs import make_program, run
 from references import BOX, DISCRETE, OBS, ROWS, all_tensors, columns_of, each_device, estranged
 from references import batch_of as common_batch_of
 from test_one_file_algorithm import C51
-from trainers import TinySAC, TinyTD3
+from trainers import TinyCrossQ, TinyDroQ, TinySAC, TinyTD3
 
 from pearl.algorithms import ALGORITHMS, SAC, TD3, Batch, Trainer, make_trainer, one_of_algorithms
 from pearl.algorithms.on_policy import Minibatch
@@ -30,8 +30,10 @@ from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 
 TRAINERS: dict[str, type[Trainer]] = {**ALGORITHMS, "C51": C51}
 each_trainer = pytest.mark.parametrize("name", TRAINERS)
-each_replay_trainer = pytest.mark.parametrize(
-    "name", [name for name, found in TRAINERS.items() if found.data_flow() == "replay"]
+FROM_REPLAY = [name for name, found in TRAINERS.items() if found.data_flow() == "replay"]
+each_replay_trainer = pytest.mark.parametrize("name", FROM_REPLAY)
+each_of_independent_rows = pytest.mark.parametrize(
+    "name", [n for n in FROM_REPLAY if TRAINERS[n]._rows_are_independent]
 )
 
 
@@ -98,19 +100,20 @@ def test_a_step_moves_the_policy_and_gives_each_row_a_priority(name: str) -> Non
     trainer = made(name)
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters()]
     batch, weights = batch_of(name)
-    for _ in range(2):  # TD3's policy moves in every second step
+    steps = max(2, getattr(trainer, "policy_delay", 1))
+    for _ in range(steps):
         priorities = trainer.update_policy(batch, weights)
         assert (priorities.shape, priorities.dtype) == ((ROWS,), torch.float32)
         assert not priorities.requires_grad
         assert bool((priorities >= 0).all())
         assert bool(priorities.isfinite().all())
-    assert trainer.gradient_steps == 2
+    assert trainer.gradient_steps == steps
     assert all(not torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters(), strict=True))
     assert equal(list(batch), list(batch_of(name)[0])), "the batch is the caller's"
     assert all(math.isfinite(value) for value in trainer.metrics().values())
 
 
-@each_replay_trainer
+@each_of_independent_rows
 def test_a_discount_of_zero_stops_the_bootstrap(name: str) -> None:
     batch, weights = batch_of(name)
     ended, went_on = (batch._replace(discount=torch.full((ROWS,), discount)) for discount in (0.0, 0.9))
@@ -123,7 +126,7 @@ def test_a_discount_of_zero_stops_the_bootstrap(name: str) -> None:
     assert not torch.allclose(priorities(went_on), priorities(went_on._replace(next_obs=batch.next_obs * 3)))
 
 
-@each_replay_trainer
+@each_of_independent_rows
 def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(name: str) -> None:
     batch, weights = batch_of(name)
     other, _ = batch_of(name, seed=9)
@@ -141,7 +144,7 @@ def test_a_weight_of_zero_takes_a_transition_out_of_the_td_loss(name: str) -> No
 
 
 @each_device
-@each_replay_trainer
+@each_of_independent_rows
 @pytest.mark.parametrize("sub_batches", [2, 3])
 def test_sub_batches_train_as_the_whole_batch(name: str, sub_batches: int, device: str) -> None:
     if name == "C51" and device != "cpu":
@@ -230,6 +233,13 @@ UNUSABLE: dict[str, tuple[object, ...]] = {
     "tau": (math.nan, -0.1, 1.5),
     "target_update_interval": (0, 1.5),
     "policy_delay": (0,),
+    "num_critics": (0, 1.5, 256),
+    "target_critics": (0, 11),
+    "dropout": (1.0, -0.1, math.nan, "some"),
+    "critic_hidden_sizes": (64, (64, 0)),
+    "adam_beta1": (1.0, -0.1, math.nan),
+    "batch_norm_momentum": (1.0, True),
+    "renorm_warmup_steps": (-1, 0.5),
     "target_noise": (-0.1, math.nan),
     "noise_clip": (-1.0, math.nan),
     "temperature": (-0.1, math.nan),
@@ -290,7 +300,7 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
     if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)):
         said = [
             "Discrete actions (DQN, PPO, A2C)",
-            "Box actions (DDPG, TD3, SAC, PPO, A2C)",
+            "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C)",
             "trainer class of your own",
         ]
         said += ["MultiDiscrete actions (PPO, A2C)", "ActionWrapper"]
@@ -347,7 +357,7 @@ def test_a_program_trains_with_actor_processes_and_logs_its_metrics(
         assert 0 < float(last["temperature"]) < 1
 
 
-@each_tiny
+@pytest.mark.parametrize("trainer", [TinyTD3, TinySAC, pytest.param(TinyDroQ, marks=pytest.mark.slow), TinyCrossQ])
 def test_a_serial_run_resumes_to_the_bit(tmp_path: Path, quick_profiles: None, trainer: type[Trainer]) -> None:
     program = make_program(tmp_path, trainer=trainer, env="Pendulum-v1")
     common = ("--serial", "--timesteps", "1000", "--checkpoint-interval", "512", "--eval-episodes", "0")

@@ -1,0 +1,128 @@
+"""Returns per environment step and per second of SAC, REDQ and DroQ, each as a composed program.
+
+SAC trains once per environment step, REDQ and DroQ 20 times. Runs take turns, seed by seed, and `--folder` keeps them:
+a later call makes only those that are missing. It prints the tables of docs/sample_efficiency.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.programs import run_program
+from benchmarks.timing import ONE_THREAD
+from pearl.algorithms import REDQ, SAC, DroQ
+
+EPISODES = 5  # per evaluation
+TRAINERS: dict[str, tuple[type, dict[str, object]]] = {
+    "SAC": (SAC, {}),
+    "DroQ": (DroQ, {}),
+    "REDQ": (REDQ, {}),
+}
+
+
+def compose(name: str, folder: Path, arguments: argparse.Namespace) -> Path:
+    """The program of an algorithm: one environment, uniform replay, networks of two hidden layers of equal width."""
+    from pearl import Composer
+
+    trainer, settings = TRAINERS[name]
+    composer = Composer(progress=False)
+    composer.set_actors(1, env=arguments.env, envs_per_actor=1)
+    shared = {"hidden_sizes": (arguments.width, arguments.width), "target_entropy": arguments.target_entropy}
+    composer.set_train_function(learner=trainer, **shared, **settings)
+    composer.set_replay(arguments.steps, mode="uniform")
+    composer.set_training(learning_starts=arguments.learning_starts)
+    composer.run(budget_s=0)
+    print(name, composer.placement.learner, composer.placement.implementation, file=sys.stderr, flush=True)
+    program: Path = composer.runtime_gen(path=folder / f"{name.lower()}.py", timesteps=arguments.steps)
+    return program
+
+
+def run(program: Path, folder: Path, seed: int, interval: int) -> None:
+    """One run; its CPU time is written last, which marks it as complete."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    options = ("--seed", seed, "--eval-interval", interval, "--eval-episodes", EPISODES, "--until-return", "none")
+    run_program(program, *options, "--run-dir", folder)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    (folder / "cpu.json").write_text(json.dumps({"cpu_s": spent}), encoding="utf-8")
+
+
+def curve(folder: Path, steps: int, interval: int) -> np.ndarray:
+    """Mean returns and seconds since the start `(steps // interval, 2)` of the greedy evaluations of a run."""
+    found = np.full((steps // interval, 2), np.nan)
+    with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            place = int(row["env_steps"]) // interval - 1
+            if row["kind"] == "progress" and 0 <= place < len(found) and np.isnan(found[place, 0]):
+                found[place] = float(row["mean_return"]), float(row["wall_s"])
+    return found
+
+
+def tables(folder: Path, arguments: argparse.Namespace) -> None:
+    """Print mean returns by environment steps, and what the runs cost."""
+    steps, interval = arguments.steps, arguments.interval
+    runs = {
+        name: sorted(done.parent for done in (folder / name).glob("*/cpu.json"))
+        for name in TRAINERS
+        if list((folder / name).glob("*/cpu.json"))
+    }
+    curves = {name: np.stack([curve(one, steps, interval) for one in found]) for name, found in runs.items()}
+    print(f"\n| environment steps | {' | '.join(curves)} |\n|---:|{'---:|' * len(curves)}")
+    for place in range(steps // interval):
+        cells = []
+        for found in curves.values():
+            returns, seconds = found[:, place, 0], found[:, place, 1]
+            if np.isnan(returns).all():
+                cells.append("")
+                continue
+            each = ", ".join(f"{value:.0f}" for value in returns)
+            cells.append(f"{np.nanmean(returns):.0f} ({each}) at {np.nanmean(seconds):.0f} s")
+        print(f"| {(place + 1) * interval:,} | {' | '.join(cells)} |")
+    print("\n| | runs | gradient steps | wall s | CPU s |\n|---|---:|---:|---:|---:|")
+    for name, found in runs.items():
+        summaries = [json.loads((one / "summary.json").read_text(encoding="utf-8")) for one in found]
+        spent = [json.loads((one / "cpu.json").read_text(encoding="utf-8"))["cpu_s"] for one in found]
+        gradient_steps = np.mean([summary["gradient_steps"] for summary in summaries])
+        wall = np.mean([summary["wall_s"] for summary in summaries])
+        print(f"| {name} | {len(found)} | {gradient_steps:,.0f} | {wall:.0f} | {np.mean(spent):.0f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="Hopper-v5")
+    parser.add_argument("--steps", type=int, default=15_000)
+    parser.add_argument("--interval", type=int, default=2_500, help="environment steps between evaluations")
+    parser.add_argument("--learning-starts", type=int, default=1_000)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--target-entropy", type=float, default=-1.0)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--algorithms", nargs="+", choices=TRAINERS, default=list(TRAINERS))
+    parser.add_argument("--folder", type=Path, default=Path("runs") / "sample_efficiency")
+    parser.add_argument("--report", action="store_true", help="print the tables of what is there, run nothing")
+    arguments = parser.parse_args()
+    os.environ.update(ONE_THREAD)
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    programs: dict[str, Path] = {}
+    for seed in range(1, arguments.seeds + 1):
+        for name in () if arguments.report else arguments.algorithms:
+            place = folder / name / str(seed)
+            if (place / "cpu.json").exists():
+                continue
+            if name not in programs:
+                programs[name] = compose(name, folder, arguments)
+            run(programs[name], place, seed, arguments.interval)
+            print(f"{name} seed {seed} done", file=sys.stderr, flush=True)
+    tables(folder, arguments)
+
+
+if __name__ == "__main__":
+    main()
