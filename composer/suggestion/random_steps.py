@@ -48,7 +48,7 @@ def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int
 
 def _step(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
     """The numbers of a `RandomSteps`, in order."""
-    name, count = setup.spec.env, setup.spec.envs_per_actor
+    name, count = setup.spec.env_name, setup.spec.envs_per_actor
     envs = make_vector_env(setup.spec)
     report.ready()
     try:
