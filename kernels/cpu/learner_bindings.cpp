@@ -1,6 +1,9 @@
 // Python bindings of the native learner: networks, optimizers and algorithms on torch's own memory.
 
+#include <array>
 #include <string>
+#include <tuple>
+#include <variant>
 #include <vector>
 
 #include "learner_bindings.hpp"
@@ -18,52 +21,89 @@ namespace {
 
 // kind, first input, second input, outputs, weight, bias, eps: learner::Op.
 using OpTuple = std::tuple<std::string, std::ptrdiff_t, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, float>;
+// channels, height and width of the input; kernel, stride and padding of rows and columns: learner::Window.
+using WindowArray = std::array<std::size_t, 9>;
+// Convolutions and poolings: kind, input, outputs, weight, bias, window.
+using WindowTuple = std::tuple<std::string, std::ptrdiff_t, std::size_t, std::ptrdiff_t, std::ptrdiff_t, WindowArray>;
 
-learner::Network make_network(std::size_t inputs, const std::vector<OpTuple>& ops, std::size_t parameters) {
+learner::Op op_of(const OpTuple& op) {
+  const auto& [kind, first, second, width, weight, bias, eps] = op;
+  return {learner::op_kind(kind), {first, second}, width, weight, bias, eps};
+}
+
+learner::Op op_of(const WindowTuple& op) {
+  const auto& [kind, input, width, weight, bias, w] = op;
+  return {learner::op_kind(kind), {input, learner::kNone}, width, weight, bias, 0.0f,
+          {w[0], w[1], w[2], {w[3], w[4]}, {w[5], w[6]}, {w[7], w[8]}}};
+}
+
+learner::Network make_network(std::size_t inputs, const std::vector<std::variant<OpTuple, WindowTuple>>& ops,
+                              std::size_t parameters, bool of_bytes) {
   std::vector<learner::Op> made;
-  for (const auto& [kind, first, second, width, weight, bias, eps] : ops)
-    made.push_back({learner::op_kind(kind), {first, second}, width, weight, bias, eps});
-  return {inputs, made, parameters};
+  for (const auto& op : ops) made.push_back(std::visit([](const auto& tuple) { return op_of(tuple); }, op));
+  return {inputs, made, parameters, of_bytes};
 }
 
-Floats forward(const learner::Network& network, const Floats& parameters, const Floats& inputs) {
-  const std::size_t rows = rows_of(inputs), panel = network.kernels().panel, width = network.output_width();
-  check_size(parameters, "parameters", network.parameters());
-  check_rows(inputs, "inputs", rows, network.input_width());
-  Floats out(std::vector<std::size_t>{rows, width});
-  const float *x = inputs.data(), *weights = parameters.data();
-  float* y = out.mutable_data();
-  const Released released;
-  learner::Workspace workspace(network, 1, false);
-  for (std::size_t first = 0; first < rows; first += panel) {
-    const std::size_t count = std::min(panel, rows - first);
-    network.load(x + first * network.input_width(), count, workspace, 0);
-    network.forward(weights, workspace, 0, network.columns(count));
-    network.kernels().transpose(workspace.value(network.output(), 0), width, count, panel, y + first * width, width);
+// Checks `rows` rows of a network's inputs, float32 or bytes.
+void check_inputs(const learner::Network& network, const char* name, const py::array& inputs, std::size_t rows) {
+  const bool fits = network.takes_bytes() ? py::isinstance<Array<std::uint8_t>>(inputs)
+                                          : py::isinstance<Array<float>>(inputs);
+  if (!fits)
+    throw pearl::LearnerError(std::string(name) + " must be contiguous " +
+                              (network.takes_bytes() ? "uint8" : "float32") + "; found dtype " +
+                              std::string(py::str(inputs.dtype())) + ". Convert it first.");
+  check_rows(inputs, name, rows, network.input_width());
+}
+
+// What a network computes, again and again in the same memory. Used from one thread at a time.
+struct Evaluator {
+  explicit Evaluator(const learner::Network& evaluated) : network(evaluated), workspace(evaluated, 1, false) {}
+
+  Floats forward(const Floats& parameters, const py::array& inputs) {
+    const std::size_t rows = rows_of(inputs), panel = network.kernels().panel, width = network.output_width();
+    check_size(parameters, "parameters", network.parameters());
+    check_inputs(network, "inputs", inputs, rows);
+    Floats out(std::vector<std::size_t>{rows, width});
+    const auto* x = static_cast<const char*>(inputs.data());
+    const float* weights = parameters.data();
+    float* y = out.mutable_data();
+    const Released released;
+    for (std::size_t first = 0; first < rows; first += panel) {
+      const std::size_t count = std::min(panel, rows - first);
+      network.load(x + first * network.input_bytes(), count, workspace, 0);
+      network.forward(weights, workspace, 0, network.columns(count));
+      network.kernels().transpose(workspace.value(network.output(), 0), width, count, panel, y + first * width, width);
+    }
+    return out;
   }
-  return out;
-}
 
-// Gradients of sum(slopes * network(inputs)) with respect to the parameters and to the inputs.
-py::tuple gradients(const learner::Network& network, const Floats& parameters, const Floats& inputs,
+  const learner::Network& network;
+  learner::Workspace workspace;
+};
+
+// Gradients of sum(slopes * network(inputs)) with respect to the parameters and, of vectors, to the inputs.
+py::tuple gradients(const learner::Network& network, const Floats& parameters, const py::array& inputs,
                     const Floats& slopes) {
   const std::size_t rows = rows_of(inputs), panel = network.kernels().panel, width = network.output_width();
   check_size(parameters, "parameters", network.parameters());
-  check_rows(inputs, "inputs", rows, network.input_width());
+  check_inputs(network, "inputs", inputs, rows);
   check_rows(slopes, "slopes", rows, width);
   Floats of_parameters(static_cast<py::ssize_t>(network.parameters()));
-  Floats of_inputs(std::vector<std::size_t>{rows, network.input_width()});
   std::fill_n(of_parameters.mutable_data(), network.parameters(), 0.0f);
   const std::size_t panels = std::max<std::size_t>(1, (rows + panel - 1) / panel), columns = network.columns(rows);
   learner::Workspace workspace(network, panels, true);
+  const auto* x = static_cast<const char*>(inputs.data());
   for (std::size_t p = 0; p < panels; ++p) {
     const std::size_t count = std::min(panel, rows - p * panel);
-    network.load(inputs.data() + p * panel * network.input_width(), count, workspace, p);
+    network.load(x + p * panel * network.input_bytes(), count, workspace, p);
     network.forward(parameters.data(), workspace, p, columns);
     network.kernels().transpose(slopes.data() + p * panel * width, count, width, width,
                                 workspace.gradient(network.output(), p), panel);
   }
-  network.backward(parameters.data(), of_parameters.mutable_data(), workspace, panels, rows, columns, false, true);
+  network.backward(parameters.data(), of_parameters.mutable_data(), workspace, panels, rows, columns, false,
+                   network.takes_vectors());
+  if (!network.takes_vectors()) return py::make_tuple(std::move(of_parameters), py::none());
+  Floats of_inputs(std::vector<std::size_t>{rows, network.input_width()});
   for (std::size_t p = 0; p < panels; ++p)
     network.kernels().transpose(workspace.gradient(0, p), network.input_width(), std::min(panel, rows - p * panel),
                                 panel, of_inputs.mutable_data() + p * panel * network.input_width(),
@@ -122,13 +162,11 @@ void set_dqn(HeldDqn& dqn, bool double_q, const std::string& loss, double max_gr
            target_update_interval});
 }
 
-// Checks the columns of a batch whose actions have `action_size` numbers each.
-learner::Batch batch_of(const Floats& obs, std::size_t obs_size, const py::array& actions, std::size_t action_size,
-                        const Floats& rewards, const Floats& next_obs, const Floats& discounts, const Floats& weights) {
+// Checks the columns of a batch, but for its observations, whose actions have `action_size` numbers each.
+learner::Batch batch_of(const py::array& obs, const py::array& actions, std::size_t action_size, const Floats& rewards,
+                        const py::array& next_obs, const Floats& discounts, const Floats& weights) {
   const std::size_t rows = rows_of(rewards);
   if (rows < 1) throw pearl::LearnerError("A batch needs at least one transition; found none.");
-  check_rows(obs, "obs", rows, obs_size);
-  check_rows(next_obs, "next_obs", rows, obs_size);
   check_rows(actions, "action", rows, action_size);
   check_rows(rewards, "reward", rows, 1);
   check_rows(discounts, "discount", rows, 1);
@@ -136,11 +174,12 @@ learner::Batch batch_of(const Floats& obs, std::size_t obs_size, const py::array
   return {rows, obs.data(), actions.data(), rewards.data(), next_obs.data(), discounts.data(), weights.data()};
 }
 
-py::tuple step_dqn(HeldDqn& dqn, const Floats& obs, const Array<std::int64_t>& actions, const Floats& rewards,
-                   const Floats& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
+py::tuple step_dqn(HeldDqn& dqn, const py::array& obs, const Array<std::int64_t>& actions, const Floats& rewards,
+                   const py::array& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
                    HeldOptimizer& optimizer) {
-  const std::size_t inputs = dqn.network().input_width();
-  const learner::Batch batch = batch_of(obs, inputs, actions, 1, rewards, next_obs, discounts, weights);
+  const learner::Batch batch = batch_of(obs, actions, 1, rewards, next_obs, discounts, weights);
+  check_inputs(dqn.network(), "obs", obs, batch.rows);
+  check_inputs(dqn.network(), "next_obs", next_obs, batch.rows);
   check_parameters(optimizer, "network", dqn.network().parameters());
   Floats priorities(static_cast<py::ssize_t>(batch.rows));
   learner::StepMetrics metrics{};
@@ -193,8 +232,9 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
                             bool moves_targets, HeldOptimizer& critic, HeldOptimizer& actor,
                             HeldOptimizer* temperature, std::optional<Floats> log_alpha, std::uint64_t seed,
                             std::uint64_t number) {
-  const learner::Batch columns = batch_of(obs, self.observation_size(), actions, self.action_size(), rewards, next_obs,
-                                          discounts, weights);
+  const learner::Batch columns = batch_of(obs, actions, self.action_size(), rewards, next_obs, discounts, weights);
+  check_rows(obs, "obs", columns.rows, self.observation_size());
+  check_rows(next_obs, "next_obs", columns.rows, self.observation_size());
   if (next_noise) check_rows(*next_noise, "next_noise", columns.rows, self.action_size());
   if (noise) check_rows(*noise, "noise", columns.rows, self.action_size());
   if (self.stochastic() && (!next_noise || (moves_policy && !noise) || !log_alpha))
@@ -297,13 +337,23 @@ void bind_learner(py::module_& m) {
 
   py::class_<learner::Algorithm>(m, "Algorithm");
   py::class_<learner::Network>(m, "Network")
-      .def(py::init(&make_network), py::arg("inputs"), py::arg("ops"), py::arg("parameters"))
+      .def(py::init(&make_network), py::arg("inputs"), py::arg("ops"), py::arg("parameters"),
+           py::arg("of_bytes") = false)
       .def_property_readonly("inputs", &learner::Network::input_width)
       .def_property_readonly("outputs", &learner::Network::output_width)
       .def_property_readonly("parameters", &learner::Network::parameters)
-      .def("forward", &forward, py::arg("parameters").noconvert(), py::arg("inputs").noconvert())
+      .def_property_readonly("takes_bytes", &learner::Network::takes_bytes)
+      .def(
+          "forward",
+          [](const learner::Network& network, const Floats& parameters, const py::array& inputs) {
+            return Evaluator(network).forward(parameters, inputs);
+          },
+          py::arg("parameters").noconvert(), py::arg("inputs").noconvert())
       .def("gradients", &gradients, py::arg("parameters").noconvert(), py::arg("inputs").noconvert(),
            py::arg("slopes").noconvert());
+  py::class_<Evaluator>(m, "Evaluator")
+      .def(py::init<const learner::Network&>(), py::arg("network"), py::keep_alive<1, 2>())
+      .def("forward", &Evaluator::forward, py::arg("parameters").noconvert(), py::arg("inputs").noconvert());
 
   py::class_<HeldOptimizer>(m, "Optimizer")
       .def(py::init<>())

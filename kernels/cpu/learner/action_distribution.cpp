@@ -17,6 +17,8 @@ void PolicyAndValue::check() const {
   if (policy->parameters() != value->parameters())
     throw LearnerError("Policy and value network must have their parameters in one vector; found vectors of " +
                        pair(policy->parameters(), value->parameters()));
+  policy->require_vectors("A policy network");
+  value->require_vectors("A value network");
   if (policy->input_width() != value->input_width())
     throw LearnerError("Policy and value network must take the same observations; found inputs of " +
                        pair(policy->input_width(), value->input_width()));

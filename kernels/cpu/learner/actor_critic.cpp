@@ -36,6 +36,8 @@ ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_
       model_(model),
       critic_gradients_(threads, model.critics.at(0)->parameters()),
       actor_gradients_(threads, model.actor->parameters()) {
+  model_.actor->require_vectors("An actor");
+  for (const Network* critic : model_.critics) critic->require_vectors("A critic");
   for (const Network* critic : model_.critics)
     if (critic->input_width() != observation_size() + action_size() || critic->output_width() != 1)
       throw LearnerError("A critic must take " + std::to_string(observation_size() + action_size()) +
@@ -175,7 +177,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
       model_.target_actor_weights != nullptr ? model_.target_actor_weights : model_.actor_weights;
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
-    load_observations(batch.next_obs + first * obs, count, worker.next_actor.value(0, 0));
+    load_observations(static_cast<const float*>(batch.next_obs) + first * obs, count, worker.next_actor.value(0, 0));
     model_.actor->forward(chooser, worker.next_actor, 0, group.columns);
     float* next = worker.next_critics[0].value(0, 0);
     std::memcpy(next, worker.next_actor.value(0, 0), obs * size * sizeof(float));
@@ -184,7 +186,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
         worker.log_prob.data());
 
     float* inputs = worker.critics[0].value(0, p);
-    load_observations(batch.obs + first * obs, count, inputs);
+    load_observations(static_cast<const float*>(batch.obs) + first * obs, count, inputs);
     load_panel(kernels_, static_cast<const float*>(batch.actions) + first * actions, actions, count,
                inputs + obs * size);
     kernels_.to_unit(inputs + obs * size, model_.actions.center.data(), model_.actions.half_range.data(),
@@ -248,7 +250,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   const auto output = model_.actor->output();
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
-    load_observations(batch.obs + first * obs, count, worker.actor.value(0, p));
+    load_observations(static_cast<const float*>(batch.obs) + first * obs, count, worker.actor.value(0, p));
     model_.actor->forward(model_.actor_weights, worker.actor, p, group.columns);
     float* inputs = worker.critics[0].value(0, p);
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));

@@ -35,7 +35,7 @@ DqnLearner::DqnLearner(const Network& network, float* online, float* target, std
       target_(target),
       gradients_(threads, network.parameters()) {
   for (std::size_t worker = 0; worker < threads; ++worker)
-    workers_.push_back(std::make_unique<DqnWorker>(network, kGroup / kernels_.panel));
+    workers_.push_back(std::make_unique<DqnWorker>(network, network.group_panels()));
 }
 
 StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
@@ -52,7 +52,7 @@ StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& 
     }
   }
 
-  const Shares shares(batch.rows, team_.size(), kernels_.panel / 2);
+  const Shares shares(batch.rows, team_.size(), network_.grain());
   Outcome outcome;
   writing_.store(team_.size(), std::memory_order_relaxed);
   auto work = [&](std::size_t index) {
@@ -79,17 +79,20 @@ StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& 
 
 void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
                        float* priorities, const PrioritiesKnown& known) {
-  const std::size_t panel = kernels_.panel, inputs = network_.input_width();
+  const std::size_t panel = kernels_.panel, group = network_.group_panels() * panel;
+  const auto row_of = [&](const void* rows, std::size_t row) {
+    return static_cast<const char*>(rows) + row * network_.input_bytes();
+  };
   const std::size_t columns = network_.columns(end - begin);
-  for (std::size_t first = begin; first < end; first += kGroup) {
-    const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
+  for (std::size_t first = begin; first < end; first += group) {
+    const std::size_t last = std::min(end, first + group), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
-      evaluate_next(worker, batch.next_obs + (first + p * panel) * inputs, p, count_in(p), columns);
+      evaluate_next(worker, row_of(batch.next_obs, first + p * panel), p, count_in(p), columns);
     for (std::size_t p = 0; p < panels; ++p) {
       if (settings_.double_q) network_.forward(online_, worker.next, p, columns);
-      network_.load(batch.obs + (first + p * panel) * inputs, count_in(p), worker.training, p);
+      network_.load(row_of(batch.obs, first + p * panel), count_in(p), worker.training, p);
       network_.forward(online_, worker.training, p, columns);
       differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
     }
@@ -98,7 +101,7 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
   }
 }
 
-void DqnLearner::evaluate_next(DqnWorker& worker, const float* rows, std::size_t panel, std::size_t count,
+void DqnLearner::evaluate_next(DqnWorker& worker, const void* rows, std::size_t panel, std::size_t count,
                                std::size_t columns) {
   const std::size_t floats = network_.output_width() * kernels_.panel;
   network_.load(rows, count, worker.next, panel);
@@ -142,7 +145,7 @@ void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_
 }
 
 std::array<std::size_t, kColumns> DqnAlgorithm::item_bytes() const {
-  const std::size_t obs = learner_.network().input_width() * sizeof(float);
+  const std::size_t obs = learner_.network().input_bytes();
   return {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
 }
 

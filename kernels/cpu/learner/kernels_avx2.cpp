@@ -29,6 +29,9 @@ PEARL_OP F spread(float x) { return _mm256_set1_ps(x); }
 PEARL_OP F spread(const float* x) { return _mm256_broadcast_ss(x); }
 PEARL_OP F load(const float* x) { return _mm256_loadu_ps(x); }
 PEARL_OP F load_first(const float* x, std::size_t count) { return _mm256_maskload_ps(x, first_lanes(count)); }
+PEARL_OP F load_bytes(const std::uint8_t* x) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+}
 PEARL_OP void store(float* x, F value) { _mm256_storeu_ps(x, value); }
 PEARL_OP void store_first(float* x, F value, std::size_t count) {
   _mm256_maskstore_ps(x, first_lanes(count), value);

@@ -26,6 +26,9 @@ PEARL_OP F spread(float x) { return _mm512_set1_ps(x); }
 PEARL_OP F spread(const float* x) { return _mm512_set1_ps(*x); }
 PEARL_OP F load(const float* x) { return _mm512_loadu_ps(x); }
 PEARL_OP F load_first(const float* x, std::size_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), x); }
+PEARL_OP F load_bytes(const std::uint8_t* x) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+}
 PEARL_OP void store(float* x, F value) { _mm512_storeu_ps(x, value); }
 PEARL_OP void store_first(float* x, F value, std::size_t count) {
   _mm512_mask_storeu_ps(x, first_lanes(count), value);

@@ -53,7 +53,10 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
       const bool partial = Partial && j == Vectors - 1;
       const std::ptrdiff_t at = i * g.c_row + j * static_cast<std::ptrdiff_t>(kLanes);
       F value = sum[i][j];
-      if (bias != nullptr) value += spread(bias + i);
+      if (bias != nullptr) {
+        const float* of_column = bias + j * kLanes;
+        value += !g.bias_of_columns ? spread(bias + i) : partial ? load_first(of_column, last) : load(of_column);
+      }
       if (g.accumulate) value = value + (partial ? load_first(c + at, last) : load(c + at));
       if (g.relu) value = max(value, zero());
       if (gate != nullptr) value = where_positive(partial ? load_first(gate + at, last) : load(gate + at), value);
@@ -91,7 +94,7 @@ void gemm_of(const Gemm& g) {
       const std::size_t rows = g.m * (block + 1) / blocks - i;
       const auto at = static_cast<std::ptrdiff_t>(i);
       tiles[rows - 1](g, g.a + at * g.a_row, g.b + j, g.c + at * g.c_row + static_cast<std::ptrdiff_t>(j),
-                      g.bias == nullptr ? nullptr : g.bias + at,
+                      g.bias == nullptr ? nullptr : g.bias + (g.bias_of_columns ? static_cast<std::ptrdiff_t>(j) : at),
                       g.gate == nullptr ? nullptr : g.gate + at * g.c_row + static_cast<std::ptrdiff_t>(j), last);
     }
   }
@@ -173,6 +176,46 @@ PEARL_SIMD void scale(const float* x, float factor, float* y, std::size_t count,
   const F by = spread(factor);
   for (std::size_t i = 0; i < count; i += kLanes)
     store(y + i, accumulate ? multiply_add(by, load(x + i), load(y + i)) : by * load(x + i));
+}
+
+PEARL_SIMD void scale_bytes(const std::uint8_t* x, float factor, float* y, std::size_t count) {
+  const F by = spread(factor);
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(y + i, by * load_bytes(x + i));
+  for (; i < count; ++i) y[i] = factor * static_cast<float>(x[i]);
+}
+
+// Over the positions of a feature map
+
+PEARL_SIMD void max_pool(const PoolWindow& window, const float* x, float* y) {
+  for (std::size_t c = 0; c < window.channels; c += kLanes) {
+    const std::size_t left = window.channels - c;
+    F most = left < kLanes ? load_first(x + c, left) : load(x + c);
+    for (std::size_t i = 0; i < window.rows; ++i)
+      for (std::size_t j = 0; j < window.columns; ++j) {
+        const float* at = x + i * window.row + j * window.channels + c;
+        most = max(left < kLanes ? load_first(at, left) : load(at), most);
+      }
+    left < kLanes ? store_first(y + c, most, left) : store(y + c, most);
+  }
+}
+
+PEARL_SIMD void max_pool_backward(const PoolWindow& window, const float* x, const float* y, const float* dy, float* dx) {
+  for (std::size_t c = 0; c < window.channels; c += kLanes) {
+    const std::size_t left = window.channels - c;
+    const bool partial = left < kLanes;
+    const F most = partial ? load_first(y + c, left) : load(y + c);
+    F slope = partial ? load_first(dy + c, left) : load(dy + c);  // 0 once a position has taken it
+    for (std::size_t i = 0; i < window.rows; ++i)
+      for (std::size_t j = 0; j < window.columns; ++j) {
+        const std::size_t at = i * window.row + j * window.channels + c;
+        const F value = partial ? load_first(x + at, left) : load(x + at);
+        const F before = partial ? load_first(dx + at, left) : load(dx + at);
+        const F after = before + where_above(most, value, zero(), slope);
+        slope = where_above(most, value, slope, zero());
+        partial ? store_first(dx + at, after, left) : store(dx + at, after);
+      }
+  }
 }
 
 // Over the features of a panel
@@ -380,11 +423,10 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
 }
 
 constexpr LearnerKernels table_of(const char* name) {
-  return {name,          kPanel,        gemm,         transpose,
-          relu,          tanh,          relu_backward, tanh_backward,
-          scale,         sum_features,  add_row,      to_unit,
-          sum_transitions, layer_norm,  layer_norm_backward, sum_of_squares,
-          add,           adam,          sgd,          move_toward};
+  return {name,         kPanel,          gemm,       transpose,           relu,           tanh, relu_backward,
+          tanh_backward, scale,          scale_bytes, max_pool,           max_pool_backward, sum_features, add_row,
+          to_unit,      sum_transitions, layer_norm, layer_norm_backward, sum_of_squares, add,  adam,
+          sgd,          move_toward};
 }
 
 #undef PEARL_INLINE

@@ -33,6 +33,9 @@ PEARL_OP F load_first(const float* x, std::size_t count) {
   std::memcpy(&value, x, count * sizeof(float));
   return value;
 }
+PEARL_OP F load_bytes(const std::uint8_t* x) {
+  return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]), static_cast<float>(x[3])};
+}
 PEARL_OP void store(float* x, F value) { std::memcpy(x, &value, sizeof(value)); }
 PEARL_OP void store_first(float* x, F value, std::size_t count) { std::memcpy(x, &value, count * sizeof(float)); }
 PEARL_OP F multiply_add(F a, F b, F c) { return a * b + c; }

@@ -1,24 +1,15 @@
 #include "pearl/learner/network.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <utility>
+#include <string>
 
 #include "pearl/errors.hpp"
 
 namespace pearl::learner {
 namespace {
 
-constexpr std::array<std::pair<const char*, OpKind>, 8> kKinds = {{{"linear", OpKind::linear},
-                                                                   {"relu", OpKind::relu},
-                                                                   {"tanh", OpKind::tanh},
-                                                                   {"layernorm", OpKind::layer_norm},
-                                                                   {"add", OpKind::add},
-                                                                   {"sub", OpKind::subtract},
-                                                                   {"mean", OpKind::mean},
-                                                                   {"dropout", OpKind::dropout}}};
-
+constexpr std::size_t kMostMapFloats = std::size_t{1} << 23;  // 32 MiB of feature maps at once
 constexpr std::size_t kWidest = std::size_t{1} << 31;  // a product of two widths does not overflow
 
 // Rows of a transposed panel are an odd number of cache lines long: with a power of two they would share few cache sets.
@@ -36,21 +27,16 @@ void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t wi
       std::fill(panel + f * kernels.panel + count, panel + (f + 1) * kernels.panel, 0.0f);
 }
 
-OpKind op_kind(const std::string& name) {
-  std::string known;
-  for (const auto& [kind_name, kind] : kKinds) {
-    if (name == kind_name) return kind;
-    known += std::string(known.empty() ? "" : ", ") + kind_name;
-  }
-  throw LearnerError("Operations are " + known + "; found \"" + name + "\".");
-}
-
 Workspace::Workspace(const Network& network, std::size_t panels, bool gradients) : panels_(panels), offsets_{0} {
   const std::size_t panel = network.kernels_.panel;
   for (const std::size_t width : network.widths_) offsets_.push_back(offsets_.back() + width * panel);
   values_ = AlignedArray<float>(offsets_.back() * panels);
   statistics_ = AlignedArray<float>(2 * panel * network.statistics_ * panels);
   masks_ = AlignedArray<float>(network.mask_width_ * panel * panels);
+  if (network.trunk_)
+    images_.emplace(*network.trunk_, panels, gradients);
+  else if (network.of_bytes_)
+    converted_ = AlignedArray<float>(panel * network.input_width_);
   if (!gradients) return;
   gradients_ = AlignedArray<float>(offsets_.back() * panels);
   rows_ = AlignedArray<float>(padded(network.widest_input_) * panel * panels);
@@ -61,33 +47,63 @@ void Workspace::clear() {
     if (array->size() > 0) std::memset(array->data(), 0, array->size() * sizeof(float));
 }
 
-Network::Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters)
-    : kernels_(learner_kernels()), parameters_(parameters) {
+Network::Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters, bool of_bytes)
+    : kernels_(learner_kernels()), input_width_(input_width), parameters_(parameters), of_bytes_(of_bytes) {
   if (input_width < 1 || input_width > kWidest || ops.empty())
     throw LearnerError("A network needs 1 to " + std::to_string(kWidest) + " inputs and at least one operation; found " +
                        std::to_string(input_width) + " inputs and " + std::to_string(ops.size()) + " operations.");
-  std::vector<std::size_t> widths = {input_width};
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    check(ops[i], i, widths);
-    widths.push_back(ops[i].width);
+  const std::vector<Op> on_panels = split(ops);
+  const std::size_t width = trunk_ ? trunk_->features() : input_width;
+  std::vector<std::size_t> widths = {width};
+  for (std::size_t i = 0; i < on_panels.size(); ++i) {
+    check(on_panels[i], first_ + i, widths);
+    widths.push_back(on_panels[i].width);
   }
-  widths_ = {input_width};
-  plan(ops);
+  widths_ = {width};
+  plan(on_panels);
+}
+
+// Makes the trunk of the operations before a flatten, and returns those behind it, whose value 0 is its result.
+std::vector<Op> Network::split(const std::vector<Op>& ops) {
+  const auto flatten = std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::flatten; });
+  if (flatten == ops.end()) return ops;
+  first_ = static_cast<std::size_t>(flatten - ops.begin()) + 1;
+  trunk_.emplace(kernels_, input_width_, of_bytes_, std::vector<Op>(ops.begin(), flatten), parameters_);
+  const auto last = static_cast<std::ptrdiff_t>(first_) - 1;
+  if (last == 0 || flatten->inputs[0] != last || flatten->width != trunk_->features())
+    refuse(*flatten, first_ - 1, "must follow the operation on images whose numbers it takes");
+  std::vector<Op> rest(flatten + 1, ops.end());
+  if (rest.empty()) refuse(*flatten, first_ - 1, "must be followed by another operation");
+  for (std::size_t i = 0; i < rest.size(); ++i)
+    for (std::size_t k = 0; k < rest[i].input_count(); ++k) {
+      if (rest[i].inputs[k] <= last) refuse(rest[i], first_ + i, "takes an image that is not flattened");
+      rest[i].inputs[k] -= last + 1;
+    }
+  return rest;
+}
+
+void Network::require_vectors(const char* whose) const {
+  if (!takes_vectors())
+    throw LearnerError(std::string(whose) + " must take vectors of floating point, not images or bytes.");
+}
+
+std::size_t Network::group_panels() const {
+  const std::size_t most = kGroup / kernels_.panel;
+  if (!trunk_) return most;
+  return std::clamp<std::size_t>(kMostMapFloats / (trunk_->sample_floats() * kernels_.panel), 1, most);
 }
 
 void Network::check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const {
-  const auto fail = [&](const std::string& what) {
-    throw LearnerError("Operation " + std::to_string(index) + " (" +
-                       kKinds[static_cast<std::size_t>(op.kind)].first + ") " + what + ".");
-  };
-  const bool binary = op.kind == OpKind::add || op.kind == OpKind::subtract;
+  const auto fail = [&](const std::string& what) { refuse(op, index, what); };
+  if (op.kind == OpKind::conv2d || op.kind == OpKind::max_pool2d || op.kind == OpKind::flatten)
+    fail("must come before the one operation flatten, by which images become vectors");
+  const bool binary = op.input_count() == 2;
   for (int k = 0; k < (binary ? 2 : 1); ++k)
     if (op.inputs[k] < 0 || op.inputs[k] >= static_cast<std::ptrdiff_t>(widths.size()))
       fail("must take values computed before it; found value " + std::to_string(op.inputs[k]));
   const std::size_t in = widths[static_cast<std::size_t>(op.inputs[0])];
   const auto fits = [&](std::ptrdiff_t offset, std::size_t count) {
-    if (offset != kNone && (offset < 0 || count > parameters_ || static_cast<std::size_t>(offset) > parameters_ - count))
-      fail("needs parameters beyond the vector's " + std::to_string(parameters_));
+    require_parameters(op, index, offset, count, parameters_);
   };
   if (op.width < 1) fail("must have at least one output");
   if (op.width > kWidest) fail("has at most " + std::to_string(kWidest) + " outputs; found " + std::to_string(op.width));
@@ -116,9 +132,8 @@ void Network::check(const Op& op, std::size_t index, const std::vector<std::size
 
 void Network::plan(const std::vector<Op>& ops) {
   std::vector<std::vector<std::size_t>> users(ops.size() + 1);
-  const auto inputs_of = [](const Op& op) { return op.kind == OpKind::add || op.kind == OpKind::subtract ? 2 : 1; };
   for (std::size_t i = 0; i < ops.size(); ++i)
-    for (int k = 0; k < inputs_of(ops[i]); ++k) users[static_cast<std::size_t>(ops[i].inputs[k])].push_back(i);
+    for (std::size_t k = 0; k < ops[i].input_count(); ++k) users[static_cast<std::size_t>(ops[i].inputs[k])].push_back(i);
   for (std::size_t value = 1; value < ops.size(); ++value)
     if (users[value].empty())
       throw LearnerError("Operation " + std::to_string(value - 1) + " has a result that nothing uses.");
@@ -143,7 +158,7 @@ void Network::plan(const std::vector<Op>& ops) {
     Step step{};
     step.op = op;
     step.in[0] = from;
-    step.in[1] = inputs_of(op) == 2 ? kept[static_cast<std::size_t>(op.inputs[1])] : 0;
+    step.in[1] = op.input_count() == 2 ? kept[static_cast<std::size_t>(op.inputs[1])] : 0;
     step.out = widths_.size();
     if (op.kind == OpKind::layer_norm) step.statistics = statistics_++;
     if (op.kind == OpKind::dropout) {
@@ -163,7 +178,7 @@ void Network::plan(const std::vector<Op>& ops) {
   std::vector<bool> written(widths_.size(), false);
   std::vector<const Op*> seen;
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
-    for (int k = 0; k < inputs_of(step->op); ++k) {
+    for (std::size_t k = 0; k < step->op.input_count(); ++k) {
       step->adds[k] = written[step->in[k]];
       written[step->in[k]] = true;
     }
@@ -193,11 +208,19 @@ bool Network::shares_parameters(const Network& other) const {
   return false;
 }
 
-void Network::load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const {
-  load_panel(kernels_, rows, input_width(), count, workspace.value(0, panel));
+void Network::load(const void* rows, std::size_t count, Workspace& workspace, std::size_t panel) const {
+  if (trunk_) return trunk_->load(rows, count, *workspace.images_, panel);
+  const auto* floats = static_cast<const float*>(rows);
+  if (of_bytes_) {
+    kernels_.scale_bytes(static_cast<const std::uint8_t*>(rows), kByteScale, workspace.converted_.data(),
+                         count * input_width_);
+    floats = workspace.converted_.data();
+  }
+  load_panel(kernels_, floats, input_width_, count, workspace.value(0, panel));
 }
 
 void Network::forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const {
+  if (trunk_) trunk_->forward(parameters, *workspace.images_, panel, workspace.value(0, panel));
   const std::size_t size = kernels_.panel;
   const auto row = static_cast<std::ptrdiff_t>(size);
   // Of the columns alone: in a few transitions, tanh takes as long as the products.
@@ -268,6 +291,10 @@ void Network::forward(const float* parameters, Workspace& workspace, std::size_t
         for (std::size_t i = 0; i < op.width * size; ++i) y[i] = x[i] * mask[i];
         break;
       }
+      case OpKind::conv2d:
+      case OpKind::max_pool2d:
+      case OpKind::flatten:
+        break;  // of the trunk
     }
   }
 }
@@ -322,6 +349,8 @@ void Network::linear_backward(const Step& step, const float* parameters, float* 
 void Network::backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,
                        std::size_t count, std::size_t columns, bool accumulate, bool of_input) const {
   const std::size_t size = kernels_.panel;
+  const bool of_trunk = trunk_ && gradients != nullptr;
+  of_input = of_input || of_trunk;
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
     const Op& op = step->op;
     const std::size_t floats = op.width * size;
@@ -381,11 +410,18 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
           for (std::size_t f = 0; f < widths_[step->in[0]]; ++f)
             kernels_.scale(dy, 1.0f / static_cast<float>(widths_[step->in[0]]), dx + f * size, size, step->adds[0]);
           break;
+        case OpKind::conv2d:
+        case OpKind::max_pool2d:
+        case OpKind::flatten:
+          break;  // of the trunk
       }
     }
     if (op.kind == OpKind::linear)
       linear_backward(*step, parameters, gradients, workspace, panels, count, columns, adds_weights, of_input);
   }
+  if (of_trunk)
+    trunk_->backward(parameters, gradients, *workspace.images_, panels, accumulate,
+                     [&](std::size_t p) { return workspace.gradient(0, p); });
 }
 
 }  // namespace pearl::learner

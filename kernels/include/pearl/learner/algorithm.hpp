@@ -10,10 +10,10 @@ namespace pearl::learner {
 // Transitions, row by row, as the Data Storage gathers them.
 struct Batch {
   std::size_t rows = 0;
-  const float* obs = nullptr;        // (rows, inputs)
+  const void* obs = nullptr;         // (rows, inputs) float, or std::uint8_t where the networks take bytes
   const void* actions = nullptr;     // (rows,) std::int64_t, or (rows, action size) float
   const float* rewards = nullptr;    // (rows,)
-  const float* next_obs = nullptr;   // (rows, inputs)
+  const void* next_obs = nullptr;    // the same
   const float* discounts = nullptr;  // (rows,) of the next value; 0 where the episode terminated
   const float* weights = nullptr;    // (rows,) importance weights
 };

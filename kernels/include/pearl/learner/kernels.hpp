@@ -6,13 +6,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace pearl::learner {
 
 // c(i, j) = [c(i, j)] + [bias(i)] + sum over k of a(i, k) * b(k, j), for i < m, j < n, k < depth; k runs through
-// segments (panels) of `segment` steps each; the last may be shorter.
+// segments (panels, or an image's rows) of `segment` steps each; the last may be shorter.
 struct Gemm {
   const float* a;
   std::ptrdiff_t a_row, a_step, a_segment;  // floats from row to row, from k to k, from segment to segment
@@ -22,6 +23,7 @@ struct Gemm {
   std::ptrdiff_t c_row;
   std::size_t m, n, depth, segment;
   const float* bias = nullptr;
+  bool bias_of_columns = false;  // bias(j) instead of bias(i)
   bool accumulate = false;
   bool relu = false;
   const float* gate = nullptr;  // same layout as c; c becomes 0 where gate <= 0 (ReLU's derivative)
@@ -47,6 +49,12 @@ struct LayerNormGradients {
   bool accumulate;
 };
 
+// A window of `rows` x `columns` positions of a feature map: `channels` floats each, next to each other in a row; rows
+// begin `row` floats apart.
+struct PoolWindow {
+  std::size_t rows, columns, row, channels;
+};
+
 struct LearnerKernels {
   const char* name;
   std::size_t panel;
@@ -65,6 +73,14 @@ struct LearnerKernels {
   void (*tanh_backward)(const float* dy, const float* y, float* dx, std::size_t count, bool accumulate);
   // y = [y] + scale * x.
   void (*scale)(const float* x, float scale, float* y, std::size_t count, bool accumulate);
+
+  // y = scale * x, any count.
+  void (*scale_bytes)(const std::uint8_t* x, float scale, float* y, std::size_t count);
+
+  // Over a window: y(channel) = the maximum.
+  void (*max_pool)(const PoolWindow& window, const float* x, float* y);
+  // dx(position, channel) += dy(channel) at the first position whose x is y(channel).
+  void (*max_pool_backward)(const PoolWindow& window, const float* x, const float* y, const float* dy, float* dx);
 
   // Over the features of one panel of `width` features.
   void (*sum_features)(const float* x, std::size_t width, float* sums);

@@ -5,16 +5,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "pearl/aligned.hpp"
 #include "pearl/ensemble.hpp"
+#include "pearl/learner/image_trunk.hpp"
 #include "pearl/learner/kernels.hpp"
+#include "pearl/learner/op.hpp"
 
 namespace pearl::learner {
-
-inline constexpr std::ptrdiff_t kNone = -1;
 
 // Transitions whose activations are held at once: enough to amortise a pass over the weights' gradients, few enough for
 // the activations to stay in the L2 cache.
@@ -22,18 +22,6 @@ inline constexpr std::size_t kGroup = 128;
 
 // Loads `count` rows of `width` floats into a panel and zeroes its other transitions.
 void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel);
-
-enum class OpKind { linear, relu, tanh, layer_norm, add, subtract, mean, dropout };
-OpKind op_kind(const std::string& name);  // throws LearnerError for an unknown one
-
-// Value 0 is the network's input, value i + 1 what operation i computes; the last one is the network's output.
-struct Op {
-  OpKind kind;
-  std::ptrdiff_t inputs[2];  // values; only add and subtract have a second, else kNone
-  std::size_t width;         // features of the result
-  std::ptrdiff_t weight = kNone, bias = kNone;  // offsets of parameters, (out, in) and (out,) as torch has them
-  float eps = 0.0f;  // of dropout: the share of numbers that it drops
-};
 
 class Network;
 
@@ -59,14 +47,26 @@ class Workspace {
   std::size_t panels_;
   std::vector<std::size_t> offsets_;  // of each value, in floats of one panel
   AlignedArray<float> values_, gradients_, statistics_, rows_, masks_;
+  AlignedArray<float> converted_;  // a panel's inputs, of bytes
+  std::optional<ImageWorkspace> images_;
 };
 
 class Network {
  public:
   // Throws LearnerError naming the operation that does not fit. `parameters` is the length of the parameter vector.
-  Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters);
+  // Inputs `of_bytes` are std::uint8_t, and are scaled to [0, 1]. Operations up to a flatten work on images.
+  Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters, bool of_bytes = false);
 
-  std::size_t input_width() const { return widths_.front(); }
+  std::size_t input_width() const { return input_width_; }
+  std::size_t input_bytes() const { return input_width_ * (of_bytes_ ? 1 : sizeof(float)); }
+  bool takes_bytes() const { return of_bytes_; }
+  // Whether value 0 is the input itself: not of images, nor of bytes.
+  bool takes_vectors() const { return !of_bytes_ && !trunk_; }
+  // Throws LearnerError that says `whose` unless the network takes vectors.
+  void require_vectors(const char* whose) const;
+  // Transitions that are worth a worker of its own, and panels that a workspace should hold at once.
+  std::size_t grain() const { return trunk_ ? 1 : kernels_.panel / 2; }
+  std::size_t group_panels() const;
   std::size_t output_width() const { return widths_.back(); }
   std::size_t output() const { return widths_.size() - 1; }  // the output's value
   std::size_t parameters() const { return parameters_; }
@@ -74,12 +74,14 @@ class Network {
   // Whether an operation here and one of `other` have a weight or bias in common.
   bool shares_parameters(const Network& other) const;
 
-  // Loads transitions `rows` (count, input_width) into a panel of value 0 and zeroes its other transitions.
-  void load(const float* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
+  // Loads transitions `rows` (count, input_width), floats or bytes, into a panel and zeroes its other transitions. A
+  // network of images reads them later, in forward() and backward().
+  void load(const void* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
   // Computes `columns` transitions of the panel: half or all of it.
   void forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const;
   // Starts from gradient(output()) of panels 0..panels-1, which hold `count` transitions, then zeros. `gradients` may be
-  // null; with `accumulate` they are added to. With `of_input` the input's gradient is left in gradient(0).
+  // null; with `accumulate` they are added to. With `of_input`, which only a network that takes vectors can, the input's
+  // gradient is left in gradient(0).
   void backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels, std::size_t count,
                 std::size_t columns, bool accumulate, bool of_input) const;
   // The `columns` argument for a batch of `count` transitions.
@@ -105,6 +107,7 @@ class Network {
     std::size_t mask = 0;           // dropout: features of the masks before its own
   };
 
+  std::vector<Op> split(const std::vector<Op>& ops);
   void check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const;
   void plan(const std::vector<Op>& ops);
   void linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
@@ -112,7 +115,10 @@ class Network {
                        bool of_input) const;
 
   const LearnerKernels& kernels_;
-  std::size_t parameters_;
+  std::size_t input_width_, parameters_;
+  bool of_bytes_;
+  std::size_t first_ = 0;            // number of the first operation on panels
+  std::optional<ImageTrunk> trunk_;  // gives value 0
   std::vector<std::size_t> widths_;  // of the values that are stored
   std::vector<Step> steps_;
   std::size_t statistics_ = 0;

@@ -1,0 +1,125 @@
+// The part of a network that works on images: convolutions, poolings, ReLUs and sums, sample by sample.
+//
+// A feature map is stored row by row, position by position, its channels next to each other, with margins of zeros left
+// and right of each row. Then the patch under a convolution's kernel is one contiguous run per row of the kernel, and
+// each row of a convolution, and of its input's gradient, is one product of matrices (Gemm) whose vectors run over
+// channels. So one sample is as fast as many, and a sample's maps stay in cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pearl/aligned.hpp"
+#include "pearl/learner/kernels.hpp"
+#include "pearl/learner/op.hpp"
+
+namespace pearl::learner {
+
+// A feature map's sizes and its place in memory.
+struct MapShape {
+  std::size_t channels = 0, height = 0, width = 0;
+  std::size_t left = 0, right = 0;  // columns of zeros
+
+  std::size_t row() const { return (left + width + right) * channels; }
+  std::size_t positions() const { return height * width; }
+  std::size_t numbers() const { return positions() * channels; }
+  std::size_t inside() const { return left * channels; }  // where a row's first position begins
+};
+
+// Bytes stand for numbers in [0, 1].
+inline constexpr float kByteScale = 1.0f / 255.0f;
+
+class ImageTrunk;
+
+// One thread's memory for the images of up to `panels` panels. With `gradients`, it keeps the maps of all of them.
+class ImageWorkspace {
+ public:
+  ImageWorkspace(const ImageTrunk& trunk, std::size_t panels, bool gradients);
+
+ private:
+  friend class ImageTrunk;
+  struct Loaded {
+    const void* rows = nullptr;
+    std::size_t count = 0;
+  };
+
+  bool keeps_maps_;
+  std::vector<Loaded> loaded_;      // of each panel
+  AlignedArray<float> input_;       // a sample's input
+  AlignedArray<std::uint8_t> mixed_;  // a sample's bytes with channels last
+  AlignedArray<float> maps_;        // of each sample kept, but for the last map
+  AlignedArray<float> last_maps_, last_slopes_;
+  AlignedArray<float> slopes_;      // gradients of one sample's maps
+  AlignedArray<float> weights_, back_weights_, weight_gradients_, scratch_;
+};
+
+class ImageTrunk {
+ public:
+  // Operations whose last result is flattened to features (channel, row, column). Throws LearnerError naming the
+  // operation that does not fit, and unless `input_width` numbers are the image that the first one takes.
+  ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, bool of_bytes, const std::vector<Op>& ops,
+             std::size_t parameters);
+
+  std::size_t features() const { return shapes_.back().numbers(); }
+  // Floats that one sample's maps take in a workspace with gradients.
+  std::size_t sample_floats() const { return map_floats_ + floats(shapes_.back()); }
+
+  // Remembers `count` images (count, channels, height, width), which forward() and backward() read.
+  void load(const void* images, std::size_t count, ImageWorkspace& workspace, std::size_t panel) const;
+  // Writes the features of the panel's images into `features`, a panel.
+  void forward(const float* parameters, ImageWorkspace& workspace, std::size_t panel, float* features) const;
+  // Adds the gradients of the parameters over all images of `panels` panels, or sets them unless `accumulate`.
+  // slopes(panel): the features' gradient, as forward() writes features. Call forward() on each panel before.
+  template <class Slopes>
+  void backward(const float* parameters, float* gradients, ImageWorkspace& workspace, std::size_t panels,
+                bool accumulate, const Slopes& slopes) const {
+    begin_backward(parameters, workspace);
+    for (std::size_t p = 0; p < panels; ++p) backward_panel(workspace, p, slopes(p));
+    end_backward(gradients, workspace, accumulate);
+  }
+
+ private:
+  friend class ImageWorkspace;
+  struct Step {
+    Op op;
+    std::size_t in[2], out;         // maps: 0 is the input
+    bool relu = false;              // a convolution followed by one
+    bool adds[2] = {false, false};  // adds to its input's gradient: a later step has already written it
+    bool gates_input = false;       // applies the derivative of its input's ReLU in the same pass
+    bool gated = false;             // the user of its result has applied its ReLU's derivative
+    std::size_t weights = 0, back_weights = 0;  // where the workspace holds them
+  };
+
+  static std::size_t floats(const MapShape& shape);
+  bool is_last(std::size_t map) const { return map + 1 == shapes_.size(); }
+  float* map(ImageWorkspace& workspace, std::size_t map, std::size_t slot) const;
+  float* slope(ImageWorkspace& workspace, std::size_t map, std::size_t slot) const;
+
+  MapShape result_of(const Op& op, std::size_t index, std::vector<MapShape>& shapes) const;
+  void plan(const std::vector<Op>& ops, const std::vector<MapShape>& shapes);
+  void widen_margins();
+  void read_image(const void* image, ImageWorkspace& workspace) const;
+  void pack(const float* parameters, ImageWorkspace& workspace) const;
+  void pack_for_inputs(const Step& step, ImageWorkspace& workspace) const;
+  void begin_backward(const float* parameters, ImageWorkspace& workspace) const;
+  void backward_panel(ImageWorkspace& workspace, std::size_t panel, const float* slopes) const;
+  void backward_sample(ImageWorkspace& workspace, std::size_t slot) const;
+  void end_backward(float* gradients, ImageWorkspace& workspace, bool accumulate) const;
+  void convolve(const Step& step, const float* x, const float* weights, const float* bias, float* y) const;
+  void add_weight_gradients(const Step& step, const float* x, const float* dy, float* gradients) const;
+  void input_gradients(const Step& step, const float* dy, const float* weights, const float* gate, float* dx) const;
+  template <class Visit>
+  void for_windows(const Step& step, const Visit& visit) const;
+  void pool(const Step& step, const float* x, float* y) const;
+  void pool_backward(const Step& step, const float* x, const float* y, const float* dy, float* dx) const;
+
+  const LearnerKernels& kernels_;
+  bool of_bytes_;
+  std::vector<MapShape> shapes_;     // of the maps that are stored
+  std::vector<std::size_t> places_;  // of each map but the input and the last: floats of a sample's maps
+  std::vector<Step> steps_;
+  std::size_t map_floats_ = 0, weights_ = 0, back_weights_ = 0, largest_weights_ = 0;
+};
+
+}  // namespace pearl::learner
