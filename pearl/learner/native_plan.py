@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from pearl.learner.flat import FlatParameters
 from pearl.spec import LayerSpec, NetworkSpec
 
 Op: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, outputs, weight, bias, eps or rate
+# Convolutions and poolings: kind, input, outputs, weight, bias, and the window: channels, height and width of the
+# input, then kernel, stride and padding, each of rows and of columns.
+WindowOp: TypeAlias = tuple[str, int, int, int, int, tuple[int, ...]]
+NativeOp: TypeAlias = Op | WindowOp
 
 _NONE = -1
 _SAME_VALUES = ("identity", "flatten", "reshape")
@@ -66,43 +70,73 @@ class PinnedWeights:
 def read_operations(
     name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters
 ) -> tuple[int, list[Op]]:
-    """Inputs and operations of `module`, as `_native.Network` takes them; parameters are offsets into `flat`.
+    """Inputs and operations of `module`, a network of vectors, as engines take them; parameters: offsets into `flat`.
 
-    UnsupportedError says what the native engine does not support.
+    UnsupportedError says what engines of vectors do not support, such as convolutions.
     """
+    size, ops = _read(name, module, input_shape, flat, images=False)
+    return size, cast("list[Op]", ops)
+
+
+def read_native_operations(
+    name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters, *, of_bytes: bool = False
+) -> tuple[int, list[NativeOp]]:
+    """The same as `_native.Network` takes them, which works on images too, and on bytes, which it scales to [0, 1]."""
+    return _read(name, module, input_shape, flat, images=True, of_bytes=of_bytes)
+
+
+def _read(
+    name: str,
+    module: AnyModule,
+    input_shape: tuple[int, ...],
+    flat: AnyParameters,
+    *,
+    images: bool,
+    of_bytes: bool = False,
+) -> tuple[int, list[NativeOp]]:
     if isinstance(module, ArrayModule):
         assert isinstance(flat, ArrayParameters)
-        return math.prod(input_shape), operations_of(module, lambda array: array.offset)
+        return math.prod(input_shape), list(operations_of(module, lambda array: array.offset))
     assert isinstance(flat, FlatParameters)
     from pearl.learner.extract import extract_network
 
     _check_module(name, module)
     if isinstance(module, nn.Linear):
         module = nn.Sequential(module)  # a trace records the layers inside a module, not the module itself
-    spec = extract_network(name, module, input_shape)
-    return math.prod(spec.input_shape), _ops(spec, module, flat)
+    spec = extract_network(name, module, input_shape, torch.uint8 if of_bytes else None)
+    return math.prod(spec.input_shape), _Reader(module, flat, images, of_bytes).read(spec)
 
 
-def read_network(name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters) -> _native.Network:
+def read_network(
+    name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters, *, of_bytes: bool = False
+) -> _native.Network:
     """The native network of `module`, whose parameters are in `flat`; UnsupportedError says what is not supported.
 
-    It is compared with the module on a few random inputs, in case the trace has missed something.
+    It is compared with the module on a few random inputs, in case the trace has missed something. Inputs `of_bytes` are
+    uint8.
     """
-    size, ops = read_operations(name, module, input_shape, flat)
+    size, ops = read_native_operations(name, module, input_shape, flat, of_bytes=of_bytes)
     try:
-        network = _native.Network(size, ops, len(weights_of(flat)))
+        network = _native.Network(size, ops, len(weights_of(flat)), of_bytes)
     except TrainerError as error:
         raise UnsupportedError(f"network {name!r}: {error}") from error
     if isinstance(module, ArrayModule):
         return network
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn((4, *input_shape), generator=generator)
+    inputs = trial_inputs(4, input_shape, of_bytes=of_bytes)
     with torch.no_grad():
         expected = module(inputs).numpy().reshape(4, -1)
     found = network.forward(weights_of(flat), inputs.numpy())
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UnsupportedError(f"network {name!r} computes something else than its layers say")
     return network
+
+
+def trial_inputs(rows: int, shape: tuple[int, ...], *, of_bytes: bool) -> torch.Tensor:
+    """Random inputs `(rows, *shape)`, the same each time: standard normal float32, or uint8."""
+    generator = torch.Generator().manual_seed(0)
+    if of_bytes:
+        return torch.randint(0, 256, (rows, *shape), generator=generator, dtype=torch.uint8)
+    return torch.randn((rows, *shape), generator=generator)
 
 
 def check_same_structure(
@@ -142,26 +176,95 @@ def offset_of(name: str, parameter: torch.Tensor | Array | None, flat: AnyParame
     return bytes_in // 4
 
 
-def _ops(spec: NetworkSpec, module: nn.Module, flat: FlatParameters) -> list[Op]:
-    ops: list[Op] = []
-    values: list[int] = []  # number of each layer's result: 0 is the network's input, i + 1 the result of ops[i]
+class _Reader:
+    """Turns the layers of a network into operations."""
 
-    def value(layer: int) -> int:
-        return 0 if layer == -1 else values[layer]
+    def __init__(self, module: nn.Module, flat: FlatParameters, images: bool, of_bytes: bool) -> None:
+        self._module, self._flat, self._images = module, flat, images
+        self._ops: list[NativeOp] = []
+        # Of each layer's result: its number (0 is the network's input, i + 1 the result of ops[i]), whether it consists
+        # of bytes, and whether it is an image.
+        self._values: dict[int, int] = {-1: 0}
+        self._raw = {-1} if of_bytes else set[int]()
+        self._maps = set[int]()
 
-    for layer in spec.layers:
+    def read(self, spec: NetworkSpec) -> list[NativeOp]:
+        """The operations of `spec`, the layers of the module."""
+        for number, layer in enumerate(spec.layers):
+            self._values[number] = self._add(number, layer)
+        if not self._ops:
+            raise UnsupportedError(f"network {spec.name!r} has no layers")
+        return self._ops
+
+    def _add(self, number: int, layer: LayerSpec) -> int:
+        """Append the operation of a layer, if it has one; the number of its result."""
         same_size = math.prod(layer.in_shape) == math.prod(layer.out_shape)
-        if layer.kind in _SAME_VALUES and len(layer.inputs) == 1 and same_size:
-            values.append(value(layer.inputs[0]))
-            continue
-        ops.append(_op(layer, [value(i) for i in layer.inputs], module, flat))
-        values.append(len(ops))
-    if not ops:
-        raise UnsupportedError(f"network {spec.name!r} has no layers")
-    return ops
+        inputs = [self._values[i] for i in layer.inputs]
+        of_map = any(i in self._maps for i in layer.inputs)
+        if layer.kind == "scalebytes" and self._images and len(inputs) == 1:
+            _submodule(layer, self._module)
+            self._maps |= {number} if of_map else set()
+            return inputs[0]
+        if layer.kind in _SAME_VALUES and len(inputs) == 1 and same_size:
+            self._raw |= {number} if layer.inputs[0] in self._raw else set()
+            if not of_map:
+                return inputs[0]
+            if layer.in_shape == layer.out_shape:
+                self._maps.add(number)
+                return inputs[0]
+            if len(layer.out_shape) == 1:
+                return self._append(("flatten", inputs[0], _NONE, layer.out_shape[0], _NONE, _NONE, 0.0))
+            raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} of images")
+        if any(i in self._raw for i in layer.inputs):
+            raise UnsupportedError(f"layer {layer.name!r} takes bytes that ScaleBytes has not scaled")
+        if self._images and layer.kind in ("conv2d", "maxpool2d") and len(layer.in_shape) == 3:
+            self._maps.add(number)
+            return self._append(self._window_op(layer, inputs[0]))
+        if of_map:
+            self._maps.add(number)
+            if layer.kind not in ("relu", "add", "sub"):
+                raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} of images")
+        return self._append(_op(layer, inputs, self._module, self._flat, of_map))
+
+    def _append(self, op: NativeOp) -> int:
+        self._ops.append(op)
+        return len(self._ops)
+
+    def _window_op(self, layer: LayerSpec, value: int) -> WindowOp:
+        part = _submodule(layer, self._module)
+        assert isinstance(part, nn.Conv2d | nn.MaxPool2d)
+        kernel, stride, padding, dilation = (
+            _pair(getattr(part, name)) for name in ("kernel_size", "stride", "padding", "dilation")
+        )
+        plain = dilation == (1, 1) and padding is not None and kernel is not None and stride is not None
+        if isinstance(part, nn.Conv2d):
+            plain = plain and part.groups == 1 and part.padding_mode == "zeros"
+        else:
+            plain = plain and not part.ceil_mode and not part.return_indices
+        if not plain or kernel is None or stride is None or padding is None:
+            raise UnsupportedError(f"layer {layer.name!r}, {part}")
+        weight, bias = _parameters_of(layer, part, self._flat)
+        window = (*layer.in_shape, *kernel, *stride, *padding)
+        return (layer.kind, value, math.prod(layer.out_shape), weight, bias, window)
 
 
-def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParameters) -> Op:
+def _pair(number: Any) -> tuple[int, int] | None:
+    """Of rows and of columns; None for a padding by name."""
+    if isinstance(number, int):
+        return number, number
+    return tuple(number) if isinstance(number, tuple) and len(number) == 2 else None
+
+
+def _parameters_of(layer: LayerSpec, part: nn.Module, flat: FlatParameters) -> tuple[int, int]:
+    """Offsets of weight and bias."""
+    parameters = dict(part.named_parameters())
+    if any(not p.requires_grad for p in parameters.values()) and flat.gradient is not None:
+        raise UnsupportedError(f"layer {layer.name!r} has parameters that are frozen")
+    weight, bias = (offset_of(layer.name, parameters.get(key), flat) for key in ("weight", "bias"))
+    return weight, bias
+
+
+def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParameters, of_map: bool) -> Op:
     kind, width = layer.kind, math.prod(layer.out_shape)
     if kind == "opaque":
         raise UnsupportedError(f"network {layer.name!r} cannot be traced to layers")
@@ -174,17 +277,14 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
             eps = part.eps
             if tuple(part.normalized_shape) != layer.in_shape or eps <= 0:
                 raise UnsupportedError(f"layer {layer.name!r} (LayerNorm) normalises {tuple(part.normalized_shape)}")
-        parameters = dict(part.named_parameters())
-        if any(not p.requires_grad for p in parameters.values()) and flat.gradient is not None:
-            raise UnsupportedError(f"layer {layer.name!r} has parameters that are frozen")
-        weight, bias = (offset_of(layer.name, parameters.get(key), flat) for key in ("weight", "bias"))
+        weight, bias = _parameters_of(layer, part, flat)
         return (kind, inputs[0], _NONE, width, weight, bias, eps)
     if kind == "dropout":
         part = _submodule(layer, module)
         return (kind, inputs[0], _NONE, width, _NONE, _NONE, part.rate)  # type: ignore[return-value]
     if kind in ("relu", "tanh") and len(inputs) == 1:
         return (kind, inputs[0], _NONE, width, _NONE, _NONE, 0.0)
-    if kind in ("add", "sub") and len(inputs) == 2 and len(layer.out_shape) == 1:
+    if kind in ("add", "sub") and len(inputs) == 2 and (len(layer.out_shape) == 1 or of_map):
         return (kind, inputs[0], inputs[1], width, _NONE, _NONE, 0.0)
     if kind == "mean" and len(inputs) == 1 and len(layer.in_shape) == 1 and layer.out_shape == (1,):
         return (kind, inputs[0], _NONE, 1, _NONE, _NONE, 0.0)
@@ -192,12 +292,12 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
 
 
 def _submodule(layer: LayerSpec, module: nn.Module) -> nn.Module:
-    from pearl.algorithms.networks import Dropout
+    from pearl.algorithms.networks import Dropout, ScaleBytes
 
     try:
         part = module.get_submodule(layer.name)
     except AttributeError:
         raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} is not a module") from None
-    if type(part) not in (nn.Linear, nn.LayerNorm, Dropout):
+    if type(part) not in (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.MaxPool2d, Dropout, ScaleBytes):
         raise UnsupportedError(f"layer {layer.name!r} of class {type(part).__name__}")
     return part

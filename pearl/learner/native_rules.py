@@ -40,6 +40,7 @@ class Rule(Protocol):
     """One algorithm's update rule, on one trainer."""
 
     action_dtype: np.dtype[Any]
+    obs_dtype: np.dtype[Any]
 
     def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         """Train on the columns of `Batch` and importance weights; returns priorities `(batch,)` and metrics."""
@@ -48,23 +49,26 @@ class Rule(Protocol):
         """The same step for a loop without Python, with the current settings; None if it needs Python."""
 
 
-def _known_rule(trainer: object, arrays: bool) -> tuple[Trainer, UpdateRule]:
+def _known_rule(trainer: object, arrays: bool, of_bytes: bool = False) -> tuple[Trainer, UpdateRule]:
     rule = update_rule_of(trainer, arrays=arrays)
     if rule is None or not isinstance(trainer, Trainer):
         raise UnsupportedError(unknown_rule(trainer))
-    if trainer.observation_space.dtype == np.uint8:
+    if trainer.observation_space.dtype == np.uint8 and (rule.actor is not None or not of_bytes):
         raise UnsupportedError("observations of unsigned bytes")
     if isinstance(rule.step, str):
         raise UnsupportedError(rule.step)
     return trainer, rule
 
 
-def known_step(trainer: object, *, arrays: bool = False) -> tuple[Trainer, UpdateRule, RuleStep]:
+def known_step(
+    trainer: object, *, arrays: bool = False, of_bytes: bool = False
+) -> tuple[Trainer, UpdateRule, RuleStep]:
     """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it.
 
-    They are in torch, or with `arrays` where the trainer has them.
+    They are in torch, or with `arrays` where the trainer has them. Observations may be bytes with `of_bytes`, if there
+    is no actor.
     """
-    known, rule = _known_rule(trainer, arrays)
+    known, rule = _known_rule(trainer, arrays, of_bytes)
     if not isinstance(rule.step, RuleStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on rollouts, not on samples of a replay")
     return known, rule, rule.step
@@ -90,14 +94,14 @@ def require_cpu(trainer: object) -> None:
 def make_rule(trainer: object, threads: int) -> Rule:
     """The rule of `trainer`; UnsupportedError says in one line what is not supported."""
     require_cpu(trainer)
-    known, rule, step = known_step(trainer, arrays=True)
+    known, rule, step = known_step(trainer, arrays=True, of_bytes=True)
     if rule.actor is None:
         return _ValueRule(known, rule, step, threads)
     return _ActorCriticRule(known, rule.actor, rule, step, threads)
 
 
-def _read_with_target(network: RuleNetwork, moved: RuleParameters) -> _native.Network:
-    read = read_network(network.name, network.module, network.input_shape, moved.parameters)
+def _read_with_target(network: RuleNetwork, moved: RuleParameters, *, of_bytes: bool = False) -> _native.Network:
+    read = read_network(network.name, network.module, network.input_shape, moved.parameters, of_bytes=of_bytes)
     _check_target(network, moved)
     return read
 
@@ -126,7 +130,9 @@ class _ValueRule:
 
     def __init__(self, trainer: Trainer, rule: UpdateRule, step: RuleStep, threads: int) -> None:
         (network,) = rule.critics
-        read = _read_with_target(network, step.critics)
+        of_bytes = trainer.observation_space.dtype == np.uint8
+        self.obs_dtype = np.dtype(np.uint8 if of_bytes else np.float32)
+        read = _read_with_target(network, step.critics, of_bytes=of_bytes)
         self._trainer, self._step = trainer, step
         self._optimizer = NativeOptimizer(*step.optimizers[0])
         weights = weights_of(step.critics.parameters), _weights_of_target(step.critics)
@@ -163,7 +169,7 @@ class _ValueRule:
 class _ActorCriticRule:
     """Actor and critics, on the noise that the trainer's own step would draw."""
 
-    action_dtype = np.dtype(np.float32)
+    action_dtype = obs_dtype = np.dtype(np.float32)
 
     def __init__(self, trainer: Trainer, actor: RuleNetwork, rule: UpdateRule, step: RuleStep, threads: int) -> None:
         moved = step.actor

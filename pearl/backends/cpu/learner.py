@@ -1,4 +1,4 @@
-"""The Learner in C++: the built-in algorithms on networks of linear layers, fused, on the CPU.
+"""The Learner in C++: the built-in algorithms on networks of linear layers, DQN on convolutions too, on the CPU.
 
 It updates the weights and the optimizer's state of torch in place. So torch may make any step in between, and
 checkpoints do not change.
@@ -66,7 +66,7 @@ class NativeLearner(TrainerLearner[Any]):
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
         """One step; metrics are the mean absolute TD error, the loss and the gradients' norm before clipping.
 
-        Columns are float32; actions of DQN are int64. Raises TrainerError for columns of another shape or dtype, for
+        Columns are float32; actions of DQN are int64, and its observations may be uint8. Raises TrainerError for columns of another shape or dtype, for
         actions out of range, and if loss or gradients are not finite: the weights are then unchanged, unless the
         message says that the critics were updated.
         """
@@ -100,4 +100,6 @@ class NativeLearner(TrainerLearner[Any]):
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:
         """The column as the kernels read it."""
-        return kernel_column(name, column, self._rule.action_dtype if name == "action" else _FLOAT)
+        rule = self._rule
+        dtypes = {"action": rule.action_dtype, "obs": rule.obs_dtype, "next_obs": rule.obs_dtype}
+        return kernel_column(name, column, dtypes.get(name, _FLOAT))
