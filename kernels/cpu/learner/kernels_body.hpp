@@ -12,6 +12,7 @@
 #define PEARL_INLINE PEARL_SIMD inline __attribute__((always_inline))
 
 constexpr std::size_t kPanel = 2 * kLanes;
+constexpr std::size_t kLargeResult = std::size_t{1} << 18;  // floats: a result that does not stay in the L2 cache
 
 // One register tile: Rows x (Vectors * kLanes) of c. ContiguousRows: whether rows or steps of a are contiguous.
 template <int Rows, int Vectors, bool ContiguousRows, bool Partial>
@@ -41,7 +42,11 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
 #pragma GCC unroll 4
         for (int j = 0; j < Vectors; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
       }
-      if constexpr (ContiguousRows) a += g.a_step;
+      if constexpr (ContiguousRows) {
+        // The next tile's rows: steps far apart are too many streams for the hardware's prefetching.
+        __builtin_prefetch(a + 2 * Rows, 0, 2);
+        a += g.a_step;
+      }
     }
     if constexpr (ContiguousRows) a -= static_cast<std::ptrdiff_t>(steps) * g.a_step;
   }
@@ -82,21 +87,27 @@ constexpr std::array<Tile, kRows> kTiles =
 template <bool ContiguousRows>
 void gemm_of(const Gemm& g) {
   const std::size_t blocks = (g.m + kRows - 1) / kRows;
-  for (std::size_t j = 0; j < g.n; j += kPanel) {
+  const auto multiply = [&](std::size_t block, std::size_t j) {
     const std::size_t columns = g.n - j < kPanel ? g.n - j : kPanel;
     const std::size_t last = columns % kLanes;
     const bool two = columns > kLanes;
     const Tile* tiles = last == 0 ? (two ? kTiles<2, ContiguousRows, false> : kTiles<1, ContiguousRows, false>).data()
                                   : (two ? kTiles<2, ContiguousRows, true> : kTiles<1, ContiguousRows, true>).data();
     // Tiles get even shares of the rows: a short last tile has too few independent chains of additions.
-    for (std::size_t block = 0; block < blocks; ++block) {
-      const std::size_t i = g.m * block / blocks;
-      const std::size_t rows = g.m * (block + 1) / blocks - i;
-      const auto at = static_cast<std::ptrdiff_t>(i);
-      tiles[rows - 1](g, g.a + at * g.a_row, g.b + j, g.c + at * g.c_row + static_cast<std::ptrdiff_t>(j),
-                      g.bias == nullptr ? nullptr : g.bias + (g.bias_of_columns ? static_cast<std::ptrdiff_t>(j) : at),
-                      g.gate == nullptr ? nullptr : g.gate + at * g.c_row + static_cast<std::ptrdiff_t>(j), last);
-    }
+    const std::size_t i = g.m * block / blocks;
+    const std::size_t rows = g.m * (block + 1) / blocks - i;
+    const auto at = static_cast<std::ptrdiff_t>(i), column = static_cast<std::ptrdiff_t>(j);
+    tiles[rows - 1](g, g.a + at * g.a_row, g.b + j, g.c + at * g.c_row + column,
+                    g.bias == nullptr ? nullptr : g.bias + (g.bias_of_columns ? column : at),
+                    g.gate == nullptr ? nullptr : g.gate + at * g.c_row + column, last);
+  };
+  if (g.m * g.n > kLargeResult) {
+    // Of a result beyond the cache, whole rows are written at a time.
+    for (std::size_t block = 0; block < blocks; ++block)
+      for (std::size_t j = 0; j < g.n; j += kPanel) multiply(block, j);
+  } else {
+    for (std::size_t j = 0; j < g.n; j += kPanel)
+      for (std::size_t block = 0; block < blocks; ++block) multiply(block, j);
   }
 }
 
