@@ -811,7 +811,7 @@ class Composer:
 
     def _begin_actor(self, store: CalibrationStore, stated: Platform | None) -> None:
         """Start the interpreter of the Actor to profile, unless one in this environment was; it imports meanwhile."""
-        env = _made(self._actors, "actors").env
+        env = _made(self._actors, "actors").env_name
         absent = stated is not None and any(device.absent for device in stated.devices)
         if not absent and not store.has_actor(env):
             with contextlib.suppress(OSError):  # a limit of processes

@@ -12,8 +12,9 @@ from gymnasium.vector import AutoresetMode
 
 from composer.profiling.actors import measure_apart
 from pearl.actors.actor import ActorSetup
-from pearl.actors.environment import autoreset_mode, make_vector_env
+from pearl.actors.environment import make_vector_env
 from pearl.actors.report import Report
+from pearl.actors.vectorization import autoreset_mode
 from pearl.algorithms.suggestions import RandomSteps, Signal, signal_of
 from pearl.error_place import described
 from pearl.errors import EnvError

@@ -157,7 +157,8 @@ def play(
         raise
     except Exception as error:
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
-        raise EnvError(f"The environment {envs.spec.env_name} or the policy failed in the evaluation.\n{detail}") from error
+        name = envs.spec.env_name
+        raise EnvError(f"The environment {name} or the policy failed in the evaluation.\n{detail}") from error
 
 
 def _play(
