@@ -130,7 +130,7 @@ def test_an_interrupted_calibration_keeps_what_it_measured(
 ) -> None:
     with monkeypatch.context() as patch:
 
-        def interrupt(*_: object) -> Any:
+        def interrupt(*_: object, **__: object) -> Any:
             raise KeyboardInterrupt
 
         patch.setattr(learner_column, "measure_learner", interrupt)

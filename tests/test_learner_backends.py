@@ -217,7 +217,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def measure_actor(setup: ActorSetup, _budget_s: float) -> list[float]:
             return [collection_us * setup.spec.envs_per_actor * setup.steps_per_message] * 3
 
-        def measure_learner(_: object, __: object, name: str, threads: int, parts: int) -> dict[str, list[float]]:
+        def measure_learner(
+            _: object, __: object, name: str, threads: int, parts: int, **___: object
+        ) -> dict[str, list[float]]:
             return {"step": step(name, threads)}
 
         def measure_pair(

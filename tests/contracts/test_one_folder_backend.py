@@ -27,7 +27,7 @@ HOST = "cpu0,cpu,cpu,,2,60"
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line; what is measured need not be measured well."""
     monkeypatch.setitem(pearl.backends.TABLE, "toy", "toy_backend")
-    monkeypatch.setattr("composer.composer.Profiler", lambda *args: Profiler(*args, budget_s=0.02))
+    monkeypatch.setattr("composer.composer.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.02))
 
 
 def composed(csv_pair: CsvPair, selector: str = "", calibration: Path | None = None) -> Composer:
@@ -88,9 +88,9 @@ def test_a_learner_is_measured_again_where_its_batches_come_from_other_memory(
 ) -> None:
     measured: list[str] = []
 
-    def noted(context: ProfilingContext, device: Device, *arguments: Any) -> dict[str, list[float]]:
+    def noted(context: ProfilingContext, device: Device, *arguments: Any, **more: Any) -> dict[str, list[float]]:
         measured.append(device.name)
-        return measure_learner(context, device, *arguments)
+        return measure_learner(context, device, *arguments, **more)
 
     monkeypatch.setattr("composer.profiling.learner_column.measure_learner", noted)
     files = csv_pair(HOST, "toy0,gpu,toy,,1,30", connections=["cpu0,toy0,5,10"])
