@@ -6,12 +6,11 @@ A generated program imports the user's script for its trainer class only: there,
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from pearl.garbage import no_collection
 
 if TYPE_CHECKING:
     from composer.composer import Composer
@@ -35,20 +34,8 @@ def __getattr__(name: str) -> object:
     entry = sys.modules.get("pearl.runtime.entry")
     if name == "Composer" and entry is not None and entry.is_program():
         return _Deferred()
-    with _no_garbage():
+    with no_collection():
         return getattr(importlib.import_module(f"composer.{_MODULE_OF[name]}"), name)
-
-
-@contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
-    """No collection of garbage inside: imports make a hundred thousand objects, none of them garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Deferred:

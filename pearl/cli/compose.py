@@ -10,6 +10,7 @@ import typer
 from pearl.cli.app import app, examples
 from pearl.cli.explain import read_placement
 from pearl.cli.output import check_writable, console, write_file
+from pearl.garbage import no_collection
 from pearl.process_limits import check_address_space
 from pearl.runtime.launch import shown
 
@@ -61,7 +62,8 @@ def _compose(
     between runs. A program there that was edited is kept under another name.
     """
     check_address_space()
-    from composer.spec_file import load_spec
+    with no_collection():
+        from composer.spec_file import load_spec
 
     edited = None if placement is None else read_placement(placement)  # faults show before anything is measured
     composer, options = load_spec(spec, implementation=implementation, output=output)
