@@ -119,12 +119,18 @@ class RolloutTrials:
 
 
 def is_decided(placement: RolloutPlacement) -> bool:
-    """Whether the parts alone decide: all others are far slower, or slower with another number of threads alone."""
+    """Whether the parts alone decide: all others are far slower, or slower with another number of threads alone.
+
+    With that alone, a program is slower by as much as its training is, however little of its time training takes.
+    """
     best, *others = sorted(placement.candidates, key=lambda candidate: candidate.terms.t_itr_us)
 
     def loses(other: RolloutCandidate) -> bool:
         alike = replace(other.learner, threads=best.learner.threads) == best.learner
         alike &= other.advantages == best.advantages
+        trains_slower = other.terms.training_us >= OPTIMISM * best.terms.training_us
+        if alike and trains_slower and other.terms.t_itr_us >= best.terms.t_itr_us:
+            return True
         return other.terms.t_itr_us >= (CLOSE if alike else DECISIVE) * best.terms.t_itr_us
 
     return all(map(loses, others))
