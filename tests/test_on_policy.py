@@ -718,17 +718,17 @@ def test_close_programs_run_again(
 
 @pytest.mark.parametrize("factor", [1.24, 1.26])
 def test_numbers_of_threads_are_tried_only_where_the_parts_are_close(factor: float) -> None:
-    def candidate(us: float, implementation: str, threads: int, training_us: float = 0.0) -> RolloutCandidate:
+    def candidate(us: float, implementation: str, threads: int, collection_us: float = 0.0) -> RolloutCandidate:
         learner = RolloutLearnerConfig("cpu0", implementation, threads)
-        terms = RolloutTerms(us - training_us, 0.0, 0.0, training_us, us)
+        terms = RolloutTerms(collection_us, 0.0, 0.0, us - collection_us, us)
         return RolloutCandidate(AdvantagesConfig("cpu0"), learner, terms)
 
     found = (candidate(100.0, "native", 2), candidate(100.0 * factor, "native", 1), candidate(500.0, "torch", 1))
     placement = RolloutPlacement("cpu0", 32, 0, 1, 4, found)
     assert is_decided(placement) == (factor > 1.25)
-    twice = (candidate(100.0, "native", 1, 10.0), candidate(110.0, "native", 2, 20.0))
+    twice = (candidate(100.0, "native", 1, 90.0), candidate(110.0, "native", 2, 90.0))
     assert is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, twice)), "only training differs, which takes twice as long"
-    assert not is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, (twice[0], candidate(109.0, "native", 2, 19.0))))
+    assert not is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, (twice[0], candidate(109.0, "native", 2, 90.0))))
     close = (*found, candidate(399.0, "torch", 2))
     assert not is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, close))
 
