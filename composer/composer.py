@@ -53,7 +53,7 @@ from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem, TrainingProblem
 from composer.profiling.profiler import Profiler
 from composer.report import short_number
-from composer.storage_rule import StorageRule
+from composer.storage_rule import StorageRule, storage_stays_on_host
 from composer.suggestion.suggestion import (
     AUTO_SETTINGS,
     Suggestion,
@@ -70,6 +70,7 @@ from pearl.actors.waiting import ending_waiting, start_waiting
 from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
+from pearl.byte_size import readable_size
 from pearl.devices.description import Device
 from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
@@ -79,11 +80,11 @@ from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
 from pearl.runtime.composition_file import composition_file
+from pearl.runtime.data_storage import stored_nbytes
 from pearl.runtime.launch import run_command, shown
 from pearl.runtime.options import check_count, check_goal
 from pearl.runtime.replay_ratio import check_samples_last, check_training_begins
 from pearl.spec import (
-    NEXT_OBS,
     ActorSpec,
     Exponent,
     InitialPriority,
@@ -261,6 +262,7 @@ class Composer:
         priority_epsilon: float = 1e-6,
         storage: StorageKind = "ram",
         share_next_obs: bool = False,
+        share_frames: bool = False,
     ) -> None:
         """A replay buffer of `size` transitions; `fanout` of its sum tree is a power of two or "auto".
 
@@ -288,6 +290,7 @@ class Composer:
             priority_epsilon=priority_epsilon,
             storage=storage,
             share_next_obs=share_next_obs,
+            share_frames=share_frames,
         )
 
     def set_training(self, **schedule: Any) -> None:
@@ -915,6 +918,8 @@ class Composer:
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(self._replay, self._actors, train)
         _check_memory(self._replay, transition, platform)
+        if line := _memory_line(self._replay, transition):
+            self._say(line)
         self._check_supports(trainer)
         self._extract = functools.cache(functools.partial(extract_networks, trainer, observation_space.shape))
         if note := flattening_note(trainer):
@@ -1051,12 +1056,23 @@ def _check_memory(replay: ReplaySpec, transition: TransitionSpec, platform: Plat
     room = free_memory()
     if platform is not None and any(device.absent for device in platform.devices) and platform.host.absent:
         room = sys.maxsize if platform.host.memory_gb is None else int(platform.host.memory_gb * 1e9)
-    shared = sum(f.nbytes for f in transition.fields if f.name == NEXT_OBS and replay.share_next_obs)
     try:
-        check_fits(replay.capacity, transition.nbytes - shared, room)
+        check_fits(replay.capacity, stored_nbytes(transition, replay), room)
     except CapacityError as error:
-        once = "" if shared else "store next observations once (share_next_obs=True), or "
+        once = "" if replay.shares else "store next observations once (share_next_obs=True), or "
         raise CapacityError(f'{error} Or {once}keep the Data Storage on disk (storage="memmap").') from error
+
+
+def _memory_line(replay: ReplaySpec, transition: TransitionSpec) -> str:
+    """What the Data Storage needs with what it shares, and would need without; empty for small transitions."""
+    shared, whole = (replay.capacity * n for n in (stored_nbytes(transition, replay), transition.nbytes))
+    if shared == whole:
+        return ""
+    once = "each frame once" if replay.share_frames else "next observations once"
+    return (
+        f"Data Storage: {readable_size(shared)} for {replay.capacity:,} transitions, {once}; stored as they are: "
+        f"{readable_size(whole)}"
+    )
 
 
 def _profiled(problem: Problem) -> Problem:
@@ -1066,11 +1082,11 @@ def _profiled(problem: Problem) -> Problem:
     write, but stays far larger than the caches.
     """
     replay, capacity = problem.replay, problem.replay.capacity
-    if replay.storage == "memmap" or replay.share_next_obs:
+    if storage_stays_on_host(replay):
         room = free_memory() // 2
         if replay.storage == "memmap":
             room = min(room, _MEASURED_FILE_BYTES, shutil.disk_usage(tempfile.gettempdir()).free // 2)
-        fits = max(problem.train.batch_size, room // problem.transition.nbytes)
+        fits = max(problem.train.batch_size, room // stored_nbytes(problem.transition, replay))
         while capacity > fits:
             capacity = max(capacity // 2, problem.train.batch_size)
     measured = dataclasses.replace(replay, capacity=capacity, alpha=replay.first_alpha)

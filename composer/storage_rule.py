@@ -9,12 +9,13 @@ from pearl.backends import backend_of
 from pearl.devices.description import Device
 from pearl.spec import ReplaySpec
 
+STAYS = "storage=, share_next_obs= and share_frames= of the replay need the host"
 _BYTES_PER_GB = 1e9
 
 
 def storage_stays_on_host(replay: ReplaySpec) -> bool:
     """Whether the replay's settings require the Data Storage in the host's memory or on its disk."""
-    return replay.storage != "ram" or replay.share_next_obs
+    return replay.storage != "ram" or replay.shares
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class StorageRule:
         if backend.storage(device) is None:
             return None  # the device uses the host's memory, or is not here
         if storage_stays_on_host(self.replay):
-            return "storage= and share_next_obs= of the replay need the host"
+            return STAYS
         needed = self.replay.capacity * self.transition_bytes
         if device.memory_gb is not None and needed > device.memory_gb * _BYTES_PER_GB:
             return f"it has {device.memory_gb:g} GB of memory, {needed / _BYTES_PER_GB:.1f} are needed"

@@ -71,7 +71,7 @@ def main() -> int:
     composer.set_opt_metric("throughput")
     composer.set_actors(1, env=ENV)
     composer.set_train_function(learner=DQNTrainer)
-    composer.set_replay(100_000, mode="prioritized", fanout=16, share_next_obs=True)
+    composer.set_replay(100_000, mode="prioritized", fanout=16, share_frames=True)  # 0.7 GB; as stacks, 5.6 GB
     replay, learner = composer.run()
     print(composer.matrix, composer.placement, sep="\n\n")
     composer.save(FOLDER)

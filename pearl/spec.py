@@ -254,7 +254,8 @@ class ReplaySpec:
 
     `storage` says where the transitions are: this process's memory ("ram"), a file in the run folder ("memmap"), or
     shared memory ("shared"). `share_next_obs` stores next observations only if no stored observation is the same, which
-    nearly halves the memory of image observations.
+    nearly halves the memory of image observations. `share_frames`, for observations that are stacks of k frames
+    `(k, *frame)`, stores each frame once: nearly 1 / (2 k) of the memory; it needs "ram".
     """
 
     capacity: int
@@ -270,6 +271,7 @@ class ReplaySpec:
     priority_epsilon: float = 1e-6
     storage: StorageKind = "ram"
     share_next_obs: bool = False
+    share_frames: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -295,7 +297,7 @@ class ReplaySpec:
             f"beta_final is where a number beta goes; a schedule says so itself. Found beta_final={self.beta_final!r} "
             f"with beta={self.beta!r}: leave one out.",
         )
-        for name in ("stratified", "replacement", "share_next_obs"):
+        for name in ("stratified", "replacement", "share_next_obs", "share_frames"):
             value = getattr(self, name)
             _require(isinstance(value, bool), f"{name} must be True or False; found {value!r}.")
         limit = self.max_times_sampled
@@ -317,6 +319,17 @@ class ReplaySpec:
             self.storage in get_args(StorageKind),
             f'The replay\'s storage must be "ram", "memmap" or "shared"; found {self.storage!r}.',
         )
+
+        _require(
+            not self.share_frames or (self.storage == "ram" and not self.share_next_obs),
+            "share_frames shares next observations too, in this process's memory: leave share_next_obs and storage "
+            f"out; found share_next_obs={self.share_next_obs} and storage={self.storage!r}.",
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Whether what several observations have in common is stored once, apart from the columns."""
+        return self.share_next_obs or self.share_frames
 
     @property
     def first_alpha(self) -> float:

@@ -28,6 +28,7 @@ from pearl.actors.environment import make_single_envs, make_vector_env
 from pearl.actors.vectorization import autoreset_mode
 from pearl.algorithms.networks import NatureCNN, ScaleBytes
 from pearl.errors import EnvError
+from pearl.replay.frames import FrameStorage, frames_nbytes
 from pearl.runtime import DataCollectionQueue
 from pearl.runtime.data_storage import make_storage
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
@@ -154,7 +155,7 @@ def test_the_nature_network_sees_floats_and_bytes_alike() -> None:
 def test_a_program_trains_on_an_environment_registered_with_its_wrappers(tmp_path: Path, quick_profiles: None) -> None:
     files = write_csv_pair(tmp_path, ONE_CPU)
     composer = described(files, trainer=PixelDQN, env="FlashFrames-v0", env_kwargs={"frames": 2})
-    composer.set_replay(200, share_next_obs=True)
+    composer.set_replay(200, share_frames=True)
     replay, learner = composer.run()
     program = composer.runtime_gen(replay, learner, tmp_path / "program.py", timesteps=200)
     assert "FlashFrames-v0" in program.read_text()
@@ -263,7 +264,7 @@ def test_a_game_is_composed_without_a_module_that_registers_it(tmp_path: Path, q
     files = write_csv_pair(tmp_path, ONE_CPU)
     composer = described(files, trainer=PixelDQN)
     composer.set_actors(1, env="ALE/Pong-v5", envs_per_actor=2, vectorization="auto")
-    composer.set_replay(500, share_next_obs=True)
+    composer.set_replay(500, share_frames=True)
     replay, learner = composer.run(budget_s=0)
     program = composer.runtime_gen(replay, learner, tmp_path / "program.py", timesteps=200)
     assert 'vectorization="atari"' in program.read_text()
@@ -303,12 +304,13 @@ def test_pong_shows_the_last_four_frames(example: dict[str, Any]) -> None:
     env.close()
 
 
-def test_next_frames_of_pong_are_stored_once(example: dict[str, Any]) -> None:
+def test_frames_of_pong_are_stored_once(example: dict[str, Any]) -> None:
     env = gym.make(example["ENV"])
     spec = TransitionSpec.from_spaces(env.observation_space, env.action_space)
     actors, train = ActorSpec(example["ENV"], envs_per_actor=1), TrainSpec()
-    once, twice = (
-        make_storage(spec, ReplaySpec(2000, share_next_obs=share), actors, train, Path()) for share in (True, False)
+    frames, once, twice = (
+        make_storage(spec, ReplaySpec(2000, **share), actors, train, Path())
+        for share in ({"share_frames": True}, {"share_next_obs": True}, {})
     )
     rows = spec.empty(60)
     rows["obs"][0], _ = env.reset(seed=1)
@@ -318,11 +320,14 @@ def test_next_frames_of_pong_are_stored_once(example: dict[str, Any]) -> None:
         if row < 59:
             rows["obs"][row + 1] = next_obs
     env.close()
-    for storage in (once, twice):
+    for storage in (frames, once, twice):
         found = storage.gather(storage.insert(rows), spec.empty(60))
         for name, column in rows.items():
             assert np.array_equal(found[name], column), name
+    assert isinstance(frames, FrameStorage)
+    assert frames.frames <= 61  # a serve shows some frames twice
     assert once.nbytes < 0.55 * twice.nbytes
+    assert 2000 * frames_nbytes(spec) < 0.27 * once.nbytes
 
 
 @pytest.mark.slow

@@ -327,7 +327,7 @@ def test_what_a_gpu_cannot_store_stays_with_the_host() -> None:
             assert "session.make_storage()" in text
             assert not re.search(r"(Torch|Sycl)DataStorage", text)
             assert re.search(r"Data Storage +cpu0$", text, re.MULTILINE)
-            with pytest.raises(GenerationError, match=f"is placed on {device}, which cannot keep it: storage= and"):
+            with pytest.raises(GenerationError, match=f"is placed on {device}, which cannot keep it: storage=, share"):
                 text_of(source(placed(replay_manager, device, storage=device), replay_spec=replay))
         on_device = placed(replay_manager, device, storage=device)
         assert re.search(rf"Data Storage +{device}$", text_of(source(on_device)), re.MULTILINE)

@@ -39,12 +39,13 @@ OTHER: dict[str, Any] = {
     "priority_epsilon": 1e-3,
     "storage": "shared",
     "share_next_obs": True,
+    "share_frames": True,
 }
 FIELDS = [field.name for field in dataclasses.fields(ReplaySpec)]
 
 
 def composer_of(spec: ReplaySpec, files: tuple[Path, Path], **problem: Any) -> Composer:
-    composer = described(files, **problem)
+    composer = described(files, env="Grid-v0", **problem)  # whose observations may be stacks
     said = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     composer.set_replay(said.pop("capacity"), **said)
     return composer

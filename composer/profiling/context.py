@@ -42,9 +42,9 @@ from pearl.errors import PearlError, TrainerError
 from pearl.learner.extract import structure_of
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
-from pearl.replay import DataStorage
 from pearl.replay.arguments import TIME_MODES
-from pearl.replay.synthetic import chained, filling_rows
+from pearl.replay.synthetic import as_steps, filling_rows
+from pearl.runtime.data_storage import HostDataStorage
 from pearl.spec import RolloutSpec
 
 logger = logging.getLogger("pearl.composer")
@@ -281,7 +281,7 @@ class ProfilingContext(MeasuringContext[Problem]):
         return FullReplay(self.problem.replay, fanout, made, workers)
 
     @functools.cached_property
-    def full_storage(self) -> DataStorage:
+    def full_storage(self) -> HostDataStorage:
         """A full storage on the host, as in most of a run; made only once, because it may be large."""
         p = self.problem
         return self.filled(host_storage(p.transition, p.replay, p.actors, p.train))
@@ -330,7 +330,7 @@ class ProfilingContext(MeasuringContext[Problem]):
     def _rows(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Synthetic transitions of all environments in turn, as consecutive steps where the replay needs them."""
         columns = self.problem.random_columns(count, rng)
-        return chained(columns, self.problem.actors.env_count) if self.problem.replay.share_next_obs else columns
+        return as_steps(columns, self.problem.replay, self.problem.actors.env_count)
 
     # --- the Actors -------------------------------------------------------------------------------------------------
 

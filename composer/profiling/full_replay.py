@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from pearl.backends.protocol import Factory
-from pearl.replay import DataStorage
 from pearl.replay.synthetic import FillableStorage, random_priorities
-from pearl.runtime.data_storage import make_storage
+from pearl.runtime.data_storage import HostDataStorage, make_storage
 from pearl.spec import OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _FILL_ROWS = 4096
@@ -77,7 +76,9 @@ class FullReplay:
         self.manager.insert(slots, random_priorities(len(slots), self.rng))
 
 
-def host_storage(transition: TransitionSpec, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> DataStorage:
+def host_storage(
+    transition: TransitionSpec, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec
+) -> HostDataStorage:
     """An empty Data Storage in the host's memory or in a deleted file, as a program makes it."""
     with tempfile.TemporaryDirectory(prefix="pearl-profile-") as folder:
         return make_storage(transition, replay, actors, train, Path(folder))

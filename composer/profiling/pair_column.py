@@ -75,7 +75,7 @@ def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCel
     if backend_of(device).host_cores != "threads" or "prefetch" not in arguments:
         return False
     sharing = context.sharing_on(device)
-    if context.problem.replay.share_next_obs or not sharing.has_idle_core(learner.threads):
+    if context.problem.replay.shares or not sharing.has_idle_core(learner.threads):
         return False
     if sharing.keeps_up(learner.step.value_us, learner.threads):
         return False

@@ -9,12 +9,13 @@ import numpy as np
 from composer.matrix import MissingCell, StorageCell
 from composer.profiling.context import ProfilingContext
 from composer.profiling.measuring import measure, on_own_thread
+from composer.storage_rule import STAYS
 from pearl.backends import backend_of
 from pearl.devices.description import Device
 
 _BATCHES = 64  # different ones, so that rows come from memory as in a run
 # The parameters of a replay that its storage depends on.
-_SETTINGS = ("capacity", "storage", "share_next_obs", "n_step")
+_SETTINGS = ("capacity", "storage", "share_next_obs", "share_frames", "n_step")
 
 
 def storage_cell(context: ProfilingContext, device: Device) -> StorageCell | MissingCell:
@@ -23,7 +24,7 @@ def storage_cell(context: ProfilingContext, device: Device) -> StorageCell | Mis
     if made is None and not backend_of(device).keeps_storage(device, with_learner=True):
         return MissingCell("it has no Data Storage")
     if made is not None and not context.own_storage(device):
-        return MissingCell("storage= and share_next_obs= of the replay need the host")
+        return MissingCell(STAYS)
     context.begin(f"{device.name}: Data Storage")
     everything = context.replay_parameters(context.fanouts()[0])
     parameters = {name: everything[name] for name in _SETTINGS}

@@ -62,6 +62,23 @@ def chained(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarra
     return columns
 
 
+def stacked(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarray]:
+    """`columns` as consecutive steps, as `chained` does, whose observations show the newest frames of the steps."""
+    obs = columns[OBS]
+    whole, stack = len(obs) // streams * streams, obs.shape[1]
+    newest = obs[:whole, -1].copy()
+    for age in range(stack):
+        obs[:whole, stack - 1 - age] = np.roll(newest, age * streams, axis=0)
+    return chained(columns, streams)
+
+
+def as_steps(columns: dict[str, np.ndarray], replay: ReplaySpec, streams: int) -> dict[str, np.ndarray]:
+    """`columns` as consecutive steps of `streams` environments where the storage of `replay` profits from that."""
+    if replay.share_frames:
+        return stacked(columns, streams)
+    return chained(columns, streams) if replay.share_next_obs else columns
+
+
 def filling_rows(streams: int, capacity: int) -> int:
     """The rows with which to fill a storage: whole steps of `streams` environments, at least two steps."""
     return min(capacity, streams * max(2, _FILL_ROWS // streams))
@@ -85,8 +102,7 @@ def fill(
     rng, streams = np.random.default_rng(0), actors.env_count
     capacity = min(storage.capacity, max(train.batch_size, _MOST_BYTES // transition.nbytes))
     columns = random_transitions(transition, action_space, train, filling_rows(streams, capacity), rng)
-    if replay.share_next_obs:
-        columns = chained(columns, streams)
+    columns = as_steps(columns, replay, streams)
     rows = len(columns[OBS])
     for start in range(0, capacity, rows):
         slots = storage.insert(columns, min(rows, capacity - start))

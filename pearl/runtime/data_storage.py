@@ -8,6 +8,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,8 +16,11 @@ from numpy.typing import ArrayLike
 from pearl.errors import ConfigurationError
 from pearl.replay.arguments import as_indices
 from pearl.replay.backing import BackingKind, reserve_disk
+from pearl.replay.frames import FrameStorage, frames_nbytes
 from pearl.replay.storage import DataStorage, matching_rows
 from pearl.spec import DISCOUNT, NEXT_OBS, OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+HostDataStorage: TypeAlias = DataStorage | FrameStorage
 
 FILE_NAME = "replay.storage"
 
@@ -28,7 +32,7 @@ PER_CHAIN = ("episode/resumed", "episode/awaited")
 
 def make_storage(
     transition: TransitionSpec, replay: ReplaySpec, actors: ActorSpec, train: TrainSpec, run_dir: Path
-) -> DataStorage:
+) -> HostDataStorage:
     """Make the empty Data Storage that `replay` describes; a file lies in `run_dir`, in place of an earlier run's.
 
     Raises ConfigurationError if another run writes to that file, CapacityError if memory or disk do not suffice.
@@ -36,11 +40,20 @@ def make_storage(
     path = run_dir / FILE_NAME if replay.storage == "memmap" else None
     if path is not None:
         _remove_earlier(path)
+    if replay.share_frames:
+        return FrameStorage(transition, replay.capacity, streams=actors.env_count * train.n_step)
     if not replay.share_next_obs:
         return DataStorage(transition, replay.capacity, replay.storage, path)
     # Of one environment, each of n steps in turn begins a chain: its next observation is n steps later.
     chains = actors.env_count * train.n_step
     return ChainedStorage(transition, replay.capacity, replay.storage, path, chains=chains, gamma=train.gamma)
+
+
+def stored_nbytes(transition: TransitionSpec, replay: ReplaySpec) -> int:
+    """Bytes of one transition in the Data Storage; ConfigurationError for `share_frames` without stacks of frames."""
+    if replay.share_frames:
+        return frames_nbytes(transition)
+    return transition.nbytes - sum(f.nbytes for f in transition.fields if f.name == NEXT_OBS and replay.share_next_obs)
 
 
 def _remove_earlier(path: Path) -> None:

@@ -18,12 +18,11 @@ from pearl.algorithms.trainer import transition_of
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
-from pearl.replay.storage import DataStorage
 from pearl.replay.synthetic import fill
 from pearl.runtime.benchmark import Benchmark
 from pearl.runtime.collection import CollectionBuffer
 from pearl.runtime.data_flow import DataFlow, OffPolicy
-from pearl.runtime.data_storage import make_storage
+from pearl.runtime.data_storage import HostDataStorage, make_storage
 from pearl.runtime.experience import HostStorage, ReplayExperience
 from pearl.runtime.options import Options
 from pearl.runtime.replay_ratio import first_batch
@@ -73,7 +72,7 @@ class Session(Run):
     def _columns(self) -> TransitionSpec:
         return transition_of(self._trainer_class, self.observation_space, self.action_space)
 
-    def make_storage(self) -> DataStorage:
+    def make_storage(self) -> HostDataStorage:
         """The empty Data Storage that the replay's settings describe, in memory or in a file of the run folder."""
         return make_storage(self.transition, self.replay_spec, self.actors, self.train, self.options.run_dir)
 
@@ -82,6 +81,8 @@ class Session(Run):
         identity = {"replay": f"{self.replay_spec.mode}, {self.replay_spec.capacity} slots"}
         if self.replay_spec.share_next_obs:
             identity["next observations"] = "stored once"
+        if self.replay_spec.share_frames:
+            identity["frames"] = "stored once"
         self._exponents = self._make_exponents(replay)
         self._replay, self._storage = replay, storage
         self._begin(ReplayExperience(replay, storage, lambda: self._beta), storage, identity)
