@@ -231,12 +231,11 @@ class Chatty(Counting):
 
 
 class Telling(Counting):
-    """Its observations are no array."""
+    """Its observations cannot become an array."""
 
     def __init__(self) -> None:
         super().__init__()
-        parts = {"number": spaces.Box(0, 1, (3,)), "word": spaces.Discrete(5)}
-        self.observation_space: gym.Space[Any] = spaces.Dict(parts)
+        self.observation_space: gym.Space[Any] = spaces.Sequence(spaces.Discrete(5))
 
 
 class Grid(gym.Env[np.ndarray, np.int64]):

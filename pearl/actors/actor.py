@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -175,6 +176,17 @@ class VectorActor(abc.ABC):
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Fill the arrays of a DCQ message; return the rows filled."""
 
+    def _first_observations(self, seed: int | None) -> np.ndarray:
+        """Reset all environments; their observations `(envs, *obs)`."""
+        obs, info = self.envs.reset(seed=seed)
+        if "action_mask" in info:
+            warnings.warn(
+                f"{self.setup.spec.env_name} gives action masks (info['action_mask']), which PEARL does not use: actions "
+                "that they forbid are chosen too. Have the environment treat those as no action, or give a penalty.",
+                stacklevel=2,
+            )
+        return np.array(obs, self._obs_dtype, order="C")
+
     def _not_finite(self, what: str, values: np.ndarray, step: str = "") -> str:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
         return (
@@ -217,8 +229,7 @@ class Actor(VectorActor):
 
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
-        obs, _ = self.envs.reset(seed=seed)
-        self._obs = np.array(obs, self._obs_dtype, order="C")
+        self._obs = self._first_observations(seed)
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
 

@@ -38,8 +38,7 @@ class RolloutActor(VectorActor):
 
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
-        obs, _ = self.envs.reset(seed=seed)
-        self._obs = np.array(obs, self._obs_dtype, order="C")
+        self._obs = self._first_observations(seed)
         self._ended = np.zeros(self._count, bool)  # by the last step, where the next step only resets
         self._any_ended = False
         self._returns, self._lengths = np.zeros(self._count), np.zeros(self._count, np.int64)

@@ -1,0 +1,344 @@
+"""Environments that are given as classes and functions, wrappers, and observations that are no arrays."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import RescaleAction, TimeAwareObservation
+from programs import ONE_CPU, run, write_csv_pair
+from test_actor import collect, joined, setup_of
+
+from composer import Composer
+from pearl.actors.environment import make_single_envs, make_vector_env, probe
+from pearl.actors.observations import preparation, prepare, prepared_space, stored_dtype
+from pearl.algorithms import DQN
+from pearl.errors import ConfigurationError, EnvError, GenerationError
+from pearl.spec import ActorSpec
+
+MODULE = '''
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+LEVELS = {LEVELS}
+
+
+class Corridor(gym.Env):
+    """Observations of several parts; walking right ends it."""
+
+    def __init__(self, length=4):
+        self.length = length
+        self.observation_space = spaces.Dict(
+            where=spaces.Discrete(length + 1), view=spaces.Box(-1, 1, (2,), np.float64)
+        )
+        self.action_space = spaces.Discrete(2)
+
+    def _obs(self):
+        return dict(where=np.int64(self.at), view=np.full(2, self.at / self.length))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self._obs(), {{}}
+
+    def step(self, action):
+        self.at = max(0, self.at + (1 if action == 1 else -1))
+        return self._obs(), 1.0 if self.at == self.length else -0.1, self.at == self.length, False, {{}}
+
+
+def make_corridor(**kwargs):
+    return gym.wrappers.TimeLimit(Corridor(**kwargs), 20)
+
+
+class Doubled(gym.RewardWrapper):
+    def __init__(self, env, factor=2.0):
+        super().__init__(env)
+        self.factor = factor
+
+    def reward(self, reward):
+        return self.factor * reward
+'''
+
+
+@pytest.fixture
+def corridor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the user, in a folder that is not on the path of the program."""
+    name = f"corridor_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(LEVELS=3), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield __import__(name)
+    sys.modules.pop(name, None)
+
+
+# --- classes and functions ---
+
+
+@pytest.mark.parametrize("kind", ["Corridor", "make_corridor"])
+def test_a_class_or_function_makes_the_environment(corridor: Any, kind: str) -> None:
+    spec = ActorSpec(getattr(corridor, kind), envs_per_actor=2, env_kwargs={"length": 3})
+    assert spec.env_name == f"{corridor.__name__}.{kind}"
+    envs = make_vector_env(spec)
+    obs, _ = envs.reset(seed=1)
+    assert obs.tolist() == [[1, 0, 0, 0, 0, 0]] * 2
+    obs, _, _, _, _ = envs.step(np.ones(2, np.int64))
+    np.testing.assert_allclose(obs, [[0, 1, 0, 0, 1 / 3, 1 / 3]] * 2)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        lambda: gym.make("CartPole-v1"),
+        functools.partial(gym.make, "CartPole-v1"),
+        gym.make,  # of the module gymnasium.envs.registration, but no environment without a name
+    ],
+)
+def test_what_no_other_process_can_import_is_refused(env: Any) -> None:
+    if env is gym.make:
+        with pytest.raises(EnvError, match=r"registration\.make' failed in its constructor.*missing 1 required"):
+            probe(ActorSpec(env))
+        return
+    with pytest.raises(ConfigurationError, match=r"class or function at the top level of a module.*def make_env\("):
+        ActorSpec(env)
+
+
+def test_local_functions_and_classes_are_refused() -> None:
+    def make() -> gym.Env[Any, Any]:
+        return gym.make("CartPole-v1")
+
+    class Local(gym.Wrapper[Any, Any, Any, Any]):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"The environment must be a class or function at the top level"):
+        ActorSpec(make)
+    with pytest.raises(ConfigurationError, match=r"A wrapper must be a class or function at the top level"):
+        ActorSpec("CartPole-v1", wrappers=(Local,))
+
+
+@pytest.mark.parametrize("env", [None, 7, "", ["CartPole-v1"]])
+def test_what_is_no_environment_is_refused(env: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"by its Gymnasium id, such as 'CartPole-v1', or be a class"):
+        ActorSpec(env)
+
+
+@pytest.mark.parametrize("wrapper", ["TimeLimit", (TimeAwareObservation,), (TimeAwareObservation, 3), None])
+def test_what_is_no_wrapper_is_refused(wrapper: Any) -> None:
+    composer = Composer(progress=False)
+    composer.set_actors(1, env="CartPole-v1")
+    with pytest.raises(ConfigurationError, match=r"A wrapper must be a class, or a pair of one and its keyword"):
+        composer.set_wrappers([wrapper])
+
+
+# --- wrappers ---
+
+
+def test_wrappers_are_applied_in_order_in_actors_and_in_evaluations() -> None:
+    wrappers = ((RescaleAction, {"min_action": -1.0, "max_action": 1.0}), TimeAwareObservation)
+    spec = ActorSpec("Pendulum-v1", envs_per_actor=2, wrappers=wrappers)
+    found = probe(spec)
+    assert found.observation_space.shape == (4,)
+    assert found.action_space == spaces.Box(-1.0, 1.0, (1,), np.float32)
+    (single,) = make_single_envs(spec, 1)
+    assert isinstance(single, TimeAwareObservation)
+    assert isinstance(single.env, RescaleAction)
+    with pytest.raises(EnvError, match=r"failed in its constructor: TypeError.*unexpected keyword argument 'low'"):
+        probe(ActorSpec("Pendulum-v1", wrappers=((RescaleAction, {"low": 1}),)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_set_wrappers_may_be_called_before_and_after_set_actors(first: bool) -> None:
+    composer = Composer(progress=False)
+    if first:
+        composer.set_wrappers([TimeAwareObservation])
+    composer.set_actors(1, env="CartPole-v1")
+    if not first:
+        composer.set_wrappers([TimeAwareObservation])
+    assert composer._actors is not None
+    assert composer._actors.wrappers == (TimeAwareObservation,)
+
+
+# --- programs ---
+
+
+def composed(corridor: Any, folder: Path, *, wrappers: Any = (), env: str = "make_corridor") -> tuple[Composer, Path]:
+    composer = Composer(progress=False)
+    devices, connections = write_csv_pair(folder, ONE_CPU)
+    composer.set_device_file(devices)
+    composer.set_connection_file(connections)
+    composer.set_actors(1, env=getattr(corridor, env), envs_per_actor=4, env_kwargs={"length": 3})
+    composer.set_wrappers(wrappers)
+    composer.set_train_function(DQN, hidden_sizes=(16,), learning_starts=50)
+    composer.set_replay(1000)
+    composer.run(budget_s=0)
+    (folder / "programs").mkdir()
+    return composer, composer.runtime_gen(path=folder / "programs" / "p.py", timesteps=400, until_return=5.0)
+
+
+def test_a_program_imports_the_function_and_the_wrappers_by_name(
+    corridor: Any, tmp_path: Path, quick_profiles: None
+) -> None:
+    composer, program = composed(
+        corridor, tmp_path, wrappers=[(corridor.Doubled, {"factor": 10.0}), TimeAwareObservation]
+    )
+    text = program.read_text()
+    name = corridor.__name__
+    for line in (
+        f'make_corridor = import_object(\n    "{name}",\n    "make_corridor",\n    folder="..",',
+        f'Doubled = import_object(\n    "{name}",\n    "Doubled",',
+        "from gymnasium.wrappers import TimeAwareObservation\n",
+        "    env=make_corridor,\n",
+        '    wrappers=(\n        (Doubled, {"factor": 10.0}),\n        TimeAwareObservation,\n    ),\n',
+    ):
+        assert line in text, line
+    code, output = run(program, "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["environment"] == f"{name}.make_corridor"
+    assert summary["gradient_steps"] > 0
+    assert summary["last"]["mean"] <= 8.0 + 1e-6  # ten times 1 - 2 * 0.1, of three steps at least
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert log.count("Observations of float64 are converted to float32 once") == 1  # TimeAwareObservation has flattened
+    assert composer.networks[0].input_shape == (7,)
+
+
+def test_two_of_one_name_are_refused(corridor: Any, tmp_path: Path, quick_profiles: None) -> None:
+    corridor.PROGRAM = type(
+        "PROGRAM", (corridor.Doubled,), {"__module__": corridor.__name__, "__qualname__": "PROGRAM"}
+    )
+    with pytest.raises(GenerationError, match=r"cannot have a wrapper named 'PROGRAM'\. Give the wrapper another name"):
+        composed(corridor, tmp_path, wrappers=[corridor.PROGRAM])
+
+
+# --- observations ---
+
+NESTED = spaces.Dict(
+    a=spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(0, 1, (2, 2), np.float64))),
+    b=spaces.MultiDiscrete([2, 3]),
+    c=spaces.MultiBinary(2),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "expected", "said"),
+    [
+        (spaces.Discrete(3, start=2), np.int64(3), [0, 1, 0], "encoded as one-hot vectors: 3 numbers"),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 0]), [0, 1, 1, 0, 0], "encoded as one-hot vectors: 5 numbers"),
+        (
+            NESTED,
+            {"a": (np.int64(1), np.full((2, 2), 0.25)), "b": np.array([0, 2]), "c": np.array([1, 0], np.int8)},
+            [1, 0, 0, 0.25, 0.25, 0.25, 0.25, 1, 0, 0, 0, 1, 1, 0],
+            r"flattened (numbers of Discrete parts as one-hot vectors): 14 numbers",
+        ),
+        (spaces.Box(0, 9, (2,), np.int16), np.array([3, 4], np.int16), [3, 4], "int16 are converted to float32 once"),
+        (spaces.Box(0, 9, (2,), np.float64), np.array([0.1, 4.0]), [0.1, 4.0], "float64 are converted to float32 once"),
+        (spaces.Box(0, 9, (2,), np.float32), np.array([0.5, 4.0], np.float32), [0.5, 4.0], ""),
+        (spaces.Box(0, 9, (2,), np.uint8), np.array([5, 4], np.uint8), [5, 4], ""),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1], "int8 are converted to float32 once"),
+    ],
+)
+def test_observations_are_prepared_as_arrays(space: Any, obs: Any, expected: list[float], said: str) -> None:
+    prepared = prepare(space, obs)
+    assert prepared.shape == prepared_space(space).shape
+    assert prepared.dtype == stored_dtype(prepared_space(space))
+    np.testing.assert_allclose(prepared, expected, rtol=1e-6)
+    assert said in preparation(space)
+    assert bool(said) == bool(preparation(space))
+
+
+class Parts(gym.Env[Any, Any]):
+    """The same numbers in several shapes of observations; episodes of three steps."""
+
+    def __init__(self, kind: str = "dict") -> None:
+        count = spaces.Discrete(4)
+        self.kind = kind
+        self.observation_space: gym.Space[Any] = {
+            "dict": spaces.Dict(t=count, x=spaces.Box(-9, 9, (1,), np.float64)),
+            "tuple": spaces.Tuple((count, spaces.Box(-9, 9, (1,), np.float64))),
+            "discrete": count,
+            "several": spaces.MultiDiscrete([4, 2]),
+        }[kind]
+        self.action_space = spaces.Discrete(3)
+
+    def _obs(self) -> Any:
+        t, x = np.int64(self.t), np.array([self.t / 2])
+        return {"dict": {"t": t, "x": x}, "tuple": (t, x), "discrete": t, "several": np.array([self.t, self.t % 2])}[
+            self.kind
+        ]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, _: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._obs(), float(self.t), self.t == 3, False, {}
+
+
+def of_parts(mode: str, **kwargs: Any) -> Any:
+    def make(num_envs: int = 1, **more: Any) -> Any:
+        return gym.vector.SyncVectorEnv([lambda: Parts(**more)] * num_envs, autoreset_mode=mode)
+
+    return make
+
+
+gym.register("Parts-v0", Parts)
+for _mode in ("SameStep", "NextStep", "Disabled"):
+    gym.register(f"Parts{_mode}-v0", vector_entry_point=of_parts(_mode))
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "discrete", "several"])
+@pytest.mark.parametrize("env", ["Parts-v0", "PartsSameStep-v0", "PartsNextStep-v0", "PartsDisabled-v0"])
+def test_actors_collect_prepared_observations_up_to_the_last(env: str, kind: str) -> None:
+    how = "sync" if env == "Parts-v0" else "vector_entry_point"
+    found = joined(collect(setup_of(env, DQN, vectorization=how, env_kwargs={"kind": kind}, envs_per_actor=2), 4))
+    first = np.eye(4, dtype=np.float32)
+    order = {
+        "dict": lambda t: [*first[t], t / 2],
+        "tuple": lambda t: [*first[t], t / 2],
+        "discrete": lambda t: first[t],
+    }
+    order["several"] = lambda t: [*first[t], 1 - t % 2, t % 2]
+    assert found["obs"].dtype == np.float32
+    for i, reward in enumerate(found["reward"]):
+        t = int(reward)
+        np.testing.assert_array_equal(found["obs"][i], order[kind](t - 1))
+        np.testing.assert_array_equal(found["next_obs"][i], order[kind](t))
+        assert (found["discount"][i] == 0) == (t == 3)
+    assert (found["reward"] == 3).sum() >= 6
+
+
+class Masked(Parts):
+    """Says which actions are allowed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        obs, _ = super().reset(seed=seed)
+        return obs, {"action_mask": np.array([1, 1, 0], np.int8)}
+
+
+gym.register("Masked-v0", Masked)
+
+
+def test_action_masks_are_named_as_unsupported() -> None:
+    with pytest.warns(
+        UserWarning, match=r"Masked-v0 gives action masks \(info\['action_mask'\]\), which PEARL does not"
+    ):
+        collect(setup_of("Masked-v0", DQN, envs_per_actor=2), 1)
+
+
+def test_observations_without_a_fixed_size_are_named() -> None:
+    class Words(gym.Env[Any, Any]):
+        observation_space = spaces.Sequence(spaces.Discrete(3))
+        action_space = spaces.Discrete(2)
+
+    gym.register("Words-v0", Words)
+    with pytest.raises(EnvError, match=r"Observations Sequence\(.* have no fixed size.*set_wrappers"):
+        probe(ActorSpec("Words-v0"))
