@@ -102,6 +102,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         count=_WHOLE_OR_AUTO,
         envs_per_actor=_WHOLE_OR_AUTO,
         env_kwargs=_Key("a table of numbers, texts and booleans", (dict,)),
+        wrappers=_Key('a list of "module:Class", or of tables { class = "module:Class", ... }', (list,)),
     ),
     "trainer": {
         "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),
@@ -126,9 +127,10 @@ def load_spec(
     """Read a composition file: a Composer with everything set, and the options of its program.
 
     Paths in the file are relative to its folder. `progress` is passed to the Composer; `implementation` of the Learner
-    and `output`, the program's path, override the file's. The module of the trainer class is imported, here and by the
-    program; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where the class cannot
-    be imported) that names the file, the table and the key.
+    and `output`, the program's path, override the file's. The modules of the trainer class, and of an environment and
+    wrappers that are named as "module:name", are imported, here and by the program; nothing else in the file is ever
+    executed. Raises ConfigurationError (TrainerError where something cannot be imported) that names the file, the table
+    and the key.
     """
     if implementation is not None:
         check_implementation(implementation, auto=True)
@@ -177,8 +179,13 @@ class _SpecFile:
         composer = Composer(progress=progress)
         self._set_platform(composer)
         actors = self._table("actors")
+        wrappers = [self._wrapper(item) for item in actors.pop("wrappers", [])]
+        if _TRAINER.fullmatch(actors["env"]):  # "module:Name-v0", which Gymnasium would import, is another form
+            with self._naming("actors", "env"):
+                actors["env"], _ = self._imported(actors["env"])
         with self._naming("actors"):
             composer.set_actors(actors.pop("count", 1), **actors)
+            composer.set_wrappers(wrappers)
         self._set_trainer(composer, implementation)
         with self._naming("rollout"):
             composer.set_rollout(**self._table("rollout"))
@@ -222,7 +229,7 @@ class _SpecFile:
             if key in settings:
                 raise self._error("trainer", "class, implementation and settings of the class", repr(key))
         with self._naming("trainer", "class"):
-            found, module = self._trainer_class(own["class"])
+            found, module = self._imported(own["class"])
             trainer_class = check_trainer_class(found)
         with self._naming("trainer", "implementation"):
             implementation = check_implementation(own.get("implementation", AUTO), auto=True)
@@ -287,7 +294,19 @@ class _SpecFile:
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
-    def _trainer_class(self, stated: str) -> tuple[object, str]:
+    def _wrapper(self, item: object) -> Any:
+        """A wrapper, or a pair of one and its keyword arguments, that an item of the list names."""
+        options = dict(item) if isinstance(item, dict) else {"class": item}
+        stated = options.pop("class", None)
+        if not isinstance(stated, str):
+            expected = '"module:Class", or a table { class = "module:Class", ... }'
+            raise self._error("actors", expected, _shown(item), key="wrappers")
+        plain = {name: self._plain(f"wrappers.{name}", value, "actors") for name, value in options.items()}
+        with self._naming("actors", "wrappers"):
+            found, _ = self._imported(stated)
+        return (found, plain) if plain else found
+
+    def _imported(self, stated: str) -> tuple[Any, str]:
         """The object that `stated` names, and the name of its module."""
         match = _TRAINER.fullmatch(stated)
         wrong = f'expected "module:Class" or "file.py:Class", such as "my_trainer.py:DQNTrainer"; found {stated!r}.'
@@ -339,14 +358,14 @@ class _SpecFile:
             raise self._error("trainer", expected, _shown(value), key=key)
         return _real(plain) if type(default) is float else plain
 
-    def _plain(self, key: str, value: object) -> object:
+    def _plain(self, key: str, value: object, table: str = "trainer") -> object:
         """`value`, which holds numbers, texts and booleans only, with tuples for lists."""
         if isinstance(value, list):
-            return tuple(self._plain(key, item) for item in value)
+            return tuple(self._plain(key, item, table) for item in value)
         if isinstance(value, dict):
-            return {name: self._plain(key, item) for name, item in value.items()}
+            return {name: self._plain(key, item, table) for name, item in value.items()}
         if type(value) not in (bool, int, float, str):
-            raise self._error("trainer", "a number, a text, a boolean, or a list of them", _shown(value), key=key)
+            raise self._error(table, "a number, a text, a boolean, or a list of them", _shown(value), key=key)
         return value
 
     def _record(self, table: str, key: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> object:

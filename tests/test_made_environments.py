@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +23,7 @@ from pearl.actors.environment import make_single_envs, make_vector_env, probe
 from pearl.actors.observations import preparation, prepare, prepared_space, stored_dtype
 from pearl.algorithms import DQN
 from pearl.errors import ConfigurationError, EnvError, GenerationError
-from pearl.spec import ActorSpec
+from pearl.spec import ActorSpec, VectorizationName
 
 MODULE = '''
 import gymnasium as gym
@@ -328,9 +330,7 @@ gym.register("Masked-v0", Masked)
 
 
 def test_action_masks_are_named_as_unsupported() -> None:
-    with pytest.warns(
-        UserWarning, match=r"Masked-v0 gives action masks \(info\['action_mask'\]\), which PEARL does not"
-    ):
+    with pytest.warns(UserWarning, match=r"Masked-v0 gives action masks \(info.*PEARL does not use"):
         collect(setup_of("Masked-v0", DQN, envs_per_actor=2), 1)
 
 
@@ -342,3 +342,35 @@ def test_observations_without_a_fixed_size_are_named() -> None:
     gym.register("Words-v0", Words)
     with pytest.raises(EnvError, match=r"Observations Sequence\(.* have no fixed size.*set_wrappers"):
         probe(ActorSpec("Words-v0"))
+
+
+# --- the documentation ---
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "environments.md").read_text(encoding="utf-8")
+
+
+def test_the_documentation_lists_every_kind_of_vector() -> None:
+    for kind in get_args(VectorizationName):
+        assert f'| `"{kind}"`' in PAGE
+
+
+def test_snippets_of_the_documentation_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        name = re.match(r"# (\w+\.py)\n", block)
+        (tmp_path / (name[1] if name else "prepared.py")).write_text(block, encoding="utf-8")
+    for script in ("compose_breakout.py", "prepared.py"):
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_documented_environment_is_composed_and_learnt_on(tmp_path: Path) -> None:
+    test_snippets_of_the_documentation_run(tmp_path)
+    for script in ("compose_doors.py", "doors_runtime.py"):
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs" / "doors_runtime" / "summary.json").read_text())
+    assert summary["environment"] == "doors.Doors"
+    assert summary["last"]["mean"] > 5  # by chance, 0 of 15

@@ -406,3 +406,73 @@ def test_any_text_either_loads_or_is_a_pearl_error(tmp_path_factory, text):
     path.write_text(LEAST.replace("{module}", "nowhere") + text, encoding="utf-8", errors="replace")
     with pytest.raises(PearlError):  # the trainer is nowhere, so nothing loads
         load(path)
+
+
+# --- environments and wrappers of a module --------------------------------------------------------------------------
+
+ENVIRONMENTS = """
+import gymnasium as gym
+
+
+def make_cart(**kwargs):
+    return gym.make("CartPole-v1", **kwargs)
+
+
+class Halved(gym.RewardWrapper):
+    def __init__(self, env, factor=0.5):
+        super().__init__(env)
+        self.factor = factor
+
+    def reward(self, reward):
+        return self.factor * reward
+"""
+
+
+def test_an_environment_and_wrappers_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "carts_of_spec.py").write_text(ENVIRONMENTS, encoding="utf-8")
+    spec = tmp_path / "cart.toml"
+    spec.write_text(
+        """
+        [actors]
+        env = "carts_of_spec.py:make_cart"
+        wrappers = [
+            "gymnasium.wrappers:TimeAwareObservation", { class = "carts_of_spec.py:Halved", factor = 0.25 }
+        ]
+        vectorization = "async"
+        [trainer]
+        class = "pearl.algorithms:DQN"
+        [replay]
+        size = 1000
+        """,
+        encoding="utf-8",
+    )
+    composer, _ = load_spec(spec, progress=False)
+    assert composer._actors is not None
+    assert composer._actors.env_name == "carts_of_spec.make_cart"
+    first, (second, options) = composer._actors.wrappers
+    assert (first.__name__, second.__name__, options) == ("TimeAwareObservation", "Halved", {"factor": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('env = "carts_gone.py:make_cart"', ["[actors] env", "there is no file"]),
+        (
+            'env = "CartPole-v1"\nwrappers = ["gymnasium.wrappers:TimeAwar"]',
+            ["[actors] wrappers", "no class 'TimeAwar'"],
+        ),
+        ('env = "CartPole-v1"\nwrappers = [3]', ["[actors] wrappers", '"module:Class"', "found 3"]),
+        ('env = "CartPole-v1"\nwrappers = [{ low = 1 }]', ["[actors] wrappers", "found {'low': 1}"]),
+        ('env = "CartPole-v1"\nwrappers = "TimeLimit"', ["[actors] wrappers", "a list of", "'TimeLimit'"]),
+        ('env = "gymnasium:registry"', ["[actors]", "or be a class or function that makes one"]),
+    ],
+)
+def test_environments_and_wrappers_that_are_not_there_are_named(tmp_path: Path, line: str, words: list[str]) -> None:
+    spec = tmp_path / "cart.toml"
+    spec.write_text(
+        f'[actors]\n{line}\n[trainer]\nclass = "pearl.algorithms:DQN"\n[replay]\nsize = 100\n', encoding="utf-8"
+    )
+    with pytest.raises(PearlError) as raised:
+        load_spec(spec, progress=False)
+    for word in words:
+        assert word in str(raised.value)

@@ -181,8 +181,8 @@ class VectorActor(abc.ABC):
         obs, info = self.envs.reset(seed=seed)
         if "action_mask" in info:
             warnings.warn(
-                f"{self.setup.spec.env_name} gives action masks (info['action_mask']), which PEARL does not use: actions "
-                "that they forbid are chosen too. Have the environment treat those as no action, or give a penalty.",
+                f"{self.setup.spec.env_name} gives action masks (info['action_mask']), which PEARL does not use: "
+                "forbidden actions are chosen too. Have the environment take those as no action, or give a penalty.",
                 stacklevel=2,
             )
         return np.array(obs, self._obs_dtype, order="C")
