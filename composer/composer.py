@@ -65,7 +65,7 @@ from composer.trials import Budget, ProgramRuns, Speed, Trials
 from composer.tuning import start_of, tuned, without_auto
 from composer.vectorization import fastest, first_choice
 from pearl.actors.actor import check_messages_fit, message_rows
-from pearl.actors.environment import probe, reward_threshold
+from pearl.actors.environment import check_evaluation_env, probe, reward_threshold
 from pearl.actors.waiting import ending_waiting, start_waiting
 from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
 from pearl.atomic_file import write_text
@@ -174,6 +174,8 @@ class Composer:
         env_kwargs: Mapping[str, Scalar] | None = None,
         vectorization: str = "sync",
         timeout_s: float = ActorSpec.timeout_s,
+        eval_env: str | None = None,
+        eval_env_kwargs: Mapping[str, Scalar] | None = None,
     ) -> None:
         """`num_actors` processes, each stepping `envs_per_actor` copies of a Gymnasium environment.
 
@@ -191,6 +193,8 @@ class Composer:
             env_kwargs=dict(env_kwargs or {}),
             vectorization="sync" if self._any_vectorization else vectorization,  # type: ignore[arg-type]
             timeout_s=timeout_s,
+            eval_env=eval_env,
+            eval_env_kwargs=dict(eval_env_kwargs) if isinstance(eval_env_kwargs, Mapping) else eval_env_kwargs,
         )
         self._auto = (*(name for name in self._auto if name not in _ACTOR_FIELDS), *auto)
         self._suggestion = None
@@ -485,7 +489,8 @@ class Composer:
                 f"priority_update_delay={delay} has no effect in setting 2: its loop samples after the last update of "
                 "priorities, a delay of 0"
             )
-        goal = check_goal(reward_threshold(problem.actors) if until_return is None else until_return)
+        solved = reward_threshold(problem.actors.evaluation)
+        goal = check_goal(solved if until_return is None else until_return)
         run_options = _stated_counts(seed, eval_episodes, eval_interval, checkpoint_interval)
         path = Path(path)
         generate(
@@ -602,7 +607,9 @@ class Composer:
             connection_file=self._connection_file,
             timesteps=timesteps,
             run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
-            until_return=check_goal(reward_threshold(made.problem.actors) if until_return is None else until_return),
+            until_return=check_goal(
+                reward_threshold(made.problem.actors.evaluation) if until_return is None else until_return
+            ),
             run_options=run_options,
             power=power_plan(self.platform, placement),
         )
@@ -903,6 +910,7 @@ class Composer:
             self._say(probed.preparation)
         for warning in probed.warnings:
             logger.warning(warning)
+        check_evaluation_env(self._actors, observation_space, action_space)
         settings, suggested = dict(self._settings), dict[str, Any]()
         if self._chooses_settings:
             chosen = self._chosen(store, platform, observation_space, action_space)

@@ -70,6 +70,7 @@ _NUMBER = _Key("a number", (int, float))
 _WHOLE_OR_AUTO = _Key('a whole number, or "auto"', (int, str))
 _FLAG = _Key("true or false", (bool,))
 _EXPONENT = _Key("a number, or a table of a schedule", (int, float, dict))
+_KWARGS = _Key("a table of numbers, texts and booleans", (dict,))
 _BY_TYPE = {
     bool: _FLAG,
     int: _WHOLE,
@@ -101,7 +102,8 @@ _TABLES: dict[str, dict[str, _Key]] = {
         env=_Key(_TEXT.expected, (str,), required=True),
         count=_WHOLE_OR_AUTO,
         envs_per_actor=_WHOLE_OR_AUTO,
-        env_kwargs=_Key("a table of numbers, texts and booleans", (dict,)),
+        env_kwargs=_KWARGS,
+        eval_env_kwargs=_KWARGS,
         wrappers=_Key('a list of "module:Class", or of tables { class = "module:Class", ... }', (list,)),
     ),
     "trainer": {
@@ -278,9 +280,10 @@ class _SpecFile:
         for key, expected in keys.items():
             if expected.required and key not in values:
                 raise self._error(name, expected.expected, "nothing", f" Add the key {key} to [{name}].", key=key)
-        for key, value in values.get("env_kwargs", {}).items():
-            if type(value) not in (bool, int, float, str):
-                raise self._error(name, "a number, a text or a boolean", _shown(value), key=f"env_kwargs.{key}")
+        for kwargs in ("env_kwargs", "eval_env_kwargs"):
+            for key, value in values.get(kwargs, {}).items():
+                if type(value) not in (bool, int, float, str):
+                    raise self._error(name, "a number, a text or a boolean", _shown(value), key=f"{kwargs}.{key}")
         return values
 
     def _file(self, table: str, key: str) -> Path:

@@ -368,6 +368,9 @@ class ActorSpec:
 
     An actor that hangs for `timeout_s` seconds, in a step or while it makes its environments, is restarted; 0 or
     `inf`: never.
+
+    Evaluations use the same environment, or `eval_env` (a name) with `eval_env_kwargs`, whose spaces must be the same.
+    If only `eval_env_kwargs` are given, they replace `env_kwargs` in evaluations.
     """
 
     env: str | Callable[..., gym.Env[Any, Any]]
@@ -377,6 +380,8 @@ class ActorSpec:
     wrappers: tuple[Wrapper, ...] = ()
     vectorization: VectorizationName = "sync"
     timeout_s: float = 300.0
+    eval_env: str | None = None
+    eval_env_kwargs: Mapping[str, Scalar] | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -394,6 +399,15 @@ class ActorSpec:
             )
         for made_by, _ in self.wrapped:
             _require_importable("A wrapper", made_by)
+        _require(
+            self.eval_env is None or (isinstance(self.eval_env, str) and bool(self.eval_env)),
+            "eval_env must be the Gymnasium id of the environment of evaluations, or None for that of the training; "
+            f"found {self.eval_env!r}.",
+        )
+        _require(
+            self.eval_env_kwargs is None or isinstance(self.eval_env_kwargs, Mapping),
+            f"eval_env_kwargs must map names to values, or be None; found {self.eval_env_kwargs!r}.",
+        )
         for name in ("count", "envs_per_actor"):
             _require_whole(f"{name} of actors", getattr(self, name), 1)
         kinds = get_args(VectorizationName)
@@ -415,6 +429,18 @@ class ActorSpec:
     def wrapped(self) -> tuple[tuple[Callable[..., Any], Mapping[str, Scalar]], ...]:
         """The wrappers, each with its keyword arguments."""
         return tuple(one if isinstance(one, tuple) else (one, {}) for one in self.wrappers)
+    def evaluation(self) -> ActorSpec:
+        """The same, with the environment of evaluations."""
+        if self.eval_env is None and self.eval_env_kwargs is None:
+            return self
+        kwargs = self.env_kwargs if self.eval_env is None else {}
+        return replace(
+            self,
+            env=self.env if self.eval_env is None else self.eval_env,
+            env_kwargs=kwargs if self.eval_env_kwargs is None else self.eval_env_kwargs,
+            eval_env=None,
+            eval_env_kwargs=None,
+        )
 
     @property
     def env_count(self) -> int:

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
@@ -296,3 +297,11 @@ class LearnsCartPole(TinyDQN):
     learning_starts = 1000
     target_update_interval = 100
     exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)
+
+
+def make_short_pole(limit: int) -> gym.Env[Any, Any]:
+    """CartPole whose episodes end after `limit` steps, before the pole can fall."""
+    return gym.wrappers.TimeLimit(CartPoleEnv(), limit)
+
+
+gym.register("ShortPole-v0", make_short_pole)

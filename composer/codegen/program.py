@@ -133,7 +133,8 @@ def check_problem(problem: Problem) -> None:
 def check_written(problem: TrainingProblem, options: Mapping[str, object]) -> None:
     """Raise GenerationError for a trainer, an environment, settings or `options` that no program can name."""
     trainer = trainer_import(problem.trainer_class, taken_names(), problem.imported_from)
-    _check_environment_is_known(problem.actors, trainer)
+    for actors in (problem.actors, problem.actors.evaluation):
+        _check_environment_is_known(actors, trainer)
     actors_imports(problem.actors, trainer)
     settings_literal(problem.settings)
     written = {name: value for name, value in vars(problem.actors).items() if name not in ("env", "wrappers")}

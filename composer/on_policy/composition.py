@@ -12,7 +12,7 @@ from composer.codegen.program import check_written
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
-from pearl.actors.environment import probe
+from pearl.actors.environment import check_evaluation_env, probe
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.errors import ConfigurationError, TrainerError
@@ -85,6 +85,7 @@ def rollout_problem(
     observation_space, action_space = probed.observation_space, probed.action_space
     for note in probed.notes:
         say(note)
+    check_evaluation_env(actors, observation_space, action_space)
     trainer = make_trainer(trainer_class, observation_space, action_space, settings=dict(settings))
     if not isinstance(trainer, OnPolicyTrainer):
         raise TrainerError(

@@ -130,6 +130,24 @@ def known_environment(spec: ActorSpec) -> EnvSpec | None:
     return VECTORIZATIONS[spec.vectorization].find(spec)
 
 
+def check_evaluation_env(spec: ActorSpec, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+    """Raise EnvError unless the environment of evaluations, if it is another, has the spaces of the training's."""
+    if (evaluated := spec.evaluation) is spec:
+        return
+    found = probe(evaluated)
+    observations, actions = found.observation_space, found.action_space
+    for what, expected, seen in (
+        ("observations", (observation_space.shape, observation_space.dtype), (observations.shape, observations.dtype)),
+        ("actions", action_space, actions),
+    ):
+        if expected != seen:
+            raise EnvError(
+                f"Evaluations need an environment with the spaces of {spec.env_name}, with {observation_space} and "
+                f"{action_space}; the {what} of eval_env {evaluated.env_name} differ: it has {observations} and "
+                f"{actions}."
+            )
+
+
 def entry_modules(environment: EnvSpec) -> Iterator[str]:
     """The modules that making an environment imports."""
     wrappers = (wrapper.entry_point for wrapper in environment.additional_wrappers)

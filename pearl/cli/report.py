@@ -108,6 +108,8 @@ def _write_html(run_dir: Path, path: Path, *, show: bool, trace: Path | None, co
 
 def _summary_table(summary: Mapping[str, Any]) -> Table:
     facts = {"environment": str(summary.get("environment", "-")), "seed": str(summary.get("seed", "-"))}
+    if (evaluated := summary.get("evaluation_environment", summary.get("environment"))) != summary.get("environment"):
+        facts["evaluated in"] = str(evaluated)
     facts["stopped"] = str(summary.get("stopped", "-"))
     for name, key in (
         ("environment steps", "env_steps"),

@@ -301,7 +301,14 @@ class Reporter:
         return rates
 
     def summary(
-        self, rates: Mapping[str, object], *, env: str, stopped: str, update_delay: int, actor_restarts: int
+        self,
+        rates: Mapping[str, object],
+        *,
+        env: str,
+        eval_env: str,
+        stopped: str,
+        update_delay: int,
+        actor_restarts: int,
     ) -> dict[str, object]:
         """The content of summary.json, without the evaluations."""
         counters = self._subject.counters
@@ -309,6 +316,7 @@ class Reporter:
             "program": self._program.name,
             "composed_from": self._program.composed_from,
             "environment": env,
+            "evaluation_environment": eval_env,
             "seed": self._options.seed,
             "stopped": stopped,
             "env_steps": counters.env_steps,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pearl.actors.actor import ActorSetup
-from pearl.actors.environment import probe
+from pearl.actors.environment import check_evaluation_env, probe
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
@@ -97,13 +97,14 @@ class Run(abc.ABC):
         probed = probe(actors)
         self.observation_space, self.action_space = probed.observation_space, probed.action_space
         self._probed = probed
+        check_evaluation_env(actors, self.observation_space, self.action_space)
         self.transition = self._columns()
         self.bell = Bell()
         self._bench, self._data_flow = bench, data_flow
         self._experiences, self._ratio = experiences, ratio
         self.insertion_rows = data_flow.insertion_rows
         self.counters = Counters()
-        self._evaluation_envs = EvaluationEnvs(actors, options.eval_max_steps)
+        self._evaluation_envs = EvaluationEnvs(actors.evaluation, options.eval_max_steps)
         self._seen = 0
         self._look_at = 0.0
         self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
@@ -259,7 +260,7 @@ class Run(abc.ABC):
         policy = None if self._policy is None else NativePolicy(self._policy)
         self._evaluator = Evaluator(
             self.trainer,
-            self.actors,
+            self.actors.evaluation,
             self.options,
             self.counters,
             self._report.evaluation,
@@ -521,6 +522,7 @@ class Run(abc.ABC):
         summary = report.summary(
             rates,
             env=self.actors.env_name,
+            eval_env=self.actors.evaluation.env_name,
             stopped=supervisor.stop_reason,
             update_delay=self._flow.update_delay,
             actor_restarts=supervisor.actor_restarts,
