@@ -79,6 +79,10 @@ class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written; a later attempt may succeed (a full disk, a lock of another process)."""
 
 
+class CallbackError(PearlError):
+    """A callback of the user raised; the message names it, and the error."""
+
+
 class PolicyError(PearlError, ValueError):
     """A saved policy is missing, damaged, of another version, or cannot do what is asked."""
 

@@ -429,6 +429,8 @@ class ActorSpec:
     def wrapped(self) -> tuple[tuple[Callable[..., Any], Mapping[str, Scalar]], ...]:
         """The wrappers, each with its keyword arguments."""
         return tuple(one if isinstance(one, tuple) else (one, {}) for one in self.wrappers)
+
+    @property
     def evaluation(self) -> ActorSpec:
         """The same, with the environment of evaluations."""
         if self.eval_env is None and self.eval_env_kwargs is None:

@@ -9,7 +9,7 @@ import inspect
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
@@ -90,6 +90,7 @@ class Trainer(abc.ABC):
     hidden_sizes: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
     exploration: Exploration | None = None
+    callbacks: Sequence[Any] = ()  # of pearl.callbacks
 
     def __init__(
         self,

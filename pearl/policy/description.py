@@ -76,7 +76,8 @@ class PolicyDescription:
         source = _source(type(trainer))
         described: Mapping[str, Any] | None = dict(settings)
         if source.algorithm is not None:
-            described = {name: getattr(trainer, name) for name in sorted(settings_of(ALGORITHMS[source.algorithm]))}
+            names = settings_of(ALGORITHMS[source.algorithm]) - {"callbacks"}
+            described = {name: getattr(trainer, name) for name in sorted(names)}
         try:
             settings_to_json(described or {})
         except PolicyError:

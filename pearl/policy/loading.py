@@ -78,10 +78,11 @@ def load_policy(
             f"The weights in {origin.file} are not those of {type(made).__name__} as it is now: {error} If the class "
             "was changed since the run, load the policy with the class as it was."
         ) from error
-    return SavedPolicy(description, made, _acting(made), origin, seed)
+    return SavedPolicy(description, made, acting_of(made), origin, seed)
 
 
-def _acting(trainer: TrainerLike) -> Policy:
+def acting_of(trainer: TrainerLike) -> Policy:
+    """What acts with the trainer's present weights: in C++ if the native engine knows its layers, else in torch."""
     try:
         return NativePolicy(read_policy(trainer))
     except UnsupportedError as error:
@@ -179,7 +180,7 @@ def _read_checkpoint(run: Path, folder: Path, which: Which | None) -> tuple[Mapp
             continue
         check_file(folder, name, entry)
         group = group.removeprefix(BEST_PREFIX)
-        flat |= {f"{group}.{key}": tensor.numpy() for key, tensor in read_tensors(folder, name).items()}
+        flat |= {f"{group}.{key}": tensor for key, tensor in read_tensors(folder, name).items()}
     step = manifest.counters[f"{BEST_PREFIX}env_steps"] if chosen == "best" else manifest.step
     return flat, WeightsOrigin(chosen, str(folder), str(run), _count(step))
 

@@ -104,6 +104,7 @@ class Reporter:
         self._power = PowerLog(program.power)
         self._started = time.monotonic()
         self.td_error = math.nan
+        self.further: dict[str, float] = {}  # numbers of callbacks, logged with the run's own
         self._subject: Subject
 
     def start_clock(self) -> None:
@@ -206,27 +207,28 @@ class Reporter:
         return self._folder.error(directory)
 
     def _log_scalars(self) -> None:
-        if self._log is None:
-            return
+        if self._log is not None:
+            self._log.scalars(self._subject.counters.env_steps, self.scalars())
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers of a row of `progress.csv`, without the environment steps."""
         subject, iterations = self._subject, self._rate.recent
         counters = subject.counters
-        self._log.scalars(
-            counters.env_steps,
-            {
-                "wall_s": self.wall_s(),
-                "gradient_steps": counters.gradient_steps,
-                "episodes": counters.episodes,
-                "training_return": counters.mean_return,
-                "eps": iterations * self._experiences,
-                "gps": iterations * subject.steps_per_iteration(),
-                "replay_ratio": subject.achieved_ratio(),
-                "td_error": self.td_error,
-                **self._power_scalars(),
-                **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
-                **subject.experience.log_scalars(),
-                **self._telemetry.scalars(),
-            },
-        )
+        return {
+            "wall_s": self.wall_s(),
+            "gradient_steps": counters.gradient_steps,
+            "episodes": counters.episodes,
+            "training_return": counters.mean_return,
+            "eps": iterations * self._experiences,
+            "gps": iterations * subject.steps_per_iteration(),
+            "replay_ratio": subject.achieved_ratio(),
+            "td_error": self.td_error,
+            **self._power_scalars(),
+            **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
+            **subject.experience.log_scalars(),
+            **self._telemetry.scalars(),
+            **self.further,
+        }
 
     def _power_scalars(self) -> dict[str, float]:
         power = self._power.newest()

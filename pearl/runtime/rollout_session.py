@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy
+from pearl.callbacks.protocol import Callback
 from pearl.errors import PearlError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.learner.protocol import RolloutLearner
@@ -41,6 +42,7 @@ class RolloutSession(Run):
         actors: ActorSpec,
         rollout: RolloutSpec,
         train: TrainSpec,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.rollout = rollout
         check_minibatches(rollout, actors, train)
@@ -58,7 +60,9 @@ class RolloutSession(Run):
             experiences=rows,
             ratio=ratio,
             bench=Benchmark(options, ratio, ratio, actors.count) if options.bench else None,
+            callbacks=callbacks,
         )
+        self._tell_after("trained", "on_rollout")
         self._rollouts = self._most_lag = 0
         self._held: Sequence[DataCollectionQueue] = ()
         self._learner: RolloutWorker | None = None
@@ -147,7 +151,7 @@ class RolloutSession(Run):
         for dcq in held:
             dcq.release()
         self._rollouts += 1
-        self._report.td_error = td_error
+        self.report.td_error = td_error
         self._flow.trained(1, gradient_steps=minibatches)
         self._telemetry.trained()
 

@@ -26,20 +26,22 @@ from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
-from pearl.errors import CheckpointError, CheckpointWriteError, EnvError
+from pearl.callbacks.protocol import Callback
+from pearl.errors import CallbackError, CheckpointError, CheckpointWriteError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import PolicyDescription, write_description
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
+from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_saver import CheckpointSaver
 from pearl.runtime.collection import Ring
 from pearl.runtime.composition_file import keep_composition
 from pearl.runtime.data_flow import DataFlow
 from pearl.runtime.drift import ITERATION, DriftWatch
-from pearl.runtime.evaluation import EvaluationEnvs
+from pearl.runtime.evaluation import Evaluation, EvaluationEnvs
 from pearl.runtime.experience import Experience
 from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.options import Options
@@ -48,7 +50,8 @@ from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.recomposition import RecompositionDueError, Request
 from pearl.runtime.reporting import Program, Reporter, Subject
-from pearl.runtime.run_log import configure_logging
+from pearl.runtime.run_context import Context
+from pearl.runtime.run_log import EvaluationKind, configure_logging
 from pearl.runtime.run_state import Counters, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
 from pearl.runtime.supervision import Supervisor
@@ -88,10 +91,11 @@ class Run(abc.ABC):
         experiences: int,
         ratio: float,
         bench: Benchmark | None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.program, self.options = program, options
         self.actors, self.train, self.message_rows = actors, train, message_rows
-        self._trainer_class, self._settings = trainer_class, dict(settings)
+        self._trainer_class, self.settings = trainer_class, dict(settings)
         self._shared_warnings = SharedWarnings()
         self._shared_warnings.install()
         probed = probe(actors)
@@ -104,6 +108,7 @@ class Run(abc.ABC):
         self._experiences, self._ratio = experiences, ratio
         self.insertion_rows = data_flow.insertion_rows
         self.counters = Counters()
+        self._begun = False
         self._evaluation_envs = EvaluationEnvs(actors.evaluation, options.eval_max_steps)
         self._seen = 0
         self._look_at = 0.0
@@ -119,13 +124,32 @@ class Run(abc.ABC):
             serial=options.serial,
             trace=None if options.trace is None else Trace(options.trace),
         )
-        self._report = Reporter(program, options, experiences, ratio, self._rate, self._telemetry)
-        self._supervisor = Supervisor(options.run_dir, serial=options.serial, say=self._report.say)
+        self.report = Reporter(program, options, experiences, ratio, self._rate, self._telemetry)
+        self._supervisor = Supervisor(options.run_dir, serial=options.serial, say=self.report.say)
         self._drift = self._drift_watch()
         self._drift_at = (-math.inf, 0, 0.0)  # time, steps and busy seconds of the last observation
         self._recompose_because = ""
+        own = self.settings.get("callbacks", getattr(trainer_class, "callbacks", ()))
+        self._callbacks = CallbackCalls(own, callbacks, Context(self), self._callback_failed)
+        self._tell_after("collected", "on_step")
 
     # --- set-up -----------------------------------------------------------------------------------------------------
+
+    def _tell_after(self, method: str, hook: str) -> None:
+        """Call the callbacks' `hook` after each call of `method`; without such callbacks it stays as it is."""
+        if self._bench is not None or not self._callbacks.has(hook):
+            return
+        done = getattr(self, method)
+
+        def told(*arguments: Any, **further: Any) -> None:
+            done(*arguments, **further)
+            self._callbacks.call(hook)
+
+        setattr(self, method, told)
+
+    def _callback_failed(self, failure: CallbackError, reason: str) -> None:
+        if self._supervisor.failure is None:
+            self._supervisor.fail(failure, reason)
 
     @abc.abstractmethod
     def _columns(self) -> TransitionSpec:
@@ -143,7 +167,7 @@ class Run(abc.ABC):
         for warning in self._probed.warnings:
             logger.warning(warning)
         when_imported(self._set_up_torch)
-        self._report.start_clock()
+        self.report.start_clock()
         self._supervisor.__enter__()
         return self
 
@@ -157,11 +181,13 @@ class Run(abc.ABC):
     ) -> None:
         try:
             self._supervisor.stop_parties()
-            self._telemetry.write_trace(self._report.say)
+            self._telemetry.write_trace(self.report.say)
+            if self._begun:  # unless `finish` did
+                self._callbacks.end()
         finally:
             self._evaluation_envs.close()
             self._shared_warnings.uninstall()
-            self._report.close(kind, error, traceback)
+            self.report.close(kind, error, traceback)
             self._supervisor.__exit__(kind, error, traceback)
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
@@ -169,7 +195,7 @@ class Run(abc.ABC):
         return [
             ActorSetup(
                 self._trainer_class,
-                self._settings,
+                self.settings,
                 self.actors,
                 self.train,
                 self.options.seed,
@@ -199,7 +225,7 @@ class Run(abc.ABC):
             self.action_space,
             seed=self.options.seed,
             device=device,
-            settings=self._settings,
+            settings=self.settings,
         )
         if isinstance(self.trainer, Trainer) and (inputs := self.trainer.describe_inputs()):
             logger.info(inputs)
@@ -219,16 +245,16 @@ class Run(abc.ABC):
         best = None
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
-            self._report.say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
+            self.report.say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
             if not self.options.bench and self.counters.env_steps >= self.options.timesteps:
-                self._report.say(
+                self.report.say(
                     f"--timesteps {self.options.timesteps:,} counts the steps of the whole run, which that checkpoint "
                     "has done: nothing is trained. Give more."
                 )
         elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
             earlier = self.options.checkpoint_dir.glob("checkpoint-*")
             aside = move_aside(earlier, self.options.checkpoint_dir)
-            self._report.say(
+            self.report.say(
                 f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them."
             )
         elif self._bench is not None:
@@ -246,7 +272,7 @@ class Run(abc.ABC):
             update_delay=self.train.priority_update_delay,
             serial=self.options.serial,
         )
-        self._report.observe(
+        self.report.observe(
             Subject(
                 self.counters,
                 self.trainer,
@@ -263,7 +289,7 @@ class Run(abc.ABC):
             self.actors.evaluation,
             self.options,
             self.counters,
-            self._report.evaluation,
+            self._evaluated,
             self._interrupted,
             policy,
             self._evaluation_envs,
@@ -272,16 +298,18 @@ class Run(abc.ABC):
         if self._bench is not None:
             self._bench.begin(self._flow)
             keep_composition(self.options.program, self.options.run_dir)
-            self._report.say(f"Starting the Actors, then measuring for {self.options.bench_seconds:g} s ...")
+            self.report.say(f"Starting the Actors, then measuring for {self.options.bench_seconds:g} s ...")
             return
-        self._report.open()  # moves an earlier run's composition aside
+        self.report.open()  # moves an earlier run's composition aside
         keep_composition(self.options.program, self.options.run_dir)
-        write_description(self._describe_policy(), self.options.run_dir)
+        write_description(self.describe_policy(), self.options.run_dir)
+        self._begun = True
 
-    def _describe_policy(self) -> PolicyDescription:
+    def describe_policy(self) -> PolicyDescription:
+        """The run's policy but for its weights."""
         return PolicyDescription.of(
             self.trainer,
-            self._settings,
+            self.settings,
             environment=self.actors.env_name,
             env_kwargs=self.actors.env_kwargs,
             observation_space=self.observation_space,
@@ -321,9 +349,18 @@ class Run(abc.ABC):
             shared_warnings=self._shared_warnings,
         )
 
+    @property
+    def stop_reason(self) -> str:
+        """Why the run has stopped or is about to; "" while it goes on."""
+        return self._supervisor.stop_reason
+
+    def stop(self, reason: str) -> None:
+        """End the run, with a checkpoint and the last evaluation; later reasons are ignored."""
+        self._supervisor.stop(reason)
+
     def _interrupted(self) -> bool:
         """Whether a signal asked the run to stop; evaluations ask at every step, and the display goes on meanwhile."""
-        self._report.show()
+        self.report.show()
         return self._supervisor.interrupted()
 
     # --- the loop's questions ---------------------------------------------------------------------------------------
@@ -363,11 +400,11 @@ class Run(abc.ABC):
             return
         bench.keep(self._bench_results())
         self._data_flow.set_replay_ratio(bench.ratio)
-        self._report.replay_ratio = bench.ratio
+        self.report.replay_ratio = bench.ratio
         bench.begin(self._flow)
 
     def _bench_results(self) -> dict[str, object]:
-        return {**self._report.rates(), "iteration_samples_us": self._telemetry.iteration_samples_us()}
+        return {**self.report.rates(), "iteration_samples_us": self._telemetry.iteration_samples_us()}
 
     def _nothing_due(self) -> bool:
         """Whether the next look around may wait: the loop of setting 1 asks several times per batch."""
@@ -454,7 +491,7 @@ class Run(abc.ABC):
         for ret, length in zip(message["episode_return"], message["episode_length"], strict=True):
             self.counters.episodes += 1
             self.counters.returns.append(float(ret))
-            self._report.episode(actor, float(ret), int(length))
+            self.report.episode(actor, float(ret), int(length))
 
     # --- checkpoints, evaluations -----------------------------------------------------------------------------------
 
@@ -468,27 +505,32 @@ class Run(abc.ABC):
         if found is not None:
             mean = f"{found.mean:.{decimals(found.mean)}f}"
             self._supervisor.stop(
-                f"solved after {self.counters.env_steps:,} steps and {self._report.wall_s():.1f} s "
+                f"solved after {self.counters.env_steps:,} steps and {self.report.wall_s():.1f} s "
                 f"(mean greedy return {mean} over the {len(found.returns)} episodes that decided it)"
             )
+
+    def _evaluated(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
+        self.report.evaluation(kind, weights_step, found)
+        self._callbacks.call("on_evaluation", kind, found)
 
     def _checkpoint(self) -> None:
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
         try:
-            if self._saver.save() is None:
+            if (path := self._saver.save()) is None:
                 return
         except CheckpointError as error:  # the state can never be stored
             self._supervisor.fail(error, "the state of the run cannot be stored")
             return
+        self._callbacks.call("on_checkpoint", path)
         if self.options.serial:
             self._supervisor.restart_inline(self.counters.env_steps)
 
     def _save_into(self, directory: Path) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
-        self._report.keep_folder()
-        if directory == self.options.checkpoint_dir and (error := self._report.folder_error(directory)) is not None:
+        self.report.keep_folder()
+        if directory == self.options.checkpoint_dir and (error := self.report.folder_error(directory)) is not None:
             raise CheckpointWriteError(f"The checkpoint of step {self.counters.env_steps} was not written. {error}")
-        counters = dataclasses.replace(self.counters, wall_s=self._report.wall_s())
+        counters = dataclasses.replace(self.counters, wall_s=self.report.wall_s())
         path = self._state.save(directory, counters, self._evaluator.best)
         self._saved = (counters.env_steps, counters.gradient_steps, path)
         return path
@@ -497,7 +539,17 @@ class Run(abc.ABC):
 
     def finish(self) -> int:
         """End the run: checkpoint, weights, curve, evaluation, summary. Returns the exit code."""
-        supervisor, report = self._supervisor, self._report
+        try:
+            code = self._finish()
+        finally:
+            if self._begun:
+                self._callbacks.end()
+        if isinstance(self._supervisor.failure, CallbackError):  # in the last evaluations, or at the end
+            raise self._supervisor.failure
+        return code
+
+    def _finish(self) -> int:
+        supervisor, report = self._supervisor, self.report
         supervisor.stop_parties()
         if self._bench is not None:
             if supervisor.failure is not None:
@@ -556,7 +608,8 @@ class Run(abc.ABC):
                 checkpoint = self._saver.save_last(hurried=self._supervisor.signalled)
             except CheckpointError as error:
                 return error
-        self._report.say(f"Checkpoint:     {checkpoint}")
+            self._callbacks.call("on_checkpoint", checkpoint)
+        self.report.say(f"Checkpoint:     {checkpoint}")
         return None
 
     def _warn_of_no_training(self) -> None:

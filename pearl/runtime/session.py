@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.algorithms.trainer import transition_of
+from pearl.callbacks.protocol import Callback
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
@@ -46,6 +47,7 @@ class Session(Run):
         replay: ReplaySpec,
         train: TrainSpec,
         data_flow: Callable[[ReplaySpec, ActorSpec, TrainSpec], DataFlow] = OffPolicy,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         bench = None
         if options.bench:
@@ -65,7 +67,9 @@ class Session(Run):
             experiences=train.batch_size,
             ratio=train.replay_ratio,
             bench=bench,
+            callbacks=callbacks,
         )
+        self._tell_after("inserted", "on_rollout")
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +92,7 @@ class Session(Run):
         self._begin(ReplayExperience(replay, storage, lambda: self._beta), storage, identity)
 
     def _fill(self) -> None:
-        self._report.say("Filling the replay with random transitions ...")
+        self.report.say("Filling the replay with random transitions ...")
         rows = fill(
             *(
                 self._replay,
@@ -115,7 +119,7 @@ class Session(Run):
         """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
         if isinstance(worker, TrainingLoop):
             if self._flow.update_delay:
-                self._report.say(
+                self.report.say(
                     f"priority_update_delay={self._flow.update_delay} has no effect in setting 2: its loop samples "
                     "after the last update of priorities, a delay of 0."
                 )
@@ -186,6 +190,6 @@ class Session(Run):
 
     def trained(self, td_error: float, iterations: int = 1, *, batch: int | None = None) -> None:
         """The batch with the id `batch` came back trained; None in setting 2: `iterations` that were granted did."""
-        self._report.td_error = td_error
+        self.report.td_error = td_error
         self._flow.trained(iterations, batch)
         self._telemetry.trained()

@@ -89,10 +89,14 @@ def load_networks(trainer: object, flat: Mapping[str, Stored]) -> None:
             tensors[group][key[len(group) + 1 :]] = value
     if (arrays := arrays_of(trainer)) is not None:
         parts = dict(arrays.items())
+        found = {
+            group: {name: value.numpy() if is_tensor(value) else value for name, value in content.items()}
+            for group, content in tensors.items()
+        }
         for group in groups:
-            _check_tensors(group, parts[group].state(), tensors[group])
+            _check_tensors(group, parts[group].state(), found[group])
         for group in groups:
-            _load_arrays(parts[group], tensors[group])
+            _load_arrays(parts[group], found[group])
         return
     in_torch = _in_torch(tensors)
     if (own := getattr(trainer, "load_state_tensors", None)) is not None:

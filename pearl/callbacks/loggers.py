@@ -1,0 +1,109 @@
+"""Send a run's numbers to Weights & Biases or MLflow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pearl.callbacks.protocol import Callback, RunContext
+from pearl.errors import ConfigurationError
+from pearl.extras import import_extra
+
+if TYPE_CHECKING:
+    from pearl.runtime.evaluation import Evaluation
+
+
+@dataclass(kw_only=True)
+class _Logger(Callback):
+    """Sends the numbers of `progress.csv` every `every_s` seconds, and each evaluation."""
+
+    every_s: float = 5.0
+    _next: float = field(default=0.0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every_s, bool) or not isinstance(self.every_s, int | float) or not self.every_s >= 0:
+            raise ConfigurationError(
+                f"{type(self).__name__}.every_s must be seconds, at least 0; found {self.every_s!r}."
+            )
+
+    def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def on_step(self, run: RunContext) -> None:
+        """Send the run's numbers if that is due."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self.every_s
+            self._send(run, _finite(run.scalars()), run.env_steps)
+
+    def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
+        """Send mean and deviation of the returns, under the kind of the evaluation."""
+        name = kind.replace(" ", "_")
+        values = {f"evaluation/{name}": evaluation.mean, f"evaluation/{name}_std": evaluation.std}
+        self._send(run, _finite({**run.scalars(), **values}), run.env_steps)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+@dataclass(kw_only=True)
+class WandbLogger(_Logger):
+    """Logs to Weights & Biases (extra `wandb`): `wandb.init(project=..., name=..., config=..., **init)`.
+
+    `name` is the run folder's by default; `init` are further arguments, such as {"mode": "offline"}.
+    """
+
+    project: str = "pearl"
+    name: str | None = None
+    init: Mapping[str, Any] = field(default_factory=dict)
+    _run: Any = field(default=None, init=False, repr=False)
+
+    def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
+        if self._run is None:
+            wandb: Any = import_extra("wandb", "wandb", "WandbLogger")
+            self._run = wandb.init(
+                project=self.project,
+                name=self.name or run.run_dir.name,
+                config=dict(run.config),
+                **{"dir": str(run.run_dir), **self.init},
+            )
+        self._run.log({**values, "env_steps": step})
+
+    def on_end(self, run: RunContext) -> None:
+        """Finish the run there."""
+        if self._run is not None:
+            self._run.summary["stopped"] = run.stopped
+            self._run.finish()
+
+
+@dataclass(kw_only=True)
+class MLflowLogger(_Logger):
+    """Logs to MLflow (extra `mlflow`), at `tracking_uri` or where MLFLOW_TRACKING_URI says."""
+
+    experiment: str = "pearl"
+    name: str | None = None
+    tracking_uri: str | None = None
+    _client: Any = field(default=None, init=False, repr=False)
+    _run_id: str = field(default="", init=False, repr=False)
+
+    def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
+        mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")
+        if self._client is None:
+            self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+            found = self._client.get_experiment_by_name(self.experiment)
+            number = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
+            self._run_id = self._client.create_run(number, run_name=self.name or run.run_dir.name).info.run_id
+            for name, value in run.config.items():
+                self._client.log_param(self._run_id, name, str(value)[:500])
+        now = int(time.time() * 1000)
+        metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def on_end(self, run: RunContext) -> None:
+        """Finish the run there."""
+        if self._client is not None:
+            self._client.set_tag(self._run_id, "stopped", run.stopped)
+            self._client.set_terminated(self._run_id)

@@ -1,0 +1,86 @@
+"""What a callback may define, and what a run shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pearl.algorithms.trainer import TrainerLike
+    from pearl.policy.saved import SavedPolicy
+    from pearl.runtime.evaluation import Evaluation
+
+
+class RunContext(Protocol):
+    """A run, as callbacks see it. Nothing of it may be changed but by its methods."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far, those before a resumption included."""
+
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps so far."""
+
+    @property
+    def episodes(self) -> int:
+        """Training episodes that have ended."""
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the last 100 training episodes, exploration included; NaN before the first."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run has taken."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What was run: program, environment, trainer class, its settings, seed and steps, as plain values."""
+
+    @property
+    def trainer(self) -> TrainerLike:
+        """The trainer. Its weights change meanwhile, except in `on_evaluation`, `on_checkpoint` and `on_end`."""
+
+    @property
+    def stopped(self) -> str:
+        """Why the run has stopped or is about to; "" while it goes on."""
+
+    def scalars(self) -> Mapping[str, float]:
+        """The numbers of `progress.csv`, as they are now."""
+
+    def log(self, name: str, value: float) -> None:
+        """Keep a number of the user's: a column of `progress.csv`, and in TensorBoard, with the newest value."""
+
+    def policy(self) -> SavedPolicy:
+        """A copy of the present policy. Not for `on_step` and `on_rollout`, during which the weights may change."""
+
+    def stop(self, reason: str) -> None:
+        """End the run as soon as nothing is under way, with a checkpoint, an evaluation and exit code 0."""
+
+
+class Callback(Protocol):
+    """Derive from this, and override what is needed; methods that are not overridden cost nothing.
+
+    A callback that raises is named, and the run stops with its checkpoint saved. --bench calls no callbacks.
+    """
+
+    def on_step(self, run: RunContext) -> None:
+        """The host took a message with environment steps of an Actor: a few steps of its environments."""
+
+    def on_rollout(self, run: RunContext) -> None:
+        """On-policy: a rollout was trained on. With a replay: collected transitions were inserted."""
+
+    def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
+        """The policy was evaluated, with a `kind` as in `evaluations.csv`; nothing is under way."""
+
+    def on_checkpoint(self, run: RunContext, path: Path) -> None:
+        """A checkpoint was written into the folder `path`; nothing is under way."""
+
+    def on_end(self, run: RunContext) -> None:
+        """The run is over: last evaluations were made and files written, unless it failed. Called once."""

@@ -1,0 +1,132 @@
+"""Ready callbacks: stop at a return, keep the best policy, record videos, a metric of the user's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pearl.callbacks.protocol import Callback, RunContext
+from pearl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pearl.runtime.evaluation import Evaluation
+
+PROGRESS = "progress"  # the kind of the short evaluations during training
+
+
+def _check_steps(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(f"{name} must be a whole number of environment steps, at least 1; found {value!r}.")
+
+
+@dataclass
+class StopAtReturn(Callback):
+    """Ends the run when the mean return of `evaluations` short evaluations in a row is at least `mean_return`.
+
+    The program's own --until-return also confirms the goal by a full evaluation; this needs none.
+    """
+
+    mean_return: float
+    evaluations: int = 1
+    _reached: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mean_return, bool) or not isinstance(self.mean_return, int | float):
+            raise ConfigurationError(f"StopAtReturn needs a mean return, a number; found {self.mean_return!r}.")
+        if type(self.evaluations) is not int or self.evaluations < 1:
+            raise ConfigurationError(
+                f"StopAtReturn needs a count of evaluations, at least 1; found {self.evaluations!r}."
+            )
+
+    def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
+        """Count."""
+        if kind != PROGRESS:
+            return
+        self._reached = self._reached + 1 if evaluation.mean >= self.mean_return else 0
+        if self._reached >= self.evaluations:
+            run.stop(f"a mean return of {evaluation.mean:.6g} reached {self.mean_return:g} (StopAtReturn)")
+
+
+@dataclass
+class KeepBest(Callback):
+    """Writes the policy of the best short evaluation so far into `file`, as soon as there is one.
+
+    The file, relative to the run folder, is one that `pearl.load_policy` reads. Without this callback the best weights
+    are in checkpoints during the run, and in `best_weights.safetensors` at its end.
+    """
+
+    file: str = "best_policy.safetensors"
+    _best: float = field(default=-math.inf, init=False, repr=False)
+
+    def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
+        """Write if better."""
+        if kind != PROGRESS or not evaluation.mean > self._best:
+            return
+        from pearl.policy.export import export_policy
+
+        self._best = evaluation.mean
+        export_policy(run.policy(), run.run_dir / self.file, "safetensors")
+
+
+@dataclass
+class RecordVideo(Callback):
+    """Records `episodes` greedy episodes about every `every_steps` environment steps (extra `video`).
+
+    It does so at the first evaluation or checkpoint after them, when nothing is under way: training waits meanwhile.
+    The files are in `folder`, relative to the run folder, in a folder named after the step.
+    """
+
+    every_steps: int
+    episodes: int = 1
+    folder: str = "videos"
+    _next: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_steps("RecordVideo.every_steps", self.every_steps)
+        _check_steps("RecordVideo.episodes", self.episodes)
+
+    def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
+        """Record if due."""
+        if kind == PROGRESS:
+            self._record(run)
+
+    def on_checkpoint(self, run: RunContext, path: Path) -> None:
+        """Record if due."""
+        self._record(run)
+
+    def _record(self, run: RunContext) -> None:
+        if run.env_steps < (self._next or self.every_steps):
+            return
+        from pearl.policy.playing import watch_policy
+
+        self._next = (run.env_steps // self.every_steps + 1) * self.every_steps
+        folder = run.run_dir / self.folder / f"step-{run.env_steps:09d}"
+        for _ in watch_policy(run.policy(), episodes=self.episodes, video=folder):
+            pass
+
+
+@dataclass
+class UserMetric(Callback):
+    """Logs the number that `measure(run)` returns after each short evaluation, under `name`.
+
+    It becomes a column of `progress.csv` and a curve in TensorBoard, and loggers send it.
+    """
+
+    name: str
+    measure: Callable[[RunContext], float]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(f"UserMetric needs a name, a text; found {self.name!r}.")
+        if not callable(self.measure):
+            raise ConfigurationError(
+                f"UserMetric needs measure, a function of the run that returns a number; found {self.measure!r}."
+            )
+
+    def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
+        """Measure."""
+        if kind == PROGRESS:
+            run.log(self.name, float(self.measure(run)))

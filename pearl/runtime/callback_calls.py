@@ -1,0 +1,94 @@
+"""Calls the callbacks of a run, each only for the methods that it overrides."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pearl.callbacks.protocol import Callback, RunContext
+from pearl.error_place import described
+from pearl.errors import CallbackError, ConfigurationError
+
+logger = logging.getLogger("pearl.runtime")
+
+HOOKS = ("on_step", "on_rollout", "on_evaluation", "on_checkpoint", "on_end")
+
+
+class CallbackCalls:
+    """The callbacks of one run, by what they override: the trainer class's `own`, then those of the program.
+
+    `fail` takes the error of one that raised; such a callback is not called again. Raises ConfigurationError for an
+    object that is no callback.
+    """
+
+    def __init__(
+        self, own: object, callbacks: object, run: RunContext, fail: Callable[[CallbackError, str], None]
+    ) -> None:
+        self._run, self._fail = run, fail
+        self._failed: set[int] = set()
+        self._ended = False
+        self._of: dict[str, list[tuple[object, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
+        for callback in (*_checked(own), *_checked(callbacks)):
+            for hook in HOOKS:
+                if _overrides(callback, hook):
+                    self._of[hook].append((callback, getattr(callback, hook)))
+
+    def has(self, hook: str) -> bool:
+        """Whether any callback overrides `hook`."""
+        return bool(self._of[hook])
+
+    def call(self, hook: str, *arguments: object) -> None:
+        """Call `hook` of all that override it."""
+        for callback, method in self._of[hook]:
+            if id(callback) in self._failed:
+                continue
+            try:
+                method(self._run, *arguments)
+            except Exception as error:  # whatever the user's code does
+                self._failed.add(id(callback))
+                failure = CallbackError(f"The callback {type(callback).__name__} failed in {hook}: {described(error)}.")
+                failure.__cause__ = error
+                logger.debug("%s", failure, exc_info=error)
+                if self._ended:  # the run's end reports no more
+                    logger.warning("%s", failure)
+                self._fail(failure, f"the callback {type(callback).__name__} failed")
+
+    def end(self) -> None:
+        """Call `on_end` of all, the first time."""
+        if not self._ended:
+            self._ended = True
+            self.call("on_end")
+
+
+def _checked(callbacks: object) -> Sequence[Any]:
+    """The callbacks; ConfigurationError says which is none, and what is expected."""
+    if not isinstance(callbacks, list | tuple):
+        raise ConfigurationError(
+            f"callbacks must be a list or tuple, such as (StopAtReturn(475.0),); found {callbacks!r:.100}."
+        )
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise ConfigurationError(
+                f"callbacks holds the class {callback.__name__}; make an object of it: {callback.__name__}(...)."
+            )
+        named = [name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name))]
+        for name in named:
+            if name not in HOOKS:
+                close = difflib.get_close_matches(name, HOOKS, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise ConfigurationError(
+                    f"The callback {type(callback).__name__} defines {name}, which is never called.{hint} A callback "
+                    f"may define {', '.join(HOOKS)}."
+                )
+        if not any(_overrides(callback, hook) for hook in HOOKS):
+            raise ConfigurationError(
+                f"{callback!r:.100} in callbacks is no callback: it defines none of {', '.join(HOOKS)}."
+            )
+    return callbacks
+
+
+def _overrides(callback: object, hook: str) -> bool:
+    found = getattr(callback, "__dict__", {}).get(hook, getattr(type(callback), hook, None))
+    return callable(found) and found is not getattr(Callback, hook)

@@ -1,0 +1,304 @@
+"""Callbacks are called when they say, see the run, stop it, and are named when they fail."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from callbacks_of_tests import Noting, Raising, StopsAtOnce
+from programs import make_program, run, summary
+from trainers import TinyDQN
+
+import pearl
+from pearl.algorithms.trainer import is_as_built_in
+from pearl.callbacks import Callback, KeepBest, MLflowLogger, RecordVideo, StopAtReturn, UserMetric, WandbLogger
+from pearl.errors import CallbackError, ConfigurationError, MissingExtraError
+from pearl.runtime.callback_calls import HOOKS, CallbackCalls
+from pearl.runtime.evaluation import Evaluation
+
+
+def evaluated(mean: float) -> Evaluation:
+    return Evaluation(np.array([mean - 1, mean + 1]), np.array([3, 4]))
+
+
+class Run:
+    """As much of a run as callbacks ask for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir, self.env_steps, self.stopped = folder, 0, ""
+        self.logged: dict[str, float] = {}
+        self.config = {"environment": "CartPole-v1", "seed": 1}
+
+    def scalars(self) -> dict[str, float]:
+        return {"eps": 5.0, "td_error": math.nan, **self.logged}
+
+    def log(self, name: str, value: float) -> None:
+        self.logged[name] = value
+
+    def stop(self, reason: str) -> None:
+        self.stopped = reason
+
+
+def calls_of(*callbacks: object, folder: Path = Path()) -> tuple[CallbackCalls, list[str]]:
+    failures: list[str] = []
+    made = CallbackCalls((), list(callbacks), Run(folder), lambda error, reason: failures.append(str(error)))  # type: ignore[arg-type]
+    return made, failures
+
+
+# --- calling ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_overridden_is_called() -> None:
+    calls, failures = calls_of(StopAtReturn(3.0), StopsAtOnce())
+    assert [hook for hook in HOOKS if calls.has(hook)] == ["on_step", "on_evaluation"]
+    calls.call("on_step")
+    calls.end()
+    assert failures == []
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_callback_that_raises_is_named_and_left_alone(hook: str) -> None:
+    noting = Noting()
+    calls, failures = calls_of(Raising(hook), noting)
+    for _ in range(2):
+        calls.call(hook, *((Path(), evaluated(1.0)) if hook == "on_evaluation" else ()))
+    assert len([text for text in failures if text.startswith("The callback Raising")]) == 1
+    assert failures[0].startswith(f"The callback Raising failed in {hook}: RuntimeError: this is mine (")
+    assert "callbacks_of_tests.py, line" in failures[0]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        (StopAtReturn(1.0), "must be a list or tuple, such as"),
+        ([StopAtReturn], r"the class StopAtReturn; make an object of it: StopAtReturn\(\.\.\.\)"),
+        ([3], "3 in callbacks is no callback: it defines none of on_step, on_rollout, on_evaluation"),
+        ([Callback], "the class Callback"),
+        ([types.SimpleNamespace(on_evaluations=print)], "never called. Did you mean 'on_evaluation'"),
+    ],
+)
+def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        CallbackCalls((), callbacks, Run(Path()), lambda *a: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StopAtReturn("high"), "a mean return, a number; found 'high'"),  # type: ignore[arg-type]
+        (lambda: StopAtReturn(1.0, 0), "a count of evaluations, at least 1; found 0"),
+        (lambda: RecordVideo(0), "RecordVideo.every_steps must be a whole number"),
+        (lambda: UserMetric("", len), "needs a name"),  # type: ignore[arg-type]
+        (lambda: UserMetric("a", 3), "needs measure, a function"),  # type: ignore[arg-type]
+        (lambda: WandbLogger(every_s=-1), "WandbLogger.every_s must be seconds"),
+    ],
+)
+def test_an_option_of_another_type_says_what_is_supported(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+# --- the ready ones ---------------------------------------------------------------------------------------------------
+
+
+def test_stop_at_return_counts_evaluations_in_a_row(tmp_path: Path) -> None:
+    stop, seen = StopAtReturn(10.0, 2), Run(tmp_path)
+    for kind, mean in (("progress", 11.0), ("progress", 9.0), ("progress", 10.0), ("solved check", 50.0)):
+        stop.on_evaluation(seen, kind, evaluated(mean))  # type: ignore[arg-type]
+        assert seen.stopped == ""
+    stop.on_evaluation(seen, "progress", evaluated(12.0))  # type: ignore[arg-type]
+    assert seen.stopped == "a mean return of 12 reached 10 (StopAtReturn)"
+
+
+def test_a_users_metric_is_logged_after_short_evaluations(tmp_path: Path) -> None:
+    metric, seen = UserMetric("half", lambda r: r.env_steps / 2), Run(tmp_path)
+    seen.env_steps = 7
+    metric.on_evaluation(seen, "last", evaluated(1.0))  # type: ignore[arg-type]
+    assert seen.logged == {}
+    metric.on_evaluation(seen, "progress", evaluated(1.0))  # type: ignore[arg-type]
+    assert seen.logged == {"half": 3.5}
+
+
+def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+
+    class Theirs:
+        summary: dict[str, Any] = {}  # noqa: RUF012
+
+        def log(self, values: dict[str, float]) -> None:
+            log.append(values)
+
+        def finish(self) -> None:
+            log.append("finished")
+
+    module = types.ModuleType("wandb")
+    module.init = lambda **options: log.append(options) or Theirs()  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    logger, seen = WandbLogger(project="p", init={"mode": "offline"}), Run(tmp_path)
+    for _ in range(3):
+        logger.on_step(seen)  # type: ignore[arg-type]
+    seen.env_steps = 9
+    logger.on_evaluation(seen, "last and best", evaluated(4.0))  # type: ignore[arg-type]
+    logger.on_end(seen)  # type: ignore[arg-type]
+    options, first, second, end = log
+    assert (options["project"], options["name"], options["mode"]) == ("p", tmp_path.name, "offline")
+    assert options["config"] == seen.config
+    assert first == {"eps": 5.0, "env_steps": 0}
+    scores = {"evaluation/last_and_best": 4.0, "evaluation/last_and_best_std": 1.0}
+    assert second == {"eps": 5.0, "env_steps": 9, **scores}
+    assert end == "finished"
+
+
+@pytest.mark.slow
+def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger, seen = MLflowLogger(experiment="e", tracking_uri=(tmp_path / "mlruns").as_uri()), Run(tmp_path)
+    logger.on_step(seen)  # type: ignore[arg-type]
+    seen.env_steps, seen.stopped = 9, "all steps done"
+    logger.on_evaluation(seen, "progress", evaluated(4.0))  # type: ignore[arg-type]
+    logger.on_end(seen)  # type: ignore[arg-type]
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert found.data.metrics == {"eps": 5.0, "evaluation/progress": 4.0, "evaluation/progress_std": 1.0}
+    assert found.data.params == {"environment": "CartPole-v1", "seed": "1"}
+    assert (found.data.tags["stopped"], found.info.status) == ("all steps done", "FINISHED")
+
+
+@pytest.mark.parametrize(("logger", "extra"), [(WandbLogger(), "wandb"), (MLflowLogger(), "mlflow")])
+def test_a_missing_extra_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logger: Any, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(MissingExtraError, match=rf"{extra} is not installed.*pip install 'pearl-toolkit\[{extra}\]'"):
+        logger.on_step(Run(tmp_path))
+
+
+# --- in programs ------------------------------------------------------------------------------------------------------
+
+
+class WithCallbacks(TinyDQN):
+    callbacks = (StopAtReturn(1.0),)
+
+
+def test_callbacks_of_a_class_are_a_setting_and_no_code() -> None:
+    assert is_as_built_in(WithCallbacks)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
+    return make_program(tmp_path_factory.mktemp("program"), timesteps=400)
+
+
+def with_callbacks(program: Path, folder: Path, callbacks: str) -> Path:
+    """A copy of the program, edited as a user does."""
+    text = program.read_text()
+    assert text.count("        train=TRAIN,\n    ) as session") == 1
+    text = text.replace("        train=TRAIN,\n", f"        train=TRAIN,\n        callbacks=[{callbacks}],\n")
+    text = text.replace(
+        "\nPROGRAM = ", "\nfrom callbacks_of_tests import *\nfrom pearl.callbacks import *\nPROGRAM = ", 1
+    )
+    edited = folder / "edited.py"
+    edited.write_text(text)
+    (folder / "callbacks_of_tests.py").write_text((Path(__file__).parent / "callbacks_of_tests.py").read_text())
+    (folder / "trainers.py").write_text((Path(__file__).parent / "trainers.py").read_text())
+    return edited
+
+
+def test_a_run_calls_its_callbacks(program: Path, tmp_path: Path) -> None:
+    made = with_callbacks(program, tmp_path, "Noting(), KeepBest(), UserMetric('steps/mine', gradient_steps)")
+    results = tmp_path / "run"
+    code, output = run(made, "--serial", "--eval-episodes", "2", "--run-dir", str(results))
+    assert code == 0, output
+    noted = json.loads((results / "noted.json").read_text())
+    calls, seen = noted["calls"], noted["seen"]
+    assert calls["step"] > 10
+    assert calls["rollout"] > 1
+    assert calls["progress"] >= 10
+    assert calls["checkpoint"] >= 9
+    assert calls.get("last and best", 0) + calls.get("best", 0) == 1
+    assert calls["end"] == 1
+    assert seen["same actions"]
+    assert seen["stopped"] == "all steps done"
+    assert seen["config"]["environment"] == "CartPole-v1"
+    assert seen["config"]["batch_size"] == 16
+    with (results / "progress.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    assert float(last["steps/mine"]) > 0
+    assert float(last["mine"]) > 0
+    best = pearl.load_policy(results / "best_policy.safetensors")
+    assert best.origin.step is not None
+    assert best.predict(np.zeros(4)) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    ["on_evaluation", *(pytest.param(h, marks=pytest.mark.slow) for h in ("on_step", "on_checkpoint", "on_end"))],
+)
+def test_a_run_with_a_failing_callback_stops_and_is_saved(program: Path, tmp_path: Path, hook: str) -> None:
+    made = with_callbacks(program, tmp_path, f"Noting(), Raising({hook!r})")
+    code, output = run(made, "--serial", "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert f"Error: The callback Raising failed in {hook}: RuntimeError: this is mine" in output
+    assert list((tmp_path / "run/checkpoints").glob("checkpoint-*/manifest.json"))
+    assert json.loads((tmp_path / "run/noted.json").read_text())["calls"]["end"] == 1
+    assert "Traceback" in (tmp_path / "run/run.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_callback_stops_a_run(program: Path, tmp_path: Path) -> None:
+    made = with_callbacks(program, tmp_path, "StopsAtOnce()")
+    code, output = run(made, "--eval-episodes", "1", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    found = summary(tmp_path / "run")
+    assert found["stopped"] == "enough"
+    assert found["env_steps"] < 400
+
+
+@pytest.mark.slow
+def test_videos_are_recorded_during_a_run(program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    made = with_callbacks(program, tmp_path, "RecordVideo(200)")
+    code, output = run(made, "--serial", "--eval-episodes", "1", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert len(list((tmp_path / "run/videos").glob("step-*/*.mp4"))) == 2
+
+
+@pytest.mark.slow
+def test_a_benchmark_calls_none(program: Path, tmp_path: Path) -> None:
+    made = with_callbacks(program, tmp_path, "Noting()")
+    code, output = run(made, "--bench", "--bench-seconds", "0.2", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert not (tmp_path / "run/noted.json").exists()
+
+
+def test_the_error_is_one_of_pearls() -> None:
+    assert issubclass(CallbackError, pearl.errors.PearlError)
+    assert KeepBest().file.endswith(".safetensors")
+
+
+def test_what_the_documentation_shows_runs(
+    tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if b.startswith("# short_run.py\n")]
+    (tmp_path / "short_run.py").write_text(block)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trainer = importlib.import_module("short_run").ShortDQN
+    shown = make_program(tmp_path, trainer=trainer, training={"learning_starts": 100}, timesteps=300)
+    code, output = run(shown, "--serial", "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert re.search(r"\d+ steps: progress evaluation \d+\.\d", output)
+    assert re.search(r"the end: (all steps done|a mean return of [\d.]+ reached 20 \(StopAtReturn\))", output)
+    assert (tmp_path / "run/best_policy.safetensors").exists()
+    assert "weights/norm" in (tmp_path / "run/progress.csv").read_text().splitlines()[0]
+    assert pearl.load_policy(tmp_path / "run").description.trainer.algorithm == "DQN"
