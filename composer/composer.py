@@ -27,7 +27,7 @@ from composer.calibration import CalibrationStore
 from composer.calibration_plan import Planner
 from composer.codegen.program import ProgramSource, check_problem, generate
 from composer.codegen.python_source import literal
-from composer.composition import Composition, RolloutComposition
+from composer.composition import ChosenSetting, Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
@@ -132,6 +132,7 @@ class Composer:
         self._settings: dict[str, Any] = {}
         self._chooses_settings = False
         self._suggestion: Suggestion | None = None
+        self._timesteps: int | None = None
         self._implementation = AUTO
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
@@ -365,6 +366,8 @@ class Composer:
         (`RolloutLearnerConfig`). Raises ConfigurationError that names what is missing or wrong, and GenerationError
         for a problem without a program, both before anything is measured.
         """
+        if timesteps != self._timesteps:  # settings that are chosen follow the length of the run
+            self._timesteps, self._suggestion = timesteps, None
         if self.learns_from_rollouts:
             with ending_waiting():
                 return self._run_rollouts(timesteps, Budget.of(budget_s))
@@ -510,7 +513,7 @@ class Composer:
             ),
             {device.name: device for device in self.platform.devices},
         )
-        self._write_composition(Composition.of(self.platform, self.matrix, placement), path)
+        self._write_composition(Composition.of(self.platform, self.matrix, placement, self._chosen_settings), path)
         self._say_how_to_run(path)
         return path
 
@@ -614,7 +617,8 @@ class Composer:
             power=power_plan(self.platform, placement),
         )
         generate_rollouts(source, {device.name: device for device in self.platform.devices})
-        self._write_composition(RolloutComposition.of(self.platform, made.matrix, placement), path)
+        composition = RolloutComposition.of(self.platform, made.matrix, placement, self._chosen_settings)
+        self._write_composition(composition, path)
         return path
 
     @staticmethod
@@ -868,22 +872,31 @@ class Composer:
         if self._suggestion is None:
             assert self._trainer_class is not None
             assert self._actors is not None
+            stated = {} if self._timesteps is None else {"timesteps": self._timesteps}
             self._suggestion = suggest_settings(
                 self._trainer_class,
                 self._actors,
                 observation_space,
                 action_space,
-                {**self._settings, **self._training, **self._rollout},
+                {**self._settings, **self._training, **self._rollout, **stated},
                 host=None if platform is None else platform.host,
                 store=store,
                 report=self._say,
             )
-            name = self._trainer_class.__name__
-            for choice in self._suggestion.trainer:
-                self._say(f"{name}.{choice.name} = {literal(choice.value)}: {choice.reason}")
-            for choice in self._suggestion.replay if self._replay is None else ():
-                self._say(f"replay {choice.name} = {literal(choice.value)}: {choice.reason}")
+            if self._replay is not None:  # the user's
+                self._suggestion = dataclasses.replace(self._suggestion, replay=())
+            for setting in self._chosen_settings:
+                self._say(f"{setting.name} = {setting.value}: {setting.reason}")
         return self._suggestion
+
+    @property
+    def _chosen_settings(self) -> tuple[ChosenSetting, ...]:
+        """The choices of `suggestion` in words; none without `settings="auto"`."""
+        if self._suggestion is None:
+            return ()
+        owner, named = self._suggestion.algorithm.value, (self._suggestion.trainer, self._suggestion.replay)
+        choices = ((who, choice) for who, found in zip((owner, "replay"), named, strict=True) for choice in found)
+        return tuple(ChosenSetting(f"{who}.{c.name}", literal(c.value), c.reason) for who, c in choices)
 
     def _check_problem(self, store: CalibrationStore, platform: Platform | None = None) -> Problem:
         if self._rollout:
@@ -915,7 +928,9 @@ class Composer:
         if self._chooses_settings:
             chosen = self._chosen(store, platform, observation_space, action_space)
             settings, suggested = {**values_of(chosen.settings), **settings}, values_of(chosen.training)
-            self._replay = self._replay or _replay_of(chosen)
+            if self._replay is None:
+                values = values_of(chosen.replay)
+                self._replay = ReplaySpec(values.pop("size"), **values)
         assert self._replay is not None
         transition = transition_of(self._trainer_class, observation_space, action_space)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(settings))
@@ -1012,11 +1027,6 @@ def _trial_folder() -> Iterator[Path]:
         ) from error
     with folder:
         yield Path(folder.name)
-
-
-def _replay_of(chosen: Suggestion) -> ReplaySpec:
-    values = values_of(chosen.replay)
-    return ReplaySpec(values.pop("size"), **values)
 
 
 def _stated_counts(

@@ -21,6 +21,15 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
+class ChosenSetting:
+    """A setting that the composer chose, as the user left it to it: its name, its value in Python, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class _Composed:
     devices: tuple[Device, ...]
     connections: tuple[Connection, ...]
@@ -49,13 +58,20 @@ class Composition(_Composed):
 
     matrix: AssignmentMatrix
     placement: Placement
+    settings: tuple[ChosenSetting, ...] = ()
 
     FORMAT = "pearl-composition"
 
     @classmethod
-    def of(cls, platform: Platform, matrix: AssignmentMatrix, placement: Placement) -> Composition:
+    def of(
+        cls,
+        platform: Platform,
+        matrix: AssignmentMatrix,
+        placement: Placement,
+        settings: tuple[ChosenSetting, ...] = (),
+    ) -> Composition:
         """The composition without the samples of its measurements."""
-        return cls(platform.devices, platform.connections, _without_samples(matrix), placement)
+        return cls(platform.devices, platform.connections, _without_samples(matrix), placement, settings)
 
 
 @dataclass(frozen=True)
@@ -64,13 +80,21 @@ class RolloutComposition(_Composed):
 
     matrix: RolloutMatrix
     placement: RolloutPlacement
+    settings: tuple[ChosenSetting, ...] = ()
 
     FORMAT = "pearl-rollout-composition"
 
     @classmethod
-    def of(cls, platform: Platform, matrix: RolloutMatrix, placement: RolloutPlacement) -> RolloutComposition:
+    def of(
+        cls,
+        platform: Platform,
+        matrix: RolloutMatrix,
+        placement: RolloutPlacement,
+        settings: tuple[ChosenSetting, ...] = (),
+    ) -> RolloutComposition:
         """The composition without the samples of its measurements."""
-        return cls(platform.devices, platform.connections, _without_samples(matrix), _without_samples(placement))
+        devices, connections = platform.devices, platform.connections
+        return cls(devices, connections, _without_samples(matrix), _without_samples(placement), settings)
 
 
 def read_composition(text: str) -> Composition | RolloutComposition:

@@ -84,6 +84,7 @@ def render(record: RunRecord) -> str:
             predicted_kinds=timeline.kinds_in(predicted),
             traced_timeline=timeline.draw_schedule(traced, "Traced timeline"),
             traced_kinds=timeline.kinds_in(traced),
+            settings=() if made is None else made.settings,
             same=SAME,
             notes=notes,
         )

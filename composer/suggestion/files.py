@@ -56,12 +56,12 @@ def check_target(target: Path) -> None:
         raise ConfigurationError(f"Name a folder, or a composition file, which ends in .toml; found {target}.")
 
 
-def paths_of(suggestion: Suggestion, target: Path) -> tuple[Path, Path]:
+def paths_of(env: str, target: Path) -> tuple[Path, Path]:
     """The composition file and the trainer file; `target` is a folder, or the composition file, which ends in .toml."""
     if target.suffix == ".toml":
         stem = re.sub(r"\W", "_", target.stem)
         return target, target.with_name(f"{stem}_trainer.py")
-    stem = _stem(suggestion.env)
+    stem = _stem(env)
     return target / f"{stem}.toml", target / f"{stem}_trainer.py"
 
 
@@ -145,7 +145,7 @@ def _setting(choice: Choice) -> list[str]:
 
 def texts(suggestion: Suggestion, target: Path, registering: Registering | None = None) -> Mapping[Path, str]:
     """What to write, by path."""
-    composition, trainer = paths_of(suggestion, target)
+    composition, trainer = paths_of(suggestion.env, target)
     return {
         composition: composition_text(suggestion, trainer),
         trainer: trainer_text(suggestion, trainer, registering),

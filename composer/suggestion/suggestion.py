@@ -20,6 +20,7 @@ from composer.suggestion.update_times import UpdateTimes
 from composer.wording import did_you_mean
 from pearl.actors.environment import known_environment, probe, reward_threshold
 from pearl.algorithms import ALGORITHMS, algorithms_for
+from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import check_observations
 from pearl.algorithms.suggestions import Choice, Facts, RandomSteps, choose_timesteps
 from pearl.algorithms.trainer import Trainer, make_trainer, transition_of
@@ -176,8 +177,9 @@ def suggest(
 
 
 def _check_spaces(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-    """Raise EnvError for spaces of which no built-in algorithm takes both."""
+    """Raise EnvError for spaces of which no built-in algorithm takes both, TrainerError for images it cannot take."""
     check_observations("Every built-in algorithm", observation_space)
+    takes_cnn(tuple(observation_space.shape or ()))
     kind = type(action_space).__name__
     if kind not in (known := ("Discrete", "Box", "MultiDiscrete")):
         raise EnvError(

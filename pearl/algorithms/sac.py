@@ -53,7 +53,7 @@ class SAC(TwinCriticTrainer):
         """For bounded actions."""
         if not bounded_vectors(facts):
             return ""
-        return f"bounded actions of {facts.outputs} numbers, learned from a replay (Haarnoja et al. 2018)"
+        return f"{facts.described_spaces}, bounded: learned from a replay (Haarnoja et al. 2018)"
 
     @classmethod
     def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:

@@ -111,8 +111,8 @@ class Facts:
     @property
     def silence(self) -> str:
         """Why `silent`, in words."""
-        what = "always the same" if self.tried.signal == "constant" else "a function of the action alone"
-        return f"in {self.tried.steps:,} random steps the reward was {what} and no episode terminated"
+        what = "constant" if self.tried.signal == "constant" else "of the action alone"
+        return f"{self.tried.steps:,} random steps found no signal (reward {what}, no termination)"
 
     @property
     def episode(self) -> float:
@@ -122,13 +122,18 @@ class Facts:
     @property
     def described_spaces(self) -> str:
         """The sizes of both spaces, in words."""
-        what = "actions" if isinstance(self.action_space, spaces.Discrete) else "numbers in an action"
-        return f"{self.inputs} numbers in an observation, {self.outputs} {what}"
+        discrete = isinstance(self.action_space, spaces.Discrete)
+        taken = f"{self.outputs} actions" if discrete else f"actions of {_numbers(self.outputs)}"
+        return f"observations of {_numbers(self.inputs)}, {taken}"
 
     @property
     def timesteps(self) -> int:
         """Environment steps of the run."""
         return int(choose_timesteps(self).value)
+
+
+def _numbers(count: int) -> str:
+    return f"{count:,} number{'' if count == 1 else 's'}"
 
 
 def choose_timesteps(facts: Facts) -> Choice:
@@ -262,10 +267,11 @@ def choose_learning_starts(facts: Facts) -> Choice:
         return Choice("learning_starts", 20_000, "images: Rainbow's 80,000 frames of 4 (Hessel et al. 2018)")
     episodes = 10 if facts.silent else 5
     wanted = round(episodes * facts.episode / 500) * 500
-    value = max(min(wanted, 10_000, facts.timesteps // 10), min(1000, facts.timesteps // 2))
-    return Choice(
-        "learning_starts", value, f"about {episodes} episodes of {facts.episode:,.0f} random steps, 1,000 to 10,000"
-    )
+    most, least = min(10_000, facts.timesteps // 10), min(1000, facts.timesteps // 2)
+    value = max(least, min(most, wanted))
+    bound = "" if value == wanted else f", but {'at least' if value > wanted else 'at most'} {value:,}"
+    reason = f"{episodes} random episodes of about {facts.episode:,.0f} steps{bound}"
+    return Choice("learning_starts", value, f"{reason}: {facts.silence}" if facts.silent else reason)
 
 
 def choose_scaling(facts: Facts) -> Choice | None:
@@ -318,7 +324,7 @@ def return_size(facts: Facts, discount: float) -> float:
 def signal_of(rewards: np.ndarray, actions: np.ndarray, action_space: gym.Space[Any]) -> Signal:
     """What rewards `(steps,)` of random actions `(steps, *action)` depend on."""
     spread = float(np.var(rewards)) if len(rewards) else 0.0
-    if spread <= 1e-12 * max(1.0, float(np.mean(np.square(rewards)) if len(rewards) else 0.0)):
+    if spread <= 1e-12 * max(1e-12, float(np.mean(np.square(rewards)) if len(rewards) else 0.0)):
         return "constant"
     if isinstance(action_space, spaces.Box):
         flat = actions.reshape(len(rewards), -1).astype(np.float64)

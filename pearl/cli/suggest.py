@@ -45,11 +45,18 @@ def _suggest(
     few sizes. Nothing is trained.
     """
     check_address_space()
-    from composer.suggestion.files import Registering, check_target, texts
+    from composer.suggestion.files import Registering, check_target, paths_of, texts
     from composer.suggestion.suggestion import suggest
 
-    if write is not None:
+    if write is not None:  # faults show before anything is measured
         check_target(write)
+        paths = paths_of(env, write)
+        if (existing := [str(path) for path in paths if path.exists()]) and not force:
+            raise ConfigurationError(
+                f"{' and '.join(existing)} would be overwritten. Add --force to replace, or choose another --write."
+            )
+        for path in paths:
+            check_writable(path)
     registering = None if module is None else Registering.of(module)
     suggestion = suggest(env, algorithm=algorithm, seed=seed)
     if json:
@@ -61,12 +68,6 @@ def _suggest(
     if write is None:
         return
     files = texts(suggestion, write, registering)
-    if (existing := [str(path) for path in files if path.exists()]) and not force:
-        raise ConfigurationError(
-            f"{' and '.join(existing)} would be overwritten. Add --force to replace, or choose another --write."
-        )
-    for path in files:
-        check_writable(path)
     for path, text in files.items():
         write_file(path, text)
     if not json:
