@@ -112,7 +112,7 @@ def test_unsupported_spaces_are_named_with_what_is_supported(walk: str) -> None:
         (("CartPol-v1",), "Did you mean: `CartPole`"),
         (("CartPole",), "Did you mean 'CartPole-v1'"),
         (("os:CartPole-v1",), "names a module to import"),
-        (("CartPole-v1", "--algorithm", "DQNN"), "no built-in algorithm 'DQNN'. Did you mean 'DQN'"),
+        (("CartPole-v1", "--algorithm", "dqnn"), "no built-in algorithm 'DQNN'. Did you mean 'DQN'"),
         (("CartPole-v1", "--algorithm", "SAC"), "needs a Box action space"),
         (("CartPole-v1", "--module", "nowhere.py"), "no file nowhere.py"),
         (("CartPole-v1", "--write", "settings.py"), "ends in .toml"),
@@ -122,6 +122,15 @@ def test_a_wrong_request_says_what_to_do(arguments: tuple[str, ...], expected: s
     result = invoke(*arguments)
     assert result.exit_code == 1
     assert expected in result.stderr
+
+
+def test_images_of_continuous_control_get_environments_enough_for_a_rollout(walk: str) -> None:
+    registered(observations=spaces.Box(0, 255, (3, 40, 40), np.uint8), actions=spaces.Box(-1.0, 1.0, (2,)))
+    found = suggest(walk)
+    assert found.algorithm.value == "PPO"
+    assert found.alternatives == ("A2C",)
+    actors = {choice.name: choice.value for choice in found.actors}
+    assert actors["count"] * actors["envs_per_actor"] >= 8
 
 
 def test_json_has_every_choice_with_its_reason() -> None:

@@ -59,6 +59,7 @@ def all_facts(draw: st.DrawFn, observations: Any = None) -> Facts:
         tried=tried,
         time_limit=draw(st.none() | st.integers(1, 100_000)),
         env_count=draw(st.integers(1, 64)),
+        fixed=draw(st.just({}) | st.fixed_dictionaries({"timesteps": st.integers(100, 100_000)})),
         update_us=lambda sizes, batch: None if us is None else us * sum(sizes) / 128 * batch / 64,
     )
 

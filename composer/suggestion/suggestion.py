@@ -20,6 +20,7 @@ from composer.suggestion.update_times import UpdateTimes
 from composer.wording import did_you_mean
 from pearl.actors.environment import known_environment, probe, reward_threshold
 from pearl.algorithms import ALGORITHMS, algorithms_for
+from pearl.algorithms.actor_critic import bounded_vectors
 from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import check_observations
 from pearl.algorithms.suggestions import Choice, Facts, RandomSteps, choose_timesteps
@@ -38,7 +39,8 @@ _TRAINING = {f.name for f in dataclasses.fields(TrainSpec)}
 _ROLLOUT = {f.name for f in dataclasses.fields(RolloutSpec)}
 _FAST_US, _SLOW_US = 100.0, 1000.0  # of an environment step
 _MOST_SLOTS, _LEAST_SLOTS = 1_000_000, 10_000
-_MEMORY_SHARE = 4
+_MEMORY_SHARE = 4  # a quarter
+_ROLLOUT_ENVS = 8  # at least, in all
 
 
 def _silent(_: str) -> None:
@@ -155,7 +157,7 @@ def suggest(
     EnvError for an environment that is unknown, that fails, or whose spaces no built-in algorithm takes;
     ConfigurationError for an unknown algorithm, TrainerError for images with the channels last.
     """
-    if algorithm is not None and algorithm not in ALGORITHMS:
+    if algorithm is not None and (algorithm := algorithm.upper()) not in ALGORITHMS:
         raise ConfigurationError(
             f"There is no built-in algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)} "
             f"There are {', '.join(ALGORITHMS)}."
@@ -289,9 +291,8 @@ def _suggested(
     rollouts = trainer_class.data_flow() == "rollout"
     of_actors: tuple[Choice, ...] = ()
     if actors_too and rollouts:
-        count = _actors_for_rollouts(facts)
-        of_actors = (count, _envs_per_actor(facts.tried))
-        facts = dataclasses.replace(facts, env_count=int(count.value) * actors.envs_per_actor)
+        of_actors = _actors_for_rollouts(facts)
+        facts = dataclasses.replace(facts, env_count=math.prod(choice.value for choice in of_actors))
     found = tuple(choice for choice in trainer_class.suggestions(facts) if choice.name not in facts.fixed)
     if actors_too and not rollouts:
         of_actors = (_actors_for_replay(facts, trainer_class, found), _envs_per_actor(facts.tried))
@@ -312,8 +313,14 @@ def _suggested(
             "random actions": _tried_text(facts),
             "machine": f"{facts.cores} cores, {readable_size(facts.free_bytes)} of memory free",
         },
-        alternatives=tuple(name for name in algorithms_for(kind) if name != algorithm.value),
+        alternatives=tuple(name for name in algorithms_for(kind) if name != algorithm.value and _able(name, facts)),
     )
+
+
+def _able(algorithm: str, facts: Facts) -> bool:
+    """Whether an algorithm for such actions takes these: one with a replay needs bounds, and no images."""
+    box = isinstance(facts.action_space, gym.spaces.Box)
+    return ALGORITHMS[algorithm].data_flow() != "replay" or not box or bounded_vectors(facts)
 
 
 def _tried_text(facts: Facts) -> str:
@@ -345,11 +352,14 @@ def _envs_per_actor(tried: RandomSteps) -> Choice:
     return Choice("envs_per_actor", 1, f"{step}, far more than a policy's call: processes in parallel gain more")
 
 
-def _actors_for_rollouts(facts: Facts) -> Choice:
+def _actors_for_rollouts(facts: Facts) -> tuple[Choice, Choice]:
     us, most = facts.tried.step_us, max(1, facts.cores - 1)
-    if us <= _FAST_US or most == 1:
-        return Choice("count", 1, f"{facts.cores} cores, {us:,.0f} us a step: one process")
-    return Choice("count", most, f"{facts.cores} cores, one for the Learner; {us:,.0f} us a step are worth a process")
+    count = 1 if us <= _FAST_US else most
+    why = "one process" if count == 1 else "one core for the Learner, a process on each other one"
+    envs, needed = _envs_per_actor(facts.tried), math.ceil(_ROLLOUT_ENVS / count)
+    if envs.value < needed:
+        envs = Choice("envs_per_actor", needed, f"{_ROLLOUT_ENVS} environments in all decorrelate a rollout")
+    return Choice("count", count, f"{facts.cores} cores, {us:,.0f} us a step: {why}"), envs
 
 
 def _actors_for_replay(facts: Facts, trainer_class: type[Trainer], found: tuple[Choice, ...]) -> Choice:
@@ -380,7 +390,7 @@ def _replay(facts: Facts, trainer_class: type[Trainer]) -> tuple[Choice, ...]:
     size = max(1, min(wanted, fits))
     why = f"{facts.timesteps:,} steps of {readable_size(row)} each"
     if size < wanted:
-        why += f", as far as a {_MEMORY_SHARE}th of {readable_size(facts.free_bytes)} of free memory holds them"
+        why += f", as many as fit into a quarter of {readable_size(facts.free_bytes)} of free memory"
     else:
         why += f", at most {_MOST_SLOTS:,} (Haarnoja et al. 2018)"
     choices = [

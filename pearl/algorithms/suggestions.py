@@ -29,6 +29,7 @@ _FEW, _SEVERAL = 8, 32
 _WIDE_RATE, _HIGHEST_RATE = 3e-4, 1e-3
 _IMAGE_RATE = 1e-4
 _LEAST_DEVIATION = 1e-6
+_ENOUGH_STEPS = 1000  # random ones, to say that they found nothing
 _BY_ACTION = 0.999  # the share of the rewards' variance that actions explain, above which they say nothing of states
 
 
@@ -106,7 +107,8 @@ class Facts:
     @property
     def silent(self) -> bool:
         """Whether random actions saw nothing to learn from: rewards without a word on states, and no termination."""
-        return self.tried.signal != "state" and not self.tried.terminated
+        enough = self.tried.steps >= _ENOUGH_STEPS
+        return enough and self.tried.signal != "state" and not self.tried.terminated
 
     @property
     def silence(self) -> str:
@@ -264,7 +266,8 @@ def choose_n_step(facts: Facts, usual: int, source: str) -> Choice:
 def choose_learning_starts(facts: Facts) -> Choice:
     """Transitions before the first gradient step: several episodes."""
     if facts.images:
-        return Choice("learning_starts", 20_000, "images: Rainbow's 80,000 frames of 4 (Hessel et al. 2018)")
+        value = min(20_000, facts.timesteps // 2)
+        return Choice("learning_starts", value, "images: Rainbow's 80,000 frames, 4 a step (Hessel et al. 2018)")
     episodes = 10 if facts.silent else 5
     wanted = round(episodes * facts.episode / 500) * 500
     most, least = min(10_000, facts.timesteps // 10), min(1000, facts.timesteps // 2)

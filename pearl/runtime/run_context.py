@@ -61,7 +61,7 @@ class Context:
         settings = {name: _plain(value) for name, value in (description.settings or {}).items()}
         return {
             "program": run.program.name,
-            "environment": run.actors.env,
+            "environment": run.actors.env_name,
             "trainer": description.trainer.name,
             "seed": options.seed,
             "timesteps": options.timesteps,
