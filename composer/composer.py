@@ -409,15 +409,16 @@ class Composer:
         Raises ConfigurationError for a size that `set_training` or `set_replay` would refuse, or before `set_replay`.
         """
         self._refuse_rollouts()
-        if self._replay is None:
+        sizes = {"capacity": capacity, "fanout": fanout}
+        changed: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
+        if self._replay is None and (changed or not self._chooses_settings):
             raise ConfigurationError("Composer.resized() needs set_replay(size) to be called first.")
         other = copy.copy(self)
         if batch_size is not None:
             auto = {name: AUTO for name in self._auto if name not in _ACTOR_FIELDS}
             other.set_training(**{**self._training, **auto, "batch_size": batch_size})
-        sizes = {"capacity": capacity, "fanout": fanout}
-        changed: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
-        other._replay = dataclasses.replace(self._replay, **changed)
+        if self._replay is not None:
+            other._replay = dataclasses.replace(self._replay, **changed)
         return other
 
     def _refuse_rollouts(self) -> None:

@@ -129,6 +129,8 @@ def test_images_of_continuous_control_get_environments_enough_for_a_rollout(walk
     found = suggest(walk)
     assert found.algorithm.value == "PPO"
     assert found.alternatives == ("A2C",)
+    assert f"Suggested for {walk}" in str(found)
+    assert "continuous actions from images" in str(found)
     actors = {choice.name: choice.value for choice in found.actors}
     assert actors["count"] * actors["envs_per_actor"] >= 8
 
@@ -286,6 +288,9 @@ def test_a_composition_file_may_leave_settings_and_replay_to_the_composer(tmp_pa
     composer, _ = load_spec(file, progress=False)
     assert composer.chooses_settings
     assert composer._settings == {"exploration": EpsilonGreedy(steps=500)}
+    assert composer.resized(batch_size=16)._training == {"batch_size": 16}
+    with pytest.raises(ConfigurationError, match="set_replay"):
+        composer.resized(capacity=1000)
     file.write_text(file.read_text().replace('"auto"', '"best"'))
     with pytest.raises(ConfigurationError, match=r"auto.toml, \[trainer\]: settings must be \"auto\".*'best'"):
         load_spec(file, progress=False)

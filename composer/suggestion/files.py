@@ -59,8 +59,7 @@ def check_target(target: Path) -> None:
 def paths_of(env: str, target: Path) -> tuple[Path, Path]:
     """The composition file and the trainer file; `target` is a folder, or the composition file, which ends in .toml."""
     if target.suffix == ".toml":
-        stem = re.sub(r"\W", "_", target.stem)
-        return target, target.with_name(f"{stem}_trainer.py")
+        return target, target.with_name(f"{_stem(target.stem)}_trainer.py")
     stem = _stem(env)
     return target / f"{stem}.toml", target / f"{stem}_trainer.py"
 

@@ -8,13 +8,16 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from composer.calibration import CalibrationStore
 from composer.codegen.python_source import literal
 from composer.platform import this_cpu
+from composer.report import ascii_table, plain
 from composer.suggestion.random_steps import try_randomly
 from composer.suggestion.update_times import UpdateTimes
 from composer.wording import did_you_mean
@@ -30,9 +33,6 @@ from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.replay.memory import free_memory
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 AUTO_SETTINGS = "auto"
 _TRAINING = {f.name for f in dataclasses.fields(TrainSpec)}
@@ -108,24 +108,22 @@ class Suggestion:
         }
         return json.dumps(document, indent=2, allow_nan=False)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        facts = Table(title=Text(f"What was found of {self.env}"), title_justify="left", box=box.ASCII2)
+    def __rich__(self) -> RenderableType:
+        facts = ascii_table(f"What was found of {self.env}", ("", ""))
         facts.show_header = False
         for name, text in self.facts.items():
             facts.add_row(Text(name), Text(text))
-        yield facts
-        table = Table(title=Text(f"Suggested for {self.env}"), title_justify="left", box=box.ASCII2)
-        for heading in ("table", "setting", "value", "reason"):
-            table.add_column(heading, no_wrap=heading in ("table", "setting"))
+        table = ascii_table(f"Suggested for {self.env}", ("table", "setting", "value", "reason"))
+        for column in table.columns[:2]:
+            column.no_wrap = True
         table.add_row("trainer", "algorithm", Text(self.algorithm.value), Text(self.algorithm.reason))
         for name, choices in self.tables.items():
             for choice in choices:
                 table.add_row(name, choice.name, Text(literal(choice.value)), Text(choice.reason))
-        yield table
+        return Group(facts, table)
+
+    def __str__(self) -> str:
+        return plain(self)
 
 
 def _plain(value: object) -> object:
@@ -222,9 +220,10 @@ def suggest_settings(
     own = stated_by(trainer_class)
     report(f"stepping {actors.env_name} with random actions, to choose settings")
     tried = try_randomly(actors, observation_space, seed)
-    facts = _facts(actors, observation_space, action_space, tried, host or this_cpu(), {**own, **fixed})
+    host = host or this_cpu()
+    facts = _facts(actors, observation_space, action_space, tried, host, {**own, **fixed})
     algorithm = Choice("algorithm", trainer_class.__name__, "as stated")
-    return _suggested(built_in, algorithm, facts, actors, own, host or this_cpu(), store or CalibrationStore(), report)
+    return _suggested(built_in, algorithm, facts, actors, own, host, store or CalibrationStore(), report)
 
 
 def check_can_be_suggested(trainer_class: type) -> type[Trainer]:

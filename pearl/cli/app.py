@@ -81,9 +81,10 @@ def _pearl(
 ) -> None:
     """Compose deep reinforcement learning for the heterogeneous machine at hand.
 
-    Describe the machine (devices), measure in advance or for another machine (calibrate), have every primitive
-    profiled and placed and a training program written (compose), run that program (run), measure its speed (bench),
-    summarise its results (report), and use its policy (evaluate, enjoy, export).
+    Describe the machine (devices), choose settings for an environment (suggest), measure in advance or for another
+    machine (calibrate), have every primitive profiled and placed and a training program written (compose), run that
+    program (run), measure its speed (bench), summarise its results (report), and use its policy (evaluate, enjoy,
+    export).
     """
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
