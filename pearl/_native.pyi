@@ -368,7 +368,7 @@ class ActorCriticLearner:
         target_entropy: float,
         tau: float,
         max_grad_norm: float,
-        target_critics: int,
+        target_critics: int = 0,
     ) -> None: ...
     def algorithm(
         self,
@@ -396,8 +396,8 @@ class ActorCriticLearner:
         actor: Optimizer,
         temperature: Optimizer | None,
         log_alpha: np.ndarray | None,
-        seed: int,
-        number: int,
+        seed: int = 0,
+        number: int = 0,
     ) -> tuple[np.ndarray, float, float, float, float]: ...
 
 class Algorithm:

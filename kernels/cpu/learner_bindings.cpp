@@ -411,7 +411,7 @@ void bind_learner(py::module_& m) {
           },
           py::arg("stochastic"), py::arg("saturation_penalty"), py::arg("target_noise"), py::arg("noise_clip"),
           py::arg("log_std_low"), py::arg("log_std_high"), py::arg("target_entropy"), py::arg("tau"),
-          py::arg("max_grad_norm"), py::arg("target_critics"))
+          py::arg("max_grad_norm"), py::arg("target_critics") = 0)
       .def("algorithm", &actor_critic_algorithm, py::arg("critic"), py::arg("actor"), py::arg("temperature"),
            py::arg("log_alpha").noconvert(), py::arg("noise_seed").noconvert(), py::arg("policy_delay"),
            py::arg("steps").noconvert(), py::keep_alive<0, 1>(), py::keep_alive<0, 2>(), py::keep_alive<0, 3>(),
@@ -420,5 +420,5 @@ void bind_learner(py::module_& m) {
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
            py::arg("weights").noconvert(), py::arg("next_noise").noconvert(), py::arg("noise").noconvert(),
            py::arg("moves_policy"), py::arg("moves_targets"), py::arg("critic"), py::arg("actor"),
-           py::arg("temperature"), py::arg("log_alpha").noconvert(), py::arg("seed"), py::arg("number"));
+           py::arg("temperature"), py::arg("log_alpha").noconvert(), py::arg("seed") = 0, py::arg("number") = 0);
 }

@@ -279,9 +279,8 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
                 raise UnsupportedError(f"layer {layer.name!r} (LayerNorm) normalises {tuple(part.normalized_shape)}")
         weight, bias = _parameters_of(layer, part, flat)
         return (kind, inputs[0], _NONE, width, weight, bias, eps)
-    if kind == "dropout":
-        part = _submodule(layer, module)
-        return (kind, inputs[0], _NONE, width, _NONE, _NONE, part.rate)  # type: ignore[return-value]
+    if kind == "dropout" and (rate := _shared_dropout(layer, module)) is not None:
+        return (kind, inputs[0], _NONE, width, _NONE, _NONE, rate)
     if kind in ("relu", "tanh") and len(inputs) == 1:
         return (kind, inputs[0], _NONE, width, _NONE, _NONE, 0.0)
     if kind in ("add", "sub") and len(inputs) == 2 and (len(layer.out_shape) == 1 or of_map):
@@ -291,13 +290,21 @@ def _op(layer: LayerSpec, inputs: list[int], module: nn.Module, flat: FlatParame
     raise UnsupportedError(f"layer {layer.name!r} of kind {kind!r}")
 
 
+def _shared_dropout(layer: LayerSpec, module: nn.Module) -> float | None:
+    """The rate of a layer whose masks all engines share; None for any other."""
+    from pearl.algorithms.networks import Dropout
+
+    part = module.get_submodule(layer.name) if layer.name in dict(module.named_modules()) else None
+    return part.rate if type(part) is Dropout else None
+
+
 def _submodule(layer: LayerSpec, module: nn.Module) -> nn.Module:
-    from pearl.algorithms.networks import Dropout, ScaleBytes
+    from pearl.algorithms.networks import ScaleBytes
 
     try:
         part = module.get_submodule(layer.name)
     except AttributeError:
         raise UnsupportedError(f"layer {layer.name!r} of kind {layer.kind!r} is not a module") from None
-    if type(part) not in (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.MaxPool2d, Dropout, ScaleBytes):
+    if type(part) not in (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.MaxPool2d, ScaleBytes):
         raise UnsupportedError(f"layer {layer.name!r} of class {type(part).__name__}")
     return part

@@ -265,10 +265,12 @@ void test_refused_steps_change_nothing() {
   }
 }
 
-// TD3-like (a target actor, two critics) or SAC-like (a stochastic actor), of odd sizes.
+// TD3-like (a target actor, two critics), SAC-like (a stochastic actor) or DroQ-like (an ensemble with dropout), of odd
+// sizes.
 struct ActorCriticTraining {
   static constexpr std::size_t kObs = 5, kActions = 2, kHidden = 13;
   std::vector<Op> actor_ops, critic_ops[2];
+  bool ensemble;
   std::size_t actor_size = 0, critic_size = 0;
   std::vector<std::unique_ptr<Network>> networks;
   Floats actor, target_actor, critic, target_critic;
@@ -279,8 +281,9 @@ struct ActorCriticTraining {
   std::size_t rows;
   Floats obs, next_obs, actions, rewards, discounts, weights, next_noise, noise, priorities;
   bool stochastic;
+  std::uint64_t steps_done = 0;
 
-  static void layers(std::vector<Op>& ops, std::size_t& size, std::size_t in, std::size_t out) {
+  static void layers(std::vector<Op>& ops, std::size_t& size, std::size_t in, std::size_t out, bool drops = false) {
     const auto take = [&size](std::size_t count) {
       size += count;
       return static_cast<std::ptrdiff_t>(size - count);
@@ -290,10 +293,15 @@ struct ActorCriticTraining {
     ops = {{OpKind::linear, {0, kNone}, kHidden, first, first_bias},
            {OpKind::relu, {1, kNone}, kHidden},
            {OpKind::linear, {2, kNone}, out, second, second_bias}};
+    if (!drops) return;
+    ops.insert(ops.begin() + 1, {OpKind::dropout, {1, kNone}, kHidden, kNone, kNone, 0.2f});
+    ops[2].inputs[0] = 2;
+    ops[3].inputs[0] = 3;
   }
 
-  ActorCriticTraining(bool is_stochastic, std::size_t threads, std::size_t batch)
-      : rows(batch),
+  ActorCriticTraining(bool is_stochastic, std::size_t threads, std::size_t batch, bool is_ensemble = false)
+      : ensemble(is_ensemble),
+        rows(batch),
         obs(random_floats(rows * kObs, 21)),
         next_obs(random_floats(rows * kObs, 22)),
         actions(random_floats(rows * kActions, 23)),
@@ -305,7 +313,7 @@ struct ActorCriticTraining {
         priorities(rows),
         stochastic(is_stochastic) {
     layers(actor_ops, actor_size, kObs, stochastic ? 2 * kActions : kActions);
-    for (std::vector<Op>& ops : critic_ops) layers(ops, critic_size, kObs + kActions, 1);
+    for (std::vector<Op>& ops : critic_ops) layers(ops, critic_size, kObs + kActions, 1, ensemble);
     networks.push_back(std::make_unique<Network>(kObs, actor_ops, actor_size));
     for (std::vector<Op>& ops : critic_ops)
       networks.push_back(std::make_unique<Network>(kObs + kActions, ops, critic_size));
@@ -327,6 +335,7 @@ struct ActorCriticTraining {
     settings.noise_clip = 0.5;
     settings.target_entropy = -2.0;
     settings.max_grad_norm = 1.0;
+    settings.target_critics = ensemble ? 1 : 0;
     learner->set(settings);
     const std::size_t sizes[3] = {critic_size, actor_size, 1};
     for (std::size_t i = 0; i < 3; ++i) {
@@ -340,16 +349,18 @@ struct ActorCriticTraining {
 
   ActorCriticMetrics step(bool moves, const PrioritiesKnown& known = {}) {
     const ActorCriticBatch batch = {rows,           obs.data(),       actions.data(), rewards.data(),   next_obs.data(),
-                                    discounts.data(), weights.data(), next_noise.data(), noise.data()};
-    return learner->step(batch, moves, moves, optimizers[0], optimizers[1], stochastic ? &optimizers[2] : nullptr,
+                                    discounts.data(), weights.data(), next_noise.data(), noise.data(), 5, steps_done++};
+    return learner->step(batch, moves, moves || ensemble, optimizers[0], optimizers[1], stochastic ? &optimizers[2] : nullptr,
                          &log_alpha, priorities.data(), known);
   }
 };
 
 void test_actor_critics() {
-  for (const bool stochastic : {false, true})
+  for (const int kind : {0, 1, 2})
     for (const std::size_t rows : {1u, 37u, 300u}) {
-      ActorCriticTraining alone(stochastic, 1, rows), team(stochastic, 3, rows), twin(stochastic, 3, rows);
+      const bool stochastic = kind > 0, ensemble = kind == 2;
+      ActorCriticTraining alone(stochastic, 1, rows, ensemble), team(stochastic, 3, rows, ensemble),
+          twin(stochastic, 3, rows, ensemble);
       const double before = alone.step(true).loss;
       team.step(true);
       twin.step(true);
