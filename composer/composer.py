@@ -62,7 +62,7 @@ from composer.suggestion.suggestion import (
     values_of,
 )
 from composer.trials import Budget, ProgramRuns, Speed, Trials
-from composer.tuning import start_of, tuned, without_auto
+from composer.tuning import REPLAY_RATIO, balanced_ratio, most_updates_per_step, start_of, tuned, without_auto
 from composer.vectorization import fastest, first_choice
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import check_evaluation_env, probe, reward_threshold
@@ -141,6 +141,7 @@ class Composer:
         self._auto: tuple[str, ...] = ()
         self._wrappers: tuple[Wrapper, ...] = ()
         self._any_vectorization = False
+        self._ratio_reason = ""
         self._platform: Platform | None = None
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
@@ -303,7 +304,8 @@ class Composer:
 
         Other fields come from the trainer class if it sets them, else from the defaults of `TrainSpec`.
         `priority_update_delay` and `insertion_rows` may be "auto": `run` then searches the value with which the program
-        is fastest.
+        is fastest. `replay_ratio` may be "auto", too: `run` then takes the ratio at which neither Actors nor Learner
+        wait, bounded by `most_updates_per_step` of the trainer class. The placement gives the reason.
         """
         unknown = set(schedule) - set(inspect.signature(TrainSpec).parameters)
         if unknown:
@@ -721,6 +723,9 @@ class Composer:
             return profiler
 
         self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
+        self._ratio_reason = ""
+        if REPLAY_RATIO in self._auto:
+            self._training.pop(REPLAY_RATIO, None)
         profiler = compose()
         if self._auto and self._tune(profiler.store, budget):
             return compose()
@@ -740,7 +745,8 @@ class Composer:
         imports = f", {profiler.imports} imported" if profiler.imports else ""
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
         evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, self._matrix_at(profiler.store))
-        self._placement = dataclasses.replace(placement, evidence=evidence)
+        reason = self._ratio_reason
+        self._placement = dataclasses.replace(placement, evidence=evidence, replay_ratio_reason=reason)
 
     def _place(
         self, profiler: Profiler, decide: Callable[..., Placement], matrix: AssignmentMatrix, budget: Budget
@@ -768,7 +774,22 @@ class Composer:
 
         found = tuned(_made(self._problem, "problem"), placement, self._auto, measure, self._say)
         self._set_found(found)
-        return found != start_of(self._auto)
+        if REPLAY_RATIO in self._auto:
+            self._balance(store)
+        return REPLAY_RATIO in self._auto or found != start_of(self._auto)
+
+    def _balance(self, store: CalibrationStore) -> None:
+        """Choose the replay ratio by the times of the Actors and of the placement's Learner."""
+        assert self._actors is not None
+        problem = dataclasses.replace(_made(self._problem, "problem"), actors=self._actors)
+        if self.placement.host != self.platform.host.name or self.platform.host.absent:
+            raise ConfigurationError('replay_ratio="auto" needs the times of Actors on this machine. State a number.')
+        collection_us = Profiler(self.platform, _profiled(problem), store, self._say).collection_us
+        most = most_updates_per_step(problem.trainer_class, problem.settings)
+        batch = problem.train.batch_size
+        ratio, self._ratio_reason = balanced_ratio(batch, collection_us, self.placement.t_itr_us, most)
+        self._training = self._training | {REPLAY_RATIO: ratio}
+        self._say(f"replay_ratio: {ratio:g}, {self._ratio_reason}")
 
     def _set_found(self, values: Mapping[str, int]) -> None:
         """Use these values of settings that were left to the composer."""
@@ -939,6 +960,9 @@ class Composer:
             self._say(inputs)
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **suggested, **self._training})
+        if REPLAY_RATIO in self._auto and REPLAY_RATIO not in self._training:
+            most = most_updates_per_step(self._trainer_class, settings)
+            train = dataclasses.replace(train, replay_ratio=most * train.batch_size)
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(self._replay, self._actors, train)
         _check_memory(self._replay, transition, platform)

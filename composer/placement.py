@@ -358,7 +358,8 @@ class Placement:
     `candidates` holds every pair, once for each implementation of the Learner, best first. `replay_manager`, `learner`
     and `storage` name the chosen devices, `implementation` the chosen implementation of the Learner. To change the
     choice, call `with_choice` or edit the JSON document. `replay_ratio` is the assumed ratio at which the Actors
-    collect while the Learner trains; None: they run free. `evidence` is what `explain` shows beyond the costs.
+    collect while the Learner trains; None: they run free. `replay_ratio_reason` says why, if the composer chose it.
+    `evidence` is what `explain` shows beyond the costs.
     """
 
     replay_manager: str
@@ -377,6 +378,7 @@ class Placement:
     unsupported: tuple[UnsupportedLearner, ...] = ()
     replay_ratio: float | None = None
     priority_update_delay: int = 1
+    replay_ratio_reason: str = ""
     evidence: Evidence | None = None
 
     FORMAT = "pearl-placement"

@@ -139,6 +139,8 @@ def _choice_table(placement: Placement) -> Table:
         f"predicted: {short_number(placement.t_itr_us)} us per iteration, "
         f"{placement.eps_text} EPS, {placement.gps:,.0f} GPS{power}\n({placement.assumption})"
     )
+    if placement.replay_ratio_reason:
+        table.caption += f"\nreplay ratio {placement.replay_ratio:g}: {placement.replay_ratio_reason}"
     if placement.watts is not None:
         table.caption += f"\n{_power_note(placement)}"
     if placement.overall_eps is not None and placement.overall_eps < _WAITS * placement.eps:

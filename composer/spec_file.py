@@ -116,7 +116,12 @@ _TABLES: dict[str, dict[str, _Key]] = {
         **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
     "rollout": _keys_of(RolloutSpec),
-    "training": _keys_of(TrainSpec, priority_update_delay=_WHOLE_OR_AUTO, insertion_rows=_WHOLE_OR_AUTO),
+    "training": _keys_of(
+        TrainSpec,
+        replay_ratio=_Key('a number, or "auto"', (int, float, str)),
+        priority_update_delay=_WHOLE_OR_AUTO,
+        insertion_rows=_WHOLE_OR_AUTO,
+    ),
     "program": _keys_of(
         ProgramOptions, until_return=_Key('a number, or "none" or inf for no early stop', (int, float, str))
     ),

@@ -2,6 +2,9 @@
 
 The thesis chooses them by hand (4.3.1: the delay of priority updates; 5.5: Actors). What they change is how long the
 Learner and the Actors wait for each other, so programs are compared by their speed with all waiting included.
+
+The replay ratio is not searched: a speed does not say how well a program learns. It is the ratio at which neither side
+waits, by the times that were measured of both, as far as the algorithm gains from so many updates.
 """
 
 from __future__ import annotations
@@ -65,18 +68,44 @@ TUNABLES = {
 }
 
 
+REPLAY_RATIO = "replay_ratio"
+
+
+def most_updates_per_step(trainer_class: type, settings: Mapping[str, object]) -> float:
+    """The most gradient steps per transition from which a trainer gains, by its settings or its class; else 1."""
+    name = "most_updates_per_step"
+    return float(settings.get(name, getattr(trainer_class, name, 1.0)))  # type: ignore[arg-type]
+
+
+def balanced_ratio(batch_size: int, collection_us: float, training_us: float, most: float) -> tuple[float, str]:
+    """The replay ratio at which neither Actors nor Learner wait, and why, in one line.
+
+    The Actors together take `collection_us` for a transition, the Learner and the Replay Manager `training_us` for a
+    batch. There are at most `most` updates for each transition.
+    """
+    balanced = collection_us / training_us
+    updates = float(f"{min(balanced, most):.3g}")
+    why = (
+        f"{updates:g} updates of {batch_size} samples for each transition: collecting one takes "
+        f"{collection_us:,.0f} us, an update {training_us:,.0f} us"
+    )
+    if balanced > most:
+        why += f"; the Learner could make {balanced:.3g}, but the algorithm's most_updates_per_step is {most:g}"
+    return updates * batch_size, why
+
+
 def without_auto(settings: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
     """The settings that have a value, and the names of those to search. ConfigurationError for one that cannot be."""
     wanted = tuple(name for name, value in settings.items() if value == AUTO)
     for name in wanted:
-        if name not in TUNABLES:
-            raise ConfigurationError(f'{name} cannot be "auto"; {", ".join(TUNABLES)} can.')
+        if name not in TUNABLES and name != REPLAY_RATIO:
+            raise ConfigurationError(f'{name} cannot be "auto"; {", ".join(TUNABLES)} and {REPLAY_RATIO} can.')
     return {name: value for name, value in settings.items() if value != AUTO}, wanted
 
 
 def start_of(names: tuple[str, ...]) -> dict[str, int]:
-    """The values with which the search of these settings begins."""
-    return {name: TUNABLES[name].start for name in names}
+    """The values with which the search of these settings begins; the replay ratio is not searched."""
+    return {name: TUNABLES[name].start for name in names if name in TUNABLES}
 
 
 def tuned(

@@ -16,10 +16,12 @@ from trainers import TinyDQN
 
 from composer.algorithm1 import place
 from composer.matrix import Measurement
+from composer.placement import Placement
 from composer.problem import Problem
 from composer.spec_file import load_spec
 from composer.trials import Speed
-from composer.tuning import TUNABLES, tuned, without_auto
+from composer.tuning import TUNABLES, balanced_ratio, most_updates_per_step, tuned, without_auto
+from pearl.algorithms import REDQ
 from pearl.errors import ConfigurationError
 from pearl.runtime.collection import insertion_rows
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
@@ -123,6 +125,51 @@ def test_only_some_settings_can_be_left_to_the_composer() -> None:
         without_auto({"batch_size": "auto"})
 
 
+def test_the_replay_ratio_keeps_both_sides_busy_within_the_algorithms_bound() -> None:
+    ratio, why = balanced_ratio(256, collection_us=600.0, training_us=200.0, most=20.0)
+    assert ratio == 3 * 256
+    assert why == "3 updates of 256 samples for each transition: collecting one takes 600 us, an update 200 us"
+    ratio, why = balanced_ratio(256, collection_us=600.0, training_us=20.0, most=20.0)
+    assert ratio == 20 * 256
+    assert why.endswith("the Learner could make 30, but the algorithm's most_updates_per_step is 20")
+    ratio, _ = balanced_ratio(64, collection_us=5.0, training_us=1000.0, most=1.0)
+    assert ratio == 0.005 * 64
+    assert [most_updates_per_step(found, {}) for found in (TinyDQN, REDQ, object)] == [1.0, 20.0, 1.0]
+    assert most_updates_per_step(REDQ, {"most_updates_per_step": 4}) == 4.0
+
+
+@pytest.mark.usefixtures("quick_profiles")
+@pytest.mark.parametrize("most", [1e-3, 1000.0])
+def test_a_replay_ratio_of_the_composer_is_placed_with_its_reason_and_generated(
+    csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], most: float
+) -> None:
+    composer = described(
+        csv_pair("cpu0,cpu,cpu,,2,60"),
+        trainer=TinyDQN,
+        settings={"most_updates_per_step": most},
+        calibration=tmp_path / "store.json",
+        progress=True,
+    )
+    composer.set_training(replay_ratio="auto")
+    composer.run(budget_s=0)
+    found = composer.placement
+    batch = TinyDQN.batch_size
+    assert found.replay_ratio is not None
+    assert found.replay_ratio == pytest.approx(most * batch) if most < 1 else found.replay_ratio < most * batch
+    assert f"updates of {batch} samples for each transition: collecting one takes" in found.replay_ratio_reason
+    assert ("most_updates_per_step is 0.001" in found.replay_ratio_reason) == (most < 1)
+    assert f"replay_ratio: {found.replay_ratio:g}, {found.replay_ratio_reason}" in capsys.readouterr().out
+    assert f"replay ratio {found.replay_ratio:g}:" in str(found)
+    assert Placement.from_json(found.to_json()) == found
+    program = composer.runtime_gen(path=tmp_path / "program.py")
+    assert f"    replay_ratio={found.replay_ratio!r},\n" in program.read_text()
+    composer.run(budget_s=0)
+    assert composer.placement == found, "a second run begins as the first"
+    composer.set_training(replay_ratio=16.0)
+    composer.run(budget_s=0)
+    assert (composer.placement.replay_ratio, composer.placement.replay_ratio_reason) == (16.0, "")
+
+
 def test_insertion_rows_are_those_of_the_settings_or_of_the_rule() -> None:
     def rows(wanted: int, capacity: int = 10_000) -> int:
         train = dataclasses.replace(TrainSpec(), insertion_rows=wanted)
@@ -135,10 +182,10 @@ def test_auto_in_a_composition_file_begins_with_the_usual_values(tmp_path: Path)
     (tmp_path / "auto.toml").write_text(
         '[actors]\nenv = "CartPole-v1"\ncount = "auto"\nenvs_per_actor = "auto"\n'
         '[trainer]\nclass = "pearl.algorithms:DQN"\n[replay]\nsize = 1000\n'
-        '[training]\npriority_update_delay = "auto"\ninsertion_rows = "auto"\n'
+        '[training]\npriority_update_delay = "auto"\ninsertion_rows = "auto"\nreplay_ratio = "auto"\n'
     )
     composer, _ = load_spec(tmp_path / "auto.toml", progress=False)
-    assert set(composer._auto) == set(TUNABLES)
+    assert set(composer._auto) == {*TUNABLES, "replay_ratio"}
     assert composer._actors is not None
     assert (composer._actors.count, composer._actors.envs_per_actor) == (1, 8)
     composer.set_actors(2, "CartPole-v1")

@@ -234,6 +234,7 @@ UNUSABLE: dict[str, tuple[object, ...]] = {
     "target_update_interval": (0, 1.5),
     "policy_delay": (0,),
     "num_critics": (0, 1.5, 256),
+    "most_updates_per_step": (0, math.nan, "many"),
     "target_critics": (0, 11),
     "dropout": (1.0, -0.1, math.nan, "some"),
     "critic_hidden_sizes": (64, (64, 0)),
