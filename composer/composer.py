@@ -141,7 +141,7 @@ class Composer:
         self._auto: tuple[str, ...] = ()
         self._wrappers: tuple[Wrapper, ...] = ()
         self._any_vectorization = False
-        self._ratio_reason = ""
+        self._ratio_reason: str | None = None
         self._platform: Platform | None = None
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
@@ -723,7 +723,7 @@ class Composer:
             return profiler
 
         self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
-        self._ratio_reason = ""
+        self._ratio_reason = None
         if REPLAY_RATIO in self._auto:
             self._training.pop(REPLAY_RATIO, None)
         profiler = compose()

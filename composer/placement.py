@@ -378,7 +378,7 @@ class Placement:
     unsupported: tuple[UnsupportedLearner, ...] = ()
     replay_ratio: float | None = None
     priority_update_delay: int = 1
-    replay_ratio_reason: str = ""
+    replay_ratio_reason: str | None = None
     evidence: Evidence | None = None
 
     FORMAT = "pearl-placement"

@@ -156,6 +156,7 @@ def test_a_replay_ratio_of_the_composer_is_placed_with_its_reason_and_generated(
     batch = TinyDQN.batch_size
     assert found.replay_ratio is not None
     assert found.replay_ratio == pytest.approx(most * batch) if most < 1 else found.replay_ratio < most * batch
+    assert found.replay_ratio_reason is not None
     assert f"updates of {batch} samples for each transition: collecting one takes" in found.replay_ratio_reason
     assert ("most_updates_per_step is 0.001" in found.replay_ratio_reason) == (most < 1)
     assert f"replay_ratio: {found.replay_ratio:g}, {found.replay_ratio_reason}" in capsys.readouterr().out
@@ -167,7 +168,7 @@ def test_a_replay_ratio_of_the_composer_is_placed_with_its_reason_and_generated(
     assert composer.placement == found, "a second run begins as the first"
     composer.set_training(replay_ratio=16.0)
     composer.run(budget_s=0)
-    assert (composer.placement.replay_ratio, composer.placement.replay_ratio_reason) == (16.0, "")
+    assert (composer.placement.replay_ratio, composer.placement.replay_ratio_reason) == (16.0, None)
 
 
 def test_insertion_rows_are_those_of_the_settings_or_of_the_rule() -> None:
