@@ -62,7 +62,7 @@ from composer.suggestion.suggestion import (
     values_of,
 )
 from composer.trials import Budget, ProgramRuns, Speed, Trials
-from composer.tuning import REPLAY_RATIO, balanced_ratio, most_updates_per_step, start_of, tuned, without_auto
+from composer.tuning import REPLAY_RATIO, balanced_ratio, start_of, tuned, updates_per_step, without_auto
 from composer.vectorization import fastest, first_choice
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import check_evaluation_env, probe, reward_threshold
@@ -305,7 +305,8 @@ class Composer:
         Other fields come from the trainer class if it sets them, else from the defaults of `TrainSpec`.
         `priority_update_delay` and `insertion_rows` may be "auto": `run` then searches the value with which the program
         is fastest. `replay_ratio` may be "auto", too: `run` then takes the ratio at which neither Actors nor Learner
-        wait, bounded by `most_updates_per_step` of the trainer class. The placement gives the reason.
+        wait, within `least_updates_per_step` and `most_updates_per_step` of the trainer class, times the batch. The
+        placement gives the reason.
         """
         unknown = set(schedule) - set(inspect.signature(TrainSpec).parameters)
         if unknown:
@@ -785,9 +786,9 @@ class Composer:
         if self.placement.host != self.platform.host.name or self.platform.host.absent:
             raise ConfigurationError('replay_ratio="auto" needs the times of Actors on this machine. State a number.')
         collection_us = Profiler(self.platform, _profiled(problem), store, self._say).collection_us
-        most = most_updates_per_step(problem.trainer_class, problem.settings)
+        bounds = updates_per_step(problem.trainer_class, problem.settings)
         batch = problem.train.batch_size
-        ratio, self._ratio_reason = balanced_ratio(batch, collection_us, self.placement.t_itr_us, most)
+        ratio, self._ratio_reason = balanced_ratio(batch, collection_us, self.placement.t_itr_us, bounds)
         self._training = self._training | {REPLAY_RATIO: ratio}
         self._say(f"replay_ratio: {ratio:g}, {self._ratio_reason}")
 
@@ -961,7 +962,7 @@ class Composer:
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **suggested, **self._training})
         if REPLAY_RATIO in self._auto and REPLAY_RATIO not in self._training:
-            most = most_updates_per_step(self._trainer_class, settings)
+            _, most = updates_per_step(self._trainer_class, settings)
             train = dataclasses.replace(train, replay_ratio=most * train.batch_size)
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(self._replay, self._actors, train)

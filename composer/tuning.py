@@ -4,7 +4,7 @@ The thesis chooses them by hand (4.3.1: the delay of priority updates; 5.5: Acto
 Learner and the Actors wait for each other, so programs are compared by their speed with all waiting included.
 
 The replay ratio is not searched: a speed does not say how well a program learns. It is the ratio at which neither side
-waits, by the times that were measured of both, as far as the algorithm gains from so many updates.
+waits, by the times that were measured of both, within the bounds of the algorithm.
 """
 
 from __future__ import annotations
@@ -71,26 +71,34 @@ TUNABLES = {
 REPLAY_RATIO = "replay_ratio"
 
 
-def most_updates_per_step(trainer_class: type, settings: Mapping[str, object]) -> float:
-    """The most gradient steps per transition from which a trainer gains, by its settings or its class; else 1."""
-    name = "most_updates_per_step"
-    return float(settings.get(name, getattr(trainer_class, name, 1.0)))  # type: ignore[arg-type]
+def updates_per_step(trainer_class: type, settings: Mapping[str, object]) -> tuple[float, float]:
+    """The fewest and the most gradient steps per transition that suit a trainer, by its settings or its class."""
+
+    def bound(name: str, usual: float) -> float:
+        return float(settings.get(name, getattr(trainer_class, name, usual)))  # type: ignore[arg-type]
+
+    return bound("least_updates_per_step", 0.0), bound("most_updates_per_step", 1.0)
 
 
-def balanced_ratio(batch_size: int, collection_us: float, training_us: float, most: float) -> tuple[float, str]:
+def balanced_ratio(
+    batch_size: int, collection_us: float, training_us: float, bounds: tuple[float, float]
+) -> tuple[float, str]:
     """The replay ratio at which neither Actors nor Learner wait, and why, in one line.
 
     The Actors together take `collection_us` for a transition, the Learner and the Replay Manager `training_us` for a
-    batch. There are at most `most` updates for each transition.
+    batch. `bounds` are the fewest and the most updates for each transition.
     """
     balanced = collection_us / training_us
-    updates = float(f"{min(balanced, most):.3g}")
+    least, most = bounds
+    updates = float(f"{min(max(balanced, least), most):.3g}")
     why = (
         f"{updates:g} updates of {batch_size} samples for each transition: collecting one takes "
         f"{collection_us:,.0f} us, an update {training_us:,.0f} us"
     )
     if balanced > most:
         why += f"; the Learner could make {balanced:.3g}, but the algorithm's most_updates_per_step is {most:g}"
+    elif balanced < least:
+        why += f"; the Actors wait, as the algorithm's least_updates_per_step is {least:g}"
     return updates * batch_size, why
 
 

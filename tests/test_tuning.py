@@ -20,7 +20,7 @@ from composer.placement import Placement
 from composer.problem import Problem
 from composer.spec_file import load_spec
 from composer.trials import Speed
-from composer.tuning import TUNABLES, balanced_ratio, most_updates_per_step, tuned, without_auto
+from composer.tuning import TUNABLES, balanced_ratio, tuned, updates_per_step, without_auto
 from pearl.algorithms import REDQ
 from pearl.errors import ConfigurationError
 from pearl.runtime.collection import insertion_rows
@@ -126,16 +126,19 @@ def test_only_some_settings_can_be_left_to_the_composer() -> None:
 
 
 def test_the_replay_ratio_keeps_both_sides_busy_within_the_algorithms_bound() -> None:
-    ratio, why = balanced_ratio(256, collection_us=600.0, training_us=200.0, most=20.0)
+    ratio, why = balanced_ratio(256, collection_us=600.0, training_us=200.0, bounds=(1.0, 20.0))
     assert ratio == 3 * 256
     assert why == "3 updates of 256 samples for each transition: collecting one takes 600 us, an update 200 us"
-    ratio, why = balanced_ratio(256, collection_us=600.0, training_us=20.0, most=20.0)
+    ratio, why = balanced_ratio(256, collection_us=600.0, training_us=20.0, bounds=(1.0, 20.0))
     assert ratio == 20 * 256
     assert why.endswith("the Learner could make 30, but the algorithm's most_updates_per_step is 20")
-    ratio, _ = balanced_ratio(64, collection_us=5.0, training_us=1000.0, most=1.0)
+    ratio, _ = balanced_ratio(64, collection_us=5.0, training_us=1000.0, bounds=(0.0, 1.0))
     assert ratio == 0.005 * 64
-    assert [most_updates_per_step(found, {}) for found in (TinyDQN, REDQ, object)] == [1.0, 20.0, 1.0]
-    assert most_updates_per_step(REDQ, {"most_updates_per_step": 4}) == 4.0
+    ratio, why = balanced_ratio(64, collection_us=5.0, training_us=1000.0, bounds=(1.0, 20.0))
+    assert ratio == 64
+    assert why.endswith("the Actors wait, as the algorithm's least_updates_per_step is 1")
+    assert [updates_per_step(found, {}) for found in (TinyDQN, REDQ, object)] == [(0.0, 1.0), (1.0, 20.0), (0.0, 1.0)]
+    assert updates_per_step(REDQ, {"most_updates_per_step": 4}) == (1.0, 4.0)
 
 
 @pytest.mark.usefixtures("quick_profiles")

@@ -39,6 +39,7 @@ class CrossQ(SAC):
     actor_learning_rate: float = 1e-3
     temperature_learning_rate: float = 1e-3
     learning_starts: int = 5000
+    least_updates_per_step: float = 1.0
     policy_delay: int = 3
     critic_hidden_sizes: tuple[int, ...] = (2048, 2048)
     adam_beta1: float = 0.5

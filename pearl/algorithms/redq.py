@@ -39,6 +39,7 @@ class REDQ(SAC):
     target_critics: int = 2
     policy_delay: int = 20
     replay_ratio: float = 20 * 256.0
+    least_updates_per_step: float = 1.0
     most_updates_per_step: float = 20.0
     learning_starts: int = 5000
 

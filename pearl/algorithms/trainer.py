@@ -77,7 +77,7 @@ class Trainer(abc.ABC):
 
     Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
     `batch_size`, `replay_ratio` and other training settings are the defaults of `TrainSpec`. A replay ratio that is
-    left to the composer ("auto") is at most `most_updates_per_step` batches for each transition.
+    left to the composer ("auto") is `least_updates_per_step` to `most_updates_per_step` batches for each transition.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
@@ -85,6 +85,7 @@ class Trainer(abc.ABC):
 
     batch_size: int = 64
     replay_ratio: float = 8.0
+    least_updates_per_step: float = 0.0
     most_updates_per_step: float = 1.0
     learning_starts: int = 1000
     gamma: float = 0.99
@@ -223,8 +224,9 @@ class Trainer(abc.ABC):
             whole = False
         self._require(whole, "hidden_sizes", "whole numbers of at least 1, such as (64, 64)")
         self._require(is_number(self.learning_rate) and self.learning_rate > 0, "learning_rate", "a number above 0")
-        most = self.most_updates_per_step
+        most, least = self.most_updates_per_step, self.least_updates_per_step
         self._require(is_number(most) and 0 < most <= 1000, "most_updates_per_step", "a number above 0, at most 1000")
+        self._require(is_number(least) and 0 <= least <= most, "least_updates_per_step", f"a number from 0 to {most:g}")
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
 

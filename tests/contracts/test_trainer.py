@@ -235,6 +235,7 @@ UNUSABLE: dict[str, tuple[object, ...]] = {
     "policy_delay": (0,),
     "num_critics": (0, 1.5, 256),
     "most_updates_per_step": (0, math.nan, "many"),
+    "least_updates_per_step": (-1, math.nan, 2000),
     "target_critics": (0, 11),
     "dropout": (1.0, -0.1, math.nan, "some"),
     "critic_hidden_sizes": (64, (64, 0)),
