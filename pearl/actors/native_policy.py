@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Head: TypeAlias = Literal["argmax", "tanh", "gaussian", "categorical", "normal"]
 Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # as `_native.Network` takes them
+# Convolutions and poolings, as it takes them.
+WindowOperation: TypeAlias = tuple[str, int, int, int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class RolloutPlan:
     snapshot holds mean and scale of observations; they are clipped to `clip` deviations. `bounds` are a Box's.
     """
 
-    value_operations: tuple[Operation, ...]
+    value_operations: tuple[Operation | WindowOperation, ...]
     sizes: tuple[int, ...]
     size: int
     log_std: int | None = None
@@ -55,11 +57,11 @@ class PolicyPlan:
     likewise of the mean, or of samples, of a normal distribution whose mean and log standard deviation (clamped to
     `log_std_bounds`) are the result's halves; "categorical" and "normal", as `rollout` says. Offsets count floats of
     the weight snapshot, of which `weights` `(weight_count,)` float32 is the first. `action_shape` is that of one
-    action.
+    action. Observations are float32, or `of_bytes` uint8.
     """
 
     inputs: int
-    operations: tuple[Operation, ...]
+    operations: tuple[Operation | WindowOperation, ...]
     head: Head
     weights: np.ndarray
     exploration: Exploration | None = None
@@ -68,6 +70,7 @@ class PolicyPlan:
     action_scale: Scale | None = None
     log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
     rollout: RolloutPlan | None = None
+    of_bytes: bool = False
 
 
 class NativePolicy:
@@ -76,7 +79,8 @@ class NativePolicy:
     def __init__(self, plan: PolicyPlan) -> None:
         self.exploration = plan.exploration
         self._plan = plan
-        self._network = _native.Network(plan.inputs, list(plan.operations), len(plan.weights))
+        self._network = _native.Network(plan.inputs, list(plan.operations), len(plan.weights), plan.of_bytes)
+        self._evaluator = _native.Evaluator(self._network)
         self._rollout: _native.RolloutPolicy | None = None
         if (drawn := plan.rollout) is not None:
             value = _native.Network(plan.inputs, list(drawn.value_operations), len(plan.weights))
@@ -91,7 +95,7 @@ class NativePolicy:
         self._weights[:] = weights
 
     def values(self, obs: np.ndarray) -> np.ndarray:
-        """What the network computes, `(envs, outputs)` float32, of contiguous observations `(envs, *obs)` float32."""
+        """What the network computes of contiguous observations `(envs, *obs)`, `(envs, outputs)` float32."""
         if (scale := self._plan.observation_scale) is not None:
             obs = obs.reshape(len(obs), -1) - self._slice(scale.center, scale.size)
             obs /= self._slice(scale.half_range, scale.size)
@@ -99,10 +103,10 @@ class NativePolicy:
         if rollout is not None and rollout.normalization is not None:
             mean, factor = (self._slice(offset, self._plan.inputs) for offset in rollout.normalization)
             obs = np.clip((obs.reshape(len(obs), -1) - mean) * factor, -rollout.clip, rollout.clip)
-        return self._network.forward(self._weights, obs)
+        return self._evaluator.forward(self._weights, obs)
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """Greedy actions `(envs, *action)`, int64 or float32, for contiguous observations `(envs, *obs)` float32."""
+        """Greedy actions `(envs, *action)`, int64 or float32, for contiguous observations `(envs, *obs)`."""
         values = self.values(obs)
         if self._plan.head == "argmax":
             actions: np.ndarray = values.argmax(axis=1)

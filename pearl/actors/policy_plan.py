@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from gymnasium import spaces
 
-from pearl.actors.native_policy import NativePolicy, Operation, PolicyPlan, RolloutPlan, Scale
+from pearl.actors.native_policy import NativePolicy, PolicyPlan, RolloutPlan, Scale
 from pearl.algorithms.arrays import Array, ArrayModule, operations_of
 from pearl.algorithms.inputs import OBSERVATION_CLIP
 from pearl.algorithms.on_policy import OnPolicyTrainer
@@ -19,7 +19,7 @@ from pearl.algorithms.update_rule import AnyModule, AnyScale, PolicyHead, RuleNe
 from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.flat import FlatParameters
-from pearl.learner.native_plan import UnsupportedError, offset_of, read_operations
+from pearl.learner.native_plan import NativeOp, UnsupportedError, offset_of, read_native_operations, trial_inputs
 
 _TRIALS = 16
 _TOLERANCE = 1e-4  # of the trial: what computes something else is further off
@@ -47,12 +47,13 @@ def read_policy(trainer: object) -> PolicyPlan:
 
 
 def _plan(trainer: Trainer, head: PolicyHead) -> PolicyPlan:
-    if trainer.observation_space.dtype == np.uint8:
+    of_bytes, greedy = _of_bytes(trainer), head.kind == "argmax"
+    if of_bytes and not greedy:
         raise UnsupportedError("observations of unsigned bytes")
     place = {id(tensor): offset for _, tensor, offset in _places(head.module)}
-    inputs, operations = _operations(head.network, place)
-    plan = PolicyPlan(inputs, operations, head.kind, policy_snapshot(trainer), trainer.exploration)
-    if head.kind == "argmax":
+    inputs, operations = _operations(head.network, place, images=greedy, of_bytes=of_bytes)
+    plan = PolicyPlan(inputs, operations, head.kind, policy_snapshot(trainer), trainer.exploration, of_bytes=of_bytes)
+    if greedy:
         return plan
     shape = tuple(trainer.action_space.shape or ())
     if head.value is not None:
@@ -104,7 +105,13 @@ def _places(module: AnyModule) -> Iterator[tuple[str, torch.Tensor | Array, int]
         offset += tensor.numel()
 
 
-def _operations(read: RuleNetwork, place: Mapping[int, int]) -> tuple[int, tuple[Operation, ...]]:
+def _of_bytes(trainer: Trainer) -> bool:
+    return trainer.observation_space.dtype == np.uint8
+
+
+def _operations(
+    read: RuleNetwork, place: Mapping[int, int], *, images: bool = False, of_bytes: bool = False
+) -> tuple[int, tuple[NativeOp, ...]]:
     """Inputs and operations of a network, whose parameters the snapshot holds at `place`, by their identity."""
     name = read.name
     if isinstance(read.module, ArrayModule):
@@ -121,19 +128,27 @@ def _operations(read: RuleNetwork, place: Mapping[int, int]) -> tuple[int, tuple
         raise UnsupportedError(f"network {name!r} has no parameters")
     flat = FlatParameters(network, gradients=False)
     try:
-        inputs, operations = read_operations(name, network, read.input_shape, flat)
+        inputs, operations = read_native_operations(
+            name, network, read.input_shape, flat, images=images, of_bytes=of_bytes
+        )
     except TrainerError as error:
         raise UnsupportedError(str(error)) from error
     moved = {offset_of(key, p, flat): place[id(originals[key])] for key, p in network.named_parameters()}
-    return inputs, tuple(
-        (kind, first, second, width, moved.get(weight, weight), moved.get(bias, bias), eps)
-        for kind, first, second, width, weight, bias, eps in operations
-    )
+    return inputs, tuple(_moved(operation, moved) for operation in operations)
+
+
+def _moved(operation: NativeOp, moved: Mapping[int, int]) -> NativeOp:
+    """The operation with its parameters at other offsets."""
+    if len(operation) == 6:
+        kind, value, width, weight, bias, window = operation
+        return kind, value, width, moved.get(weight, weight), moved.get(bias, bias), window
+    kind, first, second, width, weight, bias, eps = operation
+    return kind, first, second, width, moved.get(weight, weight), moved.get(bias, bias), eps
 
 
 def _try(policy: NativePolicy, plan: PolicyPlan, trainer: Trainer) -> None:
     generator = torch.Generator().manual_seed(0)
-    obs = torch.randn((_TRIALS, *trainer.input_shape), generator=generator)
+    obs = trial_inputs(_TRIALS, trainer.input_shape, of_bytes=_of_bytes(trainer))
     training = set_evaluation_mode(trainer)
     try:
         with torch.no_grad():

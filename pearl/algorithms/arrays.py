@@ -21,7 +21,8 @@ from pearl.lazy_torch import torch
 if TYPE_CHECKING:
     from pearl.learner.flat import FlatParameters
 
-Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # kind, inputs, width, weight, bias, eps or rate
+# kind, inputs, width, weight, bias, eps or rate; of convolutions and poolings: kind, input, width, weight, bias, window.
+Operation: TypeAlias = tuple[str, int, int, int, int, int, float] | tuple[str, int, int, int, int, tuple[int, ...]]
 Place: TypeAlias = "Callable[[Array], int]"
 
 _ALIGNMENT = 16  # floats; `FlatParameters` begins each parameter at a multiple of so many, too
@@ -86,6 +87,11 @@ class TorchRandom:
         weight = self.uniform((outputs, inputs), -bound, bound)
         bound = 1.0 / math.sqrt(inputs)
         return weight, self.uniform((outputs,), -bound, bound)
+
+    def convolution(self, inputs: int, outputs: int, kernel: int) -> tuple[np.ndarray, np.ndarray]:
+        """Weights `(outputs, inputs, kernel, kernel)` and biases `(outputs,)` as those of a new `nn.Conv2d`."""
+        weight, bias = self.linear(inputs * kernel * kernel, outputs)
+        return weight.reshape(outputs, inputs, kernel, kernel), bias
 
     def orthogonal(self, shape: tuple[int, int], gain: float) -> np.ndarray:
         """A matrix with orthogonal rows or columns (Saxe et al. 2013), scaled, as `nn.init.orthogonal_`."""
@@ -248,12 +254,88 @@ class ArrayScale(ArrayModule):
         super().__init__(center=Array(center, buffer=True), half_range=Array(half_range, buffer=True))
 
 
-class ArrayFlatten(ArrayModule):
-    """`nn.Flatten`: arrays of observations are flat already."""
+class ArraySame(ArrayModule):
+    """`nn.Flatten` of vectors, and `ScaleBytes`: arrays of observations are flat already, and bytes are scaled."""
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
         """None."""
         return value
+
+
+class ArrayFlatten(ArrayModule):
+    """`nn.Flatten` of images, to `width` numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        operations.append(("flatten", value, _NONE, self._width, _NONE, _NONE, 0.0))
+        return len(operations)
+
+
+@dataclass(frozen=True)
+class ArrayWindow:
+    """A kernel that moves over images of `in_shape`, `(channels, height, width)`; equal in rows and columns."""
+
+    in_shape: tuple[int, int, int]
+    kernel: int
+    stride: int
+    padding: int = 0
+
+    def out_shape(self, channels: int) -> tuple[int, int, int]:
+        """The shape of what comes out of it."""
+        height, width = ((size + 2 * self.padding - self.kernel) // self.stride + 1 for size in self.in_shape[1:])
+        return channels, height, width
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """As `_native.Network` takes them."""
+        return *self.in_shape, *(each for each in (self.kernel, self.stride, self.padding) for _ in range(2))
+
+
+class ArrayConv(ArrayModule):
+    """`nn.Conv2d`."""
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray, window: ArrayWindow) -> None:
+        super().__init__(weight=Array(weight), bias=Array(bias))
+        self.out_shape = window.out_shape(len(weight))
+        self._window = window
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        offsets = place(self.weight), place(self.bias)
+        operations.append(("conv2d", value, math.prod(self.out_shape), *offsets, self._window.numbers))
+        return len(operations)
+
+
+class ArrayMaxPool(ArrayModule):
+    """`nn.MaxPool2d`."""
+
+    def __init__(self, window: ArrayWindow) -> None:
+        super().__init__()
+        self.out_shape = window.out_shape(window.in_shape[0])
+        self._window = window
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """One."""
+        operations.append(("maxpool2d", value, math.prod(self.out_shape), _NONE, _NONE, self._window.numbers))
+        return len(operations)
+
+
+class ArrayResidual(ArrayModule):
+    """`networks.ResidualBlock` of images of `width` numbers."""
+
+    def __init__(self, block: ArrayModule, width: int) -> None:
+        super().__init__(block=block)
+        self._width = width
+
+    def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
+        """Those of the block, and the sum."""
+        changed = self.block.add_operations(operations, value, place)
+        operations.append(("add", value, changed, self._width, _NONE, _NONE, 0.0))
+        return len(operations)
 
 
 class ArraySequential(ArrayModule):
@@ -314,6 +396,54 @@ def array_layers(random: TorchRandom, inputs: int, sizes: Sequence[int]) -> list
     for width, size in zip([inputs, *sizes], sizes, strict=False):
         layers += [ArrayLinear(*random.linear(width, size)), ArrayActivation("relu", size)]
     return layers
+
+
+def array_cnn(random: TorchRandom, cnn: str, in_shape: tuple[int, ...]) -> tuple[ArrayModule, int]:
+    """`networks.CNNS[cnn]` for images of `in_shape`, and the count of its features."""
+    channels, height, width = in_shape
+    return (_nature if cnn == "nature" else _impala)(random, (channels, height, width))
+
+
+def _convolution(random: TorchRandom, outputs: int, window: ArrayWindow) -> ArrayConv:
+    return ArrayConv(*random.convolution(window.in_shape[0], outputs, window.kernel), window)
+
+
+def _features(random: TorchRandom, shape: tuple[int, int, int], features: int) -> list[ArrayModule]:
+    width = math.prod(shape)
+    linear = ArrayLinear(*random.linear(width, features))
+    return [ArrayFlatten(width), linear, ArrayActivation("relu", features)]
+
+
+def _nature(random: TorchRandom, shape: tuple[int, int, int]) -> tuple[ArrayModule, int]:
+    layers: list[ArrayModule] = [ArraySame()]
+    for outputs, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        layer = _convolution(random, outputs, ArrayWindow(shape, kernel, stride))
+        shape = layer.out_shape
+        layers += [layer, ArrayActivation("relu", math.prod(shape))]
+    return ArraySequential(*layers, *_features(random, shape, 512)), 512
+
+
+def _impala(random: TorchRandom, shape: tuple[int, int, int]) -> tuple[ArrayModule, int]:
+    layers: list[ArrayModule] = [ArraySame()]
+    for outputs in (16, 32, 32):
+        first = _convolution(random, outputs, ArrayWindow(shape, 3, 1, 1))
+        pool = ArrayMaxPool(ArrayWindow(first.out_shape, 3, 2, 1))
+        shape = pool.out_shape
+        layers += [first, pool]
+        width, window = math.prod(shape), ArrayWindow(shape, 3, 1, 1)
+        for _ in range(2):
+            block: list[ArrayModule] = []
+            for _ in range(2):
+                block += [ArrayActivation("relu", width), _convolution(random, outputs, window)]
+            layers.append(ArrayResidual(ArraySequential(*block), width))
+    layers.append(ArrayActivation("relu", math.prod(shape)))
+    return ArraySequential(*layers, *_features(random, shape, 256)), 256
+
+
+def has_convolutions(module: ArrayModule) -> bool:
+    """Whether a module is or contains one."""
+    parts = (part for part in module.members.values() if isinstance(part, ArrayModule))
+    return isinstance(module, ArrayConv) or any(has_convolutions(part) for part in parts)
 
 
 def copy_arrays(module: ArrayModule, to: ArrayModule) -> None:

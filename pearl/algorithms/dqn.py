@@ -11,18 +11,20 @@ from gymnasium import spaces
 from pearl.algorithms.arrays import (
     ArrayAdam,
     ArrayDueling,
-    ArrayFlatten,
+    ArrayLinear,
     ArrayModule,
     ArrayParameters,
     ArrayParts,
+    ArraySame,
     ArraySequential,
     TorchRandom,
+    array_cnn,
     array_layers,
     array_mlp,
     copy_arrays,
 )
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.inputs import takes_cnn
+from pearl.algorithms.inputs import SMALLEST_IMAGES, takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_actions, check_observations
 from pearl.algorithms.suggestions import (
     Choice,
@@ -45,6 +47,7 @@ from pearl.algorithms.update_rule import (
     policy_departure,
     step_departure,
 )
+from pearl.errors import TrainerError
 from pearl.exploration import EpsilonGreedy, Exploration
 from pearl.lazy_torch import functional, nn, torch
 from pearl.learner.flat import FlatParameters
@@ -55,13 +58,16 @@ _STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_
 class DQN(Trainer):
     """DQN for discrete actions. `tau` is the Polyak rate, or 1.0 for a hard copy every `target_update_interval` steps.
 
-    Override `build_q_network` to use your own network: any module from `(batch, *obs)` to `(batch, actions)`.
+    Images `(channels, height, width)` go through the convolutions of `cnn`: "nature" (Mnih et al. 2015) or "impala"
+    (the large network of Espeholt et al. 2018, without its LSTM). Override `build_q_network` to use your own network:
+    any module from `(batch, *obs)` to `(batch, actions)`.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete",)
 
     double: bool = True
     dueling: bool = False
+    cnn: str = "nature"
     tau: float = 1.0
     target_update_interval: int = 250
     max_grad_norm: float = 10.0
@@ -117,19 +123,30 @@ class DQN(Trainer):
         self._require(
             not self.dueling or bool(self.hidden_sizes), "hidden_sizes", "one size or more where dueling is True"
         )
+        self._require(self.cnn in SMALLEST_IMAGES, "cnn", " or ".join(f'"{cnn}"' for cnn in SMALLEST_IMAGES))
+        if self.cnn != DQN.cnn and not takes_cnn(self.input_shape, self.cnn):
+            least = SMALLEST_IMAGES[self.cnn]
+            raise TrainerError(
+                f"{name}.cnn is {self.cnn!r}, which takes images (channels, height, width) of at least {least} x "
+                f"{least} pixels; the observations have shape {self.input_shape}. Leave cnn as it is, or use images."
+            )
 
     def build_q_network(self) -> nn.Module:
-        """The action-value network; Nature CNN for images, else an MLP of `hidden_sizes`."""
+        """The action-value network; the CNN `cnn` for images, else an MLP of `hidden_sizes`."""
         from pearl.algorithms.networks import q_network
 
         assert isinstance(self.action_space, spaces.Discrete)
-        actions, of_bytes = int(self.action_space.n), self._of_bytes
-        return q_network(self.input_shape, actions, self.hidden_sizes, dueling=self.dueling, of_bytes=of_bytes)
+        return q_network(
+            self.input_shape,
+            int(self.action_space.n),
+            self.hidden_sizes,
+            dueling=self.dueling,
+            of_bytes=self._of_bytes,
+            cnn=self.cnn,
+        )
 
-    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
-        """The same as `build` makes, for vectors of floating point."""
-        if self._of_bytes or takes_cnn(self.input_shape):
-            return None
+    def array_parts(self, random: TorchRandom) -> ArrayParts:
+        """The same as `build` makes."""
         q, target = self._array_network(random), self._array_network(random)
         copy_arrays(q, to=target)
         flat, target_flat = ArrayParameters(q), ArrayParameters(target)
@@ -138,12 +155,17 @@ class DQN(Trainer):
 
     def _array_network(self, random: TorchRandom) -> ArrayModule:
         assert isinstance(self.action_space, spaces.Discrete)
-        actions, width, sizes = int(self.action_space.n), math.prod(self.input_shape), self.hidden_sizes
-        before = [ArrayFlatten()] if len(self.input_shape) != 1 else []
+        actions, sizes = int(self.action_space.n), self.hidden_sizes
+        if takes_cnn(self.input_shape, self.cnn):
+            cnn, width = array_cnn(random, self.cnn, self.input_shape)
+            trunk: list[ArrayModule] = [cnn]
+        else:
+            trunk = [ArraySame()] if self._of_bytes else []
+            trunk += [ArraySame()] if len(self.input_shape) != 1 else []
+            trunk += array_layers(random, math.prod(self.input_shape), sizes[:-1] if self.dueling else sizes)
+            width = (math.prod(self.input_shape), *sizes)[len(sizes) - (1 if self.dueling else 0)]
         if not self.dueling:
-            return array_mlp(random, width, sizes, actions, *before)
-        trunk = [*before, *array_layers(random, width, sizes[:-1])]
-        width = sizes[-2] if len(sizes) > 1 else width
+            return ArraySequential(*trunk, ArrayLinear(*random.linear(width, actions)))
         value, advantage = (array_mlp(random, width, sizes[-1:], outputs) for outputs in (1, actions))
         return ArraySequential(*trunk, ArrayDueling(value, advantage, actions))
 

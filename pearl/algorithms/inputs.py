@@ -20,23 +20,34 @@ def nature_features(pixels: int) -> int:
     return pixels
 
 
-def _is_image(channels: int, height: int, width: int) -> bool:
-    return channels <= min(height, width) and min(nature_features(height), nature_features(width)) >= 1
+# Convolutional trunks by name, and the smallest height and width of the images that they take.
+SMALLEST_IMAGES = {"nature": 36, "impala": 8}
 
 
-def takes_cnn(obs_shape: tuple[int, ...]) -> bool:
-    """Whether observations of that shape are images `(channels, height, width)` that the Nature CNN takes.
+def impala_features(pixels: int) -> int:
+    """Output positions of the IMPALA CNN's three poolings for a height or width in pixels."""
+    for _ in range(3):
+        pixels = (pixels - 1) // 2 + 1
+    return pixels
+
+
+def _is_image(channels: int, height: int, width: int, cnn: str) -> bool:
+    return channels <= min(height, width) and min(height, width) >= SMALLEST_IMAGES[cnn]
+
+
+def takes_cnn(obs_shape: tuple[int, ...], cnn: str = "nature") -> bool:
+    """Whether observations of that shape are images `(channels, height, width)` that the CNN `cnn` takes.
 
     Raises TrainerError for images with the channels last, from which an MLP would learn almost nothing.
     """
     if len(obs_shape) != 3:
         return False
     height, width, channels = obs_shape
-    if _is_image(*obs_shape) or not _is_image(channels, height, width):
-        return _is_image(*obs_shape)
+    if _is_image(*obs_shape, cnn) or not _is_image(channels, height, width, cnn):
+        return _is_image(*obs_shape, cnn)
     raise TrainerError(
-        f"Observations of shape {obs_shape} look like images (height, width, channels); the Nature CNN needs "
-        "(channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
+        f"Observations of shape {obs_shape} look like images (height, width, channels); the {cnn.capitalize()} CNN "
+        "needs (channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
         "ResizeObservation((84, 84)) and FrameStackObservation(4). Or use your own network."
     )
 

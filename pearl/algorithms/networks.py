@@ -12,7 +12,14 @@ from torch import nn
 from torch.nn import functional
 
 from pearl import _native
-from pearl.algorithms.inputs import nature_features, scaled_observations, takes_cnn, unit_scale
+from pearl.algorithms.inputs import (
+    SMALLEST_IMAGES,
+    impala_features,
+    nature_features,
+    scaled_observations,
+    takes_cnn,
+    unit_scale,
+)
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
@@ -56,6 +63,55 @@ class NatureCNN(nn.Sequential):
         self.features = features
 
 
+class ResidualBlock(nn.Module):
+    """`x + block(x)` for images of `channels`; the block is ReLU, convolution, ReLU, convolution (3 x 3)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images `(batch, channels, height, width)`."""
+        found: torch.Tensor = x + self.block(x)
+        return found
+
+
+class ImpalaCNN(nn.Sequential):
+    """The large network of Espeholt et al. 2018 (IMPALA, Fig. 3, right) without its LSTM.
+
+    From `(batch, channels, height, width)` to `(batch, features)`: three stages of 16, 32 and 32 channels, each of one
+    convolution, one max-pooling of stride 2 and two residual blocks. Images of unsigned bytes are scaled to [0, 1]
+    inside.
+    """
+
+    stages = (16, 32, 32)
+
+    def __init__(self, in_shape: tuple[int, ...], features: int = 256) -> None:
+        channels, height, width = in_shape
+        least = SMALLEST_IMAGES["impala"]
+        if min(height, width) < least:
+            raise ValueError(
+                f"The IMPALA CNN needs images (channels, height, width) of at least {least} x {least} pixels; found "
+                f"{in_shape}."
+            )
+        layers: list[nn.Module] = [ScaleBytes()]
+        for size in self.stages:
+            layers += [nn.Conv2d(channels, size, 3, padding=1), nn.MaxPool2d(3, 2, 1)]
+            layers += [ResidualBlock(size), ResidualBlock(size)]
+            channels = size
+        width = channels * impala_features(height) * impala_features(width)
+        super().__init__(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(width, features), nn.ReLU())
+        self.features = features
+
+
+CNNS: dict[str, type[NatureCNN | ImpalaCNN]] = {"nature": NatureCNN, "impala": ImpalaCNN}
+
+
 class ScaleBytes(nn.Module):
     """Unsigned bytes to float32 in [0, 1]; float32 keeps its values.
 
@@ -88,15 +144,22 @@ class DuelingHead(nn.Module):
 
 
 def q_network(
-    obs_shape: tuple[int, ...], actions: int, hidden_sizes: Sequence[int], *, dueling: bool, of_bytes: bool = False
+    obs_shape: tuple[int, ...],
+    actions: int,
+    hidden_sizes: Sequence[int],
+    *,
+    dueling: bool,
+    of_bytes: bool = False,
+    cnn: str = "nature",
 ) -> nn.Sequential:
-    """Action-value network: Nature CNN for images `(channels, height, width)`, else an MLP over flat observations.
+    """Action-value network: `CNNS[cnn]` for images `(channels, height, width)`, else an MLP over flat observations.
 
-    An MLP `of_bytes` scales them to [0, 1] first, as the Nature CNN does.
+    An MLP `of_bytes` scales them to [0, 1] first, as the CNNs do.
     """
-    if takes_cnn(obs_shape):
-        trunk: list[nn.Module] = [NatureCNN(obs_shape)]
-        width = 512
+    if takes_cnn(obs_shape, cnn):
+        made = CNNS[cnn](obs_shape)
+        trunk: list[nn.Module] = [made]
+        width = made.features
     else:
         trunk = [ScaleBytes()] if of_bytes else []
         trunk += [nn.Flatten()] if len(obs_shape) != 1 else []

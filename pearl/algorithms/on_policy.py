@@ -16,11 +16,11 @@ from pearl.algorithms.arrays import (
     Array,
     ArrayActivation,
     ArrayAdam,
-    ArrayFlatten,
     ArrayLinear,
     ArrayModule,
     ArrayParameters,
     ArrayParts,
+    ArraySame,
     ArraySequential,
     ArrayStatistics,
     TorchRandom,
@@ -260,7 +260,7 @@ class OnPolicyTrainer(Trainer):
         return parts
 
     def _array_features(self, random: TorchRandom) -> tuple[ArrayModule, int]:
-        layers: list[ArrayModule] = [ArrayFlatten()] if len(self.input_shape) != 1 else []
+        layers: list[ArrayModule] = [ArraySame()] if len(self.input_shape) != 1 else []
         width = math.prod(self.input_shape)
         for size in self.hidden_sizes:
             layers += [self._array_linear(random, width, size, math.sqrt(2.0)), ArrayActivation(self.activation, size)]

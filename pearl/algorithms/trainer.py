@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from pearl.algorithms.arrays import ArrayParts, TorchRandom
+from pearl.algorithms.arrays import ArrayModule, ArrayParts, TorchRandom, has_convolutions
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.algorithms.spaces import ActionKind
@@ -604,8 +604,12 @@ def flattening_note(trainer: object) -> str | None:
     """A note for the user if a built-in algorithm without convolutions gets observations that are not vectors."""
     if not isinstance(trainer, Trainer) or len(trainer.input_shape) < 2:
         return None
-    modules = [] if trainer.arrays is not None else list(modules_of(trainer).values())
-    if any(isinstance(part, nn.Conv2d) for module in modules for part in module.modules()):
+    if trainer.arrays is not None:
+        convolves = any(isinstance(part, ArrayModule) and has_convolutions(part) for _, part in trainer.arrays.items())
+    else:
+        modules = modules_of(trainer).values()
+        convolves = any(isinstance(part, nn.Conv2d) for module in modules for part in module.modules())
+    if convolves:
         return None
     numbers = math.prod(trainer.input_shape)
     return (

@@ -70,30 +70,24 @@ class PinnedWeights:
 def read_operations(
     name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters
 ) -> tuple[int, list[Op]]:
-    """Inputs and operations of `module`, a network of vectors, as engines take them; parameters: offsets into `flat`.
+    """Inputs and operations of a network of vectors, as all engines take them; parameters are offsets into `flat`.
 
-    UnsupportedError says what engines of vectors do not support, such as convolutions.
+    UnsupportedError says what these engines do not support, such as convolutions.
     """
-    size, ops = _read(name, module, input_shape, flat, images=False)
+    size, ops = read_native_operations(name, module, input_shape, flat)
     return size, cast("list[Op]", ops)
 
 
 def read_native_operations(
-    name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters, *, of_bytes: bool = False
-) -> tuple[int, list[NativeOp]]:
-    """The same as `_native.Network` takes them, which works on images too, and on bytes, which it scales to [0, 1]."""
-    return _read(name, module, input_shape, flat, images=True, of_bytes=of_bytes)
-
-
-def _read(
     name: str,
     module: AnyModule,
     input_shape: tuple[int, ...],
     flat: AnyParameters,
     *,
-    images: bool,
+    images: bool = False,
     of_bytes: bool = False,
 ) -> tuple[int, list[NativeOp]]:
+    """The same as `_native.Network` takes them, which also works on `images`, and on bytes, which it scales."""
     if isinstance(module, ArrayModule):
         assert isinstance(flat, ArrayParameters)
         return math.prod(input_shape), list(operations_of(module, lambda array: array.offset))
@@ -108,14 +102,20 @@ def _read(
 
 
 def read_network(
-    name: str, module: AnyModule, input_shape: tuple[int, ...], flat: AnyParameters, *, of_bytes: bool = False
+    name: str,
+    module: AnyModule,
+    input_shape: tuple[int, ...],
+    flat: AnyParameters,
+    *,
+    images: bool = False,
+    of_bytes: bool = False,
 ) -> _native.Network:
     """The native network of `module`, whose parameters are in `flat`; UnsupportedError says what is not supported.
 
-    It is compared with the module on a few random inputs, in case the trace has missed something. Inputs `of_bytes` are
-    uint8.
+    It is compared with the module on a few random inputs, in case the trace has missed something. With `images` it may
+    have convolutions; inputs `of_bytes` are uint8.
     """
-    size, ops = read_native_operations(name, module, input_shape, flat, of_bytes=of_bytes)
+    size, ops = read_native_operations(name, module, input_shape, flat, images=images, of_bytes=of_bytes)
     try:
         network = _native.Network(size, ops, len(weights_of(flat)), of_bytes)
     except TrainerError as error:

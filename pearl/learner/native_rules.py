@@ -100,8 +100,11 @@ def make_rule(trainer: object, threads: int) -> Rule:
     return _ActorCriticRule(known, rule.actor, rule, step, threads)
 
 
-def _read_with_target(network: RuleNetwork, moved: RuleParameters, *, of_bytes: bool = False) -> _native.Network:
-    read = read_network(network.name, network.module, network.input_shape, moved.parameters, of_bytes=of_bytes)
+def _read_with_target(
+    network: RuleNetwork, moved: RuleParameters, *, images: bool = False, of_bytes: bool = False
+) -> _native.Network:
+    flat = moved.parameters
+    read = read_network(network.name, network.module, network.input_shape, flat, images=images, of_bytes=of_bytes)
     _check_target(network, moved)
     return read
 
@@ -132,7 +135,7 @@ class _ValueRule:
         (network,) = rule.critics
         of_bytes = trainer.observation_space.dtype == np.uint8
         self.obs_dtype = np.dtype(np.uint8 if of_bytes else np.float32)
-        read = _read_with_target(network, step.critics, of_bytes=of_bytes)
+        read = _read_with_target(network, step.critics, images=True, of_bytes=of_bytes)
         self._trainer, self._step = trainer, step
         self._optimizer = NativeOptimizer(*step.optimizers[0])
         weights = weights_of(step.critics.parameters), _weights_of_target(step.critics)

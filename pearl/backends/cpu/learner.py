@@ -66,9 +66,9 @@ class NativeLearner(TrainerLearner[Any]):
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
         """One step; metrics are the mean absolute TD error, the loss and the gradients' norm before clipping.
 
-        Columns are float32; actions of DQN are int64, and its observations may be uint8. Raises TrainerError for columns of another shape or dtype, for
-        actions out of range, and if loss or gradients are not finite: the weights are then unchanged, unless the
-        message says that the critics were updated.
+        Columns are float32; actions of DQN are int64, and its observations may be uint8. Raises TrainerError for
+        columns of another shape or dtype, for actions out of range, and if loss or gradients are not finite: the
+        weights are then unchanged, unless the message says that the critics were updated.
         """
         columns = [self._array(name, batch[name]) for name in Batch._fields]
         priorities, metrics = self._rule.step(columns, self._array("weights", weights))
