@@ -40,12 +40,19 @@ def box(*shape: int) -> spaces.Box:
     return spaces.Box(np.full(shape, -2, np.float32), np.full(shape, 3, np.float32))
 
 
+def pixels(*shape: int) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
 Case = tuple[type[Trainer], gym.Space[Any], gym.Space[Any], dict[str, Any]]
 CASES: list[Case] = [
     (DQN, box(4), spaces.Discrete(3), {}),
     (DQN, box(2, 3), spaces.Discrete(3), {"dueling": True}),
     (DQN, box(4), spaces.Discrete(2), {"dueling": True, "hidden_sizes": (7,), "tau": 0.01}),
     (DQN, box(4), spaces.Discrete(2, start=5), {"hidden_sizes": ()}),
+    (DQN, pixels(2, 36, 40), spaces.Discrete(3), {"dueling": True, "hidden_sizes": (8,)}),
+    (DQN, pixels(3, 12, 9), spaces.Discrete(2), {"cnn": "impala"}),
+    (DQN, pixels(3, 4), spaces.Discrete(2), {}),
     (DDPG, box(4), box(2), {"scale_observations": True}),
     (TD3, box(3), box(1), {}),
     (SAC, box(3), box(2), {}),
@@ -59,7 +66,8 @@ CASES: list[Case] = [
 ]
 IDS = [f"{number}-{case[0].__name__}" for number, case in enumerate(CASES)]
 every_case = pytest.mark.parametrize("case", CASES, ids=IDS)
-replay_case = pytest.mark.parametrize("case", CASES[:10], ids=IDS[:10])
+_REPLAYED = [(case, name) for case, name in zip(CASES, IDS, strict=True) if case[0].data_flow() == "replay"]
+replay_case = pytest.mark.parametrize("case", [case for case, _ in _REPLAYED], ids=[name for _, name in _REPLAYED])
 
 
 def in_arrays(case: Case) -> Trainer:
@@ -80,16 +88,24 @@ def in_torch(case: Case) -> Trainer:
     return trainer
 
 
+def seen(trainer: Trainer, rows: int, random: np.random.Generator) -> np.ndarray:
+    """Observations."""
+    shape = (rows, *trainer.input_shape)
+    if trainer.observation_space.dtype == np.uint8:
+        return random.integers(0, 256, shape, np.uint8)
+    return random.standard_normal(shape).astype(np.float32)
+
+
 def batch_of(trainer: Trainer, seed: int, rows: int = 32) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    random, shape = np.random.default_rng(seed), trainer.input_shape
+    random = np.random.default_rng(seed)
     actions = np.stack([trainer.action_space.sample() for _ in range(rows)])
     if isinstance(trainer.action_space, spaces.Discrete):
         actions = actions - trainer.action_space.start
     batch = {
-        "obs": random.standard_normal((rows, *shape)).astype(np.float32),
+        "obs": seen(trainer, rows, random),
         "action": actions,
         "reward": random.standard_normal(rows).astype(np.float32),
-        "next_obs": random.standard_normal((rows, *shape)).astype(np.float32),
+        "next_obs": seen(trainer, rows, random),
         "discount": np.where(random.random(rows) < 0.1, 0.0, 0.99).astype(np.float32),
     }
     return batch, random.random(rows).astype(np.float32)
@@ -148,7 +164,7 @@ def test_policies_and_learners_do_the_same_in_arrays_and_in_torch(case: Case) ->
     with torch.no_grad():  # the same weights, to the bit
         load_module_tensors(theirs, module_tensors(ours))
     plans = [read_policy(trainer) for trainer in (ours, theirs)]
-    obs = np.random.default_rng(1).standard_normal((9, *ours.input_shape)).astype(np.float32)
+    obs = seen(ours, 9, np.random.default_rng(1))
     acted = [NativePolicy(plan).act(obs) for plan in plans]
     np.testing.assert_array_equal(*acted)
     learners = trained(ours), trained(theirs)
@@ -284,12 +300,9 @@ def test_only_settings_may_differ_in_arrays(kind: type[DQN], expected: bool) -> 
     assert isinstance(trainer.q, nn.Module)
 
 
-def test_images_and_bytes_need_torch() -> None:
-    image = spaces.Box(0, 255, (1, 36, 36), np.uint8)
-    assert DQN(image, spaces.Discrete(2)).arrays is None
-    assert DQN(spaces.Box(0, 255, (7,), np.uint8), spaces.Discrete(2)).arrays is None
-    assert SAC(spaces.Box(0, 255, (7,), np.uint8), box(1)).arrays is None
-    assert PPO(image, spaces.Discrete(2)).arrays is None
+def test_images_and_bytes_of_other_algorithms_need_torch() -> None:
+    assert SAC(pixels(7), box(1)).arrays is None
+    assert PPO(pixels(1, 36, 36), spaces.Discrete(2)).arrays is None
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40 + 7, -3])

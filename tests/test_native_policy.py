@@ -197,7 +197,7 @@ IMAGE = spaces.Box(0, 255, (4, 40, 40), np.uint8)
         (Dropping, OBS, CHOICE, "layer '1' of kind 'dropout'"),
         (Counted, OBS, CHOICE, "network 'q' has a buffer 'count'"),
         (Doubling, OBS, BOX, "the policy of Doubling, which acts otherwise than its layers say"),
-        (DQN, IMAGE, CHOICE, "observations of unsigned bytes"),
+        (SAC, IMAGE, BOX, "observations of unsigned bytes"),
         (OwnTrainer, OBS, CHOICE, "the policy of OwnTrainer, which is none of the built-in algorithms"),
     ],
 )
