@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import json
 import runpy
@@ -159,12 +160,30 @@ def test_a_program_trains_on_an_environment_registered_with_its_wrappers(tmp_pat
     replay, learner = composer.run()
     program = composer.runtime_gen(replay, learner, tmp_path / "program.py", timesteps=200)
     assert "FlashFrames-v0" in program.read_text()
+    assert "native" in str(composer.matrix)
     code, output = run(program, "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["env_steps"] >= 200
     assert summary["gradient_steps"] > 0
     assert 0 <= summary["last"]["mean"] <= 8
+    logged = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("*.log"))
+    assert "The policy runs in torch" not in logged
+
+
+def test_a_serial_program_trains_natively_from_pixels_to_the_same_bits(tmp_path: Path, quick_profiles: None) -> None:
+    files = write_csv_pair(tmp_path, ONE_CPU)
+    composer = described(files, trainer=PixelDQN, env="FlashFrames-v0", env_kwargs={"frames": 2})
+    replay, learner = composer.run()
+    native = dataclasses.replace(learner, implementation="native", threads=1)
+    program = composer.runtime_gen(replay, native, tmp_path / "program.py", timesteps=150)
+    weights = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        code, output = run(program, "--serial", "--eval-episodes", "0", "--run-dir", str(folder))
+        assert code == 0, output
+        weights.append((folder / "weights.safetensors").read_bytes())
+    assert weights[0] == weights[1]
 
 
 # --- ale-py's vector ------------------------------------------------------------------------------------------------

@@ -53,6 +53,13 @@ class Fixed(SAC):
     hidden_sizes, temperature = (16,), 0.2
 
 
+class Pixels(DQN):
+    target_update_interval, dueling, hidden_sizes = 4, True, (8,)
+
+
+SEEN = {Pixels: spaces.Box(0, 255, (2, 36, 37), np.uint8)}
+
+
 class OwnNoise(TD3):
     hidden_sizes = (16,)
 
@@ -64,7 +71,8 @@ def rows_of(spec: TransitionSpec, count: int, seed: int = 0) -> dict[str, np.nda
     rng = np.random.default_rng(seed)
     rows = spec.empty(count)
     for name, column in rows.items():
-        column[...] = rng.integers(0, 4, column.shape) if column.dtype == np.int64 else rng.uniform(-1, 1, column.shape)
+        whole = {np.dtype(np.int64): 4, np.dtype(np.uint8): 256}.get(column.dtype)
+        column[...] = rng.uniform(-1, 1, column.shape) if whole is None else rng.integers(0, whole, column.shape)
         if name == "discount":
             column[...] = 0.99 * (rng.random(count) > 0.1)
     return rows
@@ -85,8 +93,9 @@ class Setup:
         **options: Any,
     ) -> None:
         space = DISCRETE if issubclass(trainer_class, DQN) else BOX
-        spec = TransitionSpec.from_spaces(OBS, space)
-        self.trainer = trainer_class(OBS, space, seed=seed)
+        seen = SEEN.get(trainer_class, OBS)
+        spec = TransitionSpec.from_spaces(seen, space)
+        self.trainer = trainer_class(seen, space, seed=seed)
         self.replay = self.make_replay()
         self.storage = self.make_storage(spec, **options)
         self.rows = rows_of(spec, CAPACITY)
@@ -145,7 +154,7 @@ def assert_same_state(found: Trainer, expected: Trainer) -> None:
     assert found.metrics() == expected.metrics()
 
 
-@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic, Twin, Soft, Fixed])
+@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Pixels, Deterministic, Twin, Soft, Fixed])
 def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Trainer]) -> None:
     native, interpreted = Setup(trainer_class, native=True), Setup(trainer_class, native=False)
     assert isinstance(native.loop.kernel, _native.TrainingLoop)
@@ -182,7 +191,7 @@ def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Train
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Deterministic, Twin, Soft, Fixed])
+@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Pixels, Deterministic, Twin, Soft, Fixed])
 def test_batches_drawn_ahead_change_nothing(trainer_class: type[Trainer], threads: int) -> None:
     plain, ahead = (
         Setup(trainer_class, native=True, arguments={"threads": threads, "prefetch": prefetch})
