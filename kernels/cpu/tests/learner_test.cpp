@@ -183,6 +183,150 @@ void test_gradients() {
   }
 }
 
+// Convolution with ReLU -> pooling -> residual convolution -> flatten -> linear, of odd sizes.
+struct ImageExample {
+  static constexpr std::size_t kInputs = 3 * 9 * 7, kOutputs = 4, kMap = 5 * 3 * 5;
+  std::size_t parameters = 0;
+  std::vector<Op> ops;
+
+  std::ptrdiff_t take(std::size_t count) {
+    const std::size_t at = parameters;
+    parameters += count;
+    return static_cast<std::ptrdiff_t>(at);
+  }
+  void window(OpKind kind, std::ptrdiff_t from, std::size_t channels, const Window& window, std::size_t width) {
+    Op op{kind, {from, kNone}, width};
+    op.window = window;
+    if (kind == OpKind::conv2d) {
+      op.weight = take(channels * window.channels * window.kernel[0] * window.kernel[1]);
+      op.bias = take(channels);
+    }
+    ops.push_back(op);
+  }
+  ImageExample() {
+    window(OpKind::conv2d, 0, 5, {3, 9, 7, {3, 2}, {2, 1}, {1, 2}}, 5 * 5 * 10);
+    ops.push_back({OpKind::relu, {1, kNone}, 5 * 5 * 10});
+    window(OpKind::max_pool2d, 2, 0, {5, 5, 10, {3, 2}, {2, 2}, {1, 0}}, kMap);
+    window(OpKind::conv2d, 3, 5, {5, 3, 5, {3, 3}, {1, 1}, {1, 1}}, kMap);
+    ops.push_back({OpKind::subtract, {3, 4}, kMap});
+    ops.push_back({OpKind::flatten, {5, kNone}, kMap});
+    Op last{OpKind::linear, {6, kNone}, kOutputs};
+    last.weight = take(kMap * kOutputs);
+    last.bias = take(kOutputs);
+    ops.push_back(last);
+  }
+
+  // Sum of slopes * outputs for one image, in double.
+  double value(const std::vector<double>& p, const float* x, const float* slopes) const {
+    std::vector<std::vector<double>> values = {{x, x + kInputs}};
+    for (const Op& op : ops) {
+      const std::vector<double>& in = values[static_cast<std::size_t>(op.inputs[0])];
+      std::vector<double> out(op.width, 0.0);
+      const Window& w = op.window;
+      const auto weight = static_cast<std::size_t>(op.weight), bias = static_cast<std::size_t>(op.bias);
+      if (op.kind == OpKind::conv2d || op.kind == OpKind::max_pool2d) {
+        const std::size_t rows = (w.height + 2 * w.padding[0] - w.kernel[0]) / w.stride[0] + 1;
+        const std::size_t columns = (w.width + 2 * w.padding[1] - w.kernel[1]) / w.stride[1] + 1;
+        for (std::size_t i = 0; i < op.width; ++i) {
+          const std::size_t channel = i / (rows * columns), row = i / columns % rows, column = i % columns;
+          const bool pools = op.kind == OpKind::max_pool2d;
+          out[i] = pools ? -1e300 : p[bias + channel];
+          for (std::size_t c = pools ? channel : 0; c < (pools ? channel + 1 : w.channels); ++c)
+            for (std::size_t k = 0; k < w.kernel[0] * w.kernel[1]; ++k) {
+              const std::size_t y = row * w.stride[0] + k / w.kernel[1] - w.padding[0];  // wraps above the image
+              const std::size_t at = column * w.stride[1] + k % w.kernel[1] - w.padding[1];
+              if (y >= w.height || at >= w.width) continue;
+              const double number = in[(c * w.height + y) * w.width + at];
+              const std::size_t tap = (channel * w.channels + c) * w.kernel[0] * w.kernel[1] + k;
+              out[i] = pools ? std::max(out[i], number) : out[i] + number * p[weight + tap];
+            }
+        }
+      } else if (op.kind == OpKind::linear) {
+        for (std::size_t f = 0; f < op.width; ++f) {
+          out[f] = p[bias + f];
+          for (std::size_t k = 0; k < in.size(); ++k) out[f] += p[weight + f * in.size() + k] * in[k];
+        }
+      } else {
+        for (std::size_t f = 0; f < op.width; ++f)
+          out[f] = op.kind == OpKind::relu      ? std::max(in[f], 0.0)
+                   : op.kind == OpKind::flatten ? in[f]
+                                                : in[f] - values[static_cast<std::size_t>(op.inputs[1])][f];
+      }
+      values.push_back(out);
+    }
+    double sum = 0.0;
+    for (std::size_t f = 0; f < kOutputs; ++f) sum += static_cast<double>(slopes[f]) * values.back()[f];
+    return sum;
+  }
+};
+
+void test_gradients_of_images() {
+  const ImageExample example;
+  for (const bool of_bytes : {false, true}) {
+    const Network network(ImageExample::kInputs, example.ops, example.parameters, of_bytes);
+    const std::size_t panel = network.kernels().panel;
+    CHECK(network.input_bytes() == ImageExample::kInputs * (of_bytes ? 1 : 4));
+    for (const std::size_t rows : {std::size_t{1}, panel + 3}) {
+      const Floats parameters = random_floats(example.parameters, 31, 0.5f);
+      Floats x = random_floats(rows * ImageExample::kInputs, 32);
+      std::vector<std::uint8_t> bytes(x.size());
+      for (std::size_t i = 0; i < x.size() && of_bytes; ++i) {
+        bytes[i] = static_cast<std::uint8_t>(i * 2654435761u >> 24);
+        x[i] = static_cast<float>(bytes[i]) / 255.0f;
+      }
+      const Floats slopes = random_floats(rows * ImageExample::kOutputs, 33);
+      const std::size_t panels = (rows + panel - 1) / panel, columns = network.columns(rows);
+      Workspace workspace(network, panels, true);
+      Floats gradients(example.parameters);
+      double found = 0.0;
+      for (const bool accumulates : {false, true}) {  // the second time, gradients are doubled
+        found = 0.0;
+        for (std::size_t p = 0; p < panels; ++p) {
+          const std::size_t first = p * panel, count = std::min(panel, rows - first);
+          const std::size_t at = first * ImageExample::kInputs;
+          network.load(of_bytes ? static_cast<const void*>(bytes.data() + at) : x.data() + at, count, workspace, p);
+          network.forward(parameters.data(), workspace, p, columns);
+          network.kernels().transpose(slopes.data() + first * ImageExample::kOutputs, count, ImageExample::kOutputs,
+                                      ImageExample::kOutputs, workspace.gradient(network.output(), p), panel);
+          for (std::size_t c = 0; c < count; ++c)
+            for (std::size_t f = 0; f < ImageExample::kOutputs; ++f)
+              found += static_cast<double>(slopes[(first + c) * ImageExample::kOutputs + f]) *
+                       static_cast<double>(workspace.value(network.output(), p)[f * panel + c]);
+        }
+        network.backward(parameters.data(), gradients.data(), workspace, panels, rows, columns, accumulates, false);
+      }
+      std::vector<double> exact(parameters.begin(), parameters.end());
+      const auto total = [&] {
+        double sum = 0.0;
+        for (std::size_t i = 0; i < rows; ++i)
+          sum += example.value(exact, x.data() + i * ImageExample::kInputs, slopes.data() + i * ImageExample::kOutputs);
+        return sum;
+      };
+      CHECK(std::fabs(found - total()) < 1e-3);
+      for (std::size_t i = 0; i < example.parameters; i += 11) {
+        const double at = exact[i], step = 1e-6;
+        exact[i] = at + step;
+        const double above = total();
+        exact[i] = at - step;
+        const double below = total();
+        exact[i] = at;
+        const double expected = (above - below) / step;  // twice the derivative
+        CHECK(std::fabs(static_cast<double>(gradients[i]) - expected) < 1e-3 * std::fmax(1.0, std::fabs(expected)));
+      }
+    }
+  }
+}
+
+// Learners of vectors refuse networks of images.
+void test_images_are_refused_where_they_are_unknown() {
+  const ImageExample example;
+  const Network network(ImageExample::kInputs, example.ops, example.parameters);
+  CHECK(!network.takes_vectors());
+  CHECK(throws<pearl::LearnerError>([&] { network.require_vectors("A policy"); }));
+  const Network bytes(4, {{OpKind::relu, {0, kNone}, 4}}, 0, true);
+  CHECK(!bytes.takes_vectors() && bytes.input_bytes() == 4);
+}
+
 struct Training {
   Example example;
   Network network{Example::kInputs, example.ops, example.parameters};
@@ -493,6 +637,8 @@ int main() {
     select_learner_kernels(name);
     test_gemm();
     test_gradients();
+    test_gradients_of_images();
+    test_images_are_refused_where_they_are_unknown();
     test_training();
     test_refused_steps_change_nothing();
     test_actor_critics();
