@@ -44,7 +44,7 @@ CASES = (
     Case("ddpg", "MountainCarContinuous-v0", (256, 128), 512, 100_000),
     Case("sac", "Pendulum-v1", (256, 256), 256, 100_000),
     Case("dqn", pong.ENV, (), 32, 5_000),
-    Case("dqn", pong.ENV, (), 512, 5_000),
+    Case("dqn", pong.ENV, (), 256, 5_000),
 )
 QUICK = (0, 2, 4)
 ENVS = 8  # of the single actor

@@ -1,6 +1,7 @@
 """Time of one training step of the native learner and of torch: one thread each, in one process, taking turns.
 
-Double DQN (Huber loss, clipped gradients), DDPG, TD3 and SAC, with Adam. The peers are this project's own torch learner
+Double DQN (Huber loss, clipped gradients), DDPG, TD3 and SAC, with Adam; DQN also from images of bytes `(4, 84, 84)`
+with a Nature CNN. The peers are this project's own torch learner
 (flat parameters, fused Adam) and a plain torch script with fused Adam, as users write it. Before the measurement, a
 check confirms that all three train the same weights. GFLOP/s count matrix products only; the peer is the SGEMM peak
 measured on the same core.
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from benchmarks import workload
 from benchmarks.peers import training
@@ -68,6 +70,38 @@ class Case(workload.Case):
         # The policy's own passes, and the critics' forward and input-gradient passes for it.
         policy = 3 * actor - actor_first + 2 * critic * (critics if stochastic else 1)
         return 2.0 * self.batch * (targets_and_critics + policy / (2 if self.algorithm == "TD3" else 1))
+
+
+@dataclass(frozen=True)
+class PixelCase(Case):
+    """DQN from images, with the network of Mnih et al. 2015."""
+
+    actions: int = 6
+
+    @property
+    def shape(self) -> str:
+        """The network and the batch size, as tables show them."""
+        return f"Nature CNN B={self.batch}"
+
+    @property
+    def goal(self) -> float | None:
+        """None is set."""
+        return None
+
+    @property
+    def flop(self) -> float:
+        """The same of convolutions and linear layers."""
+        first = 20 * 20 * 32 * 8 * 8 * 4
+        rest = 9 * 9 * 64 * 4 * 4 * 32 + 7 * 7 * 64 * 3 * 3 * 64 + 7 * 7 * 64 * 512 + 512 * self.actions
+        return 2.0 * self.batch * (5 * (first + rest) - first)
+
+    def trainer(self, **settings: object) -> Any:
+        """A trainer of images."""
+        images = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        return DQN(images, spaces.Discrete(self.actions), seed=0, **settings)
+
+
+PIXEL_CASES = (PixelCase("DQN", (), 32), PixelCase("DQN", (), 256))
 
 
 @dataclass(frozen=True)
@@ -256,7 +290,7 @@ def main() -> None:
     print(f"kernels: {_native.selected_learner_kernels()}; SGEMM 256x256x512: {ours:.1f} GFLOP/s, torch {theirs:.1f}")
     rows = [Row("SGEMM 256x256x512", ours, "GFLOP/s", "higher", (ours, ours), 30, "torch", theirs)]
     repeats, repeat_s = (5, 0.01) if quick else (15, 0.02)
-    for case in cases(quick):
+    for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
         rows += measure(case, repeats, repeat_s, max(ours, theirs))
     for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
         rows += shown(measure_sampling(sampling_case, peers, repeats, 10 * repeat_s))
