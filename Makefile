@@ -11,12 +11,12 @@ RTL_STAMP := $(VENV)/.rtl-installed
 CUDA_STAMP := $(VENV)/.cuda-installed
 WHEEL_STAMP := $(VENV)/.wheel-installed
 HOOKS_STAMP := $(VENV)/.hooks-installed
+DOCS_STAMP := $(VENV)/.docs-installed
 SYCL_WHEELS := dpctl intel-cmplr-lib-rt intel-cmplr-lib-ur intel-opencl-rt intel-sycl-rt
 # The compilers of CUDA kernels; neither needs a GPU.
 CUDA_WHEELS := nvidia-cuda-cccl nvidia-cuda-crt nvidia-cuda-nvcc nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-nvvm
 KERNELS := $(shell find kernels cmake CMakeLists.txt -type f -not -path 'kernels/rtl/*' 2>/dev/null)
 PACKAGES := $(shell find pearl composer -name __init__.py)
-MODULES := $(subst /,.,$(patsubst %/__init__,%,$(basename $(shell find pearl composer -name '*.py' -not -name __main__.py))))
 # As many workers as cores, at most four; one worker runs all tests of a file. PYTEST_ARGS='-n 0' runs all in one process.
 PYTEST_WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PYTEST_ARGS ?=
@@ -131,8 +131,13 @@ build/atheris: $(STAMP)
 fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; inputs that break it go to build/fuzz/findings
 	PYTHONPATH=build/atheris $(BIN)/python tests/fuzz/checkpoint.py --seconds $(FUZZ_SECONDS)
 
-docs: setup  ## API reference from the docstrings, into docs/api
-	$(BIN)/pdoc --output-directory docs/api $(MODULES)
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt sphinx myst-parser furo sphinx-copybutton
+	@touch $@
+
+docs: $(DOCS_STAMP)  ## The documentation as a site, into docs/_build/html; warnings are errors
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs docs/_build/html
 
 fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA compared with the papers
 	$(BIN)/python -m benchmarks.fpga_model
@@ -214,4 +219,4 @@ bench-rtl: rtl  ## FPGA pipelines in cycles and cells against the papers' equati
 	$(BIN)/python -m benchmarks.rtl $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) $(BENCH) build docs/api
+	rm -rf $(VENV) $(BENCH) build docs/api docs/_build

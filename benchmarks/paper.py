@@ -113,7 +113,7 @@ Neither documents SYCL devices, FPGAs, or a Replay Manager on an accelerator. Wh
 
 PRODUCTIVITY = """## Table V: user productivity
 
-Lines of user code are the lines of the [examples](../examples) without blank lines and comment lines, trainer class
+Lines of user code are the lines of the examples in `examples/` without blank lines and comment lines, trainer class
 and all; their networks and update rules come from `pearl.algorithms`, where the paper's user wrote both. Code
 divergence is 1 - |a & b| / |a | b| over the lines for two machines. As committed, an example finds the devices of the
 machine it runs on, so that the code for two machines is one file. The second value names the CSV files of Server_CG and

@@ -99,9 +99,17 @@ def calibration_key(
         shapes,
         "float32",
         pearl.__version__,
-        importlib.metadata.version("torch"),
+        _torch_version(),
         "-".join(hashes),
     )
+
+
+def _torch_version() -> str:
+    """The installed version, or "" where only native primitives can run."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _file_hash(files: Iterable[Path]) -> str:

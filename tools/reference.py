@@ -1,0 +1,149 @@
+"""Write the parts of the documentation that follow from the code: `python -m tools.reference`.
+
+These are docs/cli.md, from the help of the commands, and the table of settings in each page of docs/algorithms, from
+the attributes of the classes. A test compares both with the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pearl.algorithms import ALGORITHMS, Trainer
+from pearl.algorithms.on_policy import OnPolicyTrainer
+from pearl.errors import PearlError
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+BEGIN, END = "<!-- settings of {}: made by tools/reference.py -->\n", "<!-- end of settings -->\n"
+CLI_NOTE = "<!-- Made from the help of the commands, by tools/reference.py. -->\n\n# The command line\n"
+
+MEANINGS = {
+    "activation": '`"tanh"` or `"relu"`, in the default networks',
+    "actor_learning_rate": "of Adam, for the policy",
+    "batch_size": "transitions in a gradient step",
+    "clip_range": "how far the ratio of new to old probability counts from 1",
+    "clip_range_schedule": '`"linear"`: the range falls to 0 over the run',
+    "correction": 'with `policy_lag=1`: `"clip"`, by the clipped ratio alone, or `"vtrace"`, by V-trace advantages',
+    "double": "the online network chooses the next action, the target network values it",
+    "dueling": "separate value and advantage in the network",
+    "entropy_coefficient": "weight of the entropy in the loss",
+    "epochs": "passes over a rollout",
+    "exploration": "what changes the policy's actions while data are collected; `None`: nothing",
+    "gae_lambda": "lambda of generalized advantage estimation",
+    "gamma": "discount",
+    "hidden_sizes": "sizes of the default networks' hidden layers",
+    "horizon": "steps of each environment in a rollout",
+    "initial_log_std": "log deviation of `Box` actions at the start",
+    "initial_temperature": "where a learned temperature starts",
+    "learning_rate": "of Adam; where there is a separate policy network, of the critics",
+    "learning_rate_schedule": '`"linear"`: the rate falls to 0 over the run',
+    "learning_starts": "transitions before the first gradient step",
+    "log_std_bounds": "bounds of the policy's log deviations",
+    "max_grad_norm": "largest norm of the gradient; 0: any",
+    "n_step": "length of n-step returns",
+    "noise_clip": "bound of the noise on target actions, in half action ranges",
+    "normalize_advantages": "shift and scale the advantages of each minibatch to mean 0 and deviation 1",
+    "normalize_observations": "shift and scale observations by their statistics so far",
+    "orthogonal": "begin with orthogonal weights; otherwise as torch's layers begin",
+    "policy_delay": "gradient steps for each update of the policy and the targets",
+    "policy_lag": "1: the next rollout is collected while one is trained on",
+    "quantization_bits": "bits of rewards and values while they wait for GAE; 0: float32",
+    "replay_ratio": "samples trained for each transition collected",
+    "reward_standardization": "see [on-policy training](../on_policy.md#gae-and-heppos-pieces)",
+    "saturation_penalty": "weight of the penalty on outputs beyond 2 before tanh",
+    "scale_observations": "scale observations to [-1, 1] by the bounds of their space",
+    "shared_layers": "policy and value network share their hidden layers",
+    "target_entropy": "entropy that a learned temperature aims at; `None`: minus the size of an action",
+    "target_kl": "training on a rollout ends when the KL divergence exceeds 1.5 times this; `None`: never",
+    "target_noise": "deviation of the noise on target actions, in half action ranges",
+    "target_update_interval": "gradient steps between copies to the target network, where `tau` is 1",
+    "tau": "how far targets move toward the networks in an update; 1: a copy",
+    "temperature": "weight of the entropy; `None`: learned",
+    "temperature_learning_rate": "of Adam, for a learned temperature",
+    "value_clip_range": "how far values count from the old ones; 0: any distance",
+    "value_coefficient": "weight of the value loss",
+    "value_standardization": "see [on-policy training](../on_policy.md#gae-and-heppos-pieces)",
+}
+# Settings of replays that rollouts leave unused.
+OF_REPLAYS = {"replay_ratio", "learning_starts", "n_step", "exploration"}
+
+
+class ReferenceError(PearlError):
+    """A page lacks the place of its table, or a setting has no description."""
+
+
+def settings_of(algorithm: type[Trainer]) -> dict[str, object]:
+    """Return the settings of an algorithm, with their defaults, by name."""
+    names = {name for base in algorithm.__mro__ for name in vars(base).get("__annotations__", {})}
+    found = {name: getattr(algorithm, name) for name in names if not name.startswith("_") and hasattr(algorithm, name)}
+    unused = set()
+    if issubclass(algorithm, OnPolicyTrainer):
+        whole_rollout = algorithm.default_batch is not OnPolicyTrainer.default_batch
+        unused = OF_REPLAYS | ({"batch_size"} if whole_rollout else set())
+    return {name: value for name, value in sorted(found.items()) if name not in unused}
+
+
+def shown(value: object) -> str:
+    """Return a default as code; of a dataclass, only what differs from its own defaults."""
+    if dataclasses.is_dataclass(value):
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        changed = ", ".join(f"{field.name}={held!r}" for field, held in fields if held != field.default)
+        return f"`{type(value).__name__}({changed})`"
+    return f"`{value!r}`".replace("'", '"')
+
+
+def settings_table(name: str, algorithm: type[Trainer]) -> str:
+    """Return the table of an algorithm's settings, between its marks."""
+    rows = []
+    for setting, default in settings_of(algorithm).items():
+        if setting not in MEANINGS:
+            raise ReferenceError(
+                f"{name} has a setting {setting!r}, of which MEANINGS in tools/reference.py lacks a line."
+            )
+        rows.append(f"| `{setting}` | {shown(default)} | {MEANINGS[setting]} |\n")
+    return BEGIN.format(name) + "\n| setting | default | meaning |\n|---|---|---|\n" + "".join(rows) + "\n" + END
+
+
+def with_settings(page: str, name: str, algorithm: type[Trainer]) -> str:
+    """Return the text of a page with the present table; raises ReferenceError if it has no place for one."""
+    begin, rest = BEGIN.format(name), r".*?" + re.escape(END)
+    table = settings_table(name, algorithm)
+    text, count = re.subn(re.escape(begin) + rest, lambda _: table, page, flags=re.DOTALL)
+    if count != 1:
+        raise ReferenceError(f"Expected one table between {begin.strip()} and {END.strip()}; found {count}.")
+    return text
+
+
+def cli_page() -> str:
+    """Return docs/cli.md, as typer describes the commands."""
+    command = (sys.executable, "-m", "typer", "pearl.cli", "utils", "docs", "--name", "pearl")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise ReferenceError(f"typer could not describe the commands: {done.stderr.strip()}")
+    text = done.stdout.split("\n", 1)[1].replace("\n\n\n", "\n\n")
+    return CLI_NOTE + text.rstrip() + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages that this module writes, with their present text."""
+    found = {DOCS / "cli.md": cli_page()}
+    for name, algorithm in ALGORITHMS.items():
+        page = DOCS / "algorithms" / f"{name.lower()}.md"
+        found[page] = with_settings(page.read_text(encoding="utf-8"), name, algorithm)
+    return found
+
+
+def main() -> None:
+    """Write all pages that differ."""
+    for page, text in pages().items():
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
