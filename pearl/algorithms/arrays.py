@@ -21,7 +21,7 @@ from pearl.lazy_torch import torch
 if TYPE_CHECKING:
     from pearl.learner.flat import FlatParameters
 
-# kind, inputs, width, weight, bias, eps or rate; or of convolutions and poolings, kind, input, width, weight, bias, window
+# kind, inputs, width, weight, bias, eps or rate. Convolutions and poolings: kind, input, width, weight, bias, window.
 Operation: TypeAlias = tuple[str, int, int, int, int, int, float] | tuple[str, int, int, int, int, tuple[int, ...]]
 Place: TypeAlias = "Callable[[Array], int]"
 
