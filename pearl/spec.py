@@ -431,6 +431,11 @@ class ActorSpec:
         return tuple(one if isinstance(one, tuple) else (one, {}) for one in self.wrappers)
 
     @property
+    def wrappers_text(self) -> str:
+        """The wrappers by name, with their arguments."""
+        return ", ".join(f"{one.__module__}.{one.__qualname__}{dict(options) or ''}" for one, options in self.wrapped)
+
+    @property
     def evaluation(self) -> ActorSpec:
         """The same, with the environment of evaluations."""
         if self.eval_env is None and self.eval_env_kwargs is None:

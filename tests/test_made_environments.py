@@ -19,6 +19,9 @@ from programs import ONE_CPU, run, write_csv_pair
 from test_actor import collect, joined, setup_of
 
 from composer import Composer
+from composer.calibration import CalibrationStore
+from composer.platform import Platform
+from composer.profiling.context import ProfilingContext
 from pearl.actors.environment import make_single_envs, make_vector_env, probe
 from pearl.actors.observations import preparation, prepare, prepared_space, stored_dtype
 from pearl.algorithms import DQN
@@ -165,6 +168,22 @@ def test_set_wrappers_may_be_called_before_and_after_set_actors(first: bool) -> 
         composer.set_wrappers([TimeAwareObservation])
     assert composer._actors is not None
     assert composer._actors.wrappers == (TimeAwareObservation,)
+
+
+def test_wrappers_are_part_of_the_keys_of_measurements(tmp_path: Path) -> None:
+    found = []
+    for wrappers in ((), (TimeAwareObservation,), ((TimeAwareObservation, {"flatten": True}),)):
+        composer = Composer(progress=False)
+        composer.set_actors(1, env="CartPole-v1")
+        composer.set_wrappers(wrappers)
+        composer.set_train_function(DQN)
+        composer.set_replay(1000)
+        devices, connections = write_csv_pair(tmp_path, ONE_CPU)
+        platform = Platform.from_files(devices, connections)
+        store = CalibrationStore(tmp_path / "calibration.json")
+        found.append(ProfilingContext(platform, composer._check_problem(), store).actor_parameters["wrappers"])
+    name = "gymnasium.wrappers.stateful_observation.TimeAwareObservation"
+    assert found == ["", name, f"{name}{{'flatten': True}}"]
 
 
 # --- programs ---

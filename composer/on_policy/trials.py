@@ -96,6 +96,7 @@ class RolloutTrials:
             "actors": problem.actors.count,
             "env": problem.actors.env_name,
             "env_kwargs": repr(dict(problem.actors.env_kwargs)),
+            "wrappers": problem.actors.wrappers_text,
             **({"run": run} if run else {}),
         }
         key, name = context.key("rollout program", on_learner, parameters), candidate.text

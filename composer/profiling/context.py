@@ -216,6 +216,7 @@ class MeasuringContext(Generic[_Problem]):
             "env": actors.env_name,
             "envs": actors.envs_per_actor,
             "env_kwargs": repr(dict(actors.env_kwargs)),
+            "wrappers": actors.wrappers_text,
             "policy": "torch" if self._native_policy is None else "native",
         }
 
