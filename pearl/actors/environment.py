@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from pearl.actors.normalization import normalization_warnings, observation_normalizers
 from pearl.actors.observations import preparation, unprepared_space
-from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, make_vector
+from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, check_singles, make_vector
 from pearl.actors.vectorization import make_single_envs as single_envs
 from pearl.errors import EnvError
 from pearl.spec import ActorSpec
@@ -90,6 +90,7 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> AnyVector:
     Observations are prepared (`pearl.actors.observations`). Raises EnvError for an unknown name (with near matches), a
     missing dependency or a constructor that fails.
     """
+    check_singles(spec)  # before the kind's package is asked for
     with _naming(spec):
         return make_vector(spec, spec.envs_per_actor if envs is None else envs)
 

@@ -234,15 +234,18 @@ VECTORIZATIONS: Mapping[str, Vectorization] = {
 }
 
 
-def make_vector(spec: ActorSpec, count: int) -> AnyVector:
-    """`count` environments as Actors step them. May raise anything."""
-    kind = VECTORIZATIONS[spec.vectorization]
-    if not kind.steps_singles and (spec.wrappers or not isinstance(spec.env, str)):
+def check_singles(spec: ActorSpec) -> None:
+    """Raise EnvError if wrappers or a callable need single environments, which the kind of vector does not have."""
+    if not VECTORIZATIONS[spec.vectorization].steps_singles and (spec.wrappers or not isinstance(spec.env, str)):
         what = "Wrappers (set_wrappers) wrap" if spec.wrappers else "An environment given as a callable makes"
         raise EnvError(
             f'{what} single environments; vectorization="{spec.vectorization}" has none. Take "sync" or "async".'
         )
-    return _actors_vector(kind.make(spec, count))
+
+
+def make_vector(spec: ActorSpec, count: int) -> AnyVector:
+    """`count` environments as Actors step them. May raise anything."""
+    return _actors_vector(VECTORIZATIONS[spec.vectorization].make(spec, count))
 
 
 def make_single_envs(spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
