@@ -209,6 +209,10 @@ class Composer:
         keyword arguments: `[TimeAwareObservation, (RescaleAction, {"min_action": -1.0, "max_action": 1.0})]`.
         Gymnasium's own need no import in the module of the trainer class. Raises ConfigurationError for others.
         """
+        if not isinstance(wrappers, list | tuple):
+            raise ConfigurationError(
+                f"set_wrappers takes a list of wrappers, such as [A, (B, {{...}})]; found {wrappers!r}."
+            )
         self._wrappers = tuple(wrappers)
         if self._actors is not None:
             self._actors = dataclasses.replace(self._actors, wrappers=self._wrappers)

@@ -413,7 +413,8 @@ class ActorSpec:
         kinds = get_args(VectorizationName)
         _require(
             self.vectorization in kinds,
-            f"vectorization must be one of {', '.join(kinds)}; found {self.vectorization!r}.",
+            f'vectorization must be one of {", ".join(kinds)}, or "auto" for the composer to choose; found '
+            f"{self.vectorization!r}.",
         )
         _require(
             _is_number(self.timeout_s) and self.timeout_s >= 0,

@@ -142,6 +142,11 @@ def test_what_is_no_wrapper_is_refused(wrapper: Any) -> None:
         composer.set_wrappers([wrapper])
 
 
+def test_wrappers_are_a_list() -> None:
+    with pytest.raises(ConfigurationError, match=r"set_wrappers takes a list of wrappers.*found <class"):
+        Composer(progress=False).set_wrappers(TimeAwareObservation)  # type: ignore[arg-type]
+
+
 # --- wrappers ---
 
 

@@ -48,7 +48,8 @@ def takes_cnn(obs_shape: tuple[int, ...], cnn: str = "nature") -> bool:
     raise TrainerError(
         f"Observations of shape {obs_shape} look like images (height, width, channels); the {cnn.capitalize()} CNN "
         "needs (channels, height, width). Wrap the environment: gymnasium.wrappers.GrayscaleObservation, "
-        "ResizeObservation((84, 84)) and FrameStackObservation(4). Or use your own network."
+        "ResizeObservation((84, 84)) and FrameStackObservation(4). Atari games: set_actors(..., "
+        'vectorization="atari"). Or use your own network.'
     )
 
 
