@@ -277,7 +277,7 @@ def test_a_class_with_code_is_imported_from_where_it_was(tmp_path: Path, mine: t
     assert f"Importing {tmp_path / 'mine_of_policy.py'} for the trainer class Mine" in done.stderr
     (tmp_path / "mine_of_policy.py").rename(tmp_path / "moved.py")
     done = loaded_elsewhere(run)
-    assert "mine_of_policy.py, which is not there. Pass the class: load_policy(run, trainer=Mine)" in done.stderr
+    assert "mine_of_policy.py, which is not there. Pass the class: load_policy(run, trainer=Mine), or" in done.stderr
     before = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from moved import Mine"
     assert loaded_elsewhere(run, before, ", trainer=Mine").stdout.strip() == str(expected)
 

@@ -239,7 +239,10 @@ def _given_class(given: object, name: str) -> type:
 def _import_trainer(description: PolicyDescription, run: Path) -> type:
     """The class, from its module; PolicyError says where it was looked for."""
     source = description.trainer
-    advice = f"Pass the class: load_policy(run, trainer={source.name})."
+    advice = (
+        f"Pass the class: load_policy(run, trainer={source.name}), or on the command line --trainer "
+        f"MODULE:{source.name}."
+    )
     module = import_module_of(description, run, advice)
     found = getattr(module, source.name, None)
     if not isinstance(found, type):

@@ -137,7 +137,7 @@ def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, 
     except gym.error.DependencyNotInstalled as error:
         raise EnvError(f"Environment {name!r} needs a package that is not installed: {error}") from error
     except Exception as error:
-        raise EnvError(f'Environment {name!r} cannot be made with render_mode="{mode}": {described(error)}.') from error
+        raise EnvError(f'Environment {name!r} cannot be made with render_mode="{mode}": {error}') from error
     modes = env.metadata.get("render_modes", [])
     if env.render_mode != mode or mode not in [*modes, "human"]:
         env.close()
