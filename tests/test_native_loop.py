@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from pearl import _native
-from pearl.algorithms import DDPG, DQN, SAC, TD3
+from pearl.algorithms import DDPG, DQN, REDQ, SAC, TD3, DroQ
 from pearl.algorithms.trainer import Trainer, policy_tensors
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ReplayError, TrainerError
@@ -49,6 +49,14 @@ class Soft(SAC):
     hidden_sizes, max_grad_norm = (16, 8), 0.5
 
 
+class Ensemble(REDQ):
+    hidden_sizes, num_critics, policy_delay = (16, 8), 4, 3
+
+
+class Dropping(DroQ):
+    hidden_sizes, dropout, policy_delay = (16, 8), 0.2, 2
+
+
 class Fixed(SAC):
     hidden_sizes, temperature = (16,), 0.2
 
@@ -58,6 +66,9 @@ class Pixels(DQN):
 
 
 SEEN = {Pixels: spaces.Box(0, 255, (2, 36, 37), np.uint8)}
+
+
+LOOPED = [Dueling, Gradual, Pixels, Deterministic, Twin, Soft, Ensemble, Dropping, Fixed]
 
 
 class OwnNoise(TD3):
@@ -154,7 +165,7 @@ def assert_same_state(found: Trainer, expected: Trainer) -> None:
     assert found.metrics() == expected.metrics()
 
 
-@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Pixels, Deterministic, Twin, Soft, Fixed])
+@pytest.mark.parametrize("trainer_class", LOOPED)
 def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Trainer]) -> None:
     native, interpreted = Setup(trainer_class, native=True), Setup(trainer_class, native=False)
     assert isinstance(native.loop.kernel, _native.TrainingLoop)
@@ -191,7 +202,7 @@ def test_native_and_interpreted_loops_agree_to_the_bit(trainer_class: type[Train
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("trainer_class", [Dueling, Gradual, Pixels, Deterministic, Twin, Soft, Fixed])
+@pytest.mark.parametrize("trainer_class", LOOPED)
 def test_batches_drawn_ahead_change_nothing(trainer_class: type[Trainer], threads: int) -> None:
     plain, ahead = (
         Setup(trainer_class, native=True, arguments={"threads": threads, "prefetch": prefetch})
