@@ -62,6 +62,12 @@ def modules_of(package: str) -> list[str]:
     return [package, *(name for name in found if not any(part.startswith("_") for part in name.split(".")))]
 
 
+def write_if_new(file: Path, text: str) -> None:
+    """Write a page; one with the same text keeps its time, so that it is not read again."""
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.write_text(text, encoding="utf-8")
+
+
 def write_reference(app: Sphinx) -> None:
     """Write a page of the API for each package, and one for the modules next to them, into docs/api."""
     folder = HERE / "api"
@@ -80,11 +86,11 @@ def write_reference(app: Sphinx) -> None:
                 text += f"{module}\n{'-' * len(module)}\n\n"
             options = "".join(f"   :{option}:\n" for option in MEMBERS)
             text += f".. automodule:: {module}\n{options}\n"
-        (folder / f"{name}.rst").write_text(text, encoding="utf-8")
+        write_if_new(folder / f"{name}.rst", text)
     title = "The API, from the docstrings"
     tree = "".join(f"   {name}\n" for name in pages)
     index = f"{title}\n{'=' * len(title)}\n\n.. toctree::\n   :maxdepth: 1\n\n{tree}"
-    (folder / "index.rst").write_text(index, encoding="utf-8")
+    write_if_new(folder / "index.rst", index)
 
 
 def other_pages(index: str) -> list[str]:
@@ -108,5 +114,7 @@ def setup(app: Sphinx) -> None:
 
     app.add_lexer("csv", TextLexer)
     app.connect("builder-inited", write_reference)
+    # The index names pages that may be new.
+    app.connect("env-get-outdated", lambda app, env, added, changed, removed: ["index"])
     app.connect("autodoc-process-docstring", docstring)
     app.connect("source-read", source)
