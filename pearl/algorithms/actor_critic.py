@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -77,6 +78,11 @@ class ActorCritic(Trainer):
 
     _algorithm: ClassVar[str]
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Box",)
+    _learning_rates: ClassVar[Mapping[str, str]] = {
+        "critic_optimizer": "learning_rate",
+        "actor_optimizer": "actor_learning_rate",
+        "temperature_optimizer": "temperature_learning_rate",  # of SAC that learns it
+    }
 
     learning_rate: float = 1e-3
     actor_learning_rate: float = 1e-3

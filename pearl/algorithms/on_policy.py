@@ -6,7 +6,7 @@ import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -29,12 +29,11 @@ from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer
+from pearl.algorithms.trainer import Schedule as Schedule
 from pearl.errors import EnvError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
-
-Schedule: TypeAlias = Literal["constant", "linear"]
 
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = 1e-8
@@ -128,17 +127,16 @@ class OnPolicyTrainer(Trainer):
 
     The settings from `horizon` to `quantization_bits` are the defaults of `RolloutSpec`. `normalize_observations`
     shifts and scales observations by mean and deviation of all that were trained on; these belong to the policy.
-    `normalize_advantages` does so with the advantages of each minibatch. `learning_rate_schedule` "linear" lets the
-    learning rate fall to 0 over the run. With `shared_layers`, policy and value network have their hidden layers in
-    common; for images they always do. Weights begin orthogonal, those of the policy's last layer 100 times
-    smaller (Engstrom et al. 2020 measure what that does); with `orthogonal=False`, as torch's layers begin.
+    `normalize_advantages` does so with the advantages of each minibatch. With `shared_layers`, policy and value network
+    have their hidden layers in common; for images they always do. Weights begin orthogonal, those of the policy's last
+    layer 100 times smaller (Engstrom et al. 2020 measure what that does); with `orthogonal=False`, as torch's layers
+    begin.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "Box")
 
     batch_size: int = 64
     learning_rate: float = 3e-4
-    learning_rate_schedule: Schedule = "constant"
     exploration: Exploration | None = None
     horizon: int = 256
     epochs: int = 10
@@ -186,7 +184,6 @@ class OnPolicyTrainer(Trainer):
         check_observations(name, self.observation_space)
         self.distribution = ActionDistribution.of(name, self.action_space)
         self._require(self.activation in ("tanh", "relu"), "activation", '"tanh" or "relu"')
-        self._require(self.learning_rate_schedule in ("constant", "linear"), "learning_rate_schedule", _SCHEDULES)
         of_bytes = self.observation_space.dtype == np.uint8
         self._require(
             not (self.normalize_observations and of_bytes),
@@ -338,11 +335,9 @@ class OnPolicyTrainer(Trainer):
     # --- training ---------------------------------------------------------------------------------------------------
 
     def set_progress(self, share: float) -> None:
-        """How much of the run is over, from 0 to 1: schedules follow it. Called before each rollout is trained on."""
+        """Also for schedules of the algorithm's own settings; called before each rollout is trained on."""
         self.progress = min(1.0, max(0.0, share))
-        if self.learning_rate_schedule == "linear":
-            for group in self.parts.optimizer.param_groups:
-                group["lr"] = scheduled(self.learning_rate, "linear", self.progress)
+        super().set_progress(self.progress)
 
     def evaluate_actions(
         self, obs: torch.Tensor, action: torch.Tensor
@@ -391,14 +386,6 @@ class OnPolicyTrainer(Trainer):
     def report(self, metrics: Mapping[str, float]) -> None:
         """Keep the Learner's numbers for `metrics`."""
         self._reported = dict(metrics)
-
-
-_SCHEDULES = '"constant" or "linear"'
-
-
-def scheduled(value: float, schedule: str, progress: float) -> float:
-    """A setting after the share `progress` of the run: `value`, or what is left of it on its way to 0."""
-    return value * (1.0 - progress) if schedule == "linear" else value
 
 
 def normalized(advantages: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,10 @@ from pearl.algorithms.on_policy import (
     ActionDistribution,
     Minibatch,
     OnPolicyTrainer,
-    Schedule,
     normalized,
-    scheduled,
 )
 from pearl.algorithms.suggestions import Choice, Facts
-from pearl.algorithms.trainer import Phase, is_number
+from pearl.algorithms.trainer import Phase, Schedule, is_number, scheduled
 from pearl.algorithms.update_rule import (
     ClippedStep,
     HeadKind,

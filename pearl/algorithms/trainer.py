@@ -36,6 +36,9 @@ from pearl.lazy_torch import nn, torch
 from pearl.spec import TransitionSpec
 
 DataFlowKind: TypeAlias = Literal["replay", "rollout"]
+Schedule: TypeAlias = Literal["constant", "linear"]
+
+SCHEDULES = '"constant" or "linear"'
 
 # Test inputs of get_action: enough that a network with too many outputs chooses an action that does not exist.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
@@ -78,10 +81,12 @@ class Trainer(abc.ABC):
     Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
     `batch_size`, `replay_ratio` and other training settings are the defaults of `TrainSpec`. A replay ratio that is
     left to the composer ("auto") is `least_updates_per_step` to `most_updates_per_step` batches for each transition.
+    With `learning_rate_schedule` "linear", all learning rates fall to 0 over the run's steps.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
     _rows_are_independent: ClassVar[bool] = True  # False: batches are normalised as a whole, so they cannot be split
+    _learning_rates: ClassVar[Mapping[str, str]] = {"optimizer": "learning_rate"}  # settings, by optimizer
 
     batch_size: int = 64
     replay_ratio: float = 8.0
@@ -92,6 +97,7 @@ class Trainer(abc.ABC):
     n_step: int = 1
     hidden_sizes: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
+    learning_rate_schedule: Schedule = "constant"
     exploration: Exploration | None = None
     callbacks: Sequence[Any] = ()  # of pearl.callbacks
 
@@ -227,6 +233,7 @@ class Trainer(abc.ABC):
         most, least = self.most_updates_per_step, self.least_updates_per_step
         self._require(is_number(most) and 0 < most <= 1000, "most_updates_per_step", "a number above 0, at most 1000")
         self._require(is_number(least) and 0 <= least <= most, "least_updates_per_step", f"a number from 0 to {most:g}")
+        self._require(self.learning_rate_schedule in ("constant", "linear"), "learning_rate_schedule", SCHEDULES)
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
 
@@ -290,6 +297,14 @@ class Trainer(abc.ABC):
         """The algorithm for engines other than torch; None: it trains and acts in torch only."""
         return None
 
+    def set_progress(self, share: float) -> None:
+        """How much of the run is over, from 0 to 1: schedules follow it. Called between steps, before the next one."""
+        if self.learning_rate_schedule == "linear":
+            share = min(1.0, max(0.0, share))
+            for name, setting in self._learning_rates.items():
+                for group in getattr(getattr(self.parts, name, None), "param_groups", ()):
+                    group["lr"] = scheduled(getattr(self, setting), "linear", share)
+
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
 
@@ -325,6 +340,11 @@ class Trainer(abc.ABC):
 def splits_batches(trainer_class: type) -> bool:
     """Whether a Learner may train on a batch in parts, by the phases of a `Trainer`."""
     return issubclass(trainer_class, Trainer) and trainer_class._rows_are_independent
+
+
+def scheduled(value: float, schedule: str, progress: float) -> float:
+    """A setting after the share `progress` of the run: `value`, or what is left of it on its way to 0."""
+    return value * (1.0 - progress) if schedule == "linear" else value
 
 
 def is_as_built_in(trainer_class: type) -> bool:

@@ -48,6 +48,9 @@ class Rule(Protocol):
     def algorithm(self) -> _native.Algorithm | None:
         """The same step for a loop without Python, with the current settings; None if it needs Python."""
 
+    def refresh(self) -> object:
+        """Read the trainer's settings and its optimizers' state, which schedules and checkpoints change."""
+
 
 def _known_rule(trainer: object, arrays: bool, of_bytes: bool = False) -> tuple[Trainer, UpdateRule]:
     rule = update_rule_of(trainer, arrays=arrays)
@@ -144,10 +147,10 @@ class _ValueRule:
         self._scalars: Scalars | None = None
 
     def algorithm(self) -> _native.Algorithm:
-        self._refresh()
+        self.refresh()
         return self._native.algorithm(self._optimizer.native, self._trainer.step_count)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         self._weights.require_in_place()
         scalars = self._step.scalars()
         if scalars != self._scalars:
@@ -158,7 +161,7 @@ class _ValueRule:
         self._optimizer.refresh()
 
     def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
-        self._refresh()
+        self.refresh()
         trainer = self._trainer
         obs, action, reward, next_obs, discount = columns
         done = trainer.gradient_steps + 1
@@ -208,11 +211,7 @@ class _ActorCriticRule:
         noise = self._step.noise
         if noise is not None and noise.departure is not None:
             return None
-        scalars = self._apply_settings()
-        self._critic.refresh()
-        self._actor.refresh()
-        if self._temperature is not None:
-            self._temperature.refresh()
+        scalars = self.refresh()
         return self._native.algorithm(
             self._critic.native,
             self._actor.native,
@@ -223,7 +222,7 @@ class _ActorCriticRule:
             self._trainer.step_count,
         )
 
-    def _apply_settings(self) -> Scalars:
+    def refresh(self) -> Scalars:
         self._weights.require_in_place()
         scalars = self._step.scalars()
         if scalars != self._scalars:
@@ -239,21 +238,20 @@ class _ActorCriticRule:
                 scalars.target_critics,
             )
             self._scalars = scalars
+        self._critic.refresh()
+        self._actor.refresh()
+        if self._temperature is not None:
+            self._temperature.refresh()
         return scalars
 
     def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         trainer, random = self._trainer, self._step.noise
-        scalars = self._apply_settings()
+        scalars = self.refresh()
         moves = (trainer.gradient_steps + 1) % scalars.policy_delay == 0
         obs, action, reward, next_obs, discount = columns
         rows = len(reward)
         next_noise = None if random is None else np.asarray(random.draw(rows, 0))
         noise = np.asarray(random.draw(rows, 1)) if random is not None and random.of_policy else None
-        self._critic.refresh()
-        if moves:
-            self._actor.refresh()
-        if self._temperature is not None:
-            self._temperature.refresh()
         priorities, loss, td_error, norm, actor_norm = self._native.step(
             obs,
             action,

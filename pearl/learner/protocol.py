@@ -97,6 +97,13 @@ class Learner(Protocol):
     def load_weights(self, weights: np.ndarray) -> None:
         """Load a policy snapshot `(weight_count,)` float32, as `write_weights` gives; TrainerError for another size."""
 
+    def refresh(self) -> None:
+        """Read settings that schedules changed, such as the learning rate; called while no step runs.
+
+        `step` reads them by itself: this is for a fused loop.
+        """
+        return
+
     def fused_loop(
         self, replay: object, storage: object, batch_size: int, queues: LoopQueues, weight_sync_interval: int
     ) -> FusedLoop | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pearl.actors.actor import check_messages_fit, message_rows
-from pearl.algorithms.trainer import transition_of
+from pearl.algorithms.trainer import Trainer, transition_of
 from pearl.callbacks.protocol import Callback
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
@@ -31,6 +31,8 @@ from pearl.runtime.reporting import Program
 from pearl.runtime.run import Run
 from pearl.runtime.workers import TrainingLoop, Worker
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+
+_STAGES = 1000  # of a schedule over the run: to set each costs some 10 us
 
 
 class Session(Run):
@@ -54,6 +56,7 @@ class Session(Run):
             bench = Benchmark.with_replay(options, replay, train, actors.count)
             train = dataclasses.replace(train, replay_ratio=bench.ratio)
         self.replay_spec, self._beta = replay, math.nan
+        self._stage, self._loop = -1, cast("TrainingLoop | None", None)
         check_messages_fit(replay, actors, train)
         super().__init__(
             program,
@@ -124,6 +127,7 @@ class Session(Run):
                     "after the last update of priorities, a delay of 0."
                 )
             self._flow.update_delay = 0
+            self._loop = worker
         super().launch(worker)
 
     def watch(self, rrq: ReplayRequestQueue) -> None:
@@ -167,7 +171,22 @@ class Session(Run):
 
     def iterations_to_grant(self) -> int:
         """Setting 2: how many iterations the training loop may run next; 0 to wait."""
-        return self._flow.iterations_to_grant()
+        iterations = self._flow.iterations_to_grant()
+        if iterations:  # then no grant runs
+            self._follow_schedules()
+        return iterations
+
+    def _follow_schedules(self) -> None:
+        """Set the learning rate of this moment, before iterations are granted or a batch is sampled."""
+        trainer = self.trainer
+        if not isinstance(trainer, Trainer) or trainer.learning_rate_schedule == "constant":
+            return
+        stage = _STAGES * self.counters.env_steps // max(1, self.options.timesteps)
+        if stage != self._stage:
+            self._stage = stage
+            trainer.set_progress(stage / _STAGES)
+            if self._loop is not None:
+                self._loop.refresh()
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
@@ -178,6 +197,7 @@ class Session(Run):
 
     def sampling(self) -> None:
         """A sampling is requested now: call it before the request, which may wake a thread that takes the core."""
+        self._follow_schedules()
         self._flow.sampling()
 
     def sampled(self, batch: int, indices: np.ndarray) -> None:

@@ -469,6 +469,7 @@ class TrainingLoop(Worker):
         super().__init__("training loop", laq, ldq, bell, learner.prepare)
         self._names = [f.name for f in transition.fields]
         self._dtypes = [(np.dtype(f.dtype), f.shape) for f in transition.fields]
+        self._learner = learner
         queues = (laq.native, ldq.native, wsq.native)
         fused = learner.fused_loop(replay, storage, batch_size, queues, weight_sync_interval)
         self.kernel: FusedLoop = fused or _InterpretedLoop(
@@ -484,6 +485,10 @@ class TrainingLoop(Worker):
     def restarted(self) -> None:
         """Publish the newest weights."""
         self.kernel.restart()
+
+    def refresh(self) -> None:
+        """Take settings that schedules changed; call it only while no grant runs."""
+        self._learner.refresh()
 
     def take(self, timeout_s: float) -> bool:
         """Run the granted iterations."""

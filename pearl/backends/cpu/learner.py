@@ -74,6 +74,10 @@ class NativeLearner(TrainerLearner[Any]):
         priorities, metrics = self._rule.step(columns, self._array("weights", weights))
         return StepResult(priorities, metrics["td_error"], metrics)
 
+    def refresh(self) -> None:
+        """Read the trainer's settings and its optimizers' state."""
+        self._rule.refresh()
+
     @property
     def loops_natively(self) -> bool:
         """Whether `fused_loop` makes a loop if Replay Manager and Data Storage are native."""

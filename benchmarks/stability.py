@@ -1,0 +1,236 @@
+"""Returns of runs that go on for five times the steps of their example.
+
+A composed program does not stop where its environment is solved. Greedy episodes evaluate the weights of the moment, 30
+times; none are selected. Rows give each seed's mean over the last third of its evaluations, by the settings of the
+examples ("after") and, where these changed, by the former ones ("before"). The share kept is the last third compared
+with the best third of the same run, counted from the return of a random policy.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.programs import composer_of, run_program
+from benchmarks.record import ASSETS, Row, shown, write
+from benchmarks.timing import options
+from pearl.algorithms import DQN, SAC, TD3
+from pearl.exploration import EpsilonGreedy
+
+BEFORE, AFTER = "before", "after"
+EVALUATIONS, EPISODES = 30, 10
+FIRST_SEED = 2001  # settings were chosen on seeds from 1001 to 1006
+
+_CARTPOLE = {
+    "hidden_sizes": (64, 64),
+    "batch_size": 64,
+    "learning_rate": 2.3e-3,
+    "exploration": EpsilonGreedy(start=1.0, end=0.04, steps=3_000),
+}
+_PENDULUM = {
+    "hidden_sizes": (64, 64),
+    "batch_size": 32,
+    "replay_ratio": 64.0,
+    "learning_rate": 1e-3,
+    "actor_learning_rate": 1e-3,
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trainer on an environment for `steps` environment steps; `random` is the return of a random policy.
+
+    `before` is None where nothing changed.
+    """
+
+    trainer: type
+    environment: str
+    steps: int
+    envs: int
+    random: float
+    after: Mapping[str, object]
+    before: Mapping[str, object] | None = None
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return f"{self.trainer.__name__} {self.environment}"
+
+    @property
+    def variants(self) -> dict[str, Mapping[str, object]]:
+        """Settings by name."""
+        return {AFTER: self.after} if self.before is None else {BEFORE: self.before, AFTER: self.after}
+
+    @property
+    def interval(self) -> int:
+        """Environment steps between evaluations."""
+        return self.steps // EVALUATIONS
+
+
+TASKS = (
+    Task(
+        DQN,
+        "CartPole-v1",
+        250_000,
+        8,
+        22.0,
+        {
+            **_CARTPOLE,
+            "replay_ratio": 32.0,
+            "n_step": 5,
+            "tau": 0.01,
+            "learning_rate_schedule": "linear",
+        },
+        {
+            **_CARTPOLE,
+            "replay_ratio": 64.0,
+            "n_step": 1,
+            "tau": 1.0,
+            "target_update_interval": 100,
+            "learning_rate_schedule": "constant",
+        },
+    ),
+    Task(
+        DQN,
+        "LunarLander-v3",
+        500_000,
+        8,
+        -180.0,
+        {},
+        {
+            "learning_rate": 1e-3,
+            "replay_ratio": 8.0,
+            "n_step": 1,
+            "tau": 1.0,
+            "target_update_interval": 250,
+            "learning_rate_schedule": "constant",
+        },
+    ),
+    Task(SAC, "Pendulum-v1", 50_000, 4, -1_220.0, {**_PENDULUM, "temperature_learning_rate": 1e-3}),
+    Task(TD3, "Pendulum-v1", 60_000, 4, -1_220.0, _PENDULUM),
+)
+
+Curves = dict[str, np.ndarray]  # by the settings' name: mean returns (seeds, evaluations)
+
+
+def compose(task: Task, variant: str, folder: Path) -> Path:
+    """The program; composing measures the parts, but tries no whole programs."""
+    settings = task.variants[variant]
+    composer = composer_of(folder, task.trainer, task.environment, task.envs, 100_000, {}, **settings)
+    composer.run(budget_s=0)
+    program: Path = composer.runtime_gen(
+        path=folder / f"{task.name}_{variant}.py".replace(" ", "_").replace("-", "_"), timesteps=task.steps
+    )
+    return program
+
+
+def run(program: Path, task: Task, seed: int) -> np.ndarray:
+    """Mean returns of the greedy evaluations `(EVALUATIONS,)` of one run; NaN before the first gradient step."""
+    folder = program.with_suffix("") / str(seed)
+    arguments = ("--seed", seed, "--eval-interval", task.interval, "--eval-episodes", EPISODES)
+    run_program(program, *arguments, "--until-return", "none", "--run-dir", folder)
+    found = np.full(EVALUATIONS, np.nan)
+    with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            place = int(row["env_steps"]) // task.interval - 1
+            if row["kind"] == "progress" and place < EVALUATIONS and np.isnan(found[place]):
+                found[place] = float(row["mean_return"])
+    return found
+
+
+def measure(task: Task, seeds: int, folder: Path) -> Curves:
+    """All variants, by turns."""
+    programs = {name: compose(task, name, folder) for name in task.variants}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in programs}
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for name, program in programs.items():
+            found[name].append(run(program, task, seed))
+            thirds = ", ".join(f"{mean:.1f}" for mean in thirds_of(found[name][-1][None])[0])
+            print(f"{task.name:24} {name:8} seed {seed}  means of the thirds {thirds}", flush=True)
+    return {name: np.stack(curves) for name, curves in found.items()}
+
+
+def thirds_of(curves: np.ndarray) -> np.ndarray:
+    """Means `(seeds, 3)` over the thirds of the curves `(seeds, evaluations)`."""
+    return np.stack([np.nanmean(part, axis=1) for part in np.split(curves, 3, axis=1)], axis=1)
+
+
+def rows_of(task: Task, curves: Curves) -> Iterator[Row]:
+    """The last third of the evaluations, and the share that it keeps of the best third."""
+    thirds = {name: thirds_of(found) for name, found in curves.items()}
+    last = {name: means[:, -1] for name, means in thirds.items()}
+    kept = {
+        name: 100.0 * (means[:, -1] - task.random) / (means.max(axis=1) - task.random) for name, means in thirds.items()
+    }
+    for what, unit, values in (("mean return of the last third", "return", last), ("share kept", "%", kept)):
+        peer = ""
+        if BEFORE in values:
+            low, high = values[BEFORE].min(), values[BEFORE].max()
+            peer = f"settings before ({low:.0f} to {high:.0f})"
+        case = f"{task.name}, {task.steps:,} steps: {what}"
+        yield Row.of(case, unit, "higher", values[AFTER], peer, values.get(BEFORE))
+
+
+def plot(task: Task, curves: Curves) -> dict[str, str]:
+    """Medians over the seeds, and bands from the lowest to the highest."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    steps = task.interval * np.arange(1, EVALUATIONS + 1)
+    seeds = next(iter(curves.values())).shape[0]
+    for name, found in curves.items():
+        seen = ~np.isnan(found).all(axis=0)
+        values = found[:, seen]
+        (line,) = axes.plot(steps[seen], np.nanmedian(values, axis=0), label=name)
+        axes.fill_between(
+            steps[seen], np.nanmin(values, axis=0), np.nanmax(values, axis=0), alpha=0.2, color=line.get_color()
+        )
+    axes.set(xlabel="environment steps", ylabel=f"mean return of {EPISODES} greedy episodes", title=task.name)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    file = f"stability_{task.name.lower().replace(' ', '_').replace('-', '_')}.png"
+    figure.savefig(ASSETS / file, dpi=110)
+    plt.close(figure)
+    return {"file": file, "title": f"{task.name}: median and range of {seeds} seeds"}
+
+
+def main() -> None:
+    parser = options(__doc__, "one seed of CartPole-v1")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of each task (default: 5)")
+    parser.add_argument("--only", choices=[task.name for task in TASKS], action="append", help="these tasks alone")
+    arguments = parser.parse_args()
+    tasks = [task for task in TASKS if arguments.only is None or task.name in arguments.only]
+    rows: list[Row] = []
+    plots: list[dict[str, str]] = []
+    runs: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for task in TASKS[:1] if arguments.quick else tasks:
+            curves = measure(task, 1 if arguments.quick else arguments.seeds, Path(scratch))
+            rows += shown(rows_of(task, curves))
+            if arguments.quick:
+                continue
+            plots.append(plot(task, curves))
+            runs += [
+                {
+                    "task": task.name,
+                    "settings": name,
+                    "seed": FIRST_SEED + n,
+                    "means_of_thirds": means.round(1).tolist(),
+                }
+                for name, found in curves.items()
+                for n, means in enumerate(thirds_of(found))
+            ]
+            write("stability", "make bench-stability", os.cpu_count() or 1, rows, plots=plots, runs=runs)
+
+
+if __name__ == "__main__":
+    main()
