@@ -18,6 +18,7 @@ from torch import nn
 from pearl import Composer
 from pearl.algorithms import DQN
 from pearl.algorithms.networks import ScaleBytes
+from pearl.algorithms.trainer import Schedule
 from pearl.exploration import EpsilonGreedy
 from pearl.runtime import run_generated, run_program
 
@@ -39,6 +40,7 @@ class DQNTrainer(DQN):
     """Double DQN with three-step returns, sized for two cores."""
 
     learning_rate = 1e-4
+    learning_rate_schedule: Schedule = "constant"
     batch_size = 32
     n_step = 3
     replay_ratio = 8.0

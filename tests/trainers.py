@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -20,15 +21,27 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
+from pearl.algorithms.trainer import Schedule
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 
 
 class TinyDQN(DQN):
-    hidden_sizes = (16,)
+    hidden_sizes: tuple[int, ...] = (16,)
     batch_size = 16
     replay_ratio = 2.0
+    n_step = 1
+    learning_rate_schedule: Schedule = "constant"
     learning_starts = 100
     exploration = EpsilonGreedy(steps=1000)
+
+
+class FallingDQN(TinyDQN):
+    """Its learning rate falls to 0 over the run, and the log shows it."""
+
+    learning_rate_schedule: Schedule = "linear"
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"learning_rate": self.parts.optimizer.param_groups[0]["lr"]}
 
 
 class TinyDDPG(DDPG):
