@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError, read_network, weights_of
 from pearl.learner.torch_learner import TorchLearner
 
-VARIANTS = _native.learner_kernel_variants()
+WITHOUT_AMX = "avx512 without AMX"
+VARIANTS = [*_native.learner_kernel_variants(), *([WITHOUT_AMX] if _native.has_amx() else [])]
 ACTIONS = spaces.Discrete(3)
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -43,11 +45,13 @@ def one_torch_thread() -> Iterator[None]:
 @contextlib.contextmanager
 def kernels(name: str) -> Iterator[None]:
     before = _native.selected_learner_kernels()
-    _native.select_learner_kernels(name)
+    _native.select_learner_kernels(name.split()[0])
+    _native.allow_amx(name != WITHOUT_AMX)
     try:
         yield
     finally:
         _native.select_learner_kernels(before)
+        _native.allow_amx(True)
 
 
 def pixels(*shape: int) -> spaces.Box:
@@ -111,6 +115,44 @@ def test_convolutions_and_their_gradients_are_those_of_float64(
     x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
     with kernels(variant):
         assert_exact(nn.Sequential(*layers, nn.Linear(width, 5)), x)
+
+
+@pytest.mark.skipif(not _native.has_amx(), reason="needs AMX")
+@settings(max_examples=40, deadline=None)
+@given(
+    run=st.sampled_from([(4, 8), (8, 4), (32, 1), (16, 4), (4, 24)]), tall=st.integers(1, 5),
+    height=st.integers(5, 9), width=st.integers(24, 60), strides=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    channels=st.sampled_from([16, 32, 48]), bias=st.booleans(), rows=st.sampled_from([1, 5]), size=st.floats(-8, 8),
+)  # fmt: skip
+def test_convolutions_of_bytes_in_amx_lose_no_digits(
+    run: tuple[int, int], tall: int, height: int, width: int, strides: tuple[int, int], channels: int, bias: bool,
+    rows: int, size: float,
+) -> None:  # fmt: skip
+    torch.manual_seed(width)
+    layer = nn.Conv2d(run[0], channels, (tall, run[1]), strides, bias=bias)
+    with torch.no_grad():
+        layer.weight *= 10.0**size
+    x = torch.randint(0, 256, (rows, run[0], height, width), dtype=torch.uint8)
+    count = math.prod(layer(x.float()).shape[1:])
+    last = nn.Linear(count, 1, bias=False)
+    module = nn.Sequential(ScaleBytes(), layer, nn.Flatten(), last)
+    assert_exact(module, x)
+    flat = FlatParameters(module)
+    of_one = []
+    for allowed in (True, False):
+        _native.allow_amx(allowed)
+        try:
+            network = read_network("network", module, tuple(x.shape[1:]), flat, images=True, of_bytes=True)
+        finally:
+            _native.allow_amx(True)
+        with torch.no_grad():  # one number of the convolution at a time
+            last.weight.zero_()
+            last.weight[0, 7 * count // 11] = 1.0
+        of_one.append(network.forward(weights_of(flat), x.numpy()))
+    exact = copy.deepcopy(module).double()(x.double() / 255).detach().numpy()
+    most = float(layer.weight.detach().abs().sum(dim=(1, 2, 3)).max())
+    for found in of_one:
+        np.testing.assert_allclose(found, exact, rtol=0, atol=3e-7 * most + 1e-7)
 
 
 class Branches(nn.Module):

@@ -325,6 +325,8 @@ void bind_learner(py::module_& m) {
   m.def("learner_kernel_variants", &learner::learner_kernel_variants);
   m.def("selected_learner_kernels", [] { return std::string(learner::learner_kernels().name); });
   m.def("select_learner_kernels", &learner::select_learner_kernels, py::arg("name"));
+  m.def("has_amx", [] { return learner::byte_convolution_kernels() != nullptr; });
+  m.def("allow_amx", &learner::allow_amx, py::arg("allowed"));
   m.def("gemm", &gemm, py::arg("a").noconvert(), py::arg("b").noconvert(), py::arg("c").noconvert(),
         py::arg("bias").noconvert() = py::none(), py::arg("gate").noconvert() = py::none(), py::arg("relu") = false,
         py::arg("accumulate") = false);

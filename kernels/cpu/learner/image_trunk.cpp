@@ -68,6 +68,10 @@ ImageWorkspace::ImageWorkspace(const ImageTrunk& trunk, std::size_t panels, bool
   const std::size_t last = ImageTrunk::floats(trunk.shapes_.back());
   input_ = AlignedArray<float>(ImageTrunk::floats(trunk.shapes_.front()));
   mixed_ = AlignedArray<std::uint8_t>(trunk.shapes_.front().numbers() * (trunk.of_bytes_ ? 1 : sizeof(float)));
+  if (trunk.amx_ != nullptr) {
+    whole_ = AlignedArray<std::uint16_t>(trunk.shapes_.front().numbers());
+    parts_ = AlignedArray<std::uint16_t>(trunk.first_.parts());
+  }
   maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : 1));
   last_maps_ = AlignedArray<float>(last * slots);
   weights_ = AlignedArray<float>(trunk.weights_);
@@ -100,6 +104,24 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
                        std::to_string(shapes[0].height) + ", " + std::to_string(shapes[0].width) +
                        "); the network has " + std::to_string(input_width) + " inputs.");
   plan(ops, shapes);
+  use_amx();
+}
+
+// Where the machine and the first convolution allow it. Only next to AVX-512: a variant that is chosen is kept to.
+void ImageTrunk::use_amx() {
+  const ByteConvolutionKernels* amx = byte_convolution_kernels();
+  const Step& step = steps_.front();
+  const Window& w = step.op.window;
+  for (const Step& other : steps_)
+    for (std::size_t k = 0; k < other.op.input_count(); ++k)
+      if (&other != &step && other.in[k] == 0) return;
+  const bool padded = w.padding[0] != 0 || w.padding[1] != 0;
+  if (!of_bytes_ || amx == nullptr || step.op.kind != OpKind::conv2d || padded) return;
+  if (std::string(kernels_.name) != "avx512") return;
+  const MapShape& out = shapes_[step.out];
+  first_ = {w.width * w.channels, w.stride[0] * w.width * w.channels, w.stride[1] * w.channels,
+            w.kernel[1] * w.channels, w.kernel[0], out.height, out.width, out.channels, out.row()};
+  if (amx->fits(first_)) amx_ = amx;
 }
 
 std::size_t ImageTrunk::floats(const MapShape& shape) { return round_up(shape.height * shape.row(), 16); }
@@ -253,13 +275,15 @@ void ImageTrunk::load(const void* images, std::size_t count, ImageWorkspace& wor
   workspace.loaded_[panel] = {images, count};
 }
 
-void ImageTrunk::read_image(const void* image, ImageWorkspace& workspace) const {
+// The input as floats, or with `whole` as AMX reads it.
+void ImageTrunk::read_image(const void* image, ImageWorkspace& workspace, bool whole) const {
   const MapShape& shape = shapes_.front();
   const std::size_t row = shape.width * shape.channels;
   float* to = workspace.input_.data() + shape.inside();
   if (of_bytes_) {
     const std::uint8_t* bytes = workspace.mixed_.data();
     interleave(static_cast<const std::uint8_t*>(image), shape.channels, shape.positions(), workspace.mixed_.data());
+    if (whole) return amx_->widen(bytes, shape.numbers(), workspace.whole_.data());
     for (std::size_t y = 0; y < shape.height; ++y)
       kernels_.scale_bytes(bytes + y * row, kByteScale, to + y * shape.row(), row);
   } else {
@@ -301,13 +325,20 @@ void ImageTrunk::pack_for_inputs(const Step& step, ImageWorkspace& workspace) co
 void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std::size_t panel,
                          float* features) const {
   pack(parameters, workspace);
+  if (amx_ != nullptr) amx_->pack(first_, workspace.weights_.data() + steps_.front().weights, workspace.parts_.data());
   const std::size_t size = kernels_.panel, count = workspace.loaded_[panel].count;
   const auto* images = static_cast<const char*>(workspace.loaded_[panel].rows);
   const std::size_t image_bytes = shapes_.front().numbers() * (of_bytes_ ? 1 : sizeof(float));
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t slot = panel * size + i;
-    read_image(images + i * image_bytes, workspace);
+    read_image(images + i * image_bytes, workspace, amx_ != nullptr);
     for (const Step& step : steps_) {
+      if (amx_ != nullptr && step.in[0] == 0) {
+        amx_->convolve(first_, workspace.whole_.data(), workspace.parts_.data(), kByteScale,
+                       step.op.bias == kNone ? nullptr : parameters + step.op.bias, step.relu,
+                       map(workspace, step.out, slot) + shapes_[step.out].inside());
+        continue;
+      }
       const float* x = map(workspace, step.in[0], slot);
       float* y = map(workspace, step.out, slot);
       const std::size_t whole = floats(shapes_[step.out]);
@@ -413,7 +444,7 @@ void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, co
   const auto* images = static_cast<const char*>(workspace.loaded_[panel].rows);
   const std::size_t image_bytes = shapes_.front().numbers() * (of_bytes_ ? 1 : sizeof(float));
   for (std::size_t i = 0; i < count; ++i) {
-    read_image(images + i * image_bytes, workspace);
+    read_image(images + i * image_bytes, workspace, false);
     backward_sample(workspace, panel * size + i);
   }
 }

@@ -13,6 +13,7 @@
 #include "pearl/aligned.hpp"
 #include "pearl/errors.hpp"
 #include "pearl/learner/actor_critic.hpp"
+#include "pearl/learner/byte_convolution.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/team.hpp"
 #include "pearl/normal.hpp"
@@ -314,6 +315,38 @@ void test_gradients_of_images() {
         CHECK(std::fabs(static_cast<double>(gradients[i]) - expected) < 1e-3 * std::fmax(1.0, std::fabs(expected)));
       }
     }
+  }
+}
+
+// A convolution of bytes in AMX and in AVX-512: the same but for the order of the sums. Weights far apart in size need
+// all of their digits.
+void test_bytes_in_amx() {
+  if (byte_convolution_kernels() == nullptr || std::string(learner_kernels().name) != "avx512") return;
+  for (const std::size_t columns : {8u, 23u, 90u}) {
+    const std::size_t inputs = 4 * 9 * columns, wide = (columns - 8) / 3 + 1, map = 48 * 2 * wide;
+    Op conv{OpKind::conv2d, {0, kNone}, map, 0, 48 * 4 * 5 * 8};
+    conv.window = {4, 9, columns, {5, 8}, {3, 3}, {0, 0}};
+    const std::size_t weights = 48 * 4 * 5 * 8 + 48;
+    Op last{OpKind::linear, {3, kNone}, 7, static_cast<std::ptrdiff_t>(weights), kNone};
+    const std::vector<Op> ops = {
+        conv, {OpKind::relu, {1, kNone}, map}, {OpKind::flatten, {2, kNone}, map}, last};
+    Floats parameters = random_floats(weights + 7 * map, 41, 0.2f);
+    for (std::size_t i = 0; i < weights; i += 3) parameters[i] *= 1e-3f;
+    std::vector<std::uint8_t> bytes(2 * inputs);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 2654435761u >> 24);
+    Floats found[2];
+    for (const bool allowed : {false, true}) {
+      allow_amx(allowed);
+      const Network network(inputs, ops, parameters.size(), true);
+      Workspace workspace(network, 1, false);
+      network.load(bytes.data(), 2, workspace, 0);
+      network.forward(parameters.data(), workspace, 0, network.columns(2));
+      const float* values = workspace.value(network.output(), 0);
+      found[allowed].assign(values, values + 7 * network.kernels().panel);
+    }
+    for (std::size_t i = 0; i < found[0].size(); ++i)
+      CHECK(std::fabs(found[0][i] - found[1][i]) < 2e-5f * std::fmax(1.0f, std::fabs(found[0][i])));
+    CHECK(found[0] != found[1]);  // two ways
   }
 }
 
@@ -638,6 +671,7 @@ int main() {
     test_gemm();
     test_gradients();
     test_gradients_of_images();
+    test_bytes_in_amx();
     test_images_are_refused_where_they_are_unknown();
     test_training();
     test_refused_steps_change_nothing();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pearl/aligned.hpp"
+#include "pearl/learner/byte_convolution.hpp"
 #include "pearl/learner/kernels.hpp"
 #include "pearl/learner/op.hpp"
 
@@ -48,7 +49,9 @@ class ImageWorkspace {
   std::vector<Loaded> loaded_;      // of each panel
   AlignedArray<float> input_;       // a sample's input
   AlignedArray<std::uint8_t> mixed_;  // a sample's bytes with channels last
-  AlignedArray<float> maps_;        // of each sample kept, but for the last map
+  AlignedArray<std::uint16_t> whole_;  // the same in bfloat16, for AMX
+  AlignedArray<std::uint16_t> parts_;  // the first convolution's weights for AMX
+  AlignedArray<float> maps_;           // of each sample kept, but for the last map
   AlignedArray<float> last_maps_, last_slopes_;
   AlignedArray<float> slopes_;      // gradients of one sample's maps
   AlignedArray<float> weights_, back_weights_, weight_gradients_, scratch_;
@@ -98,8 +101,9 @@ class ImageTrunk {
 
   MapShape result_of(const Op& op, std::size_t index, std::vector<MapShape>& shapes) const;
   void plan(const std::vector<Op>& ops, const std::vector<MapShape>& shapes);
+  void use_amx();
   void widen_margins();
-  void read_image(const void* image, ImageWorkspace& workspace) const;
+  void read_image(const void* image, ImageWorkspace& workspace, bool whole) const;
   void pack(const float* parameters, ImageWorkspace& workspace) const;
   void pack_for_inputs(const Step& step, ImageWorkspace& workspace) const;
   void begin_backward(const float* parameters, ImageWorkspace& workspace) const;
@@ -116,6 +120,8 @@ class ImageTrunk {
 
   const LearnerKernels& kernels_;
   bool of_bytes_;
+  const ByteConvolutionKernels* amx_ = nullptr;  // of the first step, if it is the only one that takes the input
+  ByteConvolution first_{};
   std::vector<MapShape> shapes_;     // of the maps that are stored
   std::vector<std::size_t> places_;  // of each map but the input and the last: floats of a sample's maps
   std::vector<Step> steps_;

@@ -1,0 +1,176 @@
+#include "pearl/learner/byte_convolution.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11
+#define PEARL_AMX 1
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace pearl::learner {
+namespace {
+
+std::atomic<bool>& amx_allowed() {
+  static std::atomic<bool> allowed = [] {
+    const char* wanted = std::getenv("PEARL_AMX");
+    return wanted == nullptr || std::strcmp(wanted, "0") != 0;
+  }();
+  return allowed;
+}
+
+#if defined(PEARL_AMX)
+
+#define PEARL_SIMD __attribute__((target("amx-tile,amx-bf16,avx512f,avx512dq,avx512bw,avx512vl")))
+
+constexpr std::size_t kLanes = 16;  // channels of a tile, and at most as many positions
+constexpr std::size_t kDepth = 32;  // numbers of the image that a tile multiplies at once
+constexpr std::size_t kParts = 3;
+constexpr std::size_t kTileNumbers = kDepth * kLanes;
+
+// As the instruction reads it: palette 1, then bytes per row and rows of each tile.
+struct alignas(64) TileShapes {
+  std::uint8_t palette = 1, start = 0, reserved[14] = {};
+  std::uint16_t bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+bool fits(const ByteConvolution& c) {
+  return c.run % kDepth == 0 && c.channels % kLanes == 0 && c.height > 0 && c.width > 0;
+}
+
+PEARL_SIMD void widen(const std::uint8_t* bytes, std::size_t count, std::uint16_t* numbers) {
+  // The upper half of a float is its bfloat16 number, here without a remainder.
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const __m512i whole = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i)));
+    const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(whole)), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers + i), _mm512_cvtepi32_epi16(upper));
+  }
+  for (; i < count; ++i) {
+    const auto number = static_cast<float>(bytes[i]);
+    std::uint32_t bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    numbers[i] = static_cast<std::uint16_t>(bits >> 16);
+  }
+}
+
+// For each pair of numbers under the kernel, of two neighbours among the depth: pairs of 16 channels.
+PEARL_SIMD void pack(const ByteConvolution& c, const float* weights, std::uint16_t* parts) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+  std::uint16_t* to = parts;
+  for (std::size_t first = 0; first < c.channels; first += kLanes)
+    for (std::size_t k = 0; k < c.runs * c.run; k += kDepth, to += kParts * kTileNumbers)
+      for (std::size_t pair = 0; pair < kDepth / 2; ++pair) {
+        const float* even = weights + (k + 2 * pair) * c.channels + first;
+        __m512 left[2] = {_mm512_loadu_ps(even), _mm512_loadu_ps(even + c.channels)};
+        for (std::size_t part = 0; part < kParts; ++part) {
+          __m512i bits[2];
+          for (int i = 0; i < 2; ++i) {
+            // Cut off, not rounded: what is left has the same sign, and three parts of eight bits hold all 24.
+            bits[i] = _mm512_and_si512(_mm512_castps_si512(left[i]), upper);
+            left[i] = _mm512_sub_ps(left[i], _mm512_castsi512_ps(bits[i]));
+          }
+          const __m512i both = _mm512_or_si512(_mm512_srli_epi32(bits[0], 16), bits[1]);
+          _mm512_storeu_si512(to + part * kTileNumbers + pair * 2 * kLanes, both);
+        }
+      }
+}
+
+// One tile of sums, `rows` x 16 channels, scaled and moved by the bias.
+PEARL_SIMD inline void finish(const float* sums, std::size_t rows, float scale, const float* bias, bool relu,
+                              float* result, std::size_t channels) {
+  const __m512 by = _mm512_set1_ps(scale), none = _mm512_setzero_ps();
+  const __m512 shift = bias == nullptr ? none : _mm512_loadu_ps(bias);
+  for (std::size_t row = 0; row < rows; ++row) {
+    __m512 value = _mm512_add_ps(_mm512_mul_ps(by, _mm512_loadu_ps(sums + row * kLanes)), shift);
+    if (relu) value = _mm512_max_ps(none, value);  // a NaN stays a NaN
+    _mm512_storeu_ps(result + row * channels, value);
+  }
+}
+
+PEARL_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* image, const std::uint16_t* parts, float scale,
+                         const float* bias, bool relu, float* result) {
+  // Tiles of equally many positions; the last one may overlap the one before it.
+  const std::size_t tiles = (c.width + kLanes - 1) / kLanes, rows = (c.width + tiles - 1) / tiles;
+  const std::size_t last_position = c.width - rows, last_channel = c.channels - kLanes;
+  const std::size_t blocks = c.runs * c.run / kDepth, in_run = c.run / kDepth;
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) {
+    shapes.bytes[tile] = 64;
+    shapes.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : kLanes);  // 0 to 3 sums, 4 and 5 of the image
+  }
+  _tile_loadconfig(&shapes);
+  alignas(64) float sums[4][kLanes * kLanes];
+  const auto step = static_cast<long>(c.step * sizeof(std::uint16_t));
+  for (std::size_t y = 0; y < c.height; ++y)
+    for (std::size_t channel = 0; channel < c.channels; channel += 2 * kLanes) {
+      const std::size_t channels[2] = {channel, std::min(channel + kLanes, last_channel)};
+      const std::uint16_t* of[2];
+      for (int i = 0; i < 2; ++i) of[i] = parts + channels[i] / kLanes * blocks * kParts * kTileNumbers;
+      for (std::size_t x = 0; x < c.width; x += 2 * rows) {
+        const std::size_t positions[2] = {std::min(x, last_position), std::min(x + rows, last_position)};
+        const std::uint16_t* from = image + y * c.row_step;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (std::size_t block = 0; block < blocks; ++block) {
+          const std::uint16_t* run = from + block / in_run * c.image_row + block % in_run * kDepth;
+          _tile_loadd(4, run + positions[0] * c.step, step);
+          _tile_loadd(5, run + positions[1] * c.step, step);
+          for (std::size_t part = 0; part < kParts; ++part) {
+            const std::size_t at = (block * kParts + part) * kTileNumbers;
+            _tile_loadd(6, of[0] + at, 64);
+            _tile_loadd(7, of[1] + at, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+          }
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        _tile_stored(2, sums[2], 64);
+        _tile_stored(3, sums[3], 64);
+        for (int i = 0; i < 4; ++i) {
+          const std::size_t first = channels[i % 2];
+          finish(sums[i], rows, scale, bias == nullptr ? nullptr : bias + first, relu,
+                 result + y * c.result_row + positions[i / 2] * c.channels + first, c.channels);
+        }
+      }
+    }
+  _tile_release();
+}
+
+// The system grants the tiles' registers to a process that asks, and to threads that it starts later.
+bool granted() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  __builtin_cpu_init();
+  unsigned int a = 7, b = 0, c = 0, d = 0;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  const bool has_tiles = (d >> 24 & 1) != 0 && (d >> 22 & 1) != 0;
+  return has_tiles && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+#endif
+
+}  // namespace
+
+const ByteConvolutionKernels* byte_convolution_kernels() {
+#if defined(PEARL_AMX)
+  static constexpr ByteConvolutionKernels kernels = {fits, widen, pack, convolve};
+  static const bool present = granted();
+  if (present && amx_allowed()) return &kernels;
+#endif
+  return nullptr;
+}
+
+void allow_amx(bool allowed) { amx_allowed() = allowed; }
+
+}  // namespace pearl::learner
