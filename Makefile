@@ -103,7 +103,7 @@ $(WHEEL_STAMP): $(STAMP)
 	@touch $@
 
 wheel: $(WHEEL_STAMP)  ## manylinux wheels into dist, tried without a compiler; WHEEL_ARGS="--versions 3.11" for one Python
-	$(BIN)/python -m tools.wheels $(WHEEL_ARGS)
+	$(BIN)/python .ci/tools/wheels.py $(WHEEL_ARGS)
 
 arm64-tools:
 	@for tool in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$tool > /dev/null || { \
@@ -122,7 +122,7 @@ $(HOOKS_STAMP): $(STAMP)
 hooks: $(HOOKS_STAMP)  ## Check each commit before it is made: ruff, mypy, clang-format (pre-commit)
 
 release: setup  ## Release the changelog's [Unreleased]: VERSION=x.y.z; RELEASE_ARGS=--dry-run shows what would change
-	$(BIN)/python -m tools.release $(RELEASE_ARGS) $(or $(VERSION),$(error Which version? make release VERSION=x.y.z))
+	$(BIN)/python .ci/tools/release.py $(RELEASE_ARGS) $(or $(VERSION),$(error Which version? make release VERSION=x.y.z))
 
 # Installed outside the project's environment.
 build/atheris: $(STAMP)
@@ -136,7 +136,7 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 docs: $(DOCS_STAMP)  ## The documentation as a site, into docs/_build/html; warnings are errors
-	$(BIN)/python -m tools.reference
+	$(BIN)/python .ci/tools/reference.py
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs docs/_build/html
 
 fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA compared with the papers

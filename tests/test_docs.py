@@ -107,7 +107,7 @@ def test_snippets_are_python(page):
 
 def test_what_follows_from_the_code_is_up_to_date():
     stale = [named(page) for page, text in reference.pages().items() if page.read_text(encoding="utf-8") != text]
-    assert stale == [], "run `python -m tools.reference`"
+    assert stale == [], "run `python .ci/tools/reference.py`"
 
 
 def test_each_algorithm_has_a_page_that_the_index_names():

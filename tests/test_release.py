@@ -133,7 +133,7 @@ def test_the_files_of_this_repository_state_one_version():
 
 
 def test_an_error_is_one_message_with_exit_status_1():
-    command = (sys.executable, "-m", "tools.release", "0.0.1", "--dry-run")
+    command = (sys.executable, ".ci/tools/release.py", "0.0.1", "--dry-run")
     done = subprocess.run(command, cwd=tool.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: Expected a version after")

@@ -1,4 +1,4 @@
-"""Write the parts of the documentation that follow from the code: `python -m tools.reference`.
+"""Write the parts of the documentation that follow from the code: `python .ci/tools/reference.py`.
 
 These are docs/cli.md, from the help of the commands, and the table of settings in each page of docs/algorithms, from
 the attributes of the classes. A test compares both with the code.
@@ -16,10 +16,10 @@ from pearl.algorithms import ALGORITHMS, Trainer
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.errors import PearlError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-BEGIN, END = "<!-- settings of {}: made by tools/reference.py -->\n", "<!-- end of settings -->\n"
-CLI_NOTE = "<!-- Made from the help of the commands, by tools/reference.py. -->\n\n# The command line\n"
+BEGIN, END = "<!-- settings of {}: made by .ci/tools/reference.py -->\n", "<!-- end of settings -->\n"
+CLI_NOTE = "<!-- Made from the help of the commands, by .ci/tools/reference.py. -->\n\n# The command line\n"
 
 MEANINGS = {
     "activation": '`"tanh"` or `"relu"`, in the default networks',
@@ -102,7 +102,7 @@ def settings_table(name: str, algorithm: type[Trainer]) -> str:
     for setting, default in settings_of(algorithm).items():
         if setting not in MEANINGS:
             raise ReferenceError(
-                f"{name} has a setting {setting!r}, of which MEANINGS in tools/reference.py lacks a line."
+                f"{name} has a setting {setting!r}, of which MEANINGS in .ci/tools/reference.py lacks a line."
             )
         rows.append(f"| `{setting}` | {shown(default)} | {MEANINGS[setting]} |\n")
     return BEGIN.format(name) + "\n| setting | default | meaning |\n|---|---|---|\n" + "".join(rows) + "\n" + END

@@ -1,4 +1,4 @@
-"""Build, repair and try manylinux wheels: `make wheel`, or `python -m tools.wheels --help`.
+"""Build, repair and try manylinux wheels: `make wheel`, or `python .ci/tools/wheels.py --help`.
 
 A wheel is built for the running Python, and for every other supported version of CPython that is found. It contains the
 kernels for all instruction sets, chosen at run time, and no SYCL module. auditwheel gives it the oldest manylinux tag
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pearl.errors import PearlError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 BUILD_TOOLS = ("scikit-build-core", "pybind11", "cmake", "ninja")
@@ -234,7 +234,7 @@ def try_wheel(wheel: Path, interpreter: Interpreter, scratch: Path, *, torch: bo
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build the wheels that the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python .ci/tools/wheels.py", description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder for the wheels (dist)")
     parser.add_argument(
         "--versions", nargs="+", default=VERSIONS, choices=VERSIONS, metavar="3.x", help="instead of all supported ones"

@@ -1,4 +1,4 @@
-"""Make a release from the changelog: `make release VERSION=x.y.z`, or `python -m tools.release x.y.z [--dry-run]`.
+"""Make a release from the changelog: `make release VERSION=x.y.z`, or `python .ci/tools/release.py x.y.z [--dry-run]`.
 
 [Unreleased] of CHANGELOG.md becomes the section of the version, with the date; the version goes into all files that
 state it; both are committed and tagged. Nothing is pushed.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pearl.errors import PearlError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHANGELOG = "CHANGELOG.md"
 # Where the version stands, and what precedes it on its line.
 VERSION_LINES = {"pyproject.toml": 'version = "', "pearl/__init__.py": '__version__ = "', "CITATION.cff": 'version: "'}
@@ -115,7 +115,7 @@ def release(root: Path, version: str, date: str, *, dry_run: bool) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Release the version that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python .ci/tools/release.py", description=__doc__)
     parser.add_argument("version", metavar="x.y.z")
     parser.add_argument("--dry-run", action="store_true", help="show what would change, and change nothing")
     options = parser.parse_args(arguments)
