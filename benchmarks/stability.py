@@ -27,12 +27,7 @@ BEFORE, AFTER = "before", "after"
 EVALUATIONS, EPISODES = 30, 10
 FIRST_SEED = 2001  # settings were chosen on seeds from 1001 to 1006
 
-_CARTPOLE = {
-    "hidden_sizes": (64, 64),
-    "batch_size": 64,
-    "learning_rate": 2.3e-3,
-    "exploration": EpsilonGreedy(start=1.0, end=0.04, steps=3_000),
-}
+_EXPLORATION = {"exploration": EpsilonGreedy(start=1.0, end=0.04, steps=3_000)}
 _PENDULUM = {
     "hidden_sizes": (64, 64),
     "batch_size": 32,
@@ -80,18 +75,13 @@ TASKS = (
         250_000,
         8,
         22.0,
+        _EXPLORATION,
         {
-            **_CARTPOLE,
-            "replay_ratio": 32.0,
-            "n_step": 5,
-            "tau": 0.01,
-            "learning_rate_schedule": "linear",
-        },
-        {
-            **_CARTPOLE,
+            **_EXPLORATION,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 2.3e-3,
             "replay_ratio": 64.0,
             "n_step": 1,
-            "tau": 1.0,
             "target_update_interval": 100,
             "learning_rate_schedule": "constant",
         },
@@ -104,11 +94,9 @@ TASKS = (
         -180.0,
         {},
         {
-            "learning_rate": 1e-3,
+            "hidden_sizes": (64, 64),
             "replay_ratio": 8.0,
             "n_step": 1,
-            "tau": 1.0,
-            "target_update_interval": 250,
             "learning_rate_schedule": "constant",
         },
     ),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pearl import Composer
 from pearl.algorithms import DQN
-from pearl.algorithms.trainer import Schedule
 from pearl.exploration import EpsilonGreedy
 from pearl.runtime import run_generated, run_program
 
@@ -19,19 +18,8 @@ FOLDER = Path("runs") / f"dqn-{ENV}"
 
 
 class DQNTrainer(DQN):
-    """Double DQN; other settings keep the defaults of `pearl.algorithms.DQN`.
+    """Double DQN; other settings keep the defaults of `pearl.algorithms.DQN`, which docs/stability.md explains."""
 
-    Five-step returns, few updates, a slow target and a falling learning rate keep what was learned: docs/stability.md.
-    """
-
-    hidden_sizes = (64, 64)
-    learning_rate = 2.3e-3
-    learning_rate_schedule: Schedule = "linear"
-    batch_size = 64
-    replay_ratio = 32.0
-    n_step = 5
-    tau = 0.01
-    learning_starts = 1000
     exploration = EpsilonGreedy(start=1.0, end=0.04, steps=3_000)
 
 
