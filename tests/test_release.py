@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools import release as tool
 
 import pearl
-from tools import release as tool
 
 CHANGELOG = """\
 # Changelog

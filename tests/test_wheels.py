@@ -12,7 +12,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from tools import wheels
 
 ROOT = Path(__file__).resolve().parent.parent
