@@ -369,7 +369,7 @@ PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradi
     top = max(v, Partial ? load_first(max_second + i, last) : load(max_second + i));
     Partial ? store_first(max_second + i, top, last) : store(max_second + i, top);
   }
-  const F below = square_root(top) / spread(step.denominator) + spread(step.eps);
+  const F below = multiply_add(square_root(top), spread(1.0f / step.denominator), spread(step.eps));
   weight -= spread(step.step_size) * m / below;
   Partial ? store_first(first + i, m, last) : store(first + i, m);
   Partial ? store_first(second + i, v, last) : store(second + i, v);
