@@ -153,7 +153,3 @@ def test_snippets_compose_programs_that_train(page, script, tmp_path):
     assert "Last weights:" in run(program[1], *options)
     if script == "from_sb3_dqn.py":
         run("use_policy.py")
-    if script == "dqn_example.py":
-        write_snippets(DOCS / "guides.md", tmp_path)
-        run("export_dqn.py")
-        assert (tmp_path / "policy.pt").exists()
