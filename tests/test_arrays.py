@@ -335,7 +335,7 @@ def test_the_structure_of_arrays_tells_networks_apart_without_torch() -> None:
     spaces_of = gym.make("CartPole-v1")
     made = [
         make_trainer(DQN, spaces_of.observation_space, spaces_of.action_space, settings=settings)
-        for settings in ({}, {"hidden_sizes": (64, 32)}, {"dueling": True})
+        for settings in ({"hidden_sizes": (64, 64)}, {"hidden_sizes": (64, 32)}, {"dueling": True})
     ]
     texts = {structure_of(trainer) for trainer in made}
     assert len(texts) == 3

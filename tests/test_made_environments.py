@@ -186,7 +186,7 @@ def test_wrappers_are_part_of_the_keys_of_measurements(tmp_path: Path) -> None:
         devices, connections = write_csv_pair(tmp_path, ONE_CPU)
         platform = Platform.from_files(devices, connections)
         store = CalibrationStore(tmp_path / "calibration.json")
-        found.append(ProfilingContext(platform, composer._check_problem(), store).actor_parameters["wrappers"])
+        found.append(ProfilingContext(platform, composer._check_problem(store), store).actor_parameters["wrappers"])
     name = "gymnasium.wrappers.stateful_observation.TimeAwareObservation"
     assert found == ["", name, f"{name}{{'flatten': True}}"]
 

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_native_learner import has_a_kink
 from torch import nn
 
 from pearl import _native
@@ -86,22 +87,6 @@ def assert_exact(module: nn.Module, x: torch.Tensor) -> None:
         assert parameter.grad is not None
         assert twin.grad is not None
         assert_close(parameter.grad, twin.grad, name, whole)
-
-
-def has_a_kink(module: nn.Module, x: torch.Tensor) -> bool:
-    """Whether rounding may decide a ReLU: what it takes is 0 to a few of float32's digits, and its slope unknown."""
-    near = []
-
-    def look(_module: nn.Module, inputs: tuple[torch.Tensor, ...], _output: torch.Tensor) -> None:
-        sizes = inputs[0].abs()
-        near.append(bool(sizes.min() < 1e-6 * sizes.mean()))
-
-    exact = copy.deepcopy(module).double()
-    for part in exact.modules():
-        if isinstance(part, nn.ReLU):
-            part.register_forward_hook(look)
-    exact(x.double() / (255 if x.dtype == torch.uint8 else 1))
-    return any(near)
 
 
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 3))  # kernel, stride, padding

@@ -66,6 +66,22 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, whole: float, name
     assert difference <= relative * (size + 0.1 * whole) + 1e-9, f"{name}: {difference} of {size}, {whole}"
 
 
+def has_a_kink(module: nn.Module, x: torch.Tensor) -> bool:
+    """Whether rounding may decide a ReLU: what it takes is 0 to a few of float32's digits, and its slope unknown."""
+    near = []
+
+    def look(_module: nn.Module, inputs: tuple[torch.Tensor, ...], _output: torch.Tensor) -> None:
+        sizes = inputs[0].abs()
+        near.append(bool(sizes.min() < 1e-6 * sizes.mean()))
+
+    exact = copy.deepcopy(module).double()
+    for part in exact.modules():
+        if isinstance(part, nn.ReLU):
+            part.register_forward_hook(look)
+    exact(x.double() / (255 if x.dtype == torch.uint8 else 1))
+    return any(near)
+
+
 # --- gradients of networks --------------------------------------------------------------------------------------------
 
 
@@ -175,8 +191,13 @@ def exact_dqn_gradients(trainer: DQN, batch: dict[str, np.ndarray], weights: np.
 def assert_dqn_gradients(
     learner: Any, batch: dict[str, np.ndarray], weights: np.ndarray, relative: float = 1e-5
 ) -> None:
-    """Compare the gradients of one step of a Learner of `ShowsGradients` with those of float64."""
+    """Compare the gradients of one step of a Learner of `ShowsGradients` with those of float64.
+
+    Leaves a batch out where rounding decides the slope of a ReLU.
+    """
     trainer = learner.trainer
+    if has_a_kink(trainer.q, torch.from_numpy(batch["obs"])):
+        return
     expected = exact_dqn_gradients(trainer, batch, weights)
     learner.step(batch, weights)
     trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])

@@ -22,7 +22,7 @@ from composer.html_report.page import report_page
 from composer.spec_file import load_spec
 from composer.suggestion.random_steps import try_randomly
 from composer.suggestion.suggestion import stated_by, suggest, suggest_settings
-from pearl.actors.environment import spaces_of
+from pearl.actors.environment import probe
 from pearl.algorithms import DQN, PPO, SAC
 from pearl.cli import app
 from pearl.errors import ConfigurationError, EnvError, TrainerError
@@ -78,7 +78,7 @@ def registered(**kwargs: Any) -> str:
 
 def test_random_steps_see_episodes_and_rewards(walk: str) -> None:
     actors = ActorSpec(walk, envs_per_actor=2)
-    tried = try_randomly(actors, spaces_of(actors)[0], seed=3)
+    tried = try_randomly(actors, probe(actors).observation_space, seed=3)
     assert tried.mean_length == 7
     assert tried.terminated == tried.episodes == 2 * (tried.steps // 2 // 7)
     assert tried.signal == "action"
@@ -98,8 +98,8 @@ def test_unsupported_spaces_are_named_with_what_is_supported(walk: str) -> None:
     registered(actions=spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))))
     with pytest.raises(EnvError, match=r"takes the actions Tuple.*they take Discrete, Box, MultiDiscrete"):
         suggest(walk)
-    registered(actions=spaces.Discrete(2), observations=spaces.Dict({"a": spaces.Discrete(2)}))
-    with pytest.raises(EnvError, match="needs Box observations; the environment has Dict"):
+    registered(actions=spaces.Discrete(2), observations=spaces.Sequence(spaces.Discrete(2)))
+    with pytest.raises(EnvError, match=r"Observations Sequence.*have no fixed size"):
         suggest(walk)
     registered(observations=spaces.Box(0, 255, (84, 84, 3), np.uint8))
     with pytest.raises(TrainerError, match="height, width, channels"):
@@ -190,8 +190,8 @@ def test_a_module_of_the_users_own_is_imported_by_the_trainer_file(
     script = (
         "from composer.spec_file import load_spec\n"
         f"composer, _ = load_spec({target!r}, progress=False)\n"
-        "from pearl.actors.environment import spaces_of\n"
-        "print(spaces_of(composer._actors)[1], composer._trainer_class.hidden_sizes)\n"
+        "from pearl.actors.environment import probe\n"
+        "print(probe(composer._actors).action_space, composer._trainer_class.hidden_sizes)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "Box(-2.0, 2.0" in done.stdout, done.stderr
@@ -260,7 +260,8 @@ def test_a_subclass_keeps_what_it_sets_itself() -> None:
     assert stated_by(OwnNetwork) == {"hidden_sizes": (24, 24), "gamma": 0.9, "batch_size": 48}
     assert stated_by(DQN) == {}
     actors = ActorSpec("CartPole-v1", envs_per_actor=4)
-    found = suggest_settings(OwnWidth, actors, *spaces_of(actors), {"n_step": 2})
+    spaces = probe(actors)
+    found = suggest_settings(OwnWidth, actors, spaces.observation_space, spaces.action_space, {"n_step": 2})
     names = {choice.name for choice in found.trainer}
     assert names >= {"batch_size", "learning_rate", "tau"}
     assert not names & {"hidden_sizes", "gamma", "n_step"}

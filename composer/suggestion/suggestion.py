@@ -23,7 +23,6 @@ from composer.suggestion.update_times import UpdateTimes
 from composer.wording import did_you_mean
 from pearl.actors.environment import known_environment, probe, reward_threshold
 from pearl.algorithms import ALGORITHMS, algorithms_for
-from pearl.algorithms.actor_critic import bounded_vectors
 from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import check_observations
 from pearl.algorithms.suggestions import Choice, Facts, RandomSteps, choose_timesteps
@@ -319,7 +318,7 @@ def _suggested(
 def _able(algorithm: str, facts: Facts) -> bool:
     """Whether an algorithm for such actions takes these: one with a replay needs bounds, and no images."""
     box = isinstance(facts.action_space, gym.spaces.Box)
-    return ALGORITHMS[algorithm].data_flow() != "replay" or not box or bounded_vectors(facts)
+    return ALGORITHMS[algorithm].data_flow() != "replay" or not box or facts.bounded_vectors
 
 
 def _tried_text(facts: Facts) -> str:

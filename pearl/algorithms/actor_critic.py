@@ -387,12 +387,6 @@ def _networks_of(module: AnyModule | None) -> tuple[AnyModule, ...]:
     return () if module is None else (module,)
 
 
-def bounded_vectors(facts: Facts) -> bool:
-    """Whether actions are a bounded Box and observations no images."""
-    space = facts.action_space
-    return isinstance(space, spaces.Box) and space.is_bounded("both") and not facts.images
-
-
 class TwinCriticTrainer(ActorCritic):
     """An actor-critic whose targets take the smaller of two critics and need random numbers: TD3 and SAC.
 

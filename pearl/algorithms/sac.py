@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer, bounded_vectors
+from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
 from pearl.algorithms.arrays import ArrayAdam, ArrayParts, ArrayValue, TorchRandom
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.suggestions import Choice, Facts
@@ -51,7 +51,7 @@ class SAC(TwinCriticTrainer):
     @classmethod
     def recommended(cls, facts: Facts) -> str:
         """For bounded actions."""
-        if not bounded_vectors(facts):
+        if not facts.bounded_vectors:
             return ""
         return f"{facts.described_spaces}, bounded: learned from a replay (Haarnoja et al. 2018)"
 

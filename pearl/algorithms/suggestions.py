@@ -90,6 +90,12 @@ class Facts:
         return takes_cnn(tuple(self.observation_space.shape or ()))
 
     @property
+    def bounded_vectors(self) -> bool:
+        """Whether actions are a bounded Box and observations no images."""
+        space = self.action_space
+        return isinstance(space, spaces.Box) and space.is_bounded("both") and not self.images
+
+    @property
     def inputs(self) -> int:
         """Numbers of an observation."""
         return math.prod(self.observation_space.shape or ())

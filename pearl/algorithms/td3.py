@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from pearl.algorithms.actor_critic import TwinCriticTrainer, bounded_vectors
+from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.suggestions import Facts
@@ -40,7 +40,7 @@ class TD3(TwinCriticTrainer):
     @classmethod
     def recommended(cls, facts: Facts) -> str:
         """For bounded actions where random ones find nothing: its exploration is free to be correlated noise."""
-        return f"bounded actions, and {facts.silence}" if bounded_vectors(facts) and facts.silent else ""
+        return f"bounded actions, and {facts.silence}" if facts.bounded_vectors and facts.silent else ""
 
     def check_spaces(self) -> None:
         """Also the settings."""
