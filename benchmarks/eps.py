@@ -84,7 +84,7 @@ def compose(case: Case, folder: Path) -> Composed:
         trainer: type = {"dqn": DQN, "ddpg": DDPG, "sac": SAC}[case.algorithm]
         settings: dict[str, object] = {"hidden_sizes": case.hidden}
         if trainer is DQN:
-            settings["double"] = False  # like the peers
+            settings |= {"double": False, "n_step": 1, "learning_rate_schedule": "constant"}  # like the peers
     else:
         trainer, settings = pong.PongDQN, {}
     training = {"batch_size": case.batch, "learning_starts": case.slots, "replay_ratio": FILLING_RATIO}
