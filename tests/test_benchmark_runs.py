@@ -30,11 +30,11 @@ TRANSITION = TransitionSpec.from_spaces(OBS, ACTIONS)
 ACTORS, TRAIN = ActorSpec("CartPole-v1", envs_per_actor=6), TrainSpec(batch_size=8, replay_ratio=4.0)
 
 
-def benchmark(*arguments: str, replay: ReplaySpec | None = None, actors: int = 1) -> Benchmark:
+def benchmark(*arguments: str, replay: ReplaySpec | None = None) -> Benchmark:
     options = parse_options(
         None, timesteps=10, run_dir="run", arguments=("--bench", "--bench-seconds", "2", *arguments)
     )
-    return Benchmark.with_replay(options, replay or ReplaySpec(100), TRAIN, actors)
+    return Benchmark.with_replay(options, replay or ReplaySpec(100), TRAIN)
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
@@ -97,8 +97,15 @@ class Run:
         self.flow.trained(steps)
 
 
+def test_a_program_without_actors_trains_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, bench = Run(monkeypatch), benchmark()
+    bench.begin(run.flow)
+    assert run.flow.iterations_to_grant() > 0
+
+
 def test_training_waits_for_every_actor(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, bench = Run(monkeypatch), benchmark(actors=2)
+    run, bench = Run(monkeypatch), benchmark()
+    bench.launched(2, run.flow)
     bench.begin(run.flow)
     assert run.flow.iterations_to_grant() == 0
     assert not run.flow.may_sample()
@@ -111,7 +118,8 @@ def test_training_waits_for_every_actor(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_fast_actor_does_not_keep_a_slow_one_from_being_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, bench = Run(monkeypatch, ratio=4.0), benchmark("--bench-paced", actors=2)
+    run, bench = Run(monkeypatch, ratio=4.0), benchmark("--bench-paced")
+    bench.launched(2, run.flow)
     buffer = CollectionBuffer(TRANSITION, 64, 64)
     bench.begin(run.flow)
     run.flow.collected(1000, 1000, 0)

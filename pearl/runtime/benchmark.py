@@ -18,22 +18,22 @@ _LATER_WARM_UP_S = 0.25  # Actors and queues settle at another pace
 class Benchmark:
     """Measures at one replay ratio or two: `free`, where Actors do not hold training back, and the program's `own`.
 
-    Training begins once each of the `actors` has sent a message, so that none is still starting.
+    Training begins once each Actor that was launched has sent a message, so that none is still starting.
     """
 
-    def __init__(self, options: Options, own: float, free: float, actors: int) -> None:
+    def __init__(self, options: Options, own: float, free: float) -> None:
         ratios = [own, free] if options.bench_both else [own if options.bench_paced else free]
         self._ratios = list(dict.fromkeys(ratios))
         self._own, self._seconds = own, options.bench_seconds
-        self._silent = set(range(actors))
+        self._silent: set[int] = set()
         self._found: list[Mapping[str, object]] = []
 
     @classmethod
-    def with_replay(cls, options: Options, replay: ReplaySpec, train: TrainSpec, actors: int) -> Benchmark:
+    def with_replay(cls, options: Options, replay: ReplaySpec, train: TrainSpec) -> Benchmark:
         """One of training by samples of a replay: free, its replay ratio is infinity."""
         own = train.replay_ratio
         # Items that may be sampled so many times only would not last for training without data.
-        return cls(options, own, own if replay.max_times_sampled else math.inf, actors)
+        return cls(options, own, own if replay.max_times_sampled else math.inf)
 
     @property
     def ratio(self) -> float:
@@ -49,6 +49,11 @@ class Benchmark:
     def has_more(self) -> bool:
         """Whether another measurement follows the present one."""
         return len(self._ratios) > 1
+
+    def launched(self, actors: int, flow: FlowControl) -> None:
+        """So many Actors were started: training waits for their first messages."""
+        self._silent = set(range(actors))
+        flow.held = bool(actors)
 
     def begin(self, flow: FlowControl) -> None:
         """Begin the present measurement with a warm-up; the first one waits for all Actors."""

@@ -59,7 +59,7 @@ class RolloutSession(Run):
             message_rows=rollout.horizon * actors.envs_per_actor,
             experiences=rows,
             ratio=ratio,
-            bench=Benchmark(options, ratio, ratio, actors.count) if options.bench else None,
+            bench=Benchmark(options, ratio, ratio) if options.bench else None,
             callbacks=callbacks,
         )
         self._tell_after("trained", "on_rollout")

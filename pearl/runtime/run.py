@@ -340,6 +340,8 @@ class Run(abc.ABC):
     def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
         self._telemetry.watch_actors(dcqs)
+        if self._bench is not None:
+            self._bench.launched(len(dcqs), self._flow)
         timeout_s = self.options.actor_timeout_s
         self._supervisor.launch_actors(
             self._actor_setups(len(dcqs)),

@@ -53,7 +53,7 @@ class Session(Run):
     ) -> None:
         bench = None
         if options.bench:
-            bench = Benchmark.with_replay(options, replay, train, actors.count)
+            bench = Benchmark.with_replay(options, replay, train)
             train = dataclasses.replace(train, replay_ratio=bench.ratio)
         self.replay_spec, self._beta = replay, math.nan
         self._stage, self._loop = -1, cast("TrainingLoop | None", None)
