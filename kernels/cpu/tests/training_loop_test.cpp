@@ -68,11 +68,12 @@ class Recorder : public learner::Algorithm {
   }
   static void check(const learner::Batch& batch) {
     const auto* actions = static_cast<const std::int64_t*>(batch.actions);
+    const auto *obs = static_cast<const float*>(batch.obs), *next_obs = static_cast<const float*>(batch.next_obs);
     for (std::size_t i = 0; i < batch.rows; ++i) {
       const float item = batch.rewards[i];
       CHECK(batch.discounts[i] == item && actions[i] == static_cast<std::int64_t>(item));
       for (std::size_t k = 0; k < kInputs; ++k)
-        CHECK(batch.obs[i * kInputs + k] == item && batch.next_obs[i * kInputs + k] == item + 0.5f);
+        CHECK(obs[i * kInputs + k] == item && next_obs[i * kInputs + k] == item + 0.5f);
       CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
     }
   }
