@@ -14,7 +14,8 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native_learner import has_a_kink
+from test_native_learner import has_a_kink, one_torch_thread
+from test_native_learner import kernels as learner_kernels
 from torch import nn
 
 from pearl import _native
@@ -33,25 +34,16 @@ WITHOUT_AMX = "avx512 without AMX"
 VARIANTS = [*_native.learner_kernel_variants(), *([WITHOUT_AMX] if _native.has_amx() else [])]
 ACTIONS = spaces.Discrete(3)
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
 
 
 @contextlib.contextmanager
 def kernels(name: str) -> Iterator[None]:
-    before = _native.selected_learner_kernels()
-    _native.select_learner_kernels(name.split()[0])
     _native.allow_amx(name != WITHOUT_AMX)
     try:
-        yield
+        with learner_kernels(name.split()[0]):
+            yield
     finally:
-        _native.select_learner_kernels(before)
         _native.allow_amx(True)
 
 

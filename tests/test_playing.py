@@ -63,6 +63,29 @@ def test_stochastic_episodes_repeat_with_the_seed(run: Path) -> None:
     assert found[0] == found[1] != found[2]
 
 
+def test_an_environment_that_the_user_made_or_wrapped_must_be_named(tmp_path: Path) -> None:
+    """Without its wrappers, the scores would be others, and nothing would say so."""
+    env = gym.make("CartPole-v1")
+    case = (WideDQN, env.observation_space, env.action_space)
+    folder = run_folder(tmp_path / "run", case, env="CartPole-v1", made_by="mine.Doubled{'by': 2}")
+    done = command("evaluate", folder)
+    assert done.exit_code == 1
+    assert "made by mine.Doubled{'by': 2}, which its folder names but does not hold" in done.output
+    assert command("evaluate", folder, "--env", "ShortCartPole-v0", "--episodes", 2).exit_code == 0
+    with pytest.raises(PolicyError, match="on the command line --env NAME --import MODULE"):
+        watch_policy(pearl.load_policy(folder))
+
+
+def test_observations_are_prepared_where_a_policy_is_watched(tmp_path: Path) -> None:
+    env = gym.make("FrozenLake-v1")
+    prepared = gym.wrappers.FlattenObservation(env)
+    case = (WideDQN, prepared.observation_space, env.action_space)
+    folder = run_folder(tmp_path / "run", case, env="FrozenLake-v1")
+    policy = pearl.load_policy(folder)
+    assert len(evaluate_policy(policy, episodes=3).returns) == 3
+    assert len(watch_policy_without_a_screen(policy, episodes=1)) == 1
+
+
 def test_another_environment_with_the_same_spaces(run: Path) -> None:
     done = command("evaluate", run, "--env", "ShortCartPole-v0", "--episodes", 4, "--json")
     assert done.exit_code == 0, done.output

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 from rich.console import Group, RenderableType
@@ -24,7 +24,7 @@ from composer.wording import did_you_mean
 from pearl.actors.environment import known_environment, probe, reward_threshold
 from pearl.algorithms import ALGORITHMS, algorithms_for
 from pearl.algorithms.inputs import takes_cnn
-from pearl.algorithms.spaces import check_observations
+from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, RandomSteps, choose_timesteps
 from pearl.algorithms.trainer import Trainer, make_trainer, transition_of
 from pearl.byte_size import readable_size
@@ -180,7 +180,7 @@ def _check_spaces(observation_space: gym.Space[Any], action_space: gym.Space[Any
     check_observations("Every built-in algorithm", observation_space)
     takes_cnn(tuple(observation_space.shape or ()))
     kind = type(action_space).__name__
-    if kind not in (known := ("Discrete", "Box", "MultiDiscrete")):
+    if kind not in (known := get_args(ActionKind)):
         raise EnvError(
             f"No built-in algorithm takes the actions {action_space}: they take {', '.join(known)}. Wrap the "
             "environment with a gymnasium.ActionWrapper that offers one of these, such as a Discrete number for each "

@@ -49,7 +49,7 @@ class PolicyDescription:
     """A policy but for its weights. `settings` are the trainer's; None if they are not plain values.
 
     `unshared_normalization` names the wrappers that normalised observations by running statistics of their own, which
-    no file holds.
+    no file holds. `made_by` names the code of the user that made or wrapped the environments, beyond a registered name.
     """
 
     environment: str
@@ -59,6 +59,7 @@ class PolicyDescription:
     trainer: TrainerSource
     settings: Mapping[str, Any] | None = field(default_factory=dict)
     unshared_normalization: tuple[str, ...] = ()
+    made_by: str = ""
 
     @classmethod
     def of(
@@ -71,6 +72,7 @@ class PolicyDescription:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         unshared_normalization: tuple[str, ...] = (),
+        made_by: str = "",
     ) -> PolicyDescription:
         """The description of a run's policy, whose trainer was made with `settings`."""
         source = _source(type(trainer))
@@ -84,7 +86,7 @@ class PolicyDescription:
             described = None
         return cls(
             *(environment, dict(env_kwargs), observation_space, action_space, source, described),
-            unshared_normalization,
+            *(unshared_normalization, made_by),
         )
 
     def to_json(self) -> str:
@@ -100,6 +102,7 @@ class PolicyDescription:
             "trainer": dict(vars(self.trainer)),
             "settings": None if self.settings is None else settings_to_json(self.settings),
             "unshared_normalization": list(self.unshared_normalization),
+            "made_by": self.made_by,
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -131,9 +134,9 @@ class PolicyDescription:
     @classmethod
     def _parsed(cls, content: Mapping[str, Any]) -> PolicyDescription:
         trainer = TrainerSource(**content["trainer"])
-        texts = (content["environment"], trainer.name, trainer.module, trainer.file)
+        texts = (content["environment"], content["made_by"], trainer.name, trainer.module, trainer.file)
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"environment and trainer are texts; found {texts!r:.200}")
+            raise TypeError(f"environment, made_by and trainer are texts; found {texts!r:.200}")
         if trainer.algorithm is not None and trainer.algorithm not in ALGORITHMS:
             raise PolicyError(f"it names the algorithm {trainer.algorithm!r}; there are {', '.join(ALGORITHMS)}")
         settings = content["settings"]
@@ -145,6 +148,7 @@ class PolicyDescription:
             trainer,
             None if settings is None else settings_from_json(settings),
             tuple(map(str, content["unshared_normalization"])),
+            content["made_by"],
         )
 
 

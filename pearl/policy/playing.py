@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.actors.environment import check_env_name
+from pearl.actors.observations import prepare_env
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, PolicyError
 from pearl.extras import import_extra
@@ -146,6 +147,7 @@ def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, 
             f"{', '.join(map(repr, modes)) or 'no render modes'}. Choose another environment, or evaluate without a "
             "picture (pearl evaluate)."
         )
+    env = prepare_env(env)
     if video is None:
         return env
     with warnings.catch_warnings():
@@ -157,6 +159,11 @@ def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, 
 
 def _chosen(policy: SavedPolicy, env: str | None, env_kwargs: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """The environment's name and arguments; the module of the trainer class is imported if it must register it."""
+    if env is None and (made_by := policy.description.made_by):
+        raise PolicyError(
+            f"The run's environments were made by {made_by}, which its folder names but does not hold. Register an "
+            "environment that is made so, and name it: env=..., on the command line --env NAME --import MODULE."
+        )
     name = policy.env if env is None else env
     if env_kwargs is None:
         env_kwargs = policy.description.env_kwargs if name == policy.env else {}

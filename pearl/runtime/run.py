@@ -315,6 +315,7 @@ class Run(abc.ABC):
             observation_space=self.observation_space,
             action_space=self.action_space,
             unshared_normalization=self._probed.normalizers,
+            made_by=self.actors.made_by,
         )
 
     @property
