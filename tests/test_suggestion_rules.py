@@ -82,7 +82,7 @@ def values(choices: tuple[Choice, ...]) -> dict[str, Any]:
     return {choice.name: choice.value for choice in choices}
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(all_facts())
 def test_an_algorithm_is_found_and_takes_its_settings(found: Facts) -> None:
     recommended = [name for name, algorithm in ALGORITHMS.items() if algorithm.recommended(found)]
@@ -100,7 +100,7 @@ def test_an_algorithm_is_found_and_takes_its_settings(found: Facts) -> None:
         assert train.replay_ratio >= train.batch_size / 4
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(all_facts())
 def test_every_algorithm_has_settings_for_the_actions_that_it_takes(found: Facts) -> None:
     for algorithm in ALGORITHMS.values():
@@ -109,7 +109,7 @@ def test_every_algorithm_has_settings_for_the_actions_that_it_takes(found: Facts
             assert set(values(algorithm.suggestions(found))) <= known
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(all_facts(IMAGES))
 def test_images_get_the_nature_cnn_and_nothing_of_mlps(found: Facts) -> None:
     first = next(algorithm for algorithm in ALGORITHMS.values() if algorithm.recommended(found))
@@ -117,7 +117,7 @@ def test_images_get_the_nature_cnn_and_nothing_of_mlps(found: Facts) -> None:
     assert "hidden_sizes" not in values(first.suggestions(found))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(all_facts(), st.sampled_from([(256, 128, 64), (128, 64, 32), (64,)]))
 def test_training_takes_about_as_long_as_it_may(found: Facts, batches: tuple[int, ...]) -> None:
     updates = (0.25, 0.5, 1.0, 2.0)
@@ -135,7 +135,7 @@ def test_training_takes_about_as_long_as_it_may(found: Facts, batches: tuple[int
         assert 2 * sized.updates * us > allowed or 2 * sized.updates * us >= found.tried.step_us
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(all_facts(), st.floats(1.0, 50.0))
 def test_a_slower_environment_never_gets_less_training(found: Facts, factor: float) -> None:
     slower = dataclasses.replace(found, tried=dataclasses.replace(found.tried, step_us=found.tried.step_us * factor))
