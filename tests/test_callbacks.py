@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import json
 import math
@@ -16,14 +17,16 @@ import numpy as np
 import pytest
 from callbacks_of_tests import Noting, Raising, StopsAtOnce
 from programs import make_program, run, summary
-from trainers import TinyDQN
+from trainers import TinyDQN, TinyPPO
 
 import pearl
 from pearl.algorithms.trainer import is_as_built_in
 from pearl.callbacks import Callback, KeepBest, MLflowLogger, RecordVideo, StopAtReturn, UserMetric, WandbLogger
 from pearl.errors import CallbackError, ConfigurationError, MissingExtraError
+from pearl.runtime import Program, RolloutSession, Session, parse_options
 from pearl.runtime.callback_calls import HOOKS, CallbackCalls
 from pearl.runtime.evaluation import Evaluation
+from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 
 def evaluated(mean: float) -> Evaluation:
@@ -273,6 +276,33 @@ def test_videos_are_recorded_during_a_run(program: Path, tmp_path: Path) -> None
     assert len(list((tmp_path / "run/videos").glob("step-*/*.mp4"))) == 2
 
 
+@pytest.mark.parametrize("callbacks", [(), (StopAtReturn(1.0),), (StopsAtOnce(),)])
+def test_methods_are_replaced_only_where_a_callback_needs_it(tmp_path: Path, callbacks: Any) -> None:
+    options = parse_options(None, timesteps=100, run_dir=tmp_path, arguments=[])
+    common: dict[str, Any] = {"settings": {}, "actors": ActorSpec("CartPole-v1"), "callbacks": callbacks}
+    sessions: list[Any] = [
+        Session(
+            *(Program("p", 0.0), options),
+            trainer_class=TinyDQN,
+            replay=ReplaySpec(1000),
+            train=TrainSpec(),
+            **common,
+        ),
+        RolloutSession(
+            *(Program("p", 0.0), dataclasses.replace(options, run_dir=tmp_path / "b", checkpoint_dir=tmp_path / "c")),
+            trainer_class=TinyPPO,
+            rollout=RolloutSpec(),
+            train=TrainSpec(batch_size=64),
+            **common,
+        ),
+    ]
+    on_step = any(isinstance(callback, StopsAtOnce) for callback in callbacks)
+    for session in sessions:
+        assert ("collected" in vars(session)) == on_step
+        assert not {"inserted", "trained"} & set(vars(session))
+        session.report.close(None, None, None)
+
+
 @pytest.mark.slow
 def test_a_benchmark_calls_none(program: Path, tmp_path: Path) -> None:
     made = with_callbacks(program, tmp_path, "Noting()")
@@ -286,7 +316,8 @@ def test_the_error_is_one_of_pearls() -> None:
     assert KeepBest().file.endswith(".safetensors")
 
 
-def test_what_the_documentation_shows_runs(
+@pytest.mark.slow
+def test_the_example_of_the_documentation_runs(
     tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parent.parent / "docs" / "callbacks.md").read_text(encoding="utf-8")
