@@ -69,9 +69,9 @@ def test_only_what_is_overridden_is_called() -> None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_callback_that_raises_is_named_and_left_alone(hook: str) -> None:
+def test_a_callback_that_raises_is_named_and_left_alone(hook: str, tmp_path: Path) -> None:
     noting = Noting()
-    calls, failures = calls_of(Raising(hook), noting)
+    calls, failures = calls_of(Raising(hook), noting, folder=tmp_path)
     for _ in range(2):
         calls.call(hook, *((Path(), evaluated(1.0)) if hook == "on_evaluation" else ()))
     assert len([text for text in failures if text.startswith("The callback Raising")]) == 1

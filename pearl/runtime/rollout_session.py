@@ -159,8 +159,8 @@ class RolloutSession(Run):
 class RolloutAssignmentQueue(ColumnQueue):
     """LAQ of on-policy training: the buffer is ready, at this share of the run."""
 
-    def __init__(self) -> None:
-        super().__init__([FieldSpec("progress", (1,), "float64")], 1)
+    def __init__(self, slots: int = 1) -> None:
+        super().__init__([FieldSpec("progress", (1,), "float64")], slots)
 
     def assign(self, progress: float) -> None:
         """Host: let the Learner train on the buffer."""
@@ -174,8 +174,8 @@ class RolloutAssignmentQueue(ColumnQueue):
 class RolloutDoneQueue(ColumnQueue):
     """LDQ of on-policy training: gradient steps made, and the mean size of the advantages."""
 
-    def __init__(self, bell: Bell) -> None:
-        super().__init__([FieldSpec("minibatches", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], 1, bell)
+    def __init__(self, bell: Bell, slots: int = 1) -> None:
+        super().__init__([FieldSpec("minibatches", (1,), "int64"), FieldSpec("td_error", (1,), "float64")], slots, bell)
 
 
 class RolloutWorker(Worker):

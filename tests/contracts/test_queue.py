@@ -49,6 +49,7 @@ from pearl.replay import ReplayRequestQueue
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.runtime.queues import DataCollectionQueue, batch_fields
+from pearl.runtime.rollout_session import RolloutAssignmentQueue, RolloutDoneQueue
 from pearl.runtime.workers import AssignmentQueue, DoneQueue, GrantQueue, ProgressQueue
 from pearl.spec import FieldSpec, TransitionSpec
 
@@ -67,12 +68,14 @@ WITH_BELL: dict[str, Callable[[int, Bell], ColumnQueue]] = {
     "DCQ": lambda slots, bell: DataCollectionQueue(TRANSITION, 6, slots, bell),
     "done": lambda slots, bell: DoneQueue(4, slots, bell),
     "progress": lambda slots, bell: ProgressQueue(slots, bell),
+    "rollout done": lambda slots, bell: RolloutDoneQueue(bell, slots),
 }
 SILENT: dict[str, Callable[[int], ColumnQueue]] = {
     "without bell": lambda slots: ColumnQueue(FIELDS, slots),
     "assignments": lambda slots: AssignmentQueue(4, TRANSITION, slots),
     "assignments without data": lambda slots: AssignmentQueue(4, None, slots),
     "grants": lambda slots: GrantQueue(slots),
+    "rollout assignments": lambda slots: RolloutAssignmentQueue(slots),
 }
 QUEUES = [*WITH_BELL, *SILENT]
 each_queue = pytest.mark.parametrize("name", QUEUES)
