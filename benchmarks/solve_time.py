@@ -6,7 +6,8 @@ for CartPole-v1, -200 for Pendulum-v1); solved means that both means reach it. A
 counts with the time it took: its row says so.
 
 Ours is the committed example as a user starts it, composing without earlier measurements, and the program that it
-wrote, started separately. Stable-Baselines3 uses the settings tuned in its RL Zoo. The CleanRL-style script uses the
+wrote, started separately. Compositions below examples/zoo are composed by `pearl compose`; both times together are the
+row with composing. Stable-Baselines3 uses the settings tuned in its RL Zoo. The CleanRL-style script uses the
 hyperparameters that CleanRL publishes, for at most 60 s. rltools uses its own settings and its own Pendulum, in C++; it
 compiles a program for each problem, so that its runs count twice, with that time and without it. Peers use one thread
 of torch. Memory is the peak of the
@@ -48,13 +49,22 @@ class Peer:
 
 @dataclass(frozen=True)
 class Task:
-    """An environment, the mean return that solves it, our examples for it and the peers."""
+    """An environment, the mean return that solves it, our examples for it and the peers.
+
+    `examples` are scripts, `zoo` compositions in examples/zoo.
+    """
 
     environment: str
     goal: float
     seeds: int
     examples: tuple[str, ...]
     peers: tuple[Peer, ...]
+    zoo: tuple[str, ...] = ()
+
+
+def _sb3(algorithm: str, limit_s: float) -> Peer:
+    name = f"Stable-Baselines3 {algorithm.upper()}, RL Zoo settings"
+    return Peer(name, "sb3_solve", ("--algorithm", algorithm), limit_s)
 
 
 TASKS = (
@@ -64,8 +74,8 @@ TASKS = (
         5,
         ("dqn_cartpole", "ppo_cartpole"),
         (
-            Peer("Stable-Baselines3 DQN, RL Zoo settings", "sb3_solve", ("--algorithm", "dqn")),
-            Peer("Stable-Baselines3 PPO, RL Zoo settings", "sb3_solve", ("--algorithm", "ppo")),
+            _sb3("dqn", 120.0),
+            _sb3("ppo", 120.0),
             Peer("CleanRL-style DQN", "cleanrl_dqn", limit_s=60.0),
         ),
     ),
@@ -75,12 +85,15 @@ TASKS = (
         5,
         ("td3_pendulum", "sac_pendulum"),
         (
-            Peer("Stable-Baselines3 TD3, RL Zoo settings", "sb3_solve", ("--algorithm", "td3")),
-            Peer("Stable-Baselines3 SAC, RL Zoo settings", "sb3_solve", ("--algorithm", "sac")),
+            _sb3("td3", 120.0),
+            _sb3("sac", 120.0),
             Peer("rltools TD3, MKL", "rltools_solve", ("--algorithm", "td3")),
             Peer("rltools SAC, MKL", "rltools_solve", ("--algorithm", "sac")),
         ),
     ),
+    Task("Acrobot-v1", -100.0, 5, (), (_sb3("dqn", 600.0),), ("dqn-Acrobot-v1",)),
+    Task("LunarLander-v3", 200.0, 5, (), (_sb3("dqn", 900.0),), ("dqn-LunarLander-v3",)),
+    Task("MountainCarContinuous-v0", 90.0, 5, (), (_sb3("sac", 600.0),), ("td3-MountainCarContinuous-v0",)),
 )
 OUR_LIMIT_S = 300.0
 
@@ -163,11 +176,7 @@ def run(
 
 def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
     """The example in an empty folder, without earlier measurements; then the program that the example wrote."""
-    home = folder / f"{example}-{seed}"
-    home.mkdir()
-    arguments = ["--seed", str(seed), "--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES)]
-    arguments.append(f"--until-return={goal}")  # some environments register no threshold
-    cache = {"PEARL_CACHE_DIR": str(home / "cache")}
+    home, arguments, cache = _prepared(example, goal, seed, folder)
     script = ROOT / "examples" / f"{example}.py"
     composing = run([sys.executable, str(script), *arguments, "--run-dir", "first"], home, OUR_LIMIT_S, cache)
     found = {f"{example}, {COMPOSING}": composing}
@@ -175,6 +184,29 @@ def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Ou
         command = [sys.executable, str(program), *arguments, "--run-dir", "second"]
         found[f"{example}, {COMPOSED}"] = run(command, home, OUR_LIMIT_S, cache)
     return found
+
+
+def run_zoo(name: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
+    """A composition, composed in an empty folder without earlier measurements, and its program."""
+    home, arguments, cache = _prepared(name, goal, seed, folder)
+    spec, program = ROOT / "examples" / "zoo" / f"{name}.toml", home / "program.py"
+    command = [sys.executable, "-m", "pearl", "compose", str(spec), "--output", str(program)]
+    composing = run(command, home, OUR_LIMIT_S, cache)
+    if composing.reason:
+        return {f"{name}, {COMPOSED}": composing}
+    solving = run([sys.executable, str(program), *arguments, "--run-dir", "run"], home, OUR_LIMIT_S, cache)
+    both = max(composing.memory_mb, solving.memory_mb)
+    together = Outcome(composing.seconds + solving.seconds, both, solving.solved, solving.reason)
+    return {f"{name}, {COMPOSING}": together, f"{name}, {COMPOSED}": solving}
+
+
+def _prepared(name: str, goal: float, seed: int, folder: Path) -> tuple[Path, list[str], dict[str, str]]:
+    """A new folder, arguments of a program, and environment variables that hide earlier measurements."""
+    home = folder / f"{name}-{seed}"
+    home.mkdir()
+    arguments = ["--seed", str(seed), "--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES)]
+    arguments.append(f"--until-return={goal}")  # some environments register no threshold
+    return home, arguments, {"PEARL_CACHE_DIR": str(home / "cache")}
 
 
 def run_peer(peer: Peer, task: Task, seed: int, folder: Path) -> Outcome:
@@ -232,6 +264,9 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
         for seed in range(1, seeds + 1):
             for example in task.examples:
                 for name, outcome in run_ours(example, task.goal, seed, Path(scratch)).items():
+                    note(ours, name, seed, outcome)
+            for composition in task.zoo:
+                for name, outcome in run_zoo(composition, task.goal, seed, Path(scratch)).items():
                     note(ours, name, seed, outcome)
             for peer in task.peers:
                 if not any(outcome.reason for outcome in theirs.get(peer.name, ())):

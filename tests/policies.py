@@ -28,6 +28,10 @@ class WideDQN(DQN):
     hidden_sizes = (24, 24)
 
 
+class NormedDQN(WideDQN):
+    layer_norm = True
+
+
 class DuelingDQN(WideDQN):
     dueling = True
 
@@ -46,6 +50,7 @@ Case = tuple[type, gym.Space[Any], gym.Space[Any]]
 CASES: dict[str, Case] = {
     "DQN": (WideDQN, VECTOR, spaces.Discrete(6)),
     "DQN from 3": (WideDQN, VECTOR, spaces.Discrete(6, start=3)),
+    "normed DQN": (NormedDQN, VECTOR, spaces.Discrete(6)),
     "dueling DQN": (DuelingDQN, BOUNDED, spaces.Discrete(4)),
     "DQN of images": (WideDQN, IMAGE, spaces.Discrete(4)),
     "DDPG": (DDPG, VECTOR, TORQUES),

@@ -49,6 +49,8 @@ CASES: list[Case] = [
     (DQN, box(4), spaces.Discrete(3), {}),
     (DQN, box(2, 3), spaces.Discrete(3), {"dueling": True}),
     (DQN, box(4), spaces.Discrete(2), {"dueling": True, "hidden_sizes": (7,), "tau": 0.01}),
+    (DQN, box(2, 3), spaces.Discrete(3), {"layer_norm": True, "hidden_sizes": (7, 5)}),
+    (DQN, box(4), spaces.Discrete(2), {"layer_norm": True, "dueling": True, "hidden_sizes": (7, 5)}),
     (DQN, box(4), spaces.Discrete(2, start=5), {"hidden_sizes": ()}),
     (DQN, pixels(2, 36, 40), spaces.Discrete(3), {"dueling": True, "hidden_sizes": (8,)}),
     (DQN, pixels(3, 12, 9), spaces.Discrete(2), {"cnn": "impala"}),

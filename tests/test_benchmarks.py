@@ -17,8 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import eps, gae, peers, record, replay, report, solve_time  # noqa: E402
-from benchmarks.peers import solving, training  # noqa: E402
+from benchmarks import eps, gae, peers, record, replay, report, solve_time, stability  # noqa: E402
+from benchmarks.peers import solving, training, zoo_settings  # noqa: E402
+from composer import spec_file  # noqa: E402
 from pearl.rollout import NumpyGae  # noqa: E402
 
 TINY = replay.Plan(sizes=(2_000,), batches=(8,), fanouts=(4, 16), curve=(), repeats=3, repeat_s=1e-5)
@@ -322,6 +323,23 @@ def test_rows_of_solving_say_how_many_seeds_did():
     assert rows["MB", "slow"].ratio == 4.0
     assert rows["s", "absent"].theirs is None
     assert "ImportError" in rows["s", "absent"].reason
+
+
+def test_tasks_of_stability_are_the_examples_for_five_times_their_steps():
+    for task in stability.TASKS:
+        composition = spec_file.tomllib.loads((record.ROOT / "examples" / f"{task.example}.toml").read_text())
+        assert composition["actors"]["env"] == task.environment
+        assert composition["program"]["timesteps"] * 5 == task.steps
+
+
+def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers():
+    for task in solve_time.TASKS:
+        for name in task.zoo:
+            composition = spec_file.tomllib.loads((record.ROOT / "examples" / "zoo" / f"{name}.toml").read_text())
+            assert composition["actors"]["env"] == task.environment
+        for peer in task.peers:
+            if peer.module == "sb3_solve":
+                assert zoo_settings.settings_of(peer.options[-1], task.environment)[1] >= 20_000
 
 
 def test_a_peer_passes_by_its_greedy_returns(capsys):

@@ -382,6 +382,8 @@ def test_other_algorithms_and_engines_go_on_refusing_images() -> None:
     ("options", "shape", "message"),
     [
         ({"cnn": "resnet"}, (4, 36, 36), r"DQN.cnn must be \"nature\" or \"impala\"; found 'resnet'"),
+        ({"layer_norm": True}, (4, 36, 36), r"DQN.layer_norm is True, which normalises .* of an MLP; .* cnn='nature'"),
+        ({"layer_norm": 1}, (4,), r"layer_norm.*True or False"),
         ({"cnn": "impala"}, (4,), r"DQN.cnn is 'impala', which takes images .* of at least 8 x 8 .* shape \(4,\)"),
         ({"cnn": "impala"}, (3, 7, 9), r"at least 8 x 8 pixels; the observations have shape \(3, 7, 9\)"),
         ({"cnn": "impala"}, (16, 16, 3), r"look like images \(height, width, channels\); the Impala CNN needs"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pearl.algorithms
 from composer.codegen.trainer_source import UserImport, trainer_import
 from composer.spec_file import ProgramOptions, load_spec
 from pearl.errors import ConfigurationError, PearlError, TrainerError
@@ -16,6 +17,7 @@ from pearl.replay import Constant, Linear
 from pearl.runtime.options import check_goal
 from pearl.spec import ReplaySpec
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 _SERIAL = itertools.count()
 
 TRAINER = """
@@ -200,8 +202,17 @@ def test_a_trainer_file_is_found_relative_to_the_spec_not_to_the_user(spec, tmp_
     assert composer._trainer_class.__module__ == module
 
 
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "zoo").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_composition_of_the_zoo_loads(path):
+    composer, program = load(path)
+    algorithm, environment = path.stem.split("-", 1)
+    assert issubclass(composer._trainer_class, getattr(pearl.algorithms, algorithm.upper()))
+    assert composer._actors.env == environment
+    assert program.run_dir.parts[-4:] == ("examples", "zoo", "runs", path.stem)
+
+
 def test_the_example_loads():
-    composer, program = load(Path(__file__).parent.parent / "examples" / "cartpole.toml")
+    composer, program = load(EXAMPLES / "cartpole.toml")
     assert composer._trainer_class.__name__ == "DQNTrainer"
     assert program.run_dir.parts[-3:] == ("examples", "runs", "cartpole")
 

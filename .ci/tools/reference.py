@@ -45,6 +45,7 @@ MEANINGS = {
     "horizon": "steps of each environment in a rollout",
     "initial_log_std": "log deviation of `Box` actions at the start",
     "initial_temperature": "where a learned temperature starts",
+    "layer_norm": "normalise the hidden layers of an MLP, so that values stay within what is possible",
     "learning_rate": "of Adam; where there is a separate policy network, of the critics",
     "learning_rate_schedule": '`"linear"`: the rate falls to 0 over the run',
     "learning_starts": "transitions before the first gradient step",

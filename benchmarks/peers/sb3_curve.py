@@ -18,28 +18,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
-from benchmarks.peers.sb3_solve import SETTINGS
+from benchmarks.peers.zoo_settings import settings_of
 
-# RL Zoo's hyperparameters of dqn LunarLander-v2 and ddpg MountainCarContinuous-v0; CartPole-v1 is in sb3_solve.
-TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "CartPole-v1": ("dqn", {name: value for name, value in SETTINGS["dqn"].items() if name != "steps"}),
-    "MountainCarContinuous-v0": ("ddpg", {}),
-    "LunarLander-v3": (
-        "dqn",
-        {
-            "learning_rate": 6.3e-4,
-            "batch_size": 128,
-            "buffer_size": 50_000,
-            "learning_starts": 0,
-            "gamma": 0.99,
-            "target_update_interval": 250,
-            "train_freq": 4,
-            "gradient_steps": -1,
-            "exploration_fraction": 0.12,
-            "exploration_final_eps": 0.1,
-            "policy_kwargs": {"net_arch": [256, 256]},
-        },
-    ),
+ALGORITHM_OF = {
+    "CartPole-v1": "dqn",
+    "MountainCarContinuous-v0": "ddpg",
+    "LunarLander-v3": "dqn",
+    "Hopper-v5": "sac",
+    "HalfCheetah-v5": "sac",
+    "BipedalWalker-v3": "sac",
 }
 NOISE = 0.5  # standard deviation of DDPG's action noise
 
@@ -65,7 +52,7 @@ class _Evaluations(BaseCallback):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("environment", choices=TASKS)
+    parser.add_argument("environment", choices=ALGORITHM_OF)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--interval", type=int, required=True, help="environment steps between evaluations")
     parser.add_argument("--episodes", type=int, default=10)
@@ -73,11 +60,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    algorithm, settings = TASKS[options.environment]
+    algorithm = ALGORITHM_OF[options.environment]
+    settings, _ = settings_of(algorithm, options.environment)
     if algorithm == "ddpg":
         size = gym.make(options.environment).action_space.shape
         settings["action_noise"] = OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, NOISE))
-    kind: Any = {"dqn": sb3.DQN, "ddpg": sb3.DDPG}[algorithm]
+    kind: Any = {"dqn": sb3.DQN, "ddpg": sb3.DDPG, "sac": sb3.SAC}[algorithm]
     model = kind("MlpPolicy", options.environment, seed=options.seed, device="cpu", **settings)
     evaluations = _Evaluations(options.environment, options.interval, options.episodes, options.seconds)
     model.learn(options.steps, callback=evaluations)

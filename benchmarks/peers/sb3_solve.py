@@ -12,47 +12,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 
 from benchmarks.peers.solving import INTERVAL, Examiner, parse
+from benchmarks.peers.zoo_settings import ALGORITHMS, settings_of
 
-# RL Zoo's hyperparameters of dqn and ppo CartPole-v1, sac and td3 Pendulum-v1; the rest is Stable-Baselines3's own.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "dqn": {
-        "steps": 50_000,
-        "learning_rate": 2.3e-3,
-        "batch_size": 64,
-        "buffer_size": 100_000,
-        "learning_starts": 1_000,
-        "gamma": 0.99,
-        "target_update_interval": 10,
-        "train_freq": 256,
-        "gradient_steps": 128,
-        "exploration_fraction": 0.16,
-        "exploration_final_eps": 0.04,
-        "policy_kwargs": {"net_arch": [256, 256]},
-    },
-    "ppo": {
-        "steps": 100_000,
-        "n_envs": 8,
-        "n_steps": 32,
-        "batch_size": 256,
-        "gae_lambda": 0.8,
-        "gamma": 0.98,
-        "n_epochs": 20,
-        "ent_coef": 0.0,
-        "learning_rate": lambda left: left * 1e-3,
-        "clip_range": lambda left: left * 0.2,
-    },
-    "sac": {"steps": 20_000, "learning_rate": 1e-3},
-    "td3": {
-        "steps": 20_000,
-        "learning_rate": 1e-3,
-        "gamma": 0.98,
-        "buffer_size": 200_000,
-        "learning_starts": 10_000,
-        "train_freq": 1,
-        "gradient_steps": 1,
-        "policy_kwargs": {"net_arch": [400, 300]},
-    },
-}
 NOISE = {"td3": 0.1}  # standard deviation of the action noise
 
 
@@ -70,10 +31,9 @@ class _Examination(BaseCallback):
 
 
 def main() -> None:
-    options = parse(__doc__, algorithm=tuple(SETTINGS))
+    options = parse(__doc__, algorithm=ALGORITHMS)
     torch.set_num_threads(1)
-    settings = dict(SETTINGS[options.algorithm])
-    steps = settings.pop("steps")
+    settings, steps = settings_of(options.algorithm, options.environment)
     examiner = Examiner(options.environment, options.goal, options.seed)
     if scale := NOISE.get(options.algorithm):
         size = examiner.envs.single_action_space.shape

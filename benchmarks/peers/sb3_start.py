@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from benchmarks.peers.sb3_solve import SETTINGS, model_of
+from benchmarks.peers.sb3_solve import model_of
 from benchmarks.peers.solving import FIRST_STEP
+from benchmarks.peers.zoo_settings import ALGORITHMS, settings_of
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithm", choices=tuple(SETTINGS), required=True)
+    parser.add_argument("--algorithm", choices=ALGORITHMS, required=True)
     parser.add_argument("--environment", required=True)
     parser.add_argument("--collected", type=int, required=True, help="steps before the first one")
     parser.add_argument("--steps", type=int, required=True, help="environment steps in all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     changed: dict[str, Any] = {} if options.algorithm == "ppo" else {"learning_starts": options.collected}
-    settings = {name: value for name, value in SETTINGS[options.algorithm].items() if name != "steps"}
+    settings, _ = settings_of(options.algorithm, options.environment)
     told = False
 
     def tell(*_: object) -> None:

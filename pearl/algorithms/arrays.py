@@ -390,11 +390,14 @@ def array_dropout_mlp(
     return ArraySequential(*layers, ArrayLinear(*random.linear(width, outputs)))
 
 
-def array_layers(random: TorchRandom, inputs: int, sizes: Sequence[int]) -> list[ArrayModule]:
-    """Linear layers of `sizes`, each with a ReLU."""
+def array_layers(
+    random: TorchRandom, inputs: int, sizes: Sequence[int], *, layer_norm: bool = False
+) -> list[ArrayModule]:
+    """Linear layers of `sizes`, each with a ReLU, before which `layer_norm` normalises."""
     layers: list[ArrayModule] = []
     for width, size in zip([inputs, *sizes], sizes, strict=False):
-        layers += [ArrayLinear(*random.linear(width, size)), ArrayActivation("relu", size)]
+        layers += [ArrayLinear(*random.linear(width, size)), *([ArrayLayerNorm(size)] if layer_norm else [])]
+        layers.append(ArrayActivation("relu", size))
     return layers
 
 

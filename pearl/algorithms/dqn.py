@@ -60,8 +60,9 @@ class DQN(Trainer):
 
     The defaults learn LunarLander-v3 in 100,000 steps, with a learning rate that falls to 0 over the run
     (docs/stability.md). Images `(channels, height, width)` go through the convolutions of `cnn`: "nature" (Mnih et al.
-    2015) or "impala" (the large network of Espeholt et al. 2018, without its LSTM). Override `build_q_network` to use
-    your own network: any module from `(batch, *obs)` to `(batch, actions)`.
+    2015) or "impala" (the large network of Espeholt et al. 2018, without its LSTM). `layer_norm` normalises the hidden
+    layers of an MLP (Ba et al. 2016), which keeps values from growing beyond what is possible. Override
+    `build_q_network` to use your own network: any module from `(batch, *obs)` to `(batch, actions)`.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete",)
@@ -72,6 +73,7 @@ class DQN(Trainer):
     learning_rate_schedule: Schedule = "linear"
     double: bool = True
     dueling: bool = False
+    layer_norm: bool = False
     cnn: str = "nature"
     tau: float = 1.0
     target_update_interval: int = 250
@@ -90,8 +92,8 @@ class DQN(Trainer):
     def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
         """Mnih et al. 2015 for images; for vectors more training on each transition, and soft target updates."""
         steps = facts.timesteps
-        returns = choose_n_step(facts, 3, "usual: 3 (Hessel et al. 2018)")
         if facts.images:
+            returns = choose_n_step(facts, 3, "usual: 3 (Hessel et al. 2018)")
             return (
                 Choice("batch_size", 32, "images: as Mnih et al. 2015"),
                 Choice("replay_ratio", 8.0, "images: a gradient step of 32 per 4 steps, as Mnih et al. 2015"),
@@ -103,6 +105,9 @@ class DQN(Trainer):
                 Choice("exploration", EpsilonGreedy(1.0, 0.01, steps // 10), f"a tenth of {steps:,} steps; then 1 %"),
             )
         sized = choose_sizes(facts, batches=(128, 64, 32), updates=(0.25, 0.5, 1.0))
+        returns = choose_n_step(
+            facts, 5, "errors of bootstrapped values fade sooner than with 1 or 3 (docs/stability.md)"
+        )
         share, why = (5, facts.silence) if facts.silent else (10, "usual, as Stable-Baselines3")
         return (
             *sized.choices,
@@ -110,7 +115,8 @@ class DQN(Trainer):
             choose_gamma(facts),
             returns,
             choose_learning_starts(facts),
-            Choice("tau", 0.005, "targets follow by 0.5 % a gradient step (Lillicrap et al. 2016)"),
+            Choice("tau", 0.01, "targets follow by 1 % a gradient step, as they do so slower than a copy"),
+            Choice("layer_norm", True, "keeps values from growing beyond what is possible (docs/stability.md)"),
             Choice(
                 "exploration",
                 EpsilonGreedy(1.0, 0.05, steps // share),
@@ -128,6 +134,12 @@ class DQN(Trainer):
         self._require(
             not self.dueling or bool(self.hidden_sizes), "hidden_sizes", "one size or more where dueling is True"
         )
+        self._require(type(self.layer_norm) is bool, "layer_norm", "True or False")
+        if self.layer_norm and takes_cnn(self.input_shape, self.cnn):
+            raise TrainerError(
+                f"{name}.layer_norm is True, which normalises the hidden layers of an MLP; observations of shape "
+                f"{self.input_shape} go through the convolutions of cnn={self.cnn!r}, which have none. Leave it False."
+            )
         self._require(self.cnn in SMALLEST_IMAGES, "cnn", " or ".join(f'"{cnn}"' for cnn in SMALLEST_IMAGES))
         if self.cnn != DQN.cnn and not takes_cnn(self.input_shape, self.cnn):
             least = SMALLEST_IMAGES[self.cnn]
@@ -148,6 +160,7 @@ class DQN(Trainer):
             dueling=self.dueling,
             of_bytes=self._of_bytes,
             cnn=self.cnn,
+            layer_norm=self.layer_norm,
         )
 
     def array_parts(self, random: TorchRandom) -> ArrayParts:
@@ -167,7 +180,8 @@ class DQN(Trainer):
         else:
             trunk = [ArraySame()] if self._of_bytes else []
             trunk += [ArraySame()] if len(self.input_shape) != 1 else []
-            trunk += array_layers(random, math.prod(self.input_shape), sizes[:-1] if self.dueling else sizes)
+            hidden = sizes[:-1] if self.dueling else sizes
+            trunk += array_layers(random, math.prod(self.input_shape), hidden, layer_norm=self.layer_norm)
             width = (math.prod(self.input_shape), *sizes)[len(sizes) - (1 if self.dueling else 0)]
         if not self.dueling:
             return ArraySequential(*trunk, ArrayLinear(*random.linear(width, actions)))

@@ -151,10 +151,12 @@ def q_network(
     dueling: bool,
     of_bytes: bool = False,
     cnn: str = "nature",
+    layer_norm: bool = False,
 ) -> nn.Sequential:
     """Action-value network: `CNNS[cnn]` for images `(channels, height, width)`, else an MLP over flat observations.
 
-    An MLP `of_bytes` scales them to [0, 1] first, as the CNNs do.
+    An MLP `of_bytes` scales them to [0, 1] first, as the CNNs do. With `layer_norm`, the MLP's hidden layers are
+    normalised (Ba et al. 2016) before their ReLU, but for the streams of a dueling head.
     """
     if takes_cnn(obs_shape, cnn):
         made = CNNS[cnn](obs_shape)
@@ -165,7 +167,7 @@ def q_network(
         trunk += [nn.Flatten()] if len(obs_shape) != 1 else []
         width = math.prod(obs_shape)
         for size in hidden_sizes[:-1] if dueling else hidden_sizes:
-            trunk += [nn.Linear(width, size), nn.ReLU()]
+            trunk += [nn.Linear(width, size), *([nn.LayerNorm(size)] if layer_norm else []), nn.ReLU()]
             width = size
     head = DuelingHead(width, actions, hidden_sizes[-1]) if dueling else nn.Linear(width, actions)
     return nn.Sequential(*trunk, head)
