@@ -432,11 +432,6 @@ class ActorSpec:
         return tuple(one if isinstance(one, tuple) else (one, {}) for one in self.wrappers)
 
     @property
-    def made_by(self) -> str:
-        """The class or function that makes the environment, and its wrappers; empty for a name without wrappers."""
-        return ", ".join(filter(None, ("" if isinstance(self.env, str) else self.env_name, self.wrappers_text)))
-
-    @property
     def wrappers_text(self) -> str:
         """The wrappers by name, with their arguments."""
         return ", ".join(f"{one.__module__}.{one.__qualname__}{dict(options) or ''}" for one, options in self.wrapped)

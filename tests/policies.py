@@ -9,12 +9,16 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from trainers import OwnTrainer
+from typer.testing import CliRunner
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3
 from pearl.algorithms.trainer import TrainerLike, make_trainer
+from pearl.cli import app
+from pearl.policy import Episode, SavedPolicy, watch_policy
 from pearl.policy.description import PolicyDescription, write_description
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, save_weights
 
@@ -116,3 +120,14 @@ def run_folder(
         edit(content)
         (folder / "policy.json").write_text(json.dumps(content))
     return folder
+
+
+def command(*arguments: object) -> Any:
+    """What `pearl` says to these arguments, in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def watch_policy_without_a_screen(policy: SavedPolicy, **options: Any) -> list[Episode]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDL_VIDEODRIVER", "dummy")
+        return list(watch_policy(policy, **options))

@@ -233,6 +233,16 @@ def test_a_program_imports_the_function_and_the_wrappers_by_name(
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count("Observations of float64 are converted to float32 once") == 1  # TimeAwareObservation has flattened
     assert composer.networks[0].input_shape == (7,)
+    played = subprocess.run(
+        [sys.executable, "-m", "pearl", "evaluate", str(tmp_path / "run"), "--episodes", "2", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert played.returncode == 0, played.stderr
+    found = json.loads(played.stdout)
+    assert found["mean"] <= 8.0 + 1e-6
+    assert f"{name}.Doubled{{'factor': 10.0}}, gymnasium" in found["wrappers"]
 
 
 def test_two_of_one_name_are_refused(corridor: Any, tmp_path: Path, quick_profiles: None) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from policies import WideDQN, run_folder
-from typer.testing import CliRunner
+from policies import WideDQN, command, run_folder, watch_policy_without_a_screen
 
 import pearl
-from pearl.cli import app
 from pearl.errors import ConfigurationError, EnvError, MissingExtraError, PolicyError
 from pearl.policy import SavedPolicy, evaluate_policy, watch_policy
 
@@ -32,10 +30,6 @@ def policy(run: Path) -> SavedPolicy:
     return pearl.load_policy(run)
 
 
-def command(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def test_an_evaluation_is_what_predict_scores(policy: SavedPolicy) -> None:
     found = evaluate_policy(policy, episodes=1, seed=3)
     env = gym.make("CartPole-v1")
@@ -49,31 +43,12 @@ def test_an_evaluation_is_what_predict_scores(policy: SavedPolicy) -> None:
     assert (episode.ret, episode.length) == (total, found.lengths[0])
 
 
-def watch_policy_without_a_screen(policy: SavedPolicy, **options: Any) -> list[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SDL_VIDEODRIVER", "dummy")
-        return list(watch_policy(policy, **options))
-
-
 def test_stochastic_episodes_repeat_with_the_seed(run: Path) -> None:
     found = [
         evaluate_policy(pearl.load_policy(run, seed=seed), episodes=20, deterministic=False).returns.tolist()
         for seed in (1, 1, 2)
     ]
     assert found[0] == found[1] != found[2]
-
-
-def test_an_environment_that_the_user_made_or_wrapped_must_be_named(tmp_path: Path) -> None:
-    """Without its wrappers, the scores would be others, and nothing would say so."""
-    env = gym.make("CartPole-v1")
-    case = (WideDQN, env.observation_space, env.action_space)
-    folder = run_folder(tmp_path / "run", case, env="CartPole-v1", made_by="mine.Doubled{'by': 2}")
-    done = command("evaluate", folder)
-    assert done.exit_code == 1
-    assert "made by mine.Doubled{'by': 2}, which its folder names but does not hold" in done.output
-    assert command("evaluate", folder, "--env", "ShortCartPole-v0", "--episodes", 2).exit_code == 0
-    with pytest.raises(PolicyError, match="on the command line --env NAME --import MODULE"):
-        watch_policy(pearl.load_policy(folder))
 
 
 def test_observations_are_prepared_where_a_policy_is_watched(tmp_path: Path) -> None:

@@ -188,8 +188,8 @@ def set_in(*path: str, to: Any) -> Any:
     ("edit", "message"),
     [
         (
-            set_in("format_version", to=2),
-            r"format version 2 \(written by PEARL '[\d.]+'\); this PEARL, .*, reads version 1",
+            set_in("format_version", to=1),
+            r"format version 1 \(written by PEARL '[\d.]+'\); this PEARL, .*, reads version 2",
         ),
         (set_in("format_version", to=True), "format version True"),
         (set_in("format", to="other"), "describes no policy"),
@@ -203,6 +203,9 @@ def set_in(*path: str, to: Any) -> Any:
         (set_in("settings", "hidden_sizes", to={"tuple": [7, 7]}), r"not those of DQN.*has shape \(7, 5\)"),
         (set_in("settings", "hidden_sizes", to="wide"), r"cannot be made again.*hidden_sizes must be"),
         (set_in("settings", "unheard_of", to=1), "no setting 'unheard_of'"),
+        (set_in("made", "vectorization", to="os.system"), r"the vectorization 'os.system'; there are sync"),
+        (set_in("made", "maker", to={"module": 3, "name": "x", "file": ""}), "module, name and file are texts"),
+        (set_in("made", "wrappers", to=[{"module": "os", "name": "system", "file": ""}]), "damaged.*'arguments'"),
         (set_in("unshared_normalization", to=["NormalizeObservation"]), "NormalizeObservation normalised by running"),
     ],
 )
@@ -406,6 +409,7 @@ def test_a_policy_that_cannot_be_described_is_one_warning(tmp_path: Path, caplog
 SHOWN = {
     "use_policy.py": "<SavedPolicy of WideDQN on CartPole-v1: last weights, step 200>\n",
     "play_policy.py": "videos/CartPole-v1-last-episode-1.mp4\n",
+    "play_elsewhere.py": "20 True\n",
     "use_onnx.py": "True\n",
 }
 

@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
 from pearl.actors.observations import one_of, prepare_env, prepare_vector
 from pearl.errors import EnvError
 from pearl.spec import ActorSpec
@@ -33,6 +34,15 @@ _ATARI_PREPROCESSING = {"reward_clipping": False, "episodic_life": False, "use_f
 _WHOLE_GAMES = {"reward_clipping": False, "episodic_life": False}
 # What the registered names of Atari games say that ale-py's vector takes; it skips frames in its own way.
 _ATARI_REGISTERED = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
+_ATARI_FRAMES = {
+    "height": "img_height",
+    "width": "img_width",
+    "frame_skip": "frameskip",
+    "stack": "stack_num",
+    "noop_max": "noop_max",
+    "grayscale": "grayscale",
+    "fire_reset": "use_fire_reset",
+}
 _MOST_SEED = 2**31
 
 
@@ -40,6 +50,7 @@ class Vectorization(abc.ABC):
     """A way to step several environments at once."""
 
     steps_singles: ClassVar[bool] = False  # made by `gymnasium.make`, so that wrappers and callables apply
+    prepares: ClassVar[bool] = False  # observations and rewards, in ways that `env_kwargs` say
 
     def find(self, spec: ActorSpec) -> EnvSpec | None:
         """Gymnasium's description of the environment; None where it has none."""
@@ -52,6 +63,14 @@ class Vectorization(abc.ABC):
     def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
         """`count` environments to step one by one, for evaluations."""
         return [SingleEnv(_actors_vector(self.make(spec, 1))) for _ in range(count)]
+
+    def make_rendered(self, spec: ActorSpec, render_mode: str) -> gym.Env[Any, Any]:
+        """One of these environments with pictures, in `render_mode` "human" or "rgb_array"."""
+        options: dict[str, Any] = {**spec.env_kwargs, "render_mode": render_mode}
+        env: gym.Env[Any, Any] = gym.make(_named(spec), **options)
+        for wrapper, arguments in spec.wrapped:
+            env = wrapper(env, **arguments)
+        return prepare_env(env)
 
 
 class _OfSingles(Vectorization):
@@ -98,6 +117,8 @@ class _Own(Vectorization):
 class _Atari(Vectorization):
     """ale-py's AtariVectorEnv: threads that step, skip, stack and scale frames in C++."""
 
+    prepares = True
+
     def find(self, spec: ActorSpec) -> EnvSpec | None:
         _imported("ale_py", "atari")
         return super().find(spec)
@@ -123,9 +144,21 @@ class _Atari(Vectorization):
         """Whole games with the rewards of the game, whatever the Actors' `env_kwargs` make of lives and rewards."""
         return super().make_single(dataclasses.replace(spec, env_kwargs={**spec.env_kwargs, **_WHOLE_GAMES}), count)
 
+    def make_rendered(self, spec: ActorSpec, render_mode: str) -> gym.Env[Any, Any]:
+        """A whole game by Gymnasium's wrappers, with the vector's preprocessing: the vector has no pictures."""
+        self.find(spec)
+        options: dict[str, Any] = {**_ATARI_PREPROCESSING, **spec.env_kwargs}
+        for name, value in (("maxpool", True), ("continuous", False)):
+            check_counterpart(options, name, value)
+        given = {ours: options[theirs] for ours, theirs in _ATARI_FRAMES.items() if theirs in options}
+        game = {name: options[name] for name in _ATARI_REGISTERED if name in options}
+        return make_game(spec.env_name, game, Preprocessing(**given), render_mode)
+
 
 class _EnvPool(Vectorization):
     """EnvPool: environments written in C++, stepped by threads."""
+
+    prepares = True
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
         pools = _imported("envpool", "envpool")
@@ -133,6 +166,12 @@ class _EnvPool(Vectorization):
         if name not in names:
             raise EnvError(f"EnvPool has no environment {spec.env_name!r}.{_nearest(name, names)}")
         return _Pool(pools, name, count, spec.env_kwargs)
+
+    def make_rendered(self, spec: ActorSpec, render_mode: str) -> gym.Env[Any, Any]:
+        """A pool of one, which draws its pictures itself."""
+        drawing = dataclasses.replace(spec, env_kwargs={**spec.env_kwargs, "render_mode": "rgb_array"})
+        shown = _RenderedPool(_actors_vector(self.make(drawing, 1)))
+        return gym.wrappers.HumanRendering(shown) if render_mode == "human" else shown
 
 
 class _Pool(VectorEnv[Any, Any, Any]):
@@ -163,6 +202,9 @@ class _Pool(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> Any:
         return self._pool.step(actions)
+
+    def render(self) -> Any:
+        return None if self._pool is None else self._pool.render()
 
     def close_extras(self, **_: Any) -> None:
         self._pool = None
@@ -201,6 +243,21 @@ class SingleEnv(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the vector."""
         self._vector.close()
+
+
+class _RenderedPool(SingleEnv):
+    """A pool of one environment that draws its pictures."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array", "human"], "render_fps": 30}  # noqa: RUF012
+
+    def __init__(self, vector: AnyVector) -> None:
+        super().__init__(vector)
+        self.render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        """The picture `(height, width, 3)`."""
+        pictures: Any = self._vector.render()
+        return np.asarray(pictures)[0]
 
 
 class ResetInStep(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
@@ -251,6 +308,11 @@ def make_vector(spec: ActorSpec, count: int) -> AnyVector:
 def make_single_envs(spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
     """The same environments one by one, to be reset by whoever steps them. May raise anything."""
     return VECTORIZATIONS[spec.vectorization].make_single(spec, count)
+
+
+def make_rendered_env(spec: ActorSpec, render_mode: str) -> gym.Env[Any, Any]:
+    """One environment with pictures and prepared observations. May raise anything."""
+    return VECTORIZATIONS[spec.vectorization].make_rendered(spec, render_mode)
 
 
 def _actors_vector(made: AnyVector) -> AnyVector:

@@ -39,7 +39,15 @@ _Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, or a
 _Which: TypeAlias = Annotated[
     Which | None, typer.Option("--which", help="Which weights. Default: the best if there are some.")
 ]
-_Env: TypeAlias = Annotated[str | None, typer.Option(help="Another environment. Default: that of the run.")]
+_Env: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Another environment, or MODULE:NAME of what makes it. Default: that of the run."
+    ),
+]
+_NoWrappers: TypeAlias = Annotated[
+    bool, typer.Option("--no-wrappers", help="Leave out the run's wrappers, and the frame preprocessing of its vector.")
+]
 _EnvKwargs: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--env-kwarg", metavar="NAME=VALUE", help="An argument of the environment; may be repeated."),
@@ -65,6 +73,7 @@ _Imports: TypeAlias = Annotated[
         "pearl evaluate runs/cartpole --which last --episodes 500 --seed 3",
         "pearl evaluate runs/cartpole --env CartPole-v0 --json",
         "pearl evaluate runs/corridor --env-kwarg length=16 --import corridor",
+        "pearl evaluate runs/doors --env doors:WideDoors --no-wrappers",
     ),
 )
 def _evaluate(
@@ -75,19 +84,32 @@ def _evaluate(
     seed: _Seed = 1,
     stochastic: _Stochastic = False,
     env_kwarg: _EnvKwargs = None,
+    no_wrappers: _NoWrappers = False,
     trainer: _Trainer = None,
     imports: _Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every return.")] = False,
 ) -> None:
-    """Evaluate the policy of a run in its environment, or in another one with the same spaces."""
+    """Evaluate the policy of a run in its environment, or in another one with the same spaces.
+
+    The environment is made and wrapped as in the run; another one is wrapped in the same way, too.
+    """
     from pearl.policy import evaluate_policy
 
     policy = _load(run, which, trainer, imports, seed)
-    kwargs = _env_kwargs(env_kwarg)
-    found = evaluate_policy(policy, env, env_kwargs=kwargs, episodes=episodes, seed=seed, deterministic=not stochastic)
+    found = evaluate_policy(
+        policy,
+        _environment(env),
+        env_kwargs=_env_kwargs(env_kwarg),
+        wrappers=not no_wrappers,
+        episodes=episodes,
+        seed=seed,
+        deterministic=not stochastic,
+    )
+    kept = "" if no_wrappers else policy.description.made.kept_text
     returns, lengths = found.returns, found.lengths
     if as_json:
         facts = {"environment": env or policy.env, "weights": policy.origin.which, "step": policy.origin.step}
+        facts |= {"wrappers": kept} if kept else {}
         numbers = {"episodes": len(returns), "mean": found.mean, "std": found.std, "returns": returns.tolist()}
         print(json.dumps({**facts, **numbers, "lengths": lengths.tolist()}))
         return
@@ -96,6 +118,7 @@ def _evaluate(
             f"{policy.description.trainer.name} in {env or policy.env}",
             {
                 "weights": _weights_text(policy),
+                **({"as in the run": kept} if kept else {}),
                 "actions": "drawn from the policy" if stochastic else "greedy",
                 "mean return": f"{found.mean:,.2f} +- {found.std:,.2f} ({returns.min():,.2f} to {returns.max():,.2f})",
                 "mean length": f"{lengths.mean():,.1f} steps ({lengths.min():,} to {lengths.max():,})",
@@ -123,6 +146,7 @@ def _enjoy(
     seed: _Seed = 1,
     stochastic: _Stochastic = False,
     env_kwarg: _EnvKwargs = None,
+    no_wrappers: _NoWrappers = False,
     trainer: _Trainer = None,
     imports: _Imports = None,
 ) -> None:
@@ -131,10 +155,13 @@ def _enjoy(
 
     policy = _load(run, which, trainer, imports, seed)
     print(f"{policy.description.trainer.name} in {env or policy.env}: {_weights_text(policy)}")
+    if not no_wrappers and (kept := policy.description.made.kept_text):
+        print(f"As in the run: {kept}")
     watched = watch_policy(
         policy,
-        env,
+        _environment(env),
         env_kwargs=_env_kwargs(env_kwarg),
+        wrappers=not no_wrappers,
         episodes=episodes,
         seed=seed,
         deterministic=not stochastic,
@@ -214,6 +241,17 @@ def _trainer_class(text: str) -> type:
     found = getattr(_imported(module, "--trainer"), name, None)
     if not isinstance(found, type):
         raise ConfigurationError(f"--trainer {text}: the module {module} has no class {name}.")
+    return found
+
+
+def _environment(text: str | None) -> Any:
+    """A registered name as it is; what MODULE:NAME names."""
+    module, _, name = (text or "").partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return text
+    found = getattr(_imported(module, "--env"), name, None)
+    if not callable(found):
+        raise ConfigurationError(f"--env {text}: the module {module} has no class or function {name}.")
     return found
 
 

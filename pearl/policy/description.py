@@ -7,7 +7,6 @@ imported from.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 from collections.abc import Mapping
@@ -22,10 +21,12 @@ from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import TrainerLike, is_as_built_in, settings_of
 from pearl.atomic_file import write_text
 from pearl.errors import PolicyError
+from pearl.policy.environment import EnvironmentSource
 from pearl.policy.plain_values import Json, settings_from_json, settings_to_json, space_from_json, space_to_json
+from pearl.policy.source import module_of
 
 POLICY_FILE = "policy.json"
-FORMAT, FORMAT_VERSION = "pearl policy", 1
+FORMAT, FORMAT_VERSION = "pearl policy", 2
 _LONGEST = 64 * 2**20
 
 logger = logging.getLogger("pearl.runtime")
@@ -49,7 +50,7 @@ class PolicyDescription:
     """A policy but for its weights. `settings` are the trainer's; None if they are not plain values.
 
     `unshared_normalization` names the wrappers that normalised observations by running statistics of their own, which
-    no file holds. `made_by` names the code of the user that made or wrapped the environments, beyond a registered name.
+    no file holds. `made` says what made the environments, beyond a registered name.
     """
 
     environment: str
@@ -59,7 +60,7 @@ class PolicyDescription:
     trainer: TrainerSource
     settings: Mapping[str, Any] | None = field(default_factory=dict)
     unshared_normalization: tuple[str, ...] = ()
-    made_by: str = ""
+    made: EnvironmentSource = field(default_factory=EnvironmentSource)
 
     @classmethod
     def of(
@@ -72,7 +73,7 @@ class PolicyDescription:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         unshared_normalization: tuple[str, ...] = (),
-        made_by: str = "",
+        made: EnvironmentSource | None = None,
     ) -> PolicyDescription:
         """The description of a run's policy, whose trainer was made with `settings`."""
         source = _source(type(trainer))
@@ -86,7 +87,7 @@ class PolicyDescription:
             described = None
         return cls(
             *(environment, dict(env_kwargs), observation_space, action_space, source, described),
-            *(unshared_normalization, made_by),
+            *(unshared_normalization, made or EnvironmentSource()),
         )
 
     def to_json(self) -> str:
@@ -102,7 +103,7 @@ class PolicyDescription:
             "trainer": dict(vars(self.trainer)),
             "settings": None if self.settings is None else settings_to_json(self.settings),
             "unshared_normalization": list(self.unshared_normalization),
-            "made_by": self.made_by,
+            "made": self.made.to_json(),
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -134,9 +135,9 @@ class PolicyDescription:
     @classmethod
     def _parsed(cls, content: Mapping[str, Any]) -> PolicyDescription:
         trainer = TrainerSource(**content["trainer"])
-        texts = (content["environment"], content["made_by"], trainer.name, trainer.module, trainer.file)
+        texts = (content["environment"], trainer.name, trainer.module, trainer.file)
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"environment, made_by and trainer are texts; found {texts!r:.200}")
+            raise TypeError(f"environment and trainer are texts; found {texts!r:.200}")
         if trainer.algorithm is not None and trainer.algorithm not in ALGORITHMS:
             raise PolicyError(f"it names the algorithm {trainer.algorithm!r}; there are {', '.join(ALGORITHMS)}")
         settings = content["settings"]
@@ -148,20 +149,14 @@ class PolicyDescription:
             trainer,
             None if settings is None else settings_from_json(settings),
             tuple(map(str, content["unshared_normalization"])),
-            content["made_by"],
+            EnvironmentSource.from_json(content["made"]),
         )
 
 
 def _source(trainer_class: type) -> TrainerSource:
     base = next((c for c in trainer_class.__mro__ if ALGORITHMS.get(c.__name__) is c), None)
     algorithm = base.__name__ if base is not None and is_as_built_in(trainer_class) else None
-    try:
-        file = Path(inspect.getfile(trainer_class)).resolve()
-    except (TypeError, OSError):
-        file = None
-    module = trainer_class.__module__
-    if module == "__main__" and file is not None:
-        module = file.stem
+    module, file = module_of(trainer_class)
     return TrainerSource(trainer_class.__qualname__, algorithm, module, "" if file is None else str(file))
 
 

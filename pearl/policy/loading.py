@@ -7,10 +7,8 @@ folder must not have his code run.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -23,11 +21,11 @@ from pearl.actors.policy_plan import read_policy
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import TrainerLike, make_trainer
-from pearl.error_place import described
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
 from pearl.policy.saved import SavedPolicy, WeightsOrigin
+from pearl.policy.source import import_from_file
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_files import Stored, check_file, read_manifest, read_tensors
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
@@ -251,61 +249,6 @@ def _import_trainer(description: PolicyDescription, run: Path) -> type:
 
 
 def import_module_of(description: PolicyDescription, run: Path, advice: str) -> Any:
-    """The module of the run's trainer class; PolicyError, ending with `advice`, if it cannot be imported.
-
-    It is imported from the file that the program imported, which a warning names, and never from the run's folder.
-    """
+    """The module of the run's trainer class; PolicyError, ending with `advice`, if it cannot be imported."""
     source = description.trainer
-    what = f"The module {source.module!r} of the trainer class {source.name}"
-    file = Path(source.file)
-    loaded = sys.modules.get(source.module)
-    if loaded is None and _is_main(file):
-        loaded = sys.modules["__main__"]
-    if loaded is not None:
-        if not _is_from(loaded, file):
-            raise PolicyError(
-                f"{what} was {source.file or 'in no file'} in the run; here {source.module!r} is "
-                f"{getattr(loaded, '__file__', 'a module without a file')}. {advice}"
-            )
-        return loaded
-    if not source.file or not file.is_absolute() or not file.is_file():
-        raise PolicyError(f"{what} was in {source.file or 'no file'}, which is not there. {advice}")
-    folder = run.resolve() if run.is_dir() else run.resolve().parent
-    if file.resolve().is_relative_to(folder):
-        raise PolicyError(
-            f"{what} is in the folder of the run itself, {file}. Code that comes with a run is not executed. {advice}"
-        )
-    root = _root_of(source.module, file)
-    if root is None:
-        raise PolicyError(f"{what} cannot be in {file}, which has another name. {advice}")
-    logger.warning("Importing %s for the trainer class %s, as the program of the run did.", file, source.name)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    try:
-        importlib.invalidate_caches()
-        module = importlib.import_module(source.module)
-    except Exception as error:  # whatever the user's module does at import
-        raise PolicyError(f"{what} cannot be imported: {described(error)}. {advice}") from error
-    if not _is_from(module, file):
-        raise PolicyError(f"{what} was imported from {getattr(module, '__file__', None)} instead of {file}. {advice}")
-    return module
-
-
-def _is_main(file: Path) -> bool:
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return main is not None and Path(main).resolve() == file.resolve()
-
-
-def _is_from(module: object, file: Path) -> bool:
-    stated = getattr(module, "__file__", None)
-    return stated is not None and Path(stated).resolve() == file.resolve()
-
-
-def _root_of(module: str, file: Path) -> Path | None:
-    """The folder from which `module` is imported if it is in `file`; None if it cannot be."""
-    parts = module.split(".")
-    if file.stem == "__init__":
-        parts.append("__init__")
-    if len(file.parts) <= len(parts) or [*file.parts[-len(parts) : -1], file.stem] != parts or file.suffix != ".py":
-        return None
-    return file.parents[len(parts) - 1]
+    return import_from_file(source.module, source.file, f"trainer class {source.name}", run, advice)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
 from pearl.actors.environment import check_env_name
-from pearl.actors.observations import prepare_env
+from pearl.actors.vectorization import VECTORIZATIONS, check_singles, make_rendered_env
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, PolicyError
 from pearl.extras import import_extra
@@ -21,6 +21,8 @@ from pearl.policy.saved import SavedPolicy
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, play
 from pearl.runtime.options import Options
 from pearl.spec import ActorSpec
+
+AnyEnv: TypeAlias = "str | Callable[..., gym.Env[Any, Any]]"
 
 _FIRST_SEED = 40_000  # of episodes, plus the seed: the run's own evaluations begin with other numbers
 
@@ -35,9 +37,10 @@ class Episode(NamedTuple):
 
 def evaluate_policy(
     policy: SavedPolicy,
-    env: str | None = None,
+    env: AnyEnv | None = None,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: bool = True,
     episodes: int = 100,
     seed: int = 1,
     deterministic: bool = True,
@@ -46,16 +49,23 @@ def evaluate_policy(
     """Returns and lengths of `episodes` episodes in `env`, by default in the environment of the run.
 
     Up to a hundred environments play at once. Where the environment has no time limit, an episode ends after
-    `max_steps` steps (0: never). Raises PolicyError if the spaces of `env` are not those of the policy, EnvError if it
-    is unknown or fails.
+    `max_steps` steps (0: never).
+
+    `env` is a registered name, or a class or function that makes an environment. With `wrappers`, the environment is
+    prepared as the run's were: by the wrappers of `set_wrappers`, which are imported by their names, and by the frame
+    preprocessing of the vector that the Actors stepped ("atari", "envpool"). What made the run's environments is
+    imported by its name, too; nothing is unpickled.
+
+    Raises PolicyError if the spaces of `env` are not those of the policy, or what made or wrapped the run's
+    environments cannot be imported, EnvError if `env` is unknown or fails.
     """
     _check_whole("episodes", episodes, 1)
     _check_whole("seed", seed, 0)
-    name, kwargs = _chosen(policy, env, env_kwargs)
-    envs = EvaluationEnvs(ActorSpec(name, env_kwargs=kwargs), max_steps)
+    spec = _chosen(policy, env, env_kwargs, wrappers)
+    envs = EvaluationEnvs(spec, max_steps)
     try:
         (first,) = envs.first(1)
-        _check_spaces(policy, name, first)
+        _check_spaces(policy, spec.env_name, first)
         found = play(lambda obs: policy.act(obs, deterministic), envs, episodes, _FIRST_SEED + seed)
     finally:
         envs.close()
@@ -65,9 +75,10 @@ def evaluate_policy(
 
 def watch_policy(
     policy: SavedPolicy,
-    env: str | None = None,
+    env: AnyEnv | None = None,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: bool = True,
     episodes: int = 3,
     seed: int = 1,
     deterministic: bool = True,
@@ -80,10 +91,11 @@ def watch_policy(
     """
     _check_whole("episodes", episodes, 1)
     _check_whole("seed", seed, 0)
-    name, kwargs = _chosen(policy, env, env_kwargs)
+    spec = _chosen(policy, env, env_kwargs, wrappers)
+    name = spec.env_name
     if video is not None:
         import_extra("moviepy", "video", "Recording a video")
-    shown = _make_shown(name, kwargs, video, f"{name.replace('/', '-')}-{policy.origin.which}")
+    shown = _make_shown(spec, video, f"{name.replace('/', '-')}-{policy.origin.which}")
     return _watched(policy, name, shown, episodes, _FIRST_SEED + seed, deterministic, video, max_steps)
 
 
@@ -130,11 +142,15 @@ def _video_file(env: gym.Env[Any, Any], video: str | Path | None) -> Path | None
     return file
 
 
-def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, prefix: str) -> gym.Env[Any, Any]:
-    mode = "human" if video is None else "rgb_array"
-    check_env_name(name)
+def _make_shown(spec: ActorSpec, video: str | Path | None, prefix: str) -> gym.Env[Any, Any]:
+    mode, name = "human" if video is None else "rgb_array", spec.env_name
+    if isinstance(spec.env, str):
+        check_env_name(name)
+    check_singles(spec)
     try:
-        env: gym.Env[Any, Any] = gym.make(name, render_mode=mode, **kwargs)
+        env = make_rendered_env(spec, mode)
+    except EnvError:
+        raise
     except gym.error.DependencyNotInstalled as error:
         raise EnvError(f"Environment {name!r} needs a package that is not installed: {error}") from error
     except Exception as error:
@@ -147,7 +163,6 @@ def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, 
             f"{', '.join(map(repr, modes)) or 'no render modes'}. Choose another environment, or evaluate without a "
             "picture (pearl evaluate)."
         )
-    env = prepare_env(env)
     if video is None:
         return env
     with warnings.catch_warnings():
@@ -157,21 +172,27 @@ def _make_shown(name: str, kwargs: Mapping[str, Any], video: str | Path | None, 
         )
 
 
-def _chosen(policy: SavedPolicy, env: str | None, env_kwargs: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """The environment's name and arguments; the module of the trainer class is imported if it must register it."""
-    if env is None and (made_by := policy.description.made_by):
-        raise PolicyError(
-            f"The run's environments were made by {made_by}, which its folder names but does not hold. Register an "
-            "environment that is made so, and name it: env=..., on the command line --env NAME --import MODULE."
-        )
-    name = policy.env if env is None else env
+def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, Any] | None, wrappers: bool) -> ActorSpec:
+    """The environments to play in; the module of the trainer class is imported if it must register them."""
+    made, run = policy.description.made, Path(policy.origin.run)
+    own = env is None or env == policy.env
+    makes: AnyEnv = policy.env if env is None else env
+    if own and (maker := made.load_maker(run)) is not None:
+        makes = maker
+    kind = made.vectorization if wrappers else "sync"
+    if not isinstance(makes, str) and not VECTORIZATIONS[kind].steps_singles:
+        kind = "sync"
+    # Of a vector that prepares observations, the arguments say how; by itself, the environment does not know them.
+    kept = VECTORIZATIONS[kind].prepares if VECTORIZATIONS[made.vectorization].prepares else own
     if env_kwargs is None:
-        env_kwargs = policy.description.env_kwargs if name == policy.env else {}
+        env_kwargs = policy.description.env_kwargs if kept else {}
     module = policy.description.trainer.module
-    if name not in gym.registry and name == policy.env and module.partition(".")[0] != "pearl":
-        advice = f"Import the module that registers {name} first (on the command line with --import MODULE)."
-        import_module_of(policy.description, Path(policy.origin.run), advice)
-    return name, dict(env_kwargs)
+    is_named = isinstance(makes, str) and not VECTORIZATIONS[kind].prepares
+    if own and is_named and makes not in gym.registry and module.partition(".")[0] != "pearl":
+        advice = f"Import the module that registers {makes} first (on the command line with --import MODULE)."
+        import_module_of(policy.description, run, advice)
+    wrapped = made.load_wrappers(run) if wrappers else ()
+    return ActorSpec(makes, env_kwargs=dict(env_kwargs), wrappers=wrapped, vectorization=kind)
 
 
 def _check_spaces(policy: SavedPolicy, name: str, env: gym.Env[Any, Any]) -> None:

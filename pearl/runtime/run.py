@@ -32,6 +32,7 @@ from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import PolicyDescription, write_description
+from pearl.policy.environment import EnvironmentSource
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
 from pearl.runtime.callback_calls import CallbackCalls
@@ -315,7 +316,7 @@ class Run(abc.ABC):
             observation_space=self.observation_space,
             action_space=self.action_space,
             unshared_normalization=self._probed.normalizers,
-            made_by=self.actors.made_by,
+            made=EnvironmentSource.of(self.actors),
         )
 
     @property
