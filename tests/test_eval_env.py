@@ -12,6 +12,7 @@ from trainers import TinyDQN, TinyPPO
 from typer.testing import CliRunner
 
 from composer import Composer
+from composer.html_report.page import report_page
 from composer.spec_file import load_spec
 from pearl.actors.environment import check_evaluation_env
 from pearl.cli import app
@@ -82,7 +83,8 @@ def test_a_run_is_evaluated_there(tmp_path: Path, quick_profiles: None) -> None:
     assert found["last"]["mean"] == found["best"]["selected_mean"] == 5.0
     done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--no-html"])
     assert "evaluated in" in done.output
-    assert "ShortPole-v0" in done.output
+    assert "ShortPole-v0 with limit=5" in done.output
+    assert "ShortPole-v0 with limit=5" in report_page(tmp_path / "run")
 
 
 def test_a_composition_file_names_it(tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def test_the_page_has_no_scripts_and_loads_nothing(page: str) -> None:
 def hostile_run(folder: Path) -> Path:
     run = write_run(folder, server(reason=HOSTILE.replace("\ud800", "")), name=HOSTILE)
     summary = json.loads((run / "summary.json").read_text())
+    summary |= {"evaluation_environment": HOSTILE * 2, "evaluation_env_kwargs": {HOSTILE: HOSTILE}}
     summary |= {"environment": HOSTILE, "stopped": HOSTILE, "composed_from": HOSTILE, "seed": HOSTILE}
     (run / "summary.json").write_text(json.dumps(summary))
     name = HOSTILE.replace('"', "").replace("\ud800", "").replace("\x00", "")

@@ -124,6 +124,63 @@ def test_a_wrong_request_says_what_to_do(arguments: tuple[str, ...], expected: s
     assert expected in result.stderr
 
 
+class Frames(gym.Env[Any, Any]):
+    """Frames of noise, or the same one again and again; ten steps."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
+
+    def __init__(self, still: bool = False) -> None:
+        self._still = still
+
+    def _frame(self) -> np.ndarray:
+        return np.zeros((40, 40), np.uint8) if self._still else self.np_random.integers(0, 256, (40, 40), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._frame(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._frame(), float(self.np_random.random()), self._steps == 10, False, {}
+
+
+def colours(**kwargs: Any) -> gym.Env[Any, Any]:
+    """Three channels that have nothing to do with those of the step before."""
+    space = spaces.Box(0, 255, (3, 40, 40), np.uint8)
+    return gym.wrappers.TransformObservation(
+        Frames(**kwargs), lambda frame: np.stack([frame, 255 - frame, frame]), space
+    )
+
+
+def stacked(**kwargs: Any) -> gym.Env[Any, Any]:
+    return gym.wrappers.FrameStackObservation(Frames(**kwargs), 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "still", "stored", "row_nbytes"),
+    [
+        (stacked, False, ("share_frames", True), 1600 + 600),
+        (stacked, True, ("share_next_obs", True), 4 * 1600 + 100),  # nothing moved: no stack was seen
+        (colours, False, ("share_next_obs", True), 3 * 1600 + 100),
+    ],
+)
+def test_frames_of_stacks_are_stored_once(
+    make: Any, still: bool, stored: tuple[str, bool], row_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.suggestion.suggestion.free_memory", lambda: 400_000_000)
+    try:
+        gym.register("SuggestedFrames-v0", make, kwargs={"still": still})
+        found = suggest("SuggestedFrames-v0", algorithm="DQN")
+    finally:
+        gym.registry.pop("SuggestedFrames-v0")
+    chosen = {choice.name: choice.value for choice in found.replay}
+    assert stored in chosen.items()
+    assert len({"share_frames", "share_next_obs"} & set(chosen)) == 1
+    assert 100_000_000 / row_nbytes <= chosen["size"] <= 100_000_000 / (row_nbytes - 600)  # of what is stored
+
+
 def test_images_of_continuous_control_get_environments_enough_for_a_rollout(walk: str) -> None:
     registered(observations=spaces.Box(0, 255, (3, 40, 40), np.uint8), actions=spaces.Box(-1.0, 1.0, (2,)))
     found = suggest(walk)

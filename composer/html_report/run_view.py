@@ -16,7 +16,7 @@ from composer.html_report.trace import Trace
 from composer.predicted_parts import predicted_us
 from composer.report import short_number
 from pearl.runtime.learning_curve import moving_mean
-from pearl.runtime.scores import best_text, last_text, number
+from pearl.runtime.scores import best_text, evaluated_in_text, last_text, number
 from pearl.runtime.telemetry import ALL_PARTS
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def facts(record: RunRecord) -> list[tuple[str, str]]:
     """The facts of the summary in words, those that are known."""
     summary = record.summary
     found = [(name, text_of(summary.get(key))) for name, key in (("Stopped", "stopped"), ("Seed", "seed"))]
+    found.append(("Evaluated in", text_of(evaluated_in_text(summary))))
     for name, key, form in (
         ("Environment steps", "env_steps", "{:,.0f}"),
         ("Gradient steps", "gradient_steps", "{:,.0f}"),

@@ -22,8 +22,9 @@ from pearl.spec import ActorSpec, TrainSpec
 
 BUDGET_S = 2.0  # of all steps
 _MOST_STEPS, _LEAST_STEPS = 400, 10  # of a vector of environments
+_LEAST_SHIFTS = 10  # steps that moved the frames of a stack, to call it one
 _MOST_ELEMENTS = 4096  # of an observation whose deviations are told; images have more
-_NUMBERS = 7  # before the deviations
+_NUMBERS = 8  # before the deviations
 
 
 def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int = 0) -> RandomSteps:
@@ -34,7 +35,7 @@ def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int
     setup = ActorSetup(None, {}, actors, TrainSpec(), seed=seed)
     most = _NUMBERS + min(_MOST_ELEMENTS, int(np.prod(observation_space.shape or ())))
     found = measure_apart(setup, BUDGET_S, most, _step, _step)
-    step_us, steps, episodes, terminated, mean_length, reward_size, signal = found[:_NUMBERS]
+    step_us, steps, episodes, terminated, mean_length, reward_size, signal, stack = found[:_NUMBERS]
     return RandomSteps(
         step_us=step_us,
         steps=int(steps),
@@ -44,6 +45,7 @@ def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int
         reward_size=reward_size,
         signal=get_args(Signal)[int(signal)],
         deviations=tuple(found[_NUMBERS:]),
+        stack=int(stack),
     )
 
 
@@ -64,6 +66,7 @@ def _step(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
             start = time.perf_counter_ns()
             observations, rewards, terminated, truncated, _ = _called(name, "step", lambda: envs.step(actions))  # noqa: B023
             seen.step((time.perf_counter_ns() - start) / 1e3, actions, rewards, terminated, truncated)
+            seen.compare(observations)
             report.beat()
         return seen.numbers(envs.single_action_space)
     finally:
@@ -96,10 +99,23 @@ class _Seen:
         self._length = np.zeros(count, np.int64)
         self._lengths: list[int] = []
         self._terminated = 0
+        self._before: np.ndarray | None = None
+        self._stacks, self._shifts = True, 0
 
     def observe(self, observations: Any) -> None:
         if isinstance(observations, np.ndarray) and observations[0].size <= _MOST_ELEMENTS:
             self._observations.append(observations.reshape(self._count, -1).astype(np.float64))
+        stackable = isinstance(observations, np.ndarray) and observations.ndim > 2 and observations.shape[1] > 1
+        self._before = observations.copy() if stackable and self._stacks else None
+
+    def compare(self, observations: Any) -> None:
+        """Whether the observations after the step drop the oldest frame of those before, and append one."""
+        if self._before is None:
+            return
+        going = self._going[-1]
+        before, after = self._before[going], observations[going]
+        self._stacks = np.array_equal(before[:, 1:], after[:, :-1])
+        self._shifts += bool((before != after).any())
 
     def step(self, us: float, actions: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         self.steps += 1
@@ -116,6 +132,12 @@ class _Seen:
         self._length[ended] = 0
         self._resetting = ended if self._resets_later else self._resetting
 
+    @property
+    def _stack(self) -> int:
+        """Frames of an observation; 0 if it is no stack of frames, or they hardly changed."""
+        moved = self._stacks and self._shifts >= _LEAST_SHIFTS
+        return self._before.shape[1] if moved and self._before is not None else 0
+
     def numbers(self, action_space: gym.Space[Any]) -> list[float]:
         real, going = np.concatenate(self._real), np.concatenate(self._going)
         rewards, actions = np.concatenate(self._rewards), np.concatenate(self._actions)
@@ -131,5 +153,6 @@ class _Seen:
             float(np.mean(self._lengths)) if self._lengths else 0.0,
             float(np.abs(rewards[real]).mean()),
             float(get_args(Signal).index(signal)),
+            float(self._stack),
             *deviations,
         ]

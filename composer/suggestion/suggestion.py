@@ -31,7 +31,8 @@ from pearl.byte_size import readable_size
 from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.replay.memory import free_memory
-from pearl.spec import ActorSpec, RolloutSpec, TrainSpec
+from pearl.runtime.data_storage import stored_nbytes
+from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 AUTO_SETTINGS = "auto"
 _TRAINING = {f.name for f in dataclasses.fields(TrainSpec)}
@@ -382,7 +383,9 @@ def _actors_for_replay(facts: Facts, trainer_class: type[Trainer], found: tuple[
 
 
 def _replay(facts: Facts, trainer_class: type[Trainer]) -> tuple[Choice, ...]:
-    row = transition_of(trainer_class, facts.observation_space, facts.action_space).nbytes
+    once = _stored_once(facts)
+    spec = ReplaySpec(1, **{choice.name: choice.value for choice in once})
+    row = stored_nbytes(transition_of(trainer_class, facts.observation_space, facts.action_space), spec)
     fits = facts.free_bytes // _MEMORY_SHARE // row
     wanted = min(_MOST_SLOTS, max(_LEAST_SLOTS, facts.timesteps))
     size = max(1, min(wanted, fits))
@@ -391,10 +394,15 @@ def _replay(facts: Facts, trainer_class: type[Trainer]) -> tuple[Choice, ...]:
         why += f", as many as fit into a quarter of {readable_size(facts.free_bytes)} of free memory"
     else:
         why += f", at most {_MOST_SLOTS:,} (Haarnoja et al. 2018)"
-    choices = [
-        Choice("size", size, why),
-        Choice("mode", "prioritized", "rare, surprising transitions count more (Schaul et al. 2016)"),
-    ]
-    if facts.images:
-        choices.append(Choice("share_next_obs", True, "images: stored once instead of twice"))
-    return tuple(choices)
+    mode = Choice("mode", "prioritized", "rare, surprising transitions count more (Schaul et al. 2016)")
+    return (Choice("size", size, why), mode, *once)
+
+
+def _stored_once(facts: Facts) -> tuple[Choice, ...]:
+    """What of the observations is stored once; nothing of vectors, which are small."""
+    if not facts.images:
+        return ()
+    if stack := facts.tried.stack:
+        why = f"stacks of {stack} frames: each frame stored once instead of {2 * stack} times"
+        return (Choice("share_frames", True, why),)
+    return (Choice("share_next_obs", True, "images: stored once instead of twice"),)

@@ -18,7 +18,7 @@ from pearl.cli.output import check_writable, console, facts_table, read_json, wr
 from pearl.cli.run import rates_table
 from pearl.errors import ConfigurationError, GenerationError
 from pearl.runtime.power import power_text
-from pearl.runtime.scores import best_text, last_text, number
+from pearl.runtime.scores import best_text, evaluated_in_text, last_text, number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -108,8 +108,8 @@ def _write_html(run_dir: Path, path: Path, *, show: bool, trace: Path | None, co
 
 def _summary_table(summary: Mapping[str, Any]) -> Table:
     facts = {"environment": str(summary.get("environment", "-")), "seed": str(summary.get("seed", "-"))}
-    if (evaluated := summary.get("evaluation_environment", summary.get("environment"))) != summary.get("environment"):
-        facts["evaluated in"] = str(evaluated)
+    if evaluated := evaluated_in_text(summary):
+        facts["evaluated in"] = evaluated
     facts["stopped"] = str(summary.get("stopped", "-"))
     for name, key in (
         ("environment steps", "env_steps"),

@@ -578,7 +578,8 @@ class Run(abc.ABC):
         summary = report.summary(
             rates,
             env=self.actors.env_name,
-            eval_env=self.actors.evaluation.env_name,
+            eval_env=(evaluated := self.actors.evaluation).env_name,
+            eval_env_kwargs=None if evaluated is self.actors else evaluated.env_kwargs,
             stopped=supervisor.stop_reason,
             update_delay=self._flow.update_delay,
             actor_restarts=supervisor.actor_restarts,

@@ -27,6 +27,16 @@ def best_text(summary: Mapping[str, Any]) -> str:
     )
 
 
+def evaluated_in_text(summary: Mapping[str, Any]) -> str:
+    """The environment of evaluations and its arguments; empty if it is the training's."""
+    environment = summary.get("environment")
+    name, kwargs = summary.get("evaluation_environment", environment), summary.get("evaluation_env_kwargs")
+    if name == environment and not isinstance(kwargs, dict):
+        return ""
+    arguments = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) if isinstance(kwargs, dict) else ""
+    return f"{name} with {arguments}" if arguments else str(name)
+
+
 def _score(found: Mapping[str, Any]) -> str:
     mean, std, least, most = (number(found, key) for key in ("mean", "std", "min", "max"))
     places, episodes = decimals(least, most), number(found, "episodes")
