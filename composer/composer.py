@@ -385,6 +385,29 @@ class Composer:
         self._say(_learners_line(self.matrix, self.placement))
         return self.placement.replay_config, self.placement.learner_config
 
+    def check(self) -> None:
+        """Check the problem as `run` does, before devices are read and anything is measured.
+
+        Makes one environment and the trainer. Settings that are left to the composer are not chosen. Raises
+        ConfigurationError that names what is missing or wrong.
+        """
+        if self._actors is None or self._trainer_class is None:
+            raise ConfigurationError(
+                "Composer.check() needs set_actors(num_actors, env=...) and set_train_function(learner=...) first."
+            )
+        if self._chooses_settings:
+            probed = probe(self._actors)
+            spaces = probed.observation_space, probed.action_space
+            make_trainer(self._trainer_class, *spaces, settings=dict(self._settings))
+        elif self.learns_from_rollouts:
+            refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
+            rollout_problem(
+                *(self._trainer_class, self._settings, self._actors, self._rollout, self._training),
+                *(self._implementation, self._imported_from, self._say),
+            )
+        else:
+            self._check_problem(CalibrationStore(self._store_path))
+
     def profile(self, *, watch: Callable[[str], None] | None = None, budget_s: float | None = None) -> Profiled:
         """Run, with the same `budget_s`, and return how much was measured for it; later runs measure nothing.
 

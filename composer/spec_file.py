@@ -23,7 +23,9 @@ else:
 from composer.codegen.python_source import EXPLORATIONS
 from composer.codegen.trainer_source import check_module_name
 from composer.composer import Composer
+from composer.spec_overrides import override
 from composer.wording import did_you_mean, shortened
+from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import check_trainer_class
 from pearl.backends import AUTO, check_implementation, learners
 from pearl.error_place import described
@@ -107,7 +109,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         wrappers=_Key('a list of "module:Class", or of tables { class = "module:Class", ... }', (list,)),
     ),
     "trainer": {
-        "class": _Key('"module:Class" or "file.py:Class"', (str,), required=True),
+        "class": _Key('"module:Class", "file.py:Class" or a built-in algorithm', (str,), required=True),
         "settings": _Key('"auto"', (str,)),
         "implementation": _Key(f"one of {', '.join((AUTO, *learners()))}, in quotes", (str,)),
     },
@@ -128,31 +130,46 @@ _TABLES: dict[str, dict[str, _Key]] = {
 }
 
 
+# What `pearl sweep` reads, and composing leaves alone.
+SWEEP_TABLES = ("sweep", "search")
+
+
 def load_spec(
-    path: str | Path, *, progress: bool = True, implementation: str | None = None, output: Path | None = None
+    path: str | Path,
+    *,
+    progress: bool = True,
+    implementation: str | None = None,
+    output: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Composer, ProgramOptions]:
     """Read a composition file: a Composer with everything set, and the options of its program.
 
     Paths in the file are relative to its folder. `progress` is passed to the Composer; `implementation` of the Learner
-    and `output`, the program's path, override the file's. The modules of the trainer class, and of an environment and
-    wrappers that are named as "module:name", are imported, here and by the program; nothing else in the file is ever
-    executed. Raises ConfigurationError (TrainerError where something cannot be imported) that names the file, the table
-    and the key.
+    and `output`, the program's path, override the file's, and so do `overrides`, values by "table.key". The modules of
+    the trainer class, and of an environment and wrappers that are named as "module:name", are imported, here and by the
+    program; nothing else in the file is ever executed. Raises ConfigurationError (TrainerError where something cannot
+    be imported) that names the file, the table and the key.
     """
     if implementation is not None:
         check_implementation(implementation, auto=True)
-    return _SpecFile(Path(path)).compose(progress, implementation, output)
+    return _SpecFile(Path(path), overrides).compose(progress, implementation, output)
+
+
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """The tables of a composition file, whose names are checked; raises as `load_spec` does."""
+    return _SpecFile(Path(path)).document
 
 
 class _SpecFile:
     """One parsed composition file; its methods check the tables and pass them to a Composer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.folder = path.resolve().parent
         self.document = self._parse()
+        override(self.document, overrides or {})
         for name, table in self.document.items():
-            if name not in _TABLES:
+            if name not in _TABLES and name not in SWEEP_TABLES:
                 kind = "table" if isinstance(table, dict) else "key"
                 raise self._error(
                     "", f"the tables {', '.join(_TABLES)}", f"the {kind} {name!r}", did_you_mean(name, _TABLES)
@@ -236,7 +253,7 @@ class _SpecFile:
             if key in settings:
                 raise self._error("trainer", "class, implementation and settings of the class", repr(key))
         with self._naming("trainer", "class"):
-            found, module = self._imported(own["class"])
+            found, module = self._trainer_class(own["class"])
             trainer_class = check_trainer_class(found)
         with self._naming("trainer", "implementation"):
             implementation = check_implementation(own.get("implementation", AUTO), auto=True)
@@ -313,6 +330,16 @@ class _SpecFile:
         with self._naming("actors", "wrappers"):
             found, _ = self._imported(stated)
         return (found, plain) if plain else found
+
+    def _trainer_class(self, stated: str) -> tuple[Any, str]:
+        """The class that `stated` names, and the name of its module; a built-in algorithm has a name of its own."""
+        if stated in ALGORITHMS:
+            return ALGORITHMS[stated], "pearl.algorithms"
+        if ":" not in stated and (hint := did_you_mean(stated, ALGORITHMS)):
+            raise ConfigurationError(
+                f'expected "module:Class", "file.py:Class" or a built-in algorithm; found {stated!r}.{hint}'
+            )
+        return self._imported(stated)
 
     def _imported(self, stated: str) -> tuple[Any, str]:
         """The object that `stated` names, and the name of its module."""

@@ -7,7 +7,7 @@ from pearl.cli.app import app, main
 
 # The help lists the commands in this order.
 from pearl.cli import devices, suggest, compose, explain, calibrate  # isort: skip
-from pearl.cli import fpga_report, run, report, policy, portability  # isort: skip
+from pearl.cli import fpga_report, run, sweep, report, policy, portability  # isort: skip
 
 __all__ = [
     "app",
@@ -22,4 +22,5 @@ __all__ = [
     "report",
     "run",
     "suggest",
+    "sweep",
 ]

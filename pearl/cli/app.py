@@ -83,8 +83,8 @@ def _pearl(
 
     Describe the machine (devices), choose settings for an environment (suggest), measure in advance or for another
     machine (calibrate), have every primitive profiled and placed and a training program written (compose), run that
-    program (run), measure its speed (bench), summarise its results (report), and use its policy (evaluate, enjoy,
-    export).
+    program (run), search its settings (sweep), measure its speed (bench), summarise its results (report), and use its
+    policy (evaluate, enjoy, export).
     """
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"

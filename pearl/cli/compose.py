@@ -22,6 +22,7 @@ from pearl.runtime.launch import shown
         "pearl compose my.toml --output programs/mine.py",
         "pearl compose my.toml --implementation torch",
         "pearl compose my.toml --budget 60",
+        "pearl compose my.toml --set trainer.learning_rate=1e-3 --set training.batch_size=128",
         "pearl compose my.toml --placement edited.json",
     ),
 )
@@ -55,6 +56,10 @@ def _compose(
             help="Of the Learner: auto (the fastest), native, torch, sycl or fpga. Default: as in the file, else auto."
         ),
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Replace a value of the file; may be repeated."),
+    ] = None,
 ) -> None:
     """Profile the primitives, choose their devices, and write the training program.
 
@@ -64,9 +69,11 @@ def _compose(
     check_address_space()
     with no_collection():
         from composer.spec_file import load_spec
+        from composer.spec_overrides import parse_overrides
 
     edited = None if placement is None else read_placement(placement)  # faults show before anything is measured
-    composer, options = load_spec(spec, implementation=implementation, output=output)
+    overrides = parse_overrides(settings or ())
+    composer, options = load_spec(spec, implementation=implementation, output=output, overrides=overrides)
     path = options.path
     matrix_json = matrix_json or path.with_name(f"{path.stem}.matrix.json")
     placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")
