@@ -67,7 +67,14 @@ from composer.vectorization import fastest, first_choice
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import check_evaluation_env, probe, reward_threshold
 from pearl.actors.waiting import ending_waiting, start_waiting
-from pearl.algorithms.trainer import Trainer, check_trainer_class, flattening_note, make_trainer, transition_of
+from pearl.algorithms.trainer import (
+    Trainer,
+    check_trainer_class,
+    flattening_note,
+    make_trainer,
+    schedule_settings_of,
+    transition_of,
+)
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
 from pearl.byte_size import readable_size
@@ -84,6 +91,7 @@ from pearl.runtime.data_storage import stored_nbytes
 from pearl.runtime.launch import run_command, shown
 from pearl.runtime.options import check_count, check_goal
 from pearl.runtime.replay_ratio import check_samples_last, check_training_begins
+from pearl.schedules import plain_schedule
 from pearl.spec import (
     ActorSpec,
     Exponent,
@@ -252,7 +260,7 @@ class Composer:
             check_can_be_suggested(learner)
         self._implementation = check_implementation(implementation, auto=True)
         self._imported_from = imported_from
-        self._settings = values
+        self._settings = {**values, **_plain_schedules(learner, values)}
         self._chooses_settings = settings == AUTO_SETTINGS
         self._suggestion = None
 
@@ -1170,6 +1178,12 @@ def _seen_from(program: Path, run_dir: Path) -> Path:
     if run_dir.is_absolute() and not place.is_relative_to(here):
         return run_dir
     return Path(os.path.relpath(place, here))
+
+
+def _plain_schedules(learner: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedules among the settings of a trainer class, functions by their names."""
+    stated = [name for name in schedule_settings_of(learner) if name in values]
+    return {name: plain_schedule(values[name], f"{learner.__name__}.{name}") for name in stated}
 
 
 def _made(value: _T | None, name: str) -> _T:

@@ -26,12 +26,13 @@ from composer.composer import Composer
 from composer.spec_overrides import override
 from composer.wording import did_you_mean, shortened
 from pearl.algorithms import ALGORITHMS
-from pearl.algorithms.trainer import check_trainer_class
+from pearl.algorithms.trainer import check_trainer_class, schedule_settings_of
 from pearl.backends import AUTO, check_implementation, learners
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
+from pearl.schedules import plain_schedule
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
@@ -388,10 +389,20 @@ class _SpecFile:
             example = f'a table that names its kind, such as {{ kind = "{next(iter(_EXPLORATIONS))}" }}'
             raise self._error("trainer", example, _shown(value), f" The kinds are {', '.join(_EXPLORATIONS)}.", key=key)
         plain = self._plain(key, value)
+        if key in schedule_settings_of(trainer_class):
+            return self._schedule(key, plain)
         expected, fits = _expectation(default)
         if not fits(plain):
             raise self._error("trainer", expected, _shown(value), key=key)
         return _real(plain) if type(default) is float else plain
+
+    def _schedule(self, key: str, plain: object) -> object:
+        """A schedule of the trainer; the function that it names is imported."""
+        with self._naming("trainer", key):
+            if isinstance(plain, str) and ":" in plain:
+                name = plain.rpartition(":")[2]
+                return plain_schedule(f"{self._imported(plain)[1]}:{name}", "a schedule")
+            return plain_schedule(plain, "a schedule")
 
     def _plain(self, key: str, value: object, table: str = "trainer") -> object:
         """`value`, which holds numbers, texts and booleans only, with tuples for lists."""
@@ -419,6 +430,9 @@ class _SpecFile:
                 raise self._error(
                     table, f"the keys {', '.join(fields)}", repr(name), did_you_mean(name, fields), key=where
                 )
+            if name == "schedule":
+                rest[name] = self._schedule(where, self._plain(where, value, table))
+                continue
             expected, fits = _expectation(_example(fields[name]))
             if not fits(value):
                 raise self._error(table, expected, _shown(value), key=where)

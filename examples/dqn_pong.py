@@ -18,9 +18,9 @@ from torch import nn
 from pearl import Composer
 from pearl.algorithms import DQN
 from pearl.algorithms.networks import ScaleBytes
-from pearl.algorithms.trainer import Schedule
 from pearl.exploration import EpsilonGreedy
 from pearl.runtime import run_generated, run_program
+from pearl.schedules import Schedule
 
 ENV = "PongFrames-v0"
 FOLDER = Path("runs") / "dqn-Pong"

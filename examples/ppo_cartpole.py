@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pearl import Composer
 from pearl.algorithms import PPO
-from pearl.algorithms.on_policy import Schedule
 from pearl.runtime import run_generated, run_program
+from pearl.schedules import Schedule
 
 ENV = "CartPole-v1"
 FOLDER = Path("runs") / f"ppo-{ENV}"

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pearl.errors import ConfigurationError
+from pearl.schedules import Schedule, check_followed, factor_at, names_code, plain_schedule
 
 
 def _require(condition: bool, setting: object, message: str) -> None:
@@ -18,20 +19,32 @@ def _require(condition: bool, setting: object, message: str) -> None:
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """Random discrete actions; their probability falls linearly from `start` to `end` in `steps` environment steps."""
+    """Random discrete actions; their probability falls from `start` to `end` in `steps` environment steps.
+
+    `schedule` (pearl.schedules) is how: its factor is 1 at `start` and 0 at `end`.
+    """
 
     start: float = 1.0
     end: float = 0.05
     steps: int = 10_000
+    schedule: Schedule = "linear"
 
     def __post_init__(self) -> None:
         _require(0 <= self.end <= 1 and 0 <= self.start <= 1, self, "start and end must lie in [0, 1]")
         _require(self.steps >= 0, self, "steps must be at least 0")
+        object.__setattr__(self, "schedule", plain_schedule(self.schedule, "EpsilonGreedy.schedule"))
+
+    def by_value(self) -> EpsilonGreedy:
+        """Itself; with a schedule that names code, which a file must not do, epsilon at the end of the schedule."""
+        if not names_code(self.schedule):
+            return self
+        last = self.epsilon(self.steps)
+        return EpsilonGreedy(last, last, self.steps)
 
     def epsilon(self, env_steps: int) -> float:
         """Probability of a random action after `env_steps` steps of all environments together."""
-        fraction = min(1.0, env_steps / max(1, self.steps))
-        return self.start + fraction * (self.end - self.start)
+        factor = factor_at(self.schedule, env_steps / max(1, self.steps))
+        return min(1.0, max(0.0, self.start + (1.0 - factor) * (self.end - self.start)))
 
 
 def _require_random_steps(setting: GaussianNoise | OrnsteinUhlenbeck | PolicySampling) -> None:
@@ -182,6 +195,7 @@ def make_explorer(
         )
     if isinstance(setting, EpsilonGreedy):
         if isinstance(action_space, spaces.Discrete):
+            check_followed(setting.schedule)
             return _EpsilonGreedy(setting, int(action_space.n), rng)
     elif isinstance(action_space, spaces.Box):
         random_steps = learning_starts if setting.random_steps is None else setting.random_steps

@@ -9,7 +9,6 @@ import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -21,8 +20,8 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from torch import nn
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
-from pearl.algorithms.trainer import Schedule
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
+from pearl.schedules import Schedule
 
 
 class TinyDQN(DQN):
@@ -36,12 +35,9 @@ class TinyDQN(DQN):
 
 
 class FallingDQN(TinyDQN):
-    """Its learning rate falls to 0 over the run, and the log shows it."""
+    """Its learning rate falls to 0 over the run."""
 
     learning_rate_schedule: Schedule = "linear"
-
-    def metrics(self) -> Mapping[str, float]:
-        return {"learning_rate": self.parts.optimizer.param_groups[0]["lr"]}
 
 
 class TinyDDPG(DDPG):

@@ -19,12 +19,13 @@ import jinja2
 
 import pearl
 from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
-from composer.codegen.trainer_source import UserImport, object_import, trainer_import
+from composer.codegen.trainer_source import UserImport, object_import, schedule_import, trainer_import
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.predicted_parts import predicted_us
 from composer.problem import Problem, TrainingProblem
 from composer.storage_rule import StorageRule, storage_stays_on_host
 from composer.templates import template_folders
+from pearl.algorithms.trainer import schedule_settings_of
 from pearl.atomic_file import write_text
 from pearl.backends import backend_of, backends, check_implementation, devices_of, learners, runs_on
 from pearl.backends.protocol import Factory, LearnerImplementation
@@ -34,6 +35,7 @@ from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
 from pearl.runtime.power import PoweredDevice, PowerPlan
 from pearl.runtime.recomposition import ComposerInputs
+from pearl.schedules import names_code
 from pearl.spec import ActorSpec, Exponent, ReplaySpec
 
 # The names that a program imports where it uses them, by module.
@@ -136,6 +138,7 @@ def check_written(problem: TrainingProblem, options: Mapping[str, object]) -> No
     for actors in (problem.actors, problem.actors.evaluation):
         _check_environment_is_known(actors, trainer)
     actors_imports(problem.actors, trainer)
+    schedule_imports(problem, trainer)
     settings_literal(problem.settings)
     written = {name: value for name, value in vars(problem.actors).items() if name not in ("env", "wrappers")}
     wrapping = [options for _, options in problem.actors.wrapped]
@@ -169,6 +172,15 @@ def actors_imports(actors: ActorSpec, trainer: UserImport) -> list[UserImport]:
                 f"and {imported.module}. Give one of them another name."
             )
     return list(found.values())
+
+
+def schedule_imports(problem: TrainingProblem, trainer: UserImport) -> list[UserImport]:
+    """How a program finds the functions that schedules of the trainer and of its exploration name."""
+    held = {name: getattr(problem.trainer_class, name, None) for name in schedule_settings_of(problem.trainer_class)}
+    exploration = problem.settings.get("exploration", getattr(problem.trainer_class, "exploration", None))
+    schedules = [*{**held, **problem.settings}.values(), getattr(exploration, "schedule", None)]
+    names = dict.fromkeys(str(schedule) for schedule in schedules if names_code(schedule))
+    return [one for one in map(schedule_import, names) if one.module != trainer.module]
 
 
 def _wrappers_literal(actors: ActorSpec) -> str:
@@ -317,11 +329,13 @@ def user_values(source: Source, trainer: UserImport) -> dict[str, object]:
         return "" if one.folder is None else os.path.relpath(one.folder, here)
 
     made = [{"name": one.name, "module": one.module, "folder": folder(one)} for one in actors_imports(actors, trainer)]
+    schedules = [one for one in schedule_imports(source.problem, trainer) if one.folder is not None]
     return {
         "trainer_name": trainer.name,
         "trainer_module": trainer.module,
         "trainer_folder": folder(trainer),
         "made_by_user": [one for one in made if one["folder"]],
+        "schedules": [{"name": one.name, "module": one.module, "folder": folder(one)} for one in schedules],
         "env": documented(actors.env_name),
         "env_source": literal(actors.env) if isinstance(actors.env, str) else actors.env.__name__,
         "wrappers": _wrappers_literal(actors) if actors.wrappers else "",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pearl.errors import GenerationError
+from pearl.schedules import function_of
 
 _NO_SOURCE = (
     "{name} has no source file from which a program could import it (was it typed into a console or notebook, read "
@@ -65,6 +66,18 @@ def object_import(made: Any, taken: Collection[str], what: str) -> UserImport:
     check_module_name(module_name, file.name)
     folder = _folder(module_name, file)
     return UserImport(module_name if folder is not None else _shortest(module_name, name, made), name, folder)
+
+
+def schedule_import(name: str) -> UserImport:
+    """How a program finds the function that a schedule names "module:function"; GenerationError if it cannot."""
+    function = function_of(name)
+    if getattr(function, "__module__", None) == "__main__":
+        return object_import(function, (), "schedule")
+    module, _, attribute = name.partition(":")
+    stated = getattr(sys.modules[module], "__file__", None)
+    if stated is None:
+        raise GenerationError(_NO_SOURCE.format(name=attribute))
+    return UserImport(module, attribute, _folder(module, Path(stated).resolve()))
 
 
 def _shortest(module_name: str, name: str, made: Any) -> str:

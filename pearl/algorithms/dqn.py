@@ -36,7 +36,7 @@ from pearl.algorithms.suggestions import (
     choose_n_step,
     choose_sizes,
 )
-from pearl.algorithms.trainer import Phase, Schedule, Trainer
+from pearl.algorithms.trainer import Phase, Trainer
 from pearl.algorithms.update_rule import (
     PolicyHead,
     RuleNetwork,
@@ -51,6 +51,7 @@ from pearl.errors import TrainerError
 from pearl.exploration import EpsilonGreedy, Exploration
 from pearl.lazy_torch import functional, nn, torch
 from pearl.learner.flat import FlatParameters
+from pearl.schedules import Schedule
 
 _STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply")
 

@@ -29,7 +29,6 @@ from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer
-from pearl.algorithms.trainer import Schedule as Schedule
 from pearl.errors import EnvError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch

@@ -14,7 +14,7 @@ from pearl.algorithms.on_policy import (
     normalized,
 )
 from pearl.algorithms.suggestions import Choice, Facts
-from pearl.algorithms.trainer import Phase, Schedule, is_number, scheduled
+from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import (
     ClippedStep,
     HeadKind,
@@ -25,6 +25,7 @@ from pearl.algorithms.update_rule import (
     step_departure,
 )
 from pearl.lazy_torch import nn, torch
+from pearl.schedules import Schedule, factor_at
 
 _STEP = ("update_minibatch", "update_policy", "loss", "after_rollout", "evaluate_actions", "set_progress")
 _POLICY = ("get_action", "explore", "values", "in_space", "policy")
@@ -37,8 +38,8 @@ class PPO(OnPolicyTrainer):
     The ratio of new to old probability counts within `clip_range` of 1; with `value_clip_range` above 0, values count
     within that range of the old ones. The loss is the policy's, plus `value_coefficient` times the mean squared error
     of the values, minus `entropy_coefficient` times the entropy. Training on a rollout ends early when the approximate
-    KL divergence from the old policy exceeds 1.5 times `target_kl` (None: never). `clip_range_schedule` "linear" lets
-    the range fall to 0 over the run.
+    KL divergence from the old policy exceeds 1.5 times `target_kl` (None: never). `clip_range_schedule`
+    (pearl.schedules) is the factor of the range over the run: with "linear" it falls to 0.
     """
 
     clip_range: float = 0.2
@@ -93,9 +94,6 @@ class PPO(OnPolicyTrainer):
             self._require(is_number(value) and value >= 0, name, "a number of at least 0")
         self._require(is_number(self.clip_range) and self.clip_range > 0, "clip_range", "a number above 0")
         self._require(
-            self.clip_range_schedule in ("constant", "linear"), "clip_range_schedule", '"constant" or "linear"'
-        )
-        self._require(
             self.target_kl is None or (is_number(self.target_kl) and self.target_kl > 0),
             "target_kl",
             "a number above 0, or None",
@@ -104,7 +102,16 @@ class PPO(OnPolicyTrainer):
     @property
     def present_clip_range(self) -> float:
         """`clip_range` at this point of the run."""
-        return scheduled(self.clip_range, self.clip_range_schedule, self.progress)
+        return self.clip_range * factor_at(self.clip_range_schedule, self.progress)
+
+    @classmethod
+    def schedule_settings(cls) -> tuple[str, ...]:
+        """Also the clip range's."""
+        return (*super().schedule_settings(), "clip_range_schedule")
+
+    def scheduled_values(self, env_steps: int) -> dict[str, float]:
+        """Also the clip range."""
+        return {**super().scheduled_values(env_steps), "clip_range": self.present_clip_range}
 
     def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, and its parts: policy_loss, value_loss, entropy, approximate_kl and clip_fraction, scalars."""

@@ -30,16 +30,13 @@ from pearl.algorithms.suggestions import (
 )
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
-from pearl.errors import EnvError, TrainerError
-from pearl.exploration import Exploration, PolicySampling
+from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.exploration import EpsilonGreedy, Exploration, PolicySampling
 from pearl.lazy_torch import nn, torch
+from pearl.schedules import Schedule, check_followed, factor_at, plain_schedule
 from pearl.spec import TransitionSpec
 
 DataFlowKind: TypeAlias = Literal["replay", "rollout"]
-Schedule: TypeAlias = Literal["constant", "linear"]
-
-SCHEDULES = '"constant" or "linear"'
-
 # Test inputs of get_action: enough that a network with too many outputs chooses an action that does not exist.
 _TRIED_OBSERVATIONS, _TRIED_NUMBERS = 64, 4096
 
@@ -81,7 +78,8 @@ class Trainer(abc.ABC):
     Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
     `batch_size`, `replay_ratio` and other training settings are the defaults of `TrainSpec`. A replay ratio that is
     left to the composer ("auto") is `least_updates_per_step` to `most_updates_per_step` batches for each transition.
-    With `learning_rate_schedule` "linear", all learning rates fall to 0 over the run's steps.
+    `learning_rate_schedule` (pearl.schedules) is the factor of all learning rates over the run's steps: with "linear"
+    they fall to 0.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
@@ -233,9 +231,23 @@ class Trainer(abc.ABC):
         most, least = self.most_updates_per_step, self.least_updates_per_step
         self._require(is_number(most) and 0 < most <= 1000, "most_updates_per_step", "a number above 0, at most 1000")
         self._require(is_number(least) and 0 <= least <= most, "least_updates_per_step", f"a number from 0 to {most:g}")
-        self._require(self.learning_rate_schedule in ("constant", "linear"), "learning_rate_schedule", SCHEDULES)
+        self._check_schedules()
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
+
+    def _check_schedules(self) -> None:
+        """Make each schedule a plain value; TrainerError for what is none, or for a function that fails."""
+        for name in self.schedule_settings():
+            setting = f"{type(self).__name__}.{name}"
+            try:
+                plain = plain_schedule(getattr(self, name), setting)
+            except ConfigurationError as error:
+                raise TrainerError(str(error)) from error
+            try:
+                check_followed(plain)
+            except ConfigurationError as error:
+                raise TrainerError(f"{setting}: {error}") from error
+            setattr(self, name, plain)
 
     def _require(self, condition: bool, setting: str, wanted: str) -> None:
         """Raise TrainerError, naming the setting and its valid values, unless `condition`."""
@@ -297,13 +309,37 @@ class Trainer(abc.ABC):
         """The algorithm for engines other than torch; None: it trains and acts in torch only."""
         return None
 
+    @classmethod
+    def schedule_settings(cls) -> tuple[str, ...]:
+        """The names of the settings that are schedules (pearl.schedules), which `set_progress` follows."""
+        return ("learning_rate_schedule",)
+
+    @property
+    def has_schedules(self) -> bool:
+        """Whether `set_progress` changes anything."""
+        return any(getattr(self, name) != "constant" for name in self.schedule_settings())
+
     def set_progress(self, share: float) -> None:
         """How much of the run is over, from 0 to 1: schedules follow it. Called between steps, before the next one."""
-        if self.learning_rate_schedule == "linear":
-            share = min(1.0, max(0.0, share))
+        if self.learning_rate_schedule != "constant":
+            factor = factor_at(self.learning_rate_schedule, share)
             for name, setting in self._learning_rates.items():
                 for group in getattr(getattr(self.parts, name, None), "param_groups", ()):
-                    group["lr"] = scheduled(getattr(self, setting), "linear", share)
+                    group["lr"] = getattr(self, setting) * factor
+
+    def scheduled_values(self, env_steps: int) -> dict[str, float]:
+        """For the log: what schedules may change, as it is now, by name; epsilon as after `env_steps` steps.
+
+        Learning rates are those in the optimizers, which every Learner reads.
+        """
+        values: dict[str, float] = {}
+        for name, setting in self._learning_rates.items():
+            groups = getattr(getattr(self.parts, name, None), "param_groups", ())
+            if groups:
+                values[setting] = float(groups[0]["lr"])
+        if isinstance(self.exploration, EpsilonGreedy):
+            values["epsilon"] = self.exploration.epsilon(env_steps)
+        return values
 
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
@@ -342,11 +378,6 @@ def splits_batches(trainer_class: type) -> bool:
     return issubclass(trainer_class, Trainer) and trainer_class._rows_are_independent
 
 
-def scheduled(value: float, schedule: str, progress: float) -> float:
-    """A setting after the share `progress` of the run: `value`, or what is left of it on its way to 0."""
-    return value * (1.0 - progress) if schedule == "linear" else value
-
-
 def is_as_built_in(trainer_class: type) -> bool:
     """Whether the class is one of the built-in algorithms, or derives from one and changes settings only."""
     for base in trainer_class.__mro__:
@@ -369,6 +400,13 @@ def settings_of(trainer_class: type) -> set[str]:
     members = ((name, value) for base in trainer_class.__mro__[:-1] for name, value in vars(base).items())
     others = (property, classmethod)
     return {name for name, value in members if not (name[0] == "_" or callable(value) or isinstance(value, others))}
+
+
+def schedule_settings_of(trainer_class: object) -> tuple[str, ...]:
+    """The names of the class's settings that are schedules; none for a class that does not derive from `Trainer`."""
+    if not (inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer)):
+        return ()
+    return trainer_class.schedule_settings()
 
 
 def apply_settings(trainer: object, settings: dict[str, Any]) -> None:

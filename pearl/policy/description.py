@@ -18,7 +18,7 @@ import gymnasium as gym
 
 import pearl
 from pearl.algorithms import ALGORITHMS
-from pearl.algorithms.trainer import TrainerLike, is_as_built_in, settings_of
+from pearl.algorithms.trainer import TrainerLike, is_as_built_in, schedule_settings_of, settings_of
 from pearl.atomic_file import write_text
 from pearl.errors import PolicyError
 from pearl.policy.environment import EnvironmentSource
@@ -77,10 +77,13 @@ class PolicyDescription:
     ) -> PolicyDescription:
         """The description of a run's policy, whose trainer was made with `settings`."""
         source = _source(type(trainer))
-        described: Mapping[str, Any] | None = dict(settings)
+        described: dict[str, Any] | None = dict(settings)
         if source.algorithm is not None:
             names = settings_of(ALGORITHMS[source.algorithm]) - {"callbacks"}
             described = {name: getattr(trainer, name) for name in sorted(names)}
+        # Schedules are for training alone, and may name code.
+        schedules = schedule_settings_of(type(trainer))
+        described = {name: value for name, value in (described or {}).items() if name not in schedules}
         try:
             settings_to_json(described or {})
         except PolicyError:

@@ -20,7 +20,8 @@ from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import ALGORITHMS
-from pearl.algorithms.trainer import TrainerLike, make_trainer
+from pearl.algorithms.trainer import TrainerLike, make_trainer, schedule_settings_of
+from pearl.error_place import described
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
@@ -31,6 +32,7 @@ from pearl.runtime.checkpoint_files import Stored, check_file, read_manifest, re
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
 from pearl.runtime.run_state import BEST_PREFIX
 from pearl.runtime.trainer_state import load_networks
+from pearl.schedules import names_code
 
 Which: TypeAlias = Literal["best", "last"]
 
@@ -222,8 +224,12 @@ def _make_trainer(description: PolicyDescription, given: type | None, run: Path)
             f"The settings of {source.name} in {run} are no plain values: its policy cannot be made again from them. "
             "Set them in the class instead of passing them to set_train_function."
         )
+    # Schedules are for training alone, and what the file of a policy says must not be imported.
+    schedules = schedule_settings_of(found)
+    settings = {name: value for name, value in settings.items() if name not in schedules}
+    settings |= {name: "constant" for name in schedules if names_code(getattr(found, name))}
     try:
-        return make_trainer(found, description.observation_space, description.action_space, settings=dict(settings))
+        return make_trainer(found, description.observation_space, description.action_space, settings=settings)
     except PearlError as error:
         raise PolicyError(f"The policy in {run} cannot be made again: {error}") from error
 

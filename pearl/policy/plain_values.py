@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from pearl import exploration
 from pearl.errors import PolicyError
+from pearl.schedules import names_code
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -41,6 +42,8 @@ def value_to_json(value: object) -> Json:
         return {"tuple": [value_to_json(item) for item in value]}
     if isinstance(value, Mapping):
         return {"mapping": [[value_to_json(key), value_to_json(item)] for key, item in value.items()]}
+    if isinstance(value, exploration.EpsilonGreedy):
+        value = value.by_value()
     if type(value) in _EXPLORATIONS.values():
         fields = {f.name: value_to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
         return {"exploration": type(value).__name__, **fields}
@@ -56,7 +59,10 @@ def value_from_json(found: Json) -> Any:
     try:
         (kind, content), *fields = found.items()
         if kind == "exploration":
-            return _EXPLORATIONS[str(content)](**{name: value_from_json(value) for name, value in fields})
+            made = _EXPLORATIONS[str(content)](**{name: value_from_json(value) for name, value in fields})
+            if isinstance(made, exploration.EpsilonGreedy) and names_code(made.schedule):
+                raise ValueError(f"its schedule names code, {made.schedule!r}")
+            return made
         if not fields and kind == "float":
             return float(str(content))
         if not fields and kind == "tuple" and isinstance(content, list):

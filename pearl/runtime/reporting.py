@@ -224,11 +224,17 @@ class Reporter:
             "replay_ratio": subject.achieved_ratio(),
             "td_error": self.td_error,
             **self._power_scalars(),
-            **(subject.trainer.metrics() if isinstance(subject.trainer, Trainer) else {}),
+            **self._trainer_scalars(),
             **subject.experience.log_scalars(),
             **self._telemetry.scalars(),
             **self.further,
         }
+
+    def _trainer_scalars(self) -> dict[str, float]:
+        trainer = self._subject.trainer
+        if not isinstance(trainer, Trainer):
+            return {}
+        return {**trainer.scheduled_values(self._subject.counters.env_steps), **trainer.metrics()}
 
     def _power_scalars(self) -> dict[str, float]:
         power = self._power.newest()

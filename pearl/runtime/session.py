@@ -179,7 +179,7 @@ class Session(Run):
     def _follow_schedules(self) -> None:
         """Set the learning rate of this moment, before iterations are granted or a batch is sampled."""
         trainer = self.trainer
-        if not isinstance(trainer, Trainer) or trainer.learning_rate_schedule == "constant":
+        if not isinstance(trainer, Trainer) or not trainer.has_schedules:
             return
         stage = _STAGES * self.counters.env_steps // max(1, self.options.timesteps)
         if stage != self._stage:

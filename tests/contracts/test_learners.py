@@ -7,6 +7,7 @@ rule where there is a critic, and each network is a compiled program: tests/test
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,6 +132,20 @@ def test_the_snapshot_is_the_policy(name: str, made: Make) -> None:
     load_policy_weights(other, snapshots[1])
     obs = torch.randn(20, 6)
     assert torch.equal(other.q(obs), trainer.q(obs))
+
+
+@each_learner
+def test_a_step_takes_the_rate_that_a_schedule_set(name: str, made: Make) -> None:
+    trainer = Small(OBS, ACTIONS, learning_rate_schedule=((0.0, 1.0), (0.5, 0.0), (1.0, 0.5)))
+    learner = made(name, trainer)
+    snapshots = np.zeros((4, learner.weight_count), np.float32)
+    learner.write_weights(snapshots[0])
+    for number, progress in enumerate((0.1, 0.5, 0.9), start=1):
+        trainer.set_progress(progress)
+        learner.step(*batch_of(number))
+        learner.write_weights(snapshots[number])
+    moved = [not np.array_equal(before, after) for before, after in itertools.pairwise(snapshots)]
+    assert moved == [True, False, True]
 
 
 # --- a step -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ NAMING_BACKENDS = (
 RANKS = {
     "pearl.ipc": 0,
     "pearl.exploration": 0,
+    "pearl.schedules": 0,
     "pearl.devices": 0,
     "pearl.replay": 1,
     "pearl.rollout": 1,

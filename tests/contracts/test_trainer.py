@@ -254,8 +254,8 @@ UNUSABLE: dict[str, tuple[object, ...]] = {
     "entropy_coefficient": (-0.01,),
     "target_kl": (0.0, math.nan),
     "activation": ("sigmoid",),
-    "learning_rate_schedule": ("cosine",),
-    "clip_range_schedule": (None,),
+    "learning_rate_schedule": ("falling", ("linear", -1.0)),
+    "clip_range_schedule": (None, ((0.5, 1.0), (0.0, 1.0))),
 }
 
 

@@ -92,7 +92,7 @@ TRAIN = TrainSpec(
 )
 SETTINGS: dict[str, object] = {
     "hidden_sizes": (256, 256),
-    "exploration": EpsilonGreedy(start=1.0, end=0.05, steps=8000),
+    "exploration": EpsilonGreedy(start=1.0, end=0.05, steps=8000, schedule="linear"),
     "tau": 1.0,
 }
 
