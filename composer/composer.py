@@ -71,10 +71,12 @@ from pearl.algorithms.trainer import (
     Trainer,
     check_trainer_class,
     flattening_note,
+    is_trainer,
     make_trainer,
     schedule_settings_of,
     transition_of,
 )
+from pearl.algorithms.update_frequency import FREQ, STEPS, check_agreement, frequency_of, ratio_of_class, respelled
 from pearl.atomic_file import write_text
 from pearl.backends import AUTO, backend_of, check_implementation, devices_of, learners, runs_on
 from pearl.byte_size import readable_size
@@ -260,6 +262,7 @@ class Composer:
             check_can_be_suggested(learner)
         self._implementation = check_implementation(implementation, auto=True)
         self._imported_from = imported_from
+        values = respelled(values) if is_trainer(learner) else values
         self._settings = {**values, **_plain_schedules(learner, values)}
         self._chooses_settings = settings == AUTO_SETTINGS
         self._suggestion = None
@@ -930,13 +933,14 @@ class Composer:
         if self._suggestion is None:
             assert self._trainer_class is not None
             assert self._actors is not None
+            paced = _paced_settings(self._trainer_class, {**self._settings, **self._training})
             stated = {} if self._timesteps is None else {"timesteps": self._timesteps}
             self._suggestion = suggest_settings(
                 self._trainer_class,
                 self._actors,
                 observation_space,
                 action_space,
-                {**self._settings, **self._training, **self._rollout, **stated},
+                {**self._settings, **paced, **self._training, **self._rollout, **stated},
                 host=None if platform is None else platform.host,
                 store=store,
                 report=self._say,
@@ -999,6 +1003,7 @@ class Composer:
         if REPLAY_RATIO in self._auto and REPLAY_RATIO not in self._training:
             _, most = updates_per_step(self._trainer_class, settings)
             train = dataclasses.replace(train, replay_ratio=most * train.batch_size)
+        train = self._paced(train)
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(self._replay, self._actors, train)
         _check_memory(self._replay, transition, platform)
@@ -1011,7 +1016,7 @@ class Composer:
             self._say(note)
         problem = Problem(
             trainer_class=self._trainer_class,
-            settings=settings,
+            settings={name: value for name, value in settings.items() if name not in (FREQ, STEPS)},  # now the ratio
             observation_space=observation_space,
             action_space=action_space,
             transition=transition,
@@ -1023,6 +1028,29 @@ class Composer:
         )
         check_problem(problem)
         return problem
+
+    def _paced(self, train: TrainSpec) -> TrainSpec:
+        """With the replay ratio that `train_freq` and `gradient_steps` mean, if the trainer or its settings have them.
+
+        Raises TrainerError if another one is stated, too.
+        """
+        trainer = _made(self._trainer_class, "trainer")
+        frequency = frequency_of(trainer, self._settings) if is_trainer(trainer) else None
+        if frequency is None:
+            if REPLAY_RATIO not in self._auto:
+                self._ratio_reason = None
+            return train
+        stated: dict[str, object] = {}
+        if (of_class := ratio_of_class(trainer)) is not None:
+            stated[trainer.__name__] = of_class
+        if REPLAY_RATIO in self._settings:
+            stated["set_train_function"] = self._settings[REPLAY_RATIO]
+        if REPLAY_RATIO in self._training or REPLAY_RATIO in self._auto:
+            stated["set_training ([training])"] = self._training.get(REPLAY_RATIO, AUTO)
+        check_agreement(frequency, train.batch_size, stated)
+        ratio, self._ratio_reason = frequency.replay_ratio(train.batch_size), frequency.reason(train.batch_size)
+        self._say(f"replay_ratio: {ratio:g}, {self._ratio_reason}")
+        return dataclasses.replace(train, replay_ratio=ratio)
 
     def _check_devices(self, platform: Platform) -> None:
         """Raise for faults that show without a measurement: no device, no device for a forced Learner, no watts."""
@@ -1178,6 +1206,15 @@ def _seen_from(program: Path, run_dir: Path) -> Path:
     if run_dir.is_absolute() and not place.is_relative_to(here):
         return run_dir
     return Path(os.path.relpath(place, here))
+
+
+def _paced_settings(trainer_class: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `train_freq` and `gradient_steps` leave no choice of: none without these."""
+    frequency = frequency_of(trainer_class, settings)
+    if frequency is None:
+        return {}
+    batch = int(settings.get("batch_size", getattr(trainer_class, "batch_size", TrainSpec.batch_size)))
+    return {"batch_size": batch, REPLAY_RATIO: frequency.replay_ratio(batch)}
 
 
 def _plain_schedules(learner: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,8 @@ def _choice(placement: Placement) -> Text:
         f"Predicted: {short_number(placement.t_itr_us)} us per iteration, {placement.eps_text} EPS, "
         f"{placement.assumption}."
     )
+    if placement.replay_ratio_reason:
+        text += f"\nThe replay ratio: {placement.replay_ratio_reason}."
     if best is not chosen:
         text += f"\nThis choice was edited. Algorithm 1 chose {_label(best)}."
     return Text(text + "\n")

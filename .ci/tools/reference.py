@@ -41,6 +41,7 @@ MEANINGS = {
     "exploration": "what changes the policy's actions while data are collected; `None`: nothing",
     "gae_lambda": "lambda of generalized advantage estimation",
     "gamma": "discount",
+    "gradient_steps_each": "`gradient_steps` of [Stable-Baselines3](../rl_zoo.md#train_freq-and-gradient_steps)",
     "hidden_sizes": "sizes of the default networks' hidden layers",
     "horizon": "steps of each environment in a rollout",
     "initial_log_std": "log deviation of `Box` actions at the start",
@@ -76,12 +77,13 @@ MEANINGS = {
     "tau": "how far targets move toward the networks in an update; 1: a copy",
     "temperature": "weight of the entropy; `None`: learned",
     "temperature_learning_rate": "of Adam, for a learned temperature",
+    "train_freq": "of [Stable-Baselines3](../rl_zoo.md#train_freq-and-gradient_steps), in place of `replay_ratio`",
     "value_clip_range": "how far values count from the old ones; 0: any distance",
     "value_coefficient": "weight of the value loss",
     "value_standardization": "see [on-policy training](../on_policy.md#gae-and-heppos-pieces)",
 }
 # Settings of replays that rollouts leave unused.
-OF_REPLAYS = {"replay_ratio", "learning_starts", "n_step", "exploration"}
+OF_REPLAYS = {"replay_ratio", "train_freq", "gradient_steps_each", "learning_starts", "n_step", "exploration"}
 
 
 class ReferenceError(PearlError):

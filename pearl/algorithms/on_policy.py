@@ -29,6 +29,7 @@ from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer
+from pearl.algorithms.update_frequency import FREQ, STEPS
 from pearl.errors import EnvError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch
@@ -152,6 +153,12 @@ class OnPolicyTrainer(Trainer):
     normalize_observations: bool = False
     normalize_advantages: bool = True
     max_grad_norm: float = 0.5
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        for name in (FREQ, STEPS):
+            advice = "None, as it learns from rollouts: horizon and epochs say how often it trains"
+            self._require(getattr(self, name) is None, name, advice)
 
     @classmethod
     def data_flow(cls) -> DataFlowKind:

@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +28,7 @@ from pearl.algorithms.suggestions import (
     choose_learning_starts,
     choose_sizes,
 )
+from pearl.algorithms.update_frequency import FREQ, SPELLINGS, STEPS, frequency_of, respelled
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, TrainerError
@@ -78,8 +79,9 @@ class Trainer(abc.ABC):
     Class attributes are settings: override them in a subclass, or pass them to `Composer.set_train_function`.
     `batch_size`, `replay_ratio` and other training settings are the defaults of `TrainSpec`. A replay ratio that is
     left to the composer ("auto") is `least_updates_per_step` to `most_updates_per_step` batches for each transition.
-    `learning_rate_schedule` (pearl.schedules) is the factor of all learning rates over the run's steps: with "linear"
-    they fall to 0.
+    `train_freq` and `gradient_steps` are Stable-Baselines3's way to state a replay ratio
+    (pearl.algorithms.update_frequency). `learning_rate_schedule` (pearl.schedules) is the factor of all learning rates
+    over the run's steps: with "linear" they fall to 0.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
@@ -88,6 +90,8 @@ class Trainer(abc.ABC):
 
     batch_size: int = 64
     replay_ratio: float = 8.0
+    train_freq: int | tuple[int, str] | None = None
+    gradient_steps_each: int | None = None  # "gradient_steps" in the body of a class and among settings
     least_updates_per_step: float = 0.0
     most_updates_per_step: float = 1.0
     learning_starts: int = 1000
@@ -99,6 +103,14 @@ class Trainer(abc.ABC):
     exploration: Exploration | None = None
     callbacks: Sequence[Any] = ()  # of pearl.callbacks
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, kept_as in SPELLINGS.items():
+            stated = vars(cls).get(name)
+            if stated is not None and not isinstance(stated, property):
+                delattr(cls, name)
+                setattr(cls, kept_as, stated)
+
     def __init__(
         self,
         observation_space: gym.Space[Any],
@@ -108,7 +120,7 @@ class Trainer(abc.ABC):
         device: str = "cpu",
         **settings: Any,
     ) -> None:
-        apply_settings(self, settings)
+        apply_settings(self, respelled(settings))
         self.observation_space = observation_space
         self.action_space = action_space
         self.seed = seed
@@ -232,6 +244,7 @@ class Trainer(abc.ABC):
         self._require(is_number(most) and 0 < most <= 1000, "most_updates_per_step", "a number above 0, at most 1000")
         self._require(is_number(least) and 0 <= least <= most, "least_updates_per_step", f"a number from 0 to {most:g}")
         self._check_schedules()
+        frequency_of(type(self), {FREQ: self.train_freq, STEPS: self.gradient_steps_each})
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
 
@@ -402,11 +415,14 @@ def settings_of(trainer_class: type) -> set[str]:
     return {name for name, value in members if not (name[0] == "_" or callable(value) or isinstance(value, others))}
 
 
+def is_trainer(trainer_class: object) -> TypeGuard[type[Trainer]]:
+    """Whether a class derives from `Trainer`."""
+    return inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer)
+
+
 def schedule_settings_of(trainer_class: object) -> tuple[str, ...]:
     """The names of the class's settings that are schedules; none for a class that does not derive from `Trainer`."""
-    if not (inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer)):
-        return ()
-    return trainer_class.schedule_settings()
+    return trainer_class.schedule_settings() if is_trainer(trainer_class) else ()
 
 
 def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
