@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -109,6 +109,9 @@ from pearl.spec import (
     Wrapper,
     check_batch_fits,
 )
+
+if TYPE_CHECKING:
+    from composer.zoo import ZooSettings
 
 logger = logging.getLogger("pearl.composer")
 
@@ -345,6 +348,37 @@ class Composer:
         RolloutSpec(**settings)
         self._rollout = settings
         self._suggestion = None
+
+    def set_zoo(
+        self,
+        file: str | Path,
+        env: str,
+        algorithm: str | None = None,
+        *,
+        leave_out: Sequence[str] = (),
+        implementation: str = AUTO,
+    ) -> ZooSettings:
+        """Everything that a file of RL Zoo, such as its hyperparams/dqn.yml, states for the environment `env`.
+
+        `algorithm` is dqn, ddpg, td3, sac, ppo or a2c; by default the file's name. `leave_out` names settings of the
+        entry to do without. Calls the other `set_*`, which may be called again afterwards, and returns what it found:
+        `timesteps` is for `run` and `runtime_gen`. What is not the same here as there is printed. Raises
+        ConfigurationError that lists all settings without a counterpart.
+        """
+        from composer.zoo import zoo_settings
+
+        found = zoo_settings(file, env, algorithm, leave_out=leave_out)
+        self.set_wrappers(found.wrappers)
+        self.set_actors(1, env=found.env, **found.actors)
+        self.set_train_function(learner=found.algorithm, implementation=implementation, **found.trainer)
+        self._replay = None
+        if found.replay:
+            self.set_replay(**found.replay)
+        self.set_training(**found.training)
+        self.set_rollout(**found.rollout)
+        for note in found.notes:
+            self._say(f"{found.source}: {note}")
+        return found
 
     @property
     def learns_from_rollouts(self) -> bool:

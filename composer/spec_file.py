@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +159,25 @@ def load_spec(
 def read_tables(path: str | Path) -> dict[str, Any]:
     """The tables of a composition file, whose names are checked; raises as `load_spec` does."""
     return _SpecFile(Path(path)).document
+
+
+def load_zoo(
+    file: Path,
+    env: str,
+    algorithm: str | None = None,
+    leave_out: Sequence[str] = (),
+    *,
+    progress: bool = True,
+    implementation: str | None = None,
+    output: Path | None = None,
+) -> tuple[Composer, ProgramOptions]:
+    """The same from a file of RL Zoo, by `Composer.set_zoo`; without `output` the program is in the folder runs."""
+    chosen = check_implementation(implementation or AUTO, auto=True)
+    composer = Composer(progress=progress)
+    found = composer.set_zoo(file, env, algorithm, leave_out=leave_out, implementation=chosen)
+    name = re.sub(r"\W+", "_", f"{found.algorithm.__name__}_{env}").strip("_").lower()
+    program = output or Path("runs") / name / "program.py"
+    return composer, ProgramOptions(program, None if output else program.parent, found.timesteps)
 
 
 class _SpecFile:

@@ -10,6 +10,7 @@ import typer
 from pearl.cli.app import app, examples
 from pearl.cli.explain import read_placement
 from pearl.cli.output import check_writable, console, write_file
+from pearl.errors import ConfigurationError
 from pearl.garbage import no_collection
 from pearl.process_limits import check_address_space
 from pearl.runtime.launch import shown
@@ -24,10 +25,11 @@ from pearl.runtime.launch import shown
         "pearl compose my.toml --budget 60",
         "pearl compose my.toml --set trainer.learning_rate=1e-3 --set training.batch_size=128",
         "pearl compose my.toml --placement edited.json",
+        "pearl compose --zoo hyperparams/dqn.yml --env CartPole-v1",
     ),
 )
 def _compose(
-    spec: Annotated[Path, typer.Argument(help="The composition; see examples/cartpole.toml.")],
+    spec: Annotated[Path | None, typer.Argument(help="The composition; see examples/cartpole.toml.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Where the program goes. Default: as in the file, else runs/NAME/program.py.")
     ] = None,
@@ -60,6 +62,18 @@ def _compose(
         list[str] | None,
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Replace a value of the file; may be repeated."),
     ] = None,
+    zoo: Annotated[
+        Path | None,
+        typer.Option(help="In place of a composition: a file of RL Zoo, such as its hyperparams/dqn.yml. Needs --env."),
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="With --zoo: the environment, such as CartPole-v1.")] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(help="With --zoo: dqn, ddpg, td3, sac, ppo or a2c. Default: the file's name."),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="With --zoo: a setting to do without; may be repeated.")
+    ] = None,
 ) -> None:
     """Profile the primitives, choose their devices, and write the training program.
 
@@ -68,12 +82,25 @@ def _compose(
     """
     check_address_space()
     with no_collection():
-        from composer.spec_file import load_spec
+        from composer.spec_file import load_spec, load_zoo
         from composer.spec_overrides import parse_overrides
 
     edited = None if placement is None else read_placement(placement)  # faults show before anything is measured
-    overrides = parse_overrides(settings or ())
-    composer, options = load_spec(spec, implementation=implementation, output=output, overrides=overrides)
+    if zoo is None:
+        if env is not None or algo is not None or leave_out:
+            raise ConfigurationError("--env, --algo and --leave-out belong to --zoo FILE: name it, or leave them out.")
+        if spec is None:
+            raise ConfigurationError("Name a composition file, or --zoo FILE with --env ID; found neither.")
+        overrides = parse_overrides(settings or ())
+        composer, options = load_spec(spec, implementation=implementation, output=output, overrides=overrides)
+    else:
+        if spec is not None:
+            raise ConfigurationError(f"Name a composition file, or --zoo FILE, not both; found {spec} and {zoo}.")
+        if settings:
+            raise ConfigurationError("--set replaces values of a composition file; --zoo has none. Use --leave-out.")
+        if env is None:
+            raise ConfigurationError("--zoo needs --env: the environment whose settings to take, such as CartPole-v1.")
+        composer, options = load_zoo(zoo, env, algo, leave_out or (), implementation=implementation, output=output)
     path = options.path
     matrix_json = matrix_json or path.with_name(f"{path.stem}.matrix.json")
     placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")

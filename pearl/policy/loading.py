@@ -21,7 +21,6 @@ from pearl.actors.policy_plan import read_policy
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import TrainerLike, make_trainer, schedule_settings_of
-from pearl.error_place import described
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description

@@ -1,0 +1,526 @@
+"""Settings of RL Zoo (rl-baselines3-zoo) for an algorithm and an environment, as those of a composition.
+
+What an entry leaves out has the defaults of Stable-Baselines3 2, not those of PEARL: the point is to train what the
+entry describes. A setting without a counterpart is refused by name. The file is read by PyYAML's safe loader; texts
+such as "dict(net_arch=[256, 256])" are parsed, and nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from composer.wording import did_you_mean, shortened
+from pearl.algorithms import ALGORITHMS, Trainer
+from pearl.errors import ConfigurationError
+from pearl.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck
+
+_MLP_DEFAULTS: dict[str, Any] = {"policy": "MlpPolicy", "n_envs": 1, "gamma": 0.99}
+_REPLAY_DEFAULTS: dict[str, Any] = {
+    **_MLP_DEFAULTS,
+    "buffer_size": 1_000_000,
+    "learning_starts": 100,
+    "train_freq": 1,
+    "gradient_steps": 1,
+}
+_CRITIC_DEFAULTS: dict[str, Any] = {**_REPLAY_DEFAULTS, "batch_size": 256, "tau": 0.005}
+_ROLLOUT_DEFAULTS: dict[str, Any] = {**_MLP_DEFAULTS, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
+# Of Stable-Baselines3 2.7, by the name of a file of RL Zoo.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "dqn": {
+        **_REPLAY_DEFAULTS,
+        "learning_rate": 1e-4,
+        "batch_size": 32,
+        "tau": 1.0,
+        "train_freq": 4,
+        "target_update_interval": 10_000,
+        "exploration_fraction": 0.1,
+        "exploration_initial_eps": 1.0,
+        "exploration_final_eps": 0.05,
+        "max_grad_norm": 10.0,
+        "net_arch": (64, 64),
+    },
+    "ddpg": {**_CRITIC_DEFAULTS, "learning_rate": 1e-3, "net_arch": (400, 300)},
+    "td3": {
+        **_CRITIC_DEFAULTS,
+        "learning_rate": 1e-3,
+        "net_arch": (400, 300),
+        "policy_delay": 2,
+        "target_policy_noise": 0.2,
+        "target_noise_clip": 0.5,
+    },
+    "sac": {
+        **_CRITIC_DEFAULTS,
+        "learning_rate": 3e-4,
+        "net_arch": (256, 256),
+        "ent_coef": "auto",
+        "target_entropy": "auto",
+    },
+    "ppo": {
+        **_ROLLOUT_DEFAULTS,
+        "learning_rate": 3e-4,
+        "n_steps": 2048,
+        "batch_size": 64,
+        "n_epochs": 10,
+        "gae_lambda": 0.95,
+        "clip_range": 0.2,
+        "clip_range_vf": None,
+        "normalize_advantage": True,
+        "target_kl": None,
+        "net_arch": (64, 64),
+    },
+    "a2c": {
+        **_ROLLOUT_DEFAULTS,
+        "learning_rate": 7e-4,
+        "n_steps": 5,
+        "gae_lambda": 1.0,
+        "normalize_advantage": False,
+        "net_arch": (64, 64),
+    },
+}
+_OF_PLAIN_ALGORITHMS = {"n_step": 1, "double": False, "saturation_penalty": 0.0}  # what Stable-Baselines3 has not
+_RENAMED = {  # settings whose values mean the same
+    "gae_lambda": "gae_lambda",
+    "max_grad_norm": "max_grad_norm",
+    "n_epochs": "epochs",
+    "n_steps": "horizon",
+    "policy_delay": "policy_delay",
+    "target_noise_clip": "noise_clip",
+    "target_policy_noise": "target_noise",
+    "tau": "tau",
+    "vf_coef": "value_coefficient",
+}
+_WHOLE = {"n_epochs", "n_steps", "policy_delay"}
+_RATES = ("learning_rate", "actor_learning_rate", "temperature_learning_rate")
+_ACTIVATIONS = {"nn.ReLU": "relu", "nn.Tanh": "tanh", "th.nn.ReLU": "relu", "th.nn.Tanh": "tanh"}
+_TELLS_NOTHING = {  # values that change nothing
+    "use_sde": (False,),
+    "normalize": (False,),
+    "frame_stack": (None, 1),
+    "n_eval_envs": (1,),
+    "optimize_memory_usage": (False,),
+    "env_wrapper": (None, ()),
+    "vec_env_wrapper": (None, ()),
+    "callback": (None, ()),
+    "use_rms_prop": (False,),
+    "sde_sample_freq": (-1,),
+    "noise_type": (None,),
+}
+_ADVICE = {
+    "use_sde": "PEARL has no state-dependent exploration; without it, actions are drawn at each step",
+    "sde_sample_freq": "it belongs to use_sde",
+    "use_sde_at_warmup": "it belongs to use_sde",
+    "frame_stack": "wrap the environment, with Composer.set_wrappers and gymnasium.wrappers.FrameStackObservation",
+    "normalize": "this algorithm does not normalise observations and rewards; wrap the environment (set_wrappers)",
+    "use_rms_prop": "A2C trains with Adam here; the learning rate may need another value",
+    "rms_prop_eps": "A2C trains with Adam here",
+    "callback": "write a callback of PEARL (docs/callbacks.md)",
+    "vec_env_wrapper": "wrap the single environment, with Composer.set_wrappers",
+    "replay_buffer_class": "replays with hindsight (HER) do not exist here",
+    "replay_buffer_kwargs": "transitions cut by a time limit always keep their bootstrap here",
+    "noise_std_final": "noise does not change over a run here",
+}
+_TEXT_OF_RATE = re.compile(r"lin_(?P<start>[0-9.eE+-]+)")
+
+
+@dataclass(frozen=True)
+class ZooSettings:
+    """An entry of RL Zoo as arguments of the `set_*` calls of a Composer, and the `timesteps` of the program.
+
+    `source` says which entry of which file; `notes` what is not the same here as there.
+    """
+
+    source: str
+    env: str
+    algorithm: type[Trainer]
+    timesteps: int
+    actors: Mapping[str, Any]
+    wrappers: tuple[Any, ...]
+    trainer: Mapping[str, Any]
+    replay: Mapping[str, Any]
+    rollout: Mapping[str, Any]
+    training: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def zoo_settings(
+    file: str | Path, env: str, algorithm: str | None = None, *, leave_out: Sequence[str] = ()
+) -> ZooSettings:
+    """The settings of the environment `env` in a file of RL Zoo, such as its hyperparams/dqn.yml.
+
+    `algorithm` is dqn, ddpg, td3, sac, ppo or a2c; by default the file's name. An environment that the file has in
+    another version takes the settings of that version. `leave_out` names settings of the entry to do without. Raises
+    ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
+    counterpart.
+    """
+    path = Path(file)
+    name = (algorithm or path.stem).lower()
+    if name not in _DEFAULTS:
+        raise ConfigurationError(
+            f"Settings of RL Zoo can be taken over for {', '.join(_DEFAULTS)}; found {name!r}"
+            + (". Name the algorithm." if algorithm is None else ".")
+        )
+    entries = _read(path)
+    found, note = _entry_of(entries, env, path)
+    source = f"{path}, {found}"
+    entry = dict(entries[found])
+    if unknown := [one for one in leave_out if one not in entry]:
+        raise ConfigurationError(f"{source} has no {', '.join(unknown)} to leave out; it has {', '.join(entry)}.")
+    stated = {key: value for key, value in entry.items() if key not in leave_out}
+    mapping = _Mapping(ALGORITHMS[_class_name(name)], {**_DEFAULTS[name], **stated}, [note] if note else [])
+    return mapping.mapped(source, env)
+
+
+def _class_name(name: str) -> str:
+    return next(known for known in ALGORITHMS if known.lower() == name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"There is no file {path}. RL Zoo keeps its settings in hyperparams/*.yml.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigurationError(f"{path} is no YAML that can be read safely: {error}.") from error
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+        raise ConfigurationError(
+            f"{path} must map names of environments to their settings, as hyperparams/dqn.yml of RL Zoo; found "
+            f"{shortened(repr(found))}."
+        )
+    return {str(name): entry for name, entry in found.items()}
+
+
+def _entry_of(entries: Mapping[str, Any], env: str, path: Path) -> tuple[str, str]:
+    """The name of the entry for `env`, and a note if it is of another version."""
+    if env in entries:
+        return env, ""
+    bare = re.sub(r"-v\d+$", "", env)
+    same = sorted((name for name in entries if re.sub(r"-v\d+$", "", name) == bare), key=_version)
+    if same:
+        return same[-1], f"the settings are those of {same[-1]}"
+    raise ConfigurationError(
+        f"{path} has no settings for {env!r}.{did_you_mean(env, entries)} It has {_some(entries)}."
+    )
+
+
+def _version(name: str) -> int:
+    match = re.search(r"-v(\d+)$", name)
+    return int(match[1]) if match else 0
+
+
+def _some(entries: Mapping[str, Any]) -> str:
+    names = list(entries)
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+@dataclass
+class _Mapping:
+    """Takes the settings of an entry out of `left`, one after the other; what stays there has no counterpart."""
+
+    algorithm: type[Trainer]
+    left: dict[str, Any]
+    notes: list[str]
+    problems: list[str] = field(default_factory=list)
+    actors: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[Any] = field(default_factory=list)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    replay: dict[str, Any] = field(default_factory=dict)
+    rollout: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def mapped(self, source: str, env: str) -> ZooSettings:
+        """All settings; ConfigurationError lists those that cannot be taken over."""
+        timesteps = self._environment()
+        self._networks()
+        self._rates()
+        if self.algorithm.data_flow() == "rollout":
+            self._rollouts()
+        else:
+            self._replays(timesteps)
+        for name, ours in _RENAMED.items():
+            if name in self.left and hasattr(self.algorithm, ours):
+                table = self.rollout if name in ("n_steps", "n_epochs", "gae_lambda") else self.trainer
+                table[ours] = self._whole(name) if name in _WHOLE else self._number(name)
+        self._refuse_the_rest()
+        if self.problems:
+            raise ConfigurationError(
+                f"{source}: {len(self.problems)} of its settings cannot be taken over:\n"
+                + "".join(f"  - {problem}.\n" for problem in self.problems)
+                + "Change them in a copy of the file, or name those to do without in leave_out (--leave-out)."
+            )
+        return ZooSettings(
+            *(source, env, self.algorithm, timesteps, self.actors, tuple(self.wrappers)),
+            *(self.trainer, self.replay, self.rollout, self.training, tuple(self.notes)),
+        )
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, name: str, value: object, why: str) -> None:
+        self.problems.append(f"{name}: {shortened(str(value))} ({why})")
+
+    def _take(self, name: str, default: object = None) -> Any:
+        value = self.left.pop(name, default)
+        return tuple(value) if isinstance(value, list) else value
+
+    def _number(self, name: str) -> float:
+        """A number; YAML reads 1e-3, without a point, as text."""
+        value = self._take(name)
+        number = _as_number(value)
+        if number is None:
+            self._refuse(name, value, "expected a number")
+            return 1.0
+        return number
+
+    def _whole(self, name: str) -> int:
+        value = self._number(name)
+        if value != int(value):
+            self._refuse(name, value, "expected a whole number")
+        return int(value)
+
+    def _scheduled(self, name: str) -> tuple[float, str]:
+        """A number and its schedule: "lin_x" falls from x to 0."""
+        value = self.left[name]
+        match = _TEXT_OF_RATE.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return self._number(name), "constant"
+        self.left[name] = match["start"]
+        return self._number(name), "linear"
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _environment(self) -> int:
+        if "n_timesteps" not in self.left:
+            self.problems.append("n_timesteps is missing (the steps of the run)")
+        timesteps = self._whole("n_timesteps") if "n_timesteps" in self.left else 1
+        self.actors["envs_per_actor"] = self._whole("n_envs")
+        kwargs = _parsed(self._take("env_kwargs", {}))
+        if isinstance(kwargs, dict) and all(type(value) in (bool, int, float, str) for value in kwargs.values()):
+            self.actors["env_kwargs"] = kwargs
+        else:
+            self._refuse("env_kwargs", kwargs, "expected numbers, texts and booleans by name")
+        policy = self._take("policy")
+        if policy not in ("MlpPolicy", "CnnPolicy"):
+            self._refuse("policy", policy, "the networks are those of MlpPolicy, and for images of CnnPolicy")
+        self._wrap(self._take("env_wrapper"))
+        return timesteps
+
+    def _wrap(self, stated: object) -> None:
+        """Wrappers of Gymnasium itself; others are code that the entry only names."""
+        for item in stated if isinstance(stated, tuple) else () if stated is None else (stated,):
+            name, options = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
+            module, _, attribute = str(name).rpartition(".")
+            is_gymnasiums = module == "gymnasium.wrappers" and hasattr(importlib.import_module(module), attribute)
+            if not is_gymnasiums or not isinstance(options, dict | None):
+                self._refuse(
+                    "env_wrapper",
+                    name,
+                    "only those of gymnasium.wrappers are taken over; pass the class itself to Composer.set_wrappers",
+                )
+                continue
+            found = getattr(importlib.import_module(module), attribute)
+            self.wrappers.append((found, options) if options else found)
+
+    def _networks(self) -> None:
+        kwargs = _parsed(self._take("policy_kwargs", {}))
+        sizes: object = self._take("net_arch")
+        if not isinstance(kwargs, dict):
+            self._refuse("policy_kwargs", kwargs, 'expected plain values, such as "dict(net_arch=[64, 64])"')
+            kwargs = {}
+        sizes = kwargs.pop("net_arch", sizes)
+        if (hidden := _sizes(sizes)) is None:
+            self._refuse("policy_kwargs.net_arch", sizes, "expected the same list of sizes for policy and values")
+        else:
+            self.trainer["hidden_sizes"] = hidden
+        activation = _ACTIVATIONS.get(str(kwargs.get("activation_fn")))
+        if "activation_fn" in kwargs:
+            if hasattr(self.algorithm, "activation") and activation:
+                self.trainer["activation"] = activation
+                kwargs.pop("activation_fn")
+            elif activation == "relu":
+                kwargs.pop("activation_fn")
+        for theirs, ours, kind in (("ortho_init", "orthogonal", bool), ("log_std_init", "initial_log_std", float)):
+            if theirs in kwargs and hasattr(self.algorithm, ours) and _as_number(kwargs[theirs]) is not None:
+                self.trainer[ours] = kind(kwargs.pop(theirs))
+        for name, value in kwargs.items():
+            self._refuse(f"policy_kwargs.{name}", value, f"the networks of {self.algorithm.__name__} have no such part")
+
+    def _rates(self) -> None:
+        rate, schedule = self._scheduled("learning_rate")
+        self.trainer |= {name: rate for name in _RATES if hasattr(self.algorithm, name)}
+        self.trainer["learning_rate_schedule"] = schedule
+        self.training["gamma"] = self._number("gamma")
+        if "batch_size" in self.left and not self._trains_whole_rollouts:
+            self.training["batch_size"] = self._whole("batch_size")
+
+    @property
+    def _trains_whole_rollouts(self) -> bool:
+        return (
+            self.algorithm.data_flow() == "rollout" and "batch_size" not in _DEFAULTS[self.algorithm.__name__.lower()]
+        )
+
+    def _rollouts(self) -> None:
+        self.trainer["entropy_coefficient"] = self._number("ent_coef")
+        self.trainer["normalize_advantages"] = bool(self._take("normalize_advantage"))
+        if "clip_range" in self.left and not self._trains_whole_rollouts:
+            self.trainer["clip_range"], self.trainer["clip_range_schedule"] = self._scheduled("clip_range")
+            self.trainer["value_clip_range"] = (
+                0.0 if self.left["clip_range_vf"] is None else self._number("clip_range_vf")
+            )
+            self.left.pop("clip_range_vf", None)
+            self.trainer["target_kl"] = None if self.left["target_kl"] is None else self._number("target_kl")
+            self.left.pop("target_kl", None)
+        normalize = _parsed(self._take("normalize", False))
+        if normalize is True:
+            normalize = {"norm_obs": True, "norm_reward": True}
+        if isinstance(normalize, dict) and set(normalize) <= {"norm_obs", "norm_reward"}:
+            self.trainer["normalize_observations"] = bool(normalize.get("norm_obs", True))
+            rewards = normalize.get("norm_reward", True)
+            self.rollout["reward_standardization"] = "returns" if rewards else "none"
+        elif normalize is not False:
+            self._refuse("normalize", normalize, "expected true, or norm_obs and norm_reward")
+        if self._trains_whole_rollouts and "use_rms_prop" not in self.left:
+            self.notes.append("Adam in place of RMSProp, the default of Stable-Baselines3's A2C")
+
+    def _replays(self, timesteps: int) -> None:
+        self.trainer |= {name: value for name, value in _OF_PLAIN_ALGORITHMS.items() if hasattr(self.algorithm, name)}
+        self.replay |= {"size": self._whole("buffer_size"), "mode": "uniform"}
+        self.training["learning_starts"] = self._whole("learning_starts")
+        if self.left.get("optimize_memory_usage") is True:
+            self.left.pop("optimize_memory_usage")
+            self.replay["share_next_obs"] = True
+        kwargs = _parsed(self.left.get("replay_buffer_kwargs", {}))
+        if kwargs in ({}, {"handle_timeout_termination": True}):
+            self.left.pop("replay_buffer_kwargs", None)
+        every = self._frequency()
+        if hasattr(self.algorithm, "target_update_interval"):
+            self._target_updates(every)
+        elif self.left.get("target_update_interval") == 1:
+            self.left.pop("target_update_interval")
+        self._exploration(timesteps)
+        if hasattr(self.algorithm, "temperature"):
+            self._temperature()
+
+    def _frequency(self) -> tuple[int, int]:
+        """Transitions from one training to the next, and the gradient steps then."""
+        stated = _parsed(self._take("train_freq"))
+        if isinstance(stated, list | tuple) and len(stated) == 2 and stated[1] == "step":
+            stated = stated[0]
+        number = _as_number(stated)
+        if number is None or number < 1 or number != int(number):
+            self._refuse(
+                "train_freq", stated, "expected steps; give the usual length of an episode in place of episodes"
+            )
+            number = 1
+        transitions, steps = int(number) * self.actors["envs_per_actor"], self._whole("gradient_steps")
+        self.trainer |= {"train_freq": transitions, "gradient_steps": steps}
+        return transitions, transitions if steps == -1 else steps
+
+    def _target_updates(self, every: tuple[int, int]) -> None:
+        """Stable-Baselines3 counts environment steps, and trains in bursts; PEARL counts gradient steps."""
+        transitions, steps = every
+        interval = self._whole("target_update_interval")
+        ours = max(1, steps, round(interval * steps / transitions))
+        self.trainer["target_update_interval"] = ours
+        self.notes.append(f"target_update_interval: {interval:,} environment steps are {ours:,} gradient steps")
+        if _as_number(self.left["tau"]) not in (None, 1.0) and ours > 1:
+            self._refuse("tau", self.left["tau"], "below 1, targets move in each gradient step, not every interval")
+
+    def _exploration(self, timesteps: int) -> None:
+        if "exploration_fraction" in self.left:
+            begin, end = self._number("exploration_initial_eps"), self._number("exploration_final_eps")
+            steps = round(self._number("exploration_fraction") * timesteps)
+            self.trainer["exploration"] = EpsilonGreedy(begin, end, steps)
+        elif not hasattr(self.algorithm, "temperature"):
+            kind, sigma = self._take("noise_type"), 0.0
+            if "noise_std" in self.left:
+                sigma = self._number("noise_std")
+            if kind in (None, "normal"):
+                self.trainer["exploration"] = GaussianNoise(sigma if kind else 0.0)
+            elif kind == "ornstein-uhlenbeck":
+                self.trainer["exploration"] = OrnsteinUhlenbeck(sigma, dt=0.01)
+            else:
+                self._refuse("noise_type", kind, "expected normal or ornstein-uhlenbeck")
+
+    def _temperature(self) -> None:
+        stated, entropy = self._take("ent_coef"), self._take("target_entropy")
+        fixed = _as_number(stated)
+        match = re.fullmatch(r"auto(_(?P<start>[0-9.eE+-]+))?", str(stated))
+        if fixed is not None:
+            self.trainer["temperature"] = fixed
+        elif match and _as_number(match["start"] or 1.0) is not None:
+            self.trainer |= {"temperature": None, "initial_temperature": _as_number(match["start"] or 1.0)}
+        else:
+            self._refuse("ent_coef", stated, 'expected a number, "auto", or "auto_" and where it starts')
+        self.trainer["target_entropy"] = None if entropy == "auto" else _as_number(entropy)
+
+    def _refuse_the_rest(self) -> None:
+        known = {*_DEFAULTS[self.algorithm.__name__.lower()], *_ADVICE, *_RENAMED}
+        for name, value in self.left.items():
+            plain = tuple(value) if isinstance(value, list) else value
+            if plain in _TELLS_NOTHING.get(name, ()):
+                continue
+            close = difflib.get_close_matches(name, known, n=1)
+            unknown = f"{self.algorithm.__name__} has no counterpart" + (f"; did you mean {close[0]}?" if close else "")
+            self._refuse(name, value, _ADVICE.get(name, unknown))
+
+
+def _as_number(value: object) -> float | None:
+    """A finite number, also as text; None for anything else."""
+    if isinstance(value, bool):
+        return float(value)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(number) if isinstance(value, int) else number
+
+
+def _sizes(found: object) -> tuple[int, ...] | None:
+    """Hidden layers; None unless policy and values, if named apart, have the same."""
+    if isinstance(found, list | tuple) and len(found) == 1 and isinstance(found[0], dict):
+        found = found[0]  # as Stable-Baselines3 1 wrote it
+    if isinstance(found, dict):
+        networks = list(found.values())
+        if set(found) not in ({"pi", "vf"}, {"pi", "qf"}) or networks[0] != networks[1]:
+            return None
+        found = networks[0]
+    if not isinstance(found, list | tuple) or not all(type(size) is int and size >= 1 for size in found):
+        return None
+    return tuple(found)
+
+
+def _parsed(value: object) -> Any:
+    """The plain value of a text such as "dict(net_arch=[64], activation_fn=nn.ReLU)"; names stay texts."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return _plain(ast.parse(value.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return value
+
+
+def _plain(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        return {str(keyword.arg): _plain(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+    if isinstance(node, ast.Dict) and all(node.keys):
+        return {ast.literal_eval(key): _plain(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_plain(item) for item in node.elts]
+    if isinstance(node, ast.Name | ast.Attribute):
+        return ast.unparse(node)
+    return ast.literal_eval(node)
