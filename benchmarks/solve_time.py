@@ -51,7 +51,7 @@ class Peer:
 class Task:
     """An environment, the mean return that solves it, our examples for it and the peers.
 
-    `examples` are scripts, `zoo` compositions in examples/zoo.
+    `examples` are scripts, `zoo` compositions in examples/zoo. Evaluations are `interval` environment steps apart.
     """
 
     environment: str
@@ -60,6 +60,7 @@ class Task:
     examples: tuple[str, ...]
     peers: tuple[Peer, ...]
     zoo: tuple[str, ...] = ()
+    interval: int = INTERVAL
 
 
 def _sb3(algorithm: str, limit_s: float) -> Peer:
@@ -174,9 +175,9 @@ def run(
     return Outcome(took, most[0], solved, reason, compiled)
 
 
-def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
+def run_ours(example: str, task: Task, seed: int, folder: Path) -> dict[str, Outcome]:
     """The example in an empty folder, without earlier measurements; then the program that the example wrote."""
-    home, arguments, cache = _prepared(example, goal, seed, folder)
+    home, arguments, cache = _prepared(example, task, seed, folder)
     script = ROOT / "examples" / f"{example}.py"
     composing = run([sys.executable, str(script), *arguments, "--run-dir", "first"], home, OUR_LIMIT_S, cache)
     found = {f"{example}, {COMPOSING}": composing}
@@ -186,9 +187,9 @@ def run_ours(example: str, goal: float, seed: int, folder: Path) -> dict[str, Ou
     return found
 
 
-def run_zoo(name: str, goal: float, seed: int, folder: Path) -> dict[str, Outcome]:
+def run_zoo(name: str, task: Task, seed: int, folder: Path) -> dict[str, Outcome]:
     """A composition, composed in an empty folder without earlier measurements, and its program."""
-    home, arguments, cache = _prepared(name, goal, seed, folder)
+    home, arguments, cache = _prepared(name, task, seed, folder)
     spec, program = ROOT / "examples" / "zoo" / f"{name}.toml", home / "program.py"
     command = [sys.executable, "-m", "pearl", "compose", str(spec), "--output", str(program)]
     composing = run(command, home, OUR_LIMIT_S, cache)
@@ -200,12 +201,12 @@ def run_zoo(name: str, goal: float, seed: int, folder: Path) -> dict[str, Outcom
     return {f"{name}, {COMPOSING}": together, f"{name}, {COMPOSED}": solving}
 
 
-def _prepared(name: str, goal: float, seed: int, folder: Path) -> tuple[Path, list[str], dict[str, str]]:
+def _prepared(name: str, task: Task, seed: int, folder: Path) -> tuple[Path, list[str], dict[str, str]]:
     """A new folder, arguments of a program, and environment variables that hide earlier measurements."""
     home = folder / f"{name}-{seed}"
     home.mkdir()
-    arguments = ["--seed", str(seed), "--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES)]
-    arguments.append(f"--until-return={goal}")  # some environments register no threshold
+    arguments = ["--seed", str(seed), "--eval-interval", str(task.interval), "--eval-episodes", str(EPISODES)]
+    arguments.append(f"--until-return={task.goal}")  # some environments register no threshold
     return home, arguments, {"PEARL_CACHE_DIR": str(home / "cache")}
 
 
@@ -213,6 +214,7 @@ def run_peer(peer: Peer, task: Task, seed: int, folder: Path) -> Outcome:
     """Run a peer's script."""
     command = [sys.executable, "-m", f"benchmarks.peers.{peer.module}", *peer.options]
     command += ["--seed", str(seed), "--environment", task.environment, f"--goal={task.goal}"]
+    command += ["--interval", str(task.interval)]
     return run(command, folder, peer.limit_s)
 
 
@@ -263,10 +265,10 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(1, seeds + 1):
             for example in task.examples:
-                for name, outcome in run_ours(example, task.goal, seed, Path(scratch)).items():
+                for name, outcome in run_ours(example, task, seed, Path(scratch)).items():
                     note(ours, name, seed, outcome)
             for composition in task.zoo:
-                for name, outcome in run_zoo(composition, task.goal, seed, Path(scratch)).items():
+                for name, outcome in run_zoo(composition, task, seed, Path(scratch)).items():
                     note(ours, name, seed, outcome)
             for peer in task.peers:
                 if not any(outcome.reason for outcome in theirs.get(peer.name, ())):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.peers.solving import INTERVAL, Examiner, parse
+from benchmarks.peers.solving import Examiner, parse
 
 STEPS = 500_000
 LEARNING_RATE = 2.5e-4
@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
-    examiner = Examiner(options.environment, options.goal, options.seed)
+    examiner = Examiner(options.environment, options.goal, options.seed, options.interval)
     env = gym.make(options.environment)
     size, actions = env.observation_space.shape[0], int(env.action_space.n)
 
@@ -69,7 +69,7 @@ def main() -> None:
             optimizer.step()
         if step > LEARNING_STARTS and step % TARGET_INTERVAL == 0:
             target_q.load_state_dict(q.state_dict())
-        if (step + 1) % INTERVAL == 0 and examiner.passes(act):
+        if (step + 1) % options.interval == 0 and examiner.passes(act):
             return
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.peers.rltools_build import compile_loop
 from benchmarks.peers.rltools_training import PENDULUM
-from benchmarks.peers.solving import COMPILED, INTERVAL, Examiner, parse
+from benchmarks.peers.solving import COMPILED, Examiner, parse
 
 STEPS = 20_000  # at most
 TORQUE = 2.0  # of an action of 1
@@ -23,14 +23,14 @@ def main() -> None:
         options.algorithm, PENDULUM, mkl=True, EPISODE_STEP_LIMIT=200, REPLAY_BUFFER_CAP=STEPS, STEP_LIMIT=2**40
     )
     print(f"{COMPILED} {compile_s:.3f} s", flush=True)
-    examiner = Examiner(options.environment, options.goal, options.seed)
+    examiner = Examiner(options.environment, options.goal, options.seed, options.interval)
     state = loop.State(options.seed)
 
     def act(obs: np.ndarray) -> np.ndarray:
         return TORQUE * np.stack([state.action(one) for one in obs]).reshape(len(obs), 1)
 
-    for _ in range(STEPS // INTERVAL):
-        for _ in range(INTERVAL):
+    for _ in range(STEPS // options.interval):
+        for _ in range(options.interval):
             state.step()
         if examiner.passes(act):
             return

@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 
-from benchmarks.peers.solving import INTERVAL, Examiner, parse
+from benchmarks.peers.solving import Examiner, parse
 from benchmarks.peers.zoo_settings import ALGORITHMS, settings_of
 
 NOISE = {"td3": 0.1}  # standard deviation of the action noise
@@ -25,7 +25,7 @@ class _Examination(BaseCallback):
         self.examiner = examiner
 
     def _on_step(self) -> bool:
-        if self.num_timesteps % INTERVAL:
+        if self.num_timesteps % self.examiner.interval:
             return True
         return not self.examiner.passes(lambda obs: self.model.predict(obs, deterministic=True)[0])
 
@@ -34,7 +34,7 @@ def main() -> None:
     options = parse(__doc__, algorithm=ALGORITHMS)
     torch.set_num_threads(1)
     settings, steps = settings_of(options.algorithm, options.environment)
-    examiner = Examiner(options.environment, options.goal, options.seed)
+    examiner = Examiner(options.environment, options.goal, options.seed, options.interval)
     if scale := NOISE.get(options.algorithm):
         size = examiner.envs.single_action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, scale))

@@ -21,14 +21,16 @@ Act = Callable[[np.ndarray], np.ndarray]  # greedy actions (envs, *action) for o
 
 @dataclass
 class Examiner:
-    """Plays `EPISODES` greedy episodes at once; solved means that the mean return reaches `goal` twice.
+    """Plays `EPISODES` greedy episodes at once, every `interval` environment steps.
 
-    The second mean is over other episodes, as in a composed program.
+    Solved means that the mean return reaches `goal` twice. The second mean is over other episodes, as in a composed
+    program.
     """
 
     environment: str
     goal: float
     seed: int
+    interval: int = INTERVAL
 
     def __post_init__(self) -> None:
         self.envs = gym.make_vec(self.environment, num_envs=EPISODES, vectorization_mode="sync")
@@ -60,6 +62,7 @@ def parse(description: str | None, **choices: Any) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--environment", default="CartPole-v1")
     parser.add_argument("--goal", type=float, default=475.0, help="mean return that solves it")
+    parser.add_argument("--interval", type=int, default=INTERVAL, help="environment steps between evaluations")
     for name, options in choices.items():
         parser.add_argument(f"--{name}", choices=options, default=options[0])
     return parser.parse_args()
