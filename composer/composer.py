@@ -73,6 +73,7 @@ from pearl.algorithms.trainer import (
     flattening_note,
     is_trainer,
     make_trainer,
+    normalization_note,
     schedule_settings_of,
     transition_of,
 )
@@ -85,6 +86,7 @@ from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.exploration import make_explorer
 from pearl.learner.extract import extract_networks
+from pearl.replay.frames import check_normalized
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
@@ -1028,10 +1030,13 @@ class Composer:
                 values = values_of(chosen.replay)
                 self._replay = ReplaySpec(values.pop("size"), **values)
         assert self._replay is not None
-        transition = transition_of(self._trainer_class, observation_space, action_space)
+        transition = transition_of(self._trainer_class, observation_space, action_space, settings)
+        check_normalized(transition, self._replay)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
             self._say(inputs)
+        if normalized := normalization_note(trainer):
+            self._say(normalized)
         schedule = {k: getattr(trainer, k) for k in _TRAINING_DEFAULTS if hasattr(trainer, k)}
         train = TrainSpec(**{**schedule, **suggested, **self._training})
         if REPLAY_RATIO in self._auto and REPLAY_RATIO not in self._training:

@@ -37,7 +37,11 @@ OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs",
 RESERVED = (
     *("indices", "weights", "generations", "episode_return", "episode_length", "counts"),
     *("terminated", "rows", "count", "index", "batch", "priority"),
+    *("observation_statistics", "return_statistics"),
 )
+
+# What normalises stored transitions: groups of checkpoints, and fields of the actors' messages (`pearl.moments`).
+OBSERVATION_STATISTICS, RETURN_STATISTICS = "observation_statistics", "return_statistics"
 
 EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices treat as zero
 _LATE = 10**15  # a step after the end of every schedule
@@ -135,10 +139,14 @@ class TransitionSpec:
 
     With `priority`, actors give each new transition its first priority (CF'22 Sec. 2.1.1): a module's function of the
     finished columns `(n, *shape)` and the actor's policy, which returns `(n,)` numbers of at least 0.
+
+    With `statistics`, actors normalise by the run's: they are fields of each message, `OBSERVATION_STATISTICS` where
+    observations are normalised, `RETURN_STATISTICS` where rewards are.
     """
 
     fields: tuple[FieldSpec, ...]
     priority: Callable[[Mapping[str, np.ndarray], Any], np.ndarray] | None = None
+    statistics: tuple[FieldSpec, ...] = ()
 
     def __post_init__(self) -> None:
         names = [f.name for f in self.fields]
@@ -174,6 +182,14 @@ class TransitionSpec:
     def with_priority(self, make: Callable[[Mapping[str, np.ndarray], Any], np.ndarray]) -> TransitionSpec:
         """The same spec, with `make` for the first priorities."""
         return replace(self, priority=make)
+
+    def normalized(self, *, observations: bool, rewards: bool) -> TransitionSpec:
+        """The same spec, of transitions whose observations, or rewards, are normalised by running statistics."""
+        size = math.prod(next(f.shape for f in self.fields if f.name == OBS))
+        counted = ((OBSERVATION_STATISTICS, size, observations), (RETURN_STATISTICS, 1, rewards))
+        return replace(
+            self, statistics=tuple(FieldSpec(name, (1 + 2 * n,), "float64") for name, n, wanted in counted if wanted)
+        )
 
     @property
     def further(self) -> tuple[Column, ...]:

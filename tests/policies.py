@@ -16,11 +16,13 @@ from trainers import OwnTrainer
 from typer.testing import CliRunner
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3
-from pearl.algorithms.trainer import TrainerLike, make_trainer
+from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.cli import app
+from pearl.moments import Moments
 from pearl.policy import Episode, SavedPolicy, watch_policy
 from pearl.policy.description import PolicyDescription, write_description
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, save_weights
+from pearl.spec import OBSERVATION_STATISTICS
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 BOUNDED = spaces.Box(np.array([-1.0, 0.0, -8.0]), np.array([1.0, 4.0, 8.0]), dtype=np.float64)
@@ -50,6 +52,15 @@ class ScaledSAC(SAC):
     scale_observations = True
 
 
+class NormalizedDQN(WideDQN):
+    normalize_observations = True
+
+
+class NormalizedTD3(TD3):
+    normalize_observations = True
+    reward_standardization = "returns"
+
+
 Case = tuple[type, gym.Space[Any], gym.Space[Any]]
 CASES: dict[str, Case] = {
     "DQN": (WideDQN, VECTOR, spaces.Discrete(6)),
@@ -60,6 +71,8 @@ CASES: dict[str, Case] = {
     "DDPG": (DDPG, VECTOR, TORQUES),
     "TD3": (TD3, BOUNDED, spaces.Box(-1.0, 3.0, (2, 2), np.float64)),
     "SAC": (ScaledSAC, BOUNDED, TORQUES),
+    "normalised DQN": (NormalizedDQN, VECTOR, spaces.Discrete(6)),
+    "normalised TD3": (NormalizedTD3, BOUNDED, TORQUES),
     "PPO": (NormalizedPPO, VECTOR, spaces.Discrete(5)),
     "continuous PPO": (NormalizedPPO, BOUNDED, spaces.Box(-0.1, 0.1, (3,), np.float32)),
     "PPO of several": (NormalizedPPO, VECTOR, spaces.MultiDiscrete([3, 5], start=[0, 2])),
@@ -72,8 +85,14 @@ def trained(case: Case, seed: int = 5) -> TrainerLike:
     """A trainer with weights of its own, and with observation statistics where it normalises."""
     trainer = make_trainer(*case, seed=seed)
     if getattr(trainer, "normalize_observations", False):
-        assert isinstance(trainer, PPO)
-        trainer.take_in(observations(case[1], 50, seed=9))
+        assert isinstance(trainer, Trainer)
+        seen = observations(case[1], 50, seed=9)
+        if isinstance(trainer, PPO):
+            trainer.take_in(seen)
+        else:
+            moments = Moments(trainer.input_shape)
+            moments.add(seen)
+            trainer.write_statistics(OBSERVATION_STATISTICS, moments.flat)
     if case[1] == IMAGE:
         # Without the outputs' mean, which would decide all actions of networks that have not been trained.
         network = trainer.networks.policy if isinstance(trainer, PPO) else trainer.q  # type: ignore[attr-defined]

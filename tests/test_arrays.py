@@ -56,6 +56,7 @@ CASES: list[Case] = [
     (DQN, pixels(3, 12, 9), spaces.Discrete(2), {"cnn": "impala"}),
     (DQN, pixels(3, 4), spaces.Discrete(2), {}),
     (DDPG, box(4), box(2), {"scale_observations": True}),
+    (DQN, box(2, 3), spaces.Discrete(3), {"normalize_observations": True, "reward_standardization": "returns"}),
     (TD3, box(3), box(1), {}),
     (SAC, box(3), box(2), {}),
     (SAC, box(2, 2), box(2), {"temperature": 0.2}),

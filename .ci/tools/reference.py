@@ -57,7 +57,8 @@ MEANINGS = {
     "n_step": "length of n-step returns",
     "noise_clip": "bound of the noise on target actions, in half action ranges",
     "normalize_advantages": "shift and scale the advantages of each minibatch to mean 0 and deviation 1",
-    "normalize_observations": "shift and scale observations by their statistics so far",
+    "normalize_observations": "shift and scale observations by their statistics so far: see "
+    "[normalisation](../environments.md#normalisation)",
     "num_critics": "critics of the ensemble",
     "orthogonal": "begin with orthogonal weights; otherwise as torch's layers begin",
     "policy_delay": "gradient steps for each update of the policy; of TD3 also of the targets",
@@ -65,7 +66,8 @@ MEANINGS = {
     "quantization_bits": "bits of rewards and values while they wait for GAE; 0: float32",
     "renorm_warmup_steps": "batches before the running statistics begin to correct a batch's",
     "replay_ratio": "samples trained for each transition collected",
-    "reward_standardization": "see [on-policy training](../on_policy.md#gae-and-heppos-pieces)",
+    "reward_standardization": '`"returns"`: divide rewards by the running deviation of the discounted return '
+    "([more kinds on-policy](../on_policy.md#gae-and-heppos-pieces))",
     "saturation_penalty": "weight of the penalty on outputs beyond 2 before tanh",
     "scale_observations": "scale observations to [-1, 1] by the bounds of their space",
     "shared_layers": "policy and value network share their hidden layers",

@@ -385,7 +385,8 @@ def _actors_for_replay(facts: Facts, trainer_class: type[Trainer], found: tuple[
 def _replay(facts: Facts, trainer_class: type[Trainer]) -> tuple[Choice, ...]:
     once = _stored_once(facts)
     spec = ReplaySpec(1, **{choice.name: choice.value for choice in once})
-    row = stored_nbytes(transition_of(trainer_class, facts.observation_space, facts.action_space), spec)
+    transition = transition_of(trainer_class, facts.observation_space, facts.action_space, facts.fixed)
+    row = stored_nbytes(transition, spec)
     fits = facts.free_bytes // _MEMORY_SHARE // row
     wanted = min(_MOST_SLOTS, max(_LEAST_SLOTS, facts.timesteps))
     size = max(1, min(wanted, fits))

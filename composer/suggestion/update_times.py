@@ -57,7 +57,7 @@ class UpdateTimes:
             settings={**self._settings, "hidden_sizes": hidden_sizes},
             observation_space=observation_space,
             action_space=action_space,
-            transition=transition_of(self._class, observation_space, action_space),
+            transition=transition_of(self._class, observation_space, action_space, self._settings),
             replay=ReplaySpec(batch_size),
             train=TrainSpec(batch_size=batch_size, replay_ratio=math.inf),
             actors=self._actors,

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from pearl.actors.environment import make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
+from pearl.actors.running_statistics import ActorStatistics
 from pearl.actors.vectorization import autoreset_mode
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
@@ -146,6 +147,9 @@ class VectorActor(abc.ABC):
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP
+        self.statistics: ActorStatistics | None = None
+        if transition.statistics:
+            self.statistics = ActorStatistics(transition, self._count, setup.train.gamma)
         self._env_seed = int(env_seed.generate_state(1)[0])
         self.env_steps = setup.env_steps
         self._policy_version = 0
@@ -171,6 +175,11 @@ class VectorActor(abc.ABC):
         """Take a policy snapshot `(weight_count,)` float32; messages say that they were made with this `version`."""
         self.policy.load_weights(weights)
         self._policy_version = version
+
+    def load_statistics(self, flat: np.ndarray) -> None:
+        """Take the run's statistics, which `pearl.runtime.statistics` publishes, for the next message."""
+        assert self.statistics is not None
+        self.statistics.adopt(flat)
 
     @abc.abstractmethod
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
@@ -230,6 +239,7 @@ class Actor(VectorActor):
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
         self._obs = self._first_observations(seed)
+        self._begins = True
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
 
@@ -238,6 +248,10 @@ class Actor(VectorActor):
 
         Stops after `longest_s` seconds, so that the data of slow environments do not wait.
         """
+        if self._begins:  # not in `reset`: the run's statistics come after it
+            self._begins = False
+            if self.statistics is not None:
+                self._obs = self.statistics.begin(self._obs)
         row = episodes = steps = 0
         deadline = time.monotonic() + longest_s
         for _ in range(self.setup.steps_per_message):
@@ -247,6 +261,8 @@ class Actor(VectorActor):
             if time.monotonic() >= deadline:
                 break
         message["counts"][:] = (episodes, steps, self.setup.index, self._policy_version)
+        if self.statistics is not None:
+            self.statistics.write(message)
         if self.transition.priority is not None:
             message["priority"][:row] = self._first_priorities(message, row)
         return row
@@ -283,7 +299,13 @@ class Actor(VectorActor):
             last_obs = converted.copy()
             for env in np.flatnonzero(done):
                 last_obs[env] = info["final_obs"][env]
-        step = (self._obs, action, reward, last_obs, terminated)
+        stored_reward = reward
+        if (statistics := self.statistics) is not None:
+            ended_apart = last_obs is not converted
+            converted = statistics.observed(converted)
+            last_obs = statistics.normalized(last_obs) if ended_apart else converted
+            stored_reward = statistics.rewarded(reward, done, real)
+        step = (self._obs, action, stored_reward, last_obs, terminated)
         if self._further:
             further = self._make_further(ActorStep(*step, truncated, real, self.policy))
             row = self._window.push(*step, done, real, message, row, further)

@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from pearl.actors.native_policy import NativePolicy, PolicyPlan, RolloutPlan, Scale
 from pearl.algorithms.arrays import Array, ArrayModule, operations_of
-from pearl.algorithms.inputs import OBSERVATION_CLIP
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import SamplesActions, Trainer, policy_snapshot, set_evaluation_mode
 from pearl.algorithms.update_rule import AnyModule, AnyScale, PolicyHead, RuleNetwork, update_rule_of
@@ -20,6 +19,7 @@ from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import NativeOp, UnsupportedError, offset_of, read_native_operations, trial_inputs
+from pearl.moments import OBSERVATION_CLIP
 
 _TRIALS = 16
 _TOLERANCE = 1e-4  # of the trial: what computes something else is further off

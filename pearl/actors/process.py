@@ -48,6 +48,7 @@ def run_actor(
     report: Report,
     environment: EnvSpec | None = None,
     shared_warnings: SharedWarnings | None = None,
+    statistics: WeightSyncQueue | None = None,
 ) -> None:
     """Main function of an actor process: until its queue closes.
 
@@ -72,6 +73,8 @@ def run_actor(
                 # Poll after the wait for room: the replay ratio may make it long.
                 if (weights := wsq.poll()) is not None:
                     actor.load_weights(weights, wsq.version)
+                if statistics is not None and (flat := statistics.poll()) is not None:
+                    actor.load_statistics(flat.view(np.float64))
                 start = time.perf_counter()
                 rows = actor.collect(message, longest_s=_MESSAGE_S)
                 message["span"][:] = start, time.perf_counter()
@@ -120,7 +123,8 @@ class ActorGroup:
 
     `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`. An actor is silent while
     neither a step of its environments ends nor it waits for room in its queue. `check` names a silent one after a
-    minute, and after `timeout_s` (`inf`: never) has it die. With `shared_warnings`, they show what nobody has shown.
+    minute, and after `timeout_s` (`inf`: never) has it die. With `shared_warnings`, they show what nobody has shown;
+    with `statistics`, they normalise by these (`pearl.runtime.statistics`).
     """
 
     def __init__(
@@ -133,8 +137,9 @@ class ActorGroup:
         most_deaths: int = 3,
         window_s: float = 60.0,
         shared_warnings: SharedWarnings | None = None,
+        statistics: WeightSyncQueue | None = None,
     ) -> None:
-        self._shared_warnings = shared_warnings
+        self._shared_warnings, self._statistics = shared_warnings, statistics
         self._dcqs, self._wsq = list(dcqs), wsq
         self._timeout_s, self._most_deaths, self._window_s = timeout_s, most_deaths, window_s
         self._deaths: deque[float] = deque()
@@ -151,7 +156,7 @@ class ActorGroup:
         sent, environment = alone if alone is not None else (setup, None)
         process = ChildProcess(
             run_actor,
-            (sent, dcq, self._wsq, report, environment, self._shared_warnings),
+            (sent, dcq, self._wsq, report, environment, self._shared_warnings, self._statistics),
             f"actor-{setup.index}",
             without_program=alone is not None,
         )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pearl.algorithms.inputs import SMALLEST_VARIANCE
 from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
+from pearl.moments import SMALLEST_VARIANCE
 
 if TYPE_CHECKING:
     from pearl.learner.flat import FlatParameters

@@ -7,9 +7,6 @@ from gymnasium import spaces
 
 from pearl.errors import TrainerError
 
-OBSERVATION_CLIP = 10.0  # normalised observations lie within so many deviations
-SMALLEST_VARIANCE = 1e-8  # of an element of an observation that is scaled by its deviation
-
 _WIDEST = 1e3  # wider observation bounds say nothing about the values
 
 

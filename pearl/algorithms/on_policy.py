@@ -190,12 +190,6 @@ class OnPolicyTrainer(Trainer):
         check_observations(name, self.observation_space)
         self.distribution = ActionDistribution.of(name, self.action_space)
         self._require(self.activation in ("tanh", "relu"), "activation", '"tanh" or "relu"')
-        of_bytes = self.observation_space.dtype == np.uint8
-        self._require(
-            not (self.normalize_observations and of_bytes),
-            "normalize_observations",
-            "False for observations of unsigned bytes, which are scaled to [0, 1]",
-        )
         self.progress = 0.0
         self._reported: dict[str, float] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pearl.algorithms.inputs import OBSERVATION_CLIP, SMALLEST_VARIANCE
+from pearl.moments import OBSERVATION_CLIP, SMALLEST_VARIANCE
 
 
 class PolicyAndValue(nn.Module):

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from pearl.algorithms.arrays import ArrayModule, ArrayParts, TorchRandom, has_convolutions
+from pearl.algorithms.arrays import ArrayModule, ArrayParts, ArrayStatistics, TorchRandom, has_convolutions
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.algorithms.spaces import ActionKind
@@ -34,8 +34,9 @@ from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import EpsilonGreedy, Exploration, PolicySampling
 from pearl.lazy_torch import nn, torch
+from pearl.moments import Moments, normalized
 from pearl.schedules import Schedule, check_followed, factor_at, plain_schedule
-from pearl.spec import TransitionSpec
+from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS, TransitionSpec
 
 DataFlowKind: TypeAlias = Literal["replay", "rollout"]
 # Test inputs of get_action: enough that a network with too many outputs chooses an action that does not exist.
@@ -82,6 +83,11 @@ class Trainer(abc.ABC):
     `train_freq` and `gradient_steps` are Stable-Baselines3's way to state a replay ratio
     (pearl.algorithms.update_frequency). `learning_rate_schedule` (pearl.schedules) is the factor of all learning rates
     over the run's steps: with "linear" they fall to 0.
+
+    With `normalize_observations`, stored observations are shifted and scaled by running mean and deviation, with
+    `reward_standardization` "returns", rewards are divided by the deviation of the discounted return (both as
+    Stable-Baselines3's VecNormalize does, clipped to 10 deviations): by the Actors, with the statistics of all. The
+    Learner, `get_action` and the networks then see normalised observations; `as_stored` normalises an environment's.
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
@@ -100,6 +106,8 @@ class Trainer(abc.ABC):
     hidden_sizes: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
     learning_rate_schedule: Schedule = "constant"
+    normalize_observations: bool = False
+    reward_standardization: str = "none"
     exploration: Exploration | None = None
     callbacks: Sequence[Any] = ()  # of pearl.callbacks
 
@@ -132,6 +140,9 @@ class Trainer(abc.ABC):
         self._arrays = self.array_parts(TorchRandom(seed)) if self._may_be_arrays() else None
         if self._arrays is None:
             self._build()
+            return
+        for name in self.transition_statistics:
+            setattr(self._arrays, name, ArrayStatistics(self.statistics_shape(name)))
 
     def _build(self, arrays: ArrayParts | None = None) -> None:
         mark_optimizers_lazily()
@@ -139,9 +150,67 @@ class Trainer(abc.ABC):
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
             torch.manual_seed(self.seed)
             self.build()
+            self._build_statistics()
             self.check_networks()
             if arrays is not None:
                 arrays.give_to(self)
+
+    # --- running statistics of stored transitions --------------------------------------------------------------------
+
+    @property
+    def transition_statistics(self) -> tuple[str, ...]:
+        """What Actors normalise stored transitions by: attributes of the trainer, and fields of the Actors' messages.
+
+        `OBSERVATION_STATISTICS`, `RETURN_STATISTICS`, both or none, as the settings say.
+        """
+        if self.data_flow() != "replay":
+            return ()
+        chosen = self.normalize_observations, self.reward_standardization != "none"
+        return tuple(name for name, on in zip((OBSERVATION_STATISTICS, RETURN_STATISTICS), chosen, strict=True) if on)
+
+    def statistics_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of what the statistics `name` are of: an observation, or a number."""
+        return self.input_shape if name == OBSERVATION_STATISTICS else ()
+
+    def _build_statistics(self) -> None:
+        for name in self.transition_statistics:
+            from pearl.algorithms.policy_and_value import ObservationStatistics
+
+            setattr(self, name, ObservationStatistics(self.statistics_shape(name)))
+
+    def _statistics_memory(self, name: str) -> list[np.ndarray]:
+        """Count, mean and squared distances, where they lie."""
+        held = getattr(self.parts, name)
+        if self._arrays is not None:
+            return [array.values for _, array in held.named_buffers()]
+        return [buffer.numpy() for _, buffer in held.named_buffers()]
+
+    def read_statistics(self, name: str) -> np.ndarray:
+        """The statistics `name` as `Moments.flat` has them, `(1 + 2 * size,)` float64."""
+        return np.concatenate([part.reshape(-1) for part in self._statistics_memory(name)])
+
+    def write_statistics(self, name: str, flat: np.ndarray) -> None:
+        """The inverse; not while something reads them."""
+        start = 0
+        for part in self._statistics_memory(name):
+            part[...] = flat[start : start + part.size].reshape(part.shape)
+            start += part.size
+
+    @property
+    def observation_moments(self) -> Moments | None:
+        """A copy of the statistics by which observations are normalised before they are stored; None: by none."""
+        if OBSERVATION_STATISTICS not in self.transition_statistics:
+            return None
+        moments = Moments(self.input_shape)
+        moments.merge(self.read_statistics(OBSERVATION_STATISTICS))
+        return moments
+
+    def as_stored(self, obs: np.ndarray) -> np.ndarray:
+        """An environment's observations `(n, *obs)` as transitions hold them and `get_action` takes them."""
+        moments = self.observation_moments
+        if moments is None:
+            return obs
+        return normalized(obs, moments.mean.astype(np.float32), moments.scale.astype(np.float32))
 
     # --- networks in arrays, until something needs torch -------------------------------------------------------------
 
@@ -200,6 +269,16 @@ class Trainer(abc.ABC):
         return TransitionSpec.from_spaces(observation_space, action_space)
 
     @classmethod
+    def transition_with(cls, transition: TransitionSpec, settings: Mapping[str, Any]) -> TransitionSpec:
+        """What `settings` (those that are not given: the class's) add to the declared columns `transition`."""
+        observations, rewards = (
+            settings.get(name, getattr(cls, name)) for name in ("normalize_observations", "reward_standardization")
+        )
+        if cls.data_flow() != "replay":
+            return transition
+        return transition.normalized(observations=bool(observations), rewards=rewards != "none")
+
+    @classmethod
     def recommended(cls, facts: Facts) -> str:
         """Why this algorithm is the one to begin with in such an environment; "" if it is not."""
         return ""
@@ -247,6 +326,28 @@ class Trainer(abc.ABC):
         frequency_of(type(self), {FREQ: self.train_freq, STEPS: self.gradient_steps_each})
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
+        self._check_normalization()
+
+    def _check_normalization(self) -> None:
+        asked = self.normalize_observations
+        self._require(isinstance(asked, bool), "normalize_observations", "True or False")
+        self._require(
+            not asked or self.observation_space.dtype != np.uint8,
+            "normalize_observations",
+            "False for observations of unsigned bytes, which are scaled to [0, 1]",
+        )
+        if self.data_flow() != "replay":
+            return
+        self._require(
+            self.reward_standardization in ("none", "returns"),
+            "reward_standardization",
+            '"none" or "returns" for an algorithm with a replay (the others are of rollouts: PPO, A2C)',
+        )
+        self._require(
+            not (asked and getattr(self, "scale_observations", False)),
+            "scale_observations",
+            "False where normalize_observations is True: observations are normalised before they would be scaled",
+        )
 
     def _check_schedules(self) -> None:
         """Make each schedule a plain value; TrainerError for what is none, or for a function that fails."""
@@ -518,9 +619,12 @@ def _constructed(trainer_class: type, arguments: dict[str, Any], seed: int) -> A
 
 
 def transition_of(
-    trainer_class: type | None, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    trainer_class: type | None,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    settings: Mapping[str, Any] | None = None,
 ) -> TransitionSpec:
-    """The columns of transitions: the common ones, then those that the algorithm declares.
+    """The columns of transitions: the common ones, those that the algorithm declares, and what `settings` add.
 
     Raises TrainerError for a declaration that does not begin with the common columns.
     """
@@ -534,14 +638,15 @@ def transition_of(
             f"{trainer_class.__name__}.transition() must begin with the columns {', '.join(wanted)} of the spaces; "
             f"found {', '.join(names)}. Return super().transition(...).with_columns(Column(...))."
         )
-    return declared
+    return trainer_class.transition_with(declared, settings or {})
 
 
 def batch_type_of(trainer: object) -> type[Batch]:
     """The class of the batches that `trainer` trains on."""
     if not isinstance(trainer, Trainer):
         return Batch
-    return batch_type(tuple(f.name for f in trainer.transition(trainer.observation_space, trainer.action_space).fields))
+    declared = trainer.transition(trainer.observation_space, trainer.action_space)
+    return batch_type(tuple(f.name for f in trainer.transition_with(declared, vars(trainer)).fields))
 
 
 def modules_of(trainer: object) -> dict[str, nn.Module]:
@@ -672,6 +777,22 @@ def _check_discrete(name: str, actions: torch.Tensor, count: int, space: gym.Spa
             f"{name}.get_action() returned the action {low if low < 0 else high}; {space} has the {count} actions "
             f"0 to {count - 1}, counted from 0. Give the network one output for each action."
         )
+
+
+def as_stored(trainer: object, obs: np.ndarray) -> np.ndarray:
+    """An environment's observations `(n, *obs)` as the `trainer` of any class takes them."""
+    return trainer.as_stored(obs) if isinstance(trainer, Trainer) else obs
+
+
+def normalization_note(trainer: object) -> str:
+    """A line for the log on how stored transitions are normalised; "" where they are not."""
+    if not isinstance(trainer, Trainer) or not trainer.transition_statistics:
+        return ""
+    says = {
+        OBSERVATION_STATISTICS: "observations by running mean and deviation",
+        RETURN_STATISTICS: "rewards by the running deviation of the discounted return",
+    }
+    return f"Actors normalise {' and '.join(says[name] for name in trainer.transition_statistics)}."
 
 
 def flattening_note(trainer: object) -> str | None:

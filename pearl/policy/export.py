@@ -20,6 +20,7 @@ from pearl.algorithms.trainer import Trainer, modules_of, set_evaluation_mode
 from pearl.atomic_file import write_bytes
 from pearl.errors import PolicyError
 from pearl.extras import import_extra
+from pearl.moments import OBSERVATION_CLIP
 from pearl.policy.loading import METADATA
 from pearl.policy.saved import SavedPolicy
 from pearl.runtime.outcome import flat_tensors
@@ -75,7 +76,7 @@ def _safetensors(policy: SavedPolicy) -> bytes:
     description = json.loads(policy.description.to_json())
     description["weights"] = {name: value for name, value in vars(origin).items() if name not in ("file", "run")}
     metadata = {METADATA: json.dumps(description)}
-    arrays = {name: np.ascontiguousarray(v) for name, v in flat.items() if isinstance(v, np.ndarray)}
+    arrays = {name: np.asarray(v, order="C") for name, v in flat.items() if isinstance(v, np.ndarray)}
     if len(arrays) == len(flat):
         return safetensors.numpy.save(arrays, metadata)
     tensors = {name: value for name, value in flat.items() if not isinstance(value, np.ndarray)}
@@ -96,6 +97,10 @@ def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
         else (first, first)
     )
 
+    moments = trainer.observation_moments if isinstance(trainer, Trainer) else None
+    if moments is not None:
+        mean, scale = (torch.from_numpy(part.astype(np.float32)) for part in (moments.mean, moments.scale))
+
     class Acting(torch.nn.Module):
         """From raw observations to final actions; the trainer's networks are members, so that they are saved."""
 
@@ -106,6 +111,8 @@ def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
 
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
             inputs = observation if observation.dtype == torch.uint8 else observation.float()
+            if moments is not None:
+                inputs = ((inputs - mean) * scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
             found = trainer.get_action(inputs)
             if is_box:
                 return torch.minimum(torch.maximum(found.to(dtype), low), high)

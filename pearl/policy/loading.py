@@ -20,7 +20,7 @@ from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import ALGORITHMS
-from pearl.algorithms.trainer import TrainerLike, make_trainer, schedule_settings_of
+from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, schedule_settings_of
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
@@ -32,6 +32,7 @@ from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
 from pearl.runtime.run_state import BEST_PREFIX
 from pearl.runtime.trainer_state import load_networks
 from pearl.schedules import names_code
+from pearl.spec import OBSERVATION_STATISTICS
 
 Which: TypeAlias = Literal["best", "last"]
 
@@ -192,15 +193,17 @@ def _check_normalization(description: PolicyDescription, origin: WeightsOrigin) 
         raise PolicyError(
             f"The policy in {origin.file} was trained on observations that {', '.join(wrappers)} normalised by running "
             "statistics, which no run keeps: it would see other numbers now. Train without the wrapper, and scale "
-            "observations by constants, by the trainer's scale_observations, or by normalize_observations of PPO and "
-            "A2C, which belong to the policy."
+            "observations by constants, by the trainer's scale_observations, or by its normalize_observations, whose "
+            "statistics belong to the policy."
         )
 
 
 def _check_saved_normalization(trainer: TrainerLike, flat: Mapping[str, Stored], origin: WeightsOrigin) -> None:
     if not getattr(trainer, "normalize_observations", False):
         return
-    missing = [name for name in _NORMALIZATION if not any(key.endswith(f".{name}") for key in flat)]
+    before_storing = isinstance(trainer, Trainer) and OBSERVATION_STATISTICS in trainer.transition_statistics
+    needed = [f"{OBSERVATION_STATISTICS}.mean"] if before_storing else _NORMALIZATION
+    missing = [name for name in needed if not any(key == name or key.endswith(f".{name}") for key in flat)]
     if missing:
         raise PolicyError(
             f"{type(trainer).__name__} normalises observations, but {origin.file} lacks {' and '.join(missing)}: its "

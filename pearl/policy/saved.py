@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from pearl.actors.actor import Policy, first_action
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import TrainerLike
+from pearl.algorithms.trainer import TrainerLike, as_stored
 from pearl.errors import PolicyError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.policy.description import PolicyDescription
@@ -104,7 +104,8 @@ class SavedPolicy:
         """
         if not len(observations):
             return np.empty((0, *(self.action_space.shape or ())), np.float32)
-        return self._within_bounds(self._acting.act(observations) if deterministic else self._explored(observations))
+        seen = as_stored(self._trainer, observations)
+        return self._within_bounds(self._acting.act(seen) if deterministic else self._explored(seen))
 
     def _batch_of(self, observation: ArrayLike) -> tuple[np.ndarray, bool]:
         """The observations as the networks take them, `(batch, *obs)`, and whether it was a single one."""

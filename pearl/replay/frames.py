@@ -13,7 +13,7 @@ from pearl.errors import CapacityError, ConfigurationError, ReplayError
 from pearl.replay.arguments import as_indices
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.storage import DataStorage, field_of, matching_rows
-from pearl.spec import NEXT_OBS, OBS, FieldSpec, TransitionSpec
+from pearl.spec import NEXT_OBS, OBS, OBSERVATION_STATISTICS, FieldSpec, ReplaySpec, TransitionSpec
 
 FRAMES = "frames"  # the name under which the frames are saved; `obs` and `next_obs` are then their places
 _PLACE = "int32"
@@ -32,6 +32,15 @@ def stack_of(spec: TransitionSpec) -> FieldSpec:
             f"{obs.shape}. Stack frames (gymnasium.wrappers.FrameStackObservation), or leave share_frames out."
         )
     return FieldSpec(FRAMES, obs.shape[1:], obs.dtype)
+
+
+def check_normalized(transition: TransitionSpec, replay: ReplaySpec) -> None:
+    """Raise ConfigurationError for frames that are stored once, of observations that are normalised as they come."""
+    if replay.share_frames and transition.statistics and transition.statistics[0].name == OBSERVATION_STATISTICS:
+        raise ConfigurationError(
+            "share_frames=True needs stacks whose frames stay the same; normalize_observations=True changes them with "
+            "the running statistics. Leave one of the two out."
+        )
 
 
 def frames_nbytes(spec: TransitionSpec) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _INSERTION_ROWS = 128  # larger insertions cost the same per row
 _INSERTION_STEPS = 16  # of all environments, so that few environments do not wait for many rows
@@ -97,6 +97,7 @@ def summary_of(message: Mapping[str, np.ndarray], rows: int) -> dict[str, np.nda
         "policy_version": message["counts"][3:4].copy(),
         "rows": np.array([rows]),
         "span": message["span"].copy(),
+        **{name: message[name].copy() for name in (OBSERVATION_STATISTICS, RETURN_STATISTICS) if name in message},
     }
 
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from pearl.actors.actor import first_action
 from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
-from pearl.algorithms.trainer import TrainerLike, policy_snapshot, policy_tensors, set_evaluation_mode
+from pearl.algorithms.trainer import TrainerLike, as_stored, policy_snapshot, policy_tensors, set_evaluation_mode
 from pearl.errors import EnvError, PearlError
 from pearl.lazy_torch import torch
 from pearl.runtime.options import Options
@@ -118,7 +118,7 @@ def evaluate(
         else:
             policy.load_weights(policy_snapshot(trainer))
             act = policy.act
-        found = play(act, used, episodes, seed, should_stop)
+        found = play(lambda obs: act(as_stored(trainer, obs)), used, episodes, seed, should_stop)
         over = True
         return found
     finally:

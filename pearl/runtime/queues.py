@@ -40,6 +40,7 @@ class DataCollectionQueue(ColumnQueue):
                 FieldSpec("episode_length", (rows,), "int64"),
                 FieldSpec("counts", (4,), "int64"),
                 FieldSpec("span", (2,), "float64"),
+                *transition.statistics,
                 *further,
             ],
             slots,

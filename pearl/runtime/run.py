@@ -25,7 +25,7 @@ from pearl.actors.environment import check_evaluation_env, probe
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
-from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
+from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, normalization_note
 from pearl.callbacks.protocol import Callback
 from pearl.errors import CallbackError, CheckpointError, CheckpointWriteError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -55,6 +55,7 @@ from pearl.runtime.run_context import Context
 from pearl.runtime.run_log import EvaluationKind, configure_logging
 from pearl.runtime.run_state import Counters, RunState
 from pearl.runtime.scores import best_text, decimals, last_text
+from pearl.runtime.statistics import RunStatistics
 from pearl.runtime.supervision import Supervisor
 from pearl.runtime.telemetry import Telemetry
 from pearl.runtime.trace import Trace
@@ -116,6 +117,7 @@ class Run(abc.ABC):
         self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
         # Environment and gradient steps of the newest checkpoint, and where it is.
         self._saved = (-1, -1, options.checkpoint_dir)
+        self._statistics: RunStatistics | None = None
         self._steps_before = 0  # gradient steps of the parts resumed from
         self._rate = StepRate()
         self._telemetry = Telemetry(
@@ -230,6 +232,8 @@ class Run(abc.ABC):
         )
         if isinstance(self.trainer, Trainer) and (inputs := self.trainer.describe_inputs()):
             logger.info(inputs)
+        if note := normalization_note(self.trainer):
+            logger.info(note)
         return self.trainer
 
     def _begin(self, experience: Experience, ring: Ring | None, identity: Mapping[str, str]) -> None:
@@ -242,6 +246,8 @@ class Run(abc.ABC):
         }
         if isinstance(self.trainer, Trainer):
             identity |= self.trainer.checkpoint_identity()
+        if normalizes := ", ".join(f.name for f in self.transition.statistics):
+            identity["normalization"] = normalizes
         self._state = RunState(identity, self.trainer, experience)
         best = None
         if self.options.resume:
@@ -260,6 +266,9 @@ class Run(abc.ABC):
             )
         elif self._bench is not None:
             self._fill()
+        if self.transition.statistics:
+            assert isinstance(self.trainer, Trainer)
+            self._statistics = RunStatistics(self.transition, self.trainer)
         self._steps_before = self.counters.gradient_steps
         self._data_flow.begin(self.counters)
         if warning := self._data_flow.training_absent(self.options.timesteps):
@@ -351,6 +360,7 @@ class Run(abc.ABC):
             wsq,
             timeout_s=self.actors.timeout_s if timeout_s is None else timeout_s,
             shared_warnings=self._shared_warnings,
+            statistics=None if self._statistics is None else self._statistics.snapshot,
         )
 
     @property
@@ -489,6 +499,8 @@ class Run(abc.ABC):
         """A DCQ message was taken into the buffer."""
         rows, steps, actor, version = (int(message[key][0]) for key in ("rows", "env_steps", "actor", "policy_version"))
         self._flow.collected(rows, steps, version)
+        if self._statistics is not None:
+            self._statistics.collected(message)
         if self._bench is not None:
             self._bench.heard(actor, self._flow)
         self._telemetry.collected(actor, *message["span"].tolist())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import numpy as np
+
 from pearl.actors.actor import ActorSetup
 from pearl.actors.rollout_actor import make_actor
 from pearl.ipc.queues import WeightSyncQueue
@@ -14,12 +16,19 @@ from pearl.runtime.queues import DataCollectionQueue
 class InlineActor:
     """Collects one message whenever its queue is empty, so that the policy is at most one message old."""
 
-    def __init__(self, setup: ActorSetup, dcq: DataCollectionQueue, wsq: WeightSyncQueue) -> None:
+    def __init__(
+        self,
+        setup: ActorSetup,
+        dcq: DataCollectionQueue,
+        wsq: WeightSyncQueue,
+        statistics: WeightSyncQueue | None = None,
+    ) -> None:
         if setup.spec.vectorization == "async":  # the same transitions, without processes
             setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, vectorization="sync"))
         self._setup, self._dcq = setup, dcq
         # Its own reader: a shared one would return each version only to the first that polls.
         self._wsq = wsq.reader()
+        self._statistics = None if statistics is None else statistics.reader()
         self._actor = make_actor(setup)
 
     def run_once(self) -> bool:
@@ -28,6 +37,8 @@ class InlineActor:
             return False
         if (weights := self._wsq.poll()) is not None:
             self._actor.load_weights(weights, self._wsq.version)
+        if self._statistics is not None and (flat := self._statistics.poll()) is not None:
+            self._actor.load_statistics(flat.view(np.float64))
         message = self._dcq.reserve()
         assert message is not None
         start = time.perf_counter()
@@ -41,9 +52,8 @@ class InlineActor:
         self._actor.close()
         while self._dcq.peek() is not None:
             self._dcq.release()
-        return InlineActor(
-            dataclasses.replace(self._setup, env_steps=env_steps, restarts=env_steps), self._dcq, self._wsq
-        )
+        setup = dataclasses.replace(self._setup, env_steps=env_steps, restarts=env_steps)
+        return InlineActor(setup, self._dcq, self._wsq, self._statistics)
 
     def close(self) -> None:
         """Close its environments."""

@@ -72,13 +72,19 @@ class Supervisor:
         *,
         timeout_s: float,
         shared_warnings: SharedWarnings,
+        statistics: WeightSyncQueue | None = None,
     ) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
         if self._serial:
-            self._inline = [InlineActor(s, q, wsq) for s, q in zip(setups, dcqs, strict=True)]
+            self._inline = [InlineActor(s, q, wsq, statistics) for s, q in zip(setups, dcqs, strict=True)]
         else:
             self._group = ActorGroup(
-                setups, dcqs, wsq, timeout_s=timeout_s or math.inf, shared_warnings=shared_warnings
+                setups,
+                dcqs,
+                wsq,
+                timeout_s=timeout_s or math.inf,
+                shared_warnings=shared_warnings,
+                statistics=statistics,
             )
 
     def watch(self, rrq: ReplayRequestQueue) -> None:

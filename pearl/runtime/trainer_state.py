@@ -20,6 +20,7 @@ from pearl.errors import CheckpointError
 from pearl.lazy_torch import is_imported, is_tensor, torch
 from pearl.runtime.checkpoint_files import JsonValue, Stored, Tensors
 from pearl.runtime.state_form import check_optimizer_state, check_scheduler_state
+from pearl.spec import OBSERVATION_STATISTICS
 
 RANDOM_GROUP = "random"  # torch's random states; never part of a trainer
 
@@ -61,7 +62,10 @@ def network_groups(trainer: object) -> list[str]:
 
 
 def policy_groups(trainer: object) -> list[str]:
-    """Those of `network_groups` that acting needs: of `trainer.policy` if it is one of them, else all."""
+    """Those of `network_groups` that acting needs: of `trainer.policy` if it is one of them, else all.
+
+    Where the trainer's observations are normalised before they are stored, also those statistics.
+    """
     groups = network_groups(trainer)
     arrays = arrays_of(trainer)
     policy: object
@@ -72,7 +76,10 @@ def policy_groups(trainer: object) -> list[str]:
     else:
         return groups
     chosen = [name for name in groups if parts[name] is policy]
-    return chosen if isinstance(trainer, Trainer) and chosen else groups
+    if not isinstance(trainer, Trainer) or not chosen:
+        return groups
+    normalizes = OBSERVATION_STATISTICS in trainer.transition_statistics
+    return [*chosen, OBSERVATION_STATISTICS] if normalizes else chosen
 
 
 def load_networks(trainer: object, flat: Mapping[str, Stored]) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from pearl import _native
 from pearl.algorithms.arrays import Array
-from pearl.algorithms.inputs import OBSERVATION_CLIP
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.update_rule import ClippedStep
 from pearl.errors import TrainerError
@@ -27,6 +26,7 @@ from pearl.learner.native_plan import (
 )
 from pearl.learner.native_rules import known_clipped_step, require_cpu
 from pearl.learner.trainer_learner import TrainerRolloutLearner
+from pearl.moments import OBSERVATION_CLIP
 
 _FLOAT, _INTEGER = np.dtype(np.float32), np.dtype(np.int64)
 
