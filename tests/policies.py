@@ -76,6 +76,7 @@ CASES: dict[str, Case] = {
     "PPO": (NormalizedPPO, VECTOR, spaces.Discrete(5)),
     "continuous PPO": (NormalizedPPO, BOUNDED, spaces.Box(-0.1, 0.1, (3,), np.float32)),
     "PPO of several": (NormalizedPPO, VECTOR, spaces.MultiDiscrete([3, 5], start=[0, 2])),
+    "PPO of switches": (NormalizedPPO, VECTOR, spaces.MultiBinary((2, 2))),
     "PPO of images": (PPO, IMAGE, spaces.Discrete(4)),
     "own trainer": (OwnTrainer, VECTOR, spaces.Discrete(5)),
 }

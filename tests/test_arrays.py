@@ -65,6 +65,7 @@ CASES: list[Case] = [
     (PPO, box(4), spaces.Discrete(2), {}),
     (PPO, box(4), box(2), {"shared_layers": True, "normalize_observations": True, "activation": "relu"}),
     (PPO, box(2, 3), spaces.MultiDiscrete([2, 3]), {"hidden_sizes": (8,), "orthogonal": False}),
+    (PPO, box(4), spaces.MultiBinary(3), {"hidden_sizes": (8,)}),
     (A2C, box(4), box(3), {"learning_rate_schedule": "linear"}),
 ]
 IDS = [f"{number}-{case[0].__name__}" for number, case in enumerate(CASES)]

@@ -277,7 +277,7 @@ NESTED = spaces.Dict(
         (spaces.Box(0, 9, (2,), np.float64), np.array([0.1, 4.0]), [0.1, 4.0], "float64 are converted to float32 once"),
         (spaces.Box(0, 9, (2,), np.float32), np.array([0.5, 4.0], np.float32), [0.5, 4.0], ""),
         (spaces.Box(0, 9, (2,), np.uint8), np.array([5, 4], np.uint8), [5, 4], ""),
-        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1], "int8 are converted to float32 once"),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1], "are flattened: 3 numbers in a row"),
     ],
 )
 def test_observations_are_prepared_as_arrays(space: Any, obs: Any, expected: list[float], said: str) -> None:

@@ -38,6 +38,7 @@ OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
 SPACES: dict[str, spaces.Space[Any]] = {
     "Discrete": spaces.Discrete(3),
     "MultiDiscrete": spaces.MultiDiscrete([3, 1, 4]),
+    "MultiBinary": spaces.MultiBinary((2, 2)),
     "Box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)),
 }
 Rollout = dict[str, np.ndarray]

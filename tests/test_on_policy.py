@@ -17,6 +17,7 @@ from programs import ONE_CPU, run, write_csv_pair
 from torch import nn
 from trainers import TinyPPO
 
+import pearl
 from composer import Composer
 from composer.composition import RolloutComposition, read_composition
 from composer.html_report.page import report_page
@@ -39,6 +40,7 @@ from pearl.algorithms import A2C, DQN, PPO, make_trainer
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
+from pearl.policy import evaluate_policy
 from pearl.rollout import NumpyGae, RunningStatistics, quantized
 from pearl.rollout.columns import ENDED, GOES_ON, NO_STEP, last_value_field, rollout_columns
 from pearl.rollout.preparation import RolloutPreparation
@@ -266,6 +268,39 @@ def test_choices_that_are_not_counted_from_zero_reach_the_environment() -> None:
     found = evaluate(trainer, ActorSpec("Offset-v0"), 3, seed=1)
     assert found is not None
     assert found.returns.tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_switches_are_independent_bernoulli_choices(algorithm: type[PPO]) -> None:
+    trainer = make_trainer(algorithm, gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.MultiBinary((2, 2)))
+    assert isinstance(trainer, PPO)
+    distribution = trainer.distribution
+    outputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    actions = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]] * 2)
+    odds = outputs.reshape(6, 4, 2).diff(dim=2).squeeze(2)
+    bernoulli = torch.distributions.Bernoulli(logits=odds)
+    expected = bernoulli.log_prob(actions.float()).sum(dim=1)
+    torch.testing.assert_close(distribution.log_prob(outputs, None, actions), expected)
+    torch.testing.assert_close(distribution.entropy(outputs, None), bernoulli.entropy().sum(dim=1))
+    torch.testing.assert_close(distribution.mode(outputs), (odds > 0).long())
+    noise = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(distribution.draw(outputs, None, noise), (noise >= 1 - odds.sigmoid()).long())
+
+
+def test_programs_train_and_load_policies_of_switches(tmp_path: Path, quick_profiles: None) -> None:
+    composer = composer_of(tmp_path, horizon=64, epochs=8)
+    composer.set_actors(1, env="Switches-v0", envs_per_actor=4)
+    composer.set_train_function(TinyPPO, learning_rate=3e-3)
+    composer.run()
+    program = composer.runtime_gen(path=tmp_path / "switches.py", timesteps=4096)
+    code, output = run(program, "--serial", "--eval-episodes", "20", "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    policy = pearl.load_policy(tmp_path / "run")
+    found = evaluate_policy(policy, "Switches-v0", episodes=20)
+    assert found.mean > 5.5, "chance gives 4 of 8"
+    action = policy.predict(np.array([1, 0, 0, 1], np.int8))
+    assert action.dtype == np.int8
+    assert policy.action_space.contains(action)
 
 
 # --- preparation ---

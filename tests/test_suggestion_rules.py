@@ -35,6 +35,7 @@ ACTIONS = st.one_of(
     st.integers(1, 10).map(lambda n: spaces.Box(-2.0, 2.0, (n,), np.float32)),
     st.integers(1, 3).map(lambda n: spaces.Box(-np.inf, np.inf, (n,), np.float32)),
     st.lists(st.integers(2, 5), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+    st.integers(1, 5).map(spaces.MultiBinary),
 )
 
 

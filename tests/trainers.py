@@ -292,7 +292,29 @@ class Grumbling(Counting):
         return np.clip(obs, 0.0, 1.0), reward, False, False, info
 
 
-for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid, Grumbling):
+class Switches(gym.Env[np.ndarray, np.ndarray]):
+    """Four switches in two rows; a reward for each that is as the observation shows it."""
+
+    observation_space = spaces.MultiBinary(4)
+    action_space = spaces.MultiBinary((2, 2))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._shown(), {}
+
+    def _shown(self) -> np.ndarray:
+        self._wanted = self.np_random.integers(2, size=4).astype(np.int8)
+        return self._wanted
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is no MultiBinary action"
+        reward = float((action.ravel() == self._wanted).mean())
+        self._steps += 1
+        return self._shown(), reward, False, self._steps == 8, {}
+
+
+for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid, Grumbling, Switches):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 
 

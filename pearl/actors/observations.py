@@ -1,8 +1,9 @@
 """How observations are prepared for trainers and policies: each is one array of float32, or of bytes.
 
-Actors, evaluations and whoever loads a policy prepare observations here and nowhere else. `Dict` and `Tuple`
-observations are flattened, `Discrete` and `MultiDiscrete` ones become one-hot vectors, both by Gymnasium's own
-`flatten`; arrays stay as they are. Bytes stay bytes; all other numbers become float32 when they are stored.
+Actors, evaluations and whoever loads a policy prepare observations here and nowhere else. `Dict`, `Tuple` and
+`MultiBinary` observations are flattened, `Discrete` and `MultiDiscrete` ones become one-hot vectors, both by
+Gymnasium's own `flatten`; arrays stay as they are. Bytes stay bytes; all other numbers become float32 when they are
+stored.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from gymnasium import spaces
 
 from pearl.errors import EnvError
 
-_ARRAYS = (spaces.Box, spaces.MultiBinary)
 _ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete)
 _NESTED = (spaces.Dict, spaces.Tuple)
 
@@ -54,7 +54,7 @@ def preparation(space: gym.Space[Any]) -> str:
         inside = " (numbers of Discrete parts as one-hot vectors)" if _has_numbers(space) else ""
         size = spaces.flatdim(space) if space.is_np_flattenable else 0
         return f"Observations {space} are {done}{inside}: {size:,} numbers in a row."
-    if space.dtype is not None and space.dtype not in (np.float32, np.uint8) and isinstance(space, _ARRAYS):
+    if space.dtype is not None and space.dtype not in (np.float32, np.uint8) and isinstance(space, spaces.Box):
         return f"Observations of {space.dtype} are converted to float32 once, in the Actors."
     return ""
 
@@ -126,7 +126,7 @@ def one_of(obs: Any, env: int) -> Any:
 
 
 def _is_flattened(space: gym.Space[Any]) -> bool:
-    return not isinstance(space, _ARRAYS) and (space.shape is None or isinstance(space, (*_ONE_HOT, *_NESTED)))
+    return space.shape is None or isinstance(space, (spaces.MultiBinary, *_ONE_HOT, *_NESTED))
 
 
 def _has_numbers(space: gym.Space[Any]) -> bool:

@@ -59,8 +59,10 @@ class Minibatch(NamedTuple):
 class ActionDistribution:
     """How the policy network's outputs are drawn from: `sizes` of its categorical parts, or a normal distribution.
 
-    With `sizes`, the outputs are logits, of one part after the other. Without, they are the means of a normal
-    distribution of `size` numbers, whose log deviations are parameters of their own.
+    With `sizes`, the outputs are logits, of one part after the other: of a MultiBinary space two for each number (a
+    Bernoulli distribution is a categorical one of two choices, whose logits differ by its log odds). The parts are
+    independent. Without, they are the means of a normal distribution of `size` numbers, whose log deviations are
+    parameters of their own.
     """
 
     sizes: tuple[int, ...]
@@ -74,10 +76,14 @@ class ActionDistribution:
         if isinstance(space, spaces.MultiDiscrete):
             sizes = tuple(int(n) for n in np.asarray(space.nvec).ravel())
             return cls(sizes, len(sizes))
+        if isinstance(space, spaces.MultiBinary):
+            numbers = math.prod(space.shape)
+            return cls((2,) * numbers, numbers)
         if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape:
             return cls((), math.prod(space.shape))
         raise EnvError(
-            f"{name} takes Discrete, MultiDiscrete and Box actions of floating point; the environment has {space}. "
+            f"{name} takes Discrete, MultiDiscrete, MultiBinary and Box actions of floating point; the environment has "
+            f"{space}. "
             "Wrap it with a gymnasium.ActionWrapper that offers one of these."
         )
 
@@ -133,7 +139,7 @@ class OnPolicyTrainer(Trainer):
     begin.
     """
 
-    _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "Box")
+    _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
 
     batch_size: int = 64
     learning_rate: float = 3e-4
@@ -185,7 +191,7 @@ class OnPolicyTrainer(Trainer):
         return (discount, rewards) if inputs is None else (discount, rewards, inputs)
 
     def check_spaces(self) -> None:
-        """Array observations; Discrete, MultiDiscrete or Box actions."""
+        """Array observations; Discrete, MultiDiscrete, MultiBinary or Box actions."""
         name = type(self).__name__
         check_observations(name, self.observation_space)
         self.distribution = ActionDistribution.of(name, self.action_space)

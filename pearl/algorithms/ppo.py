@@ -33,7 +33,7 @@ _ROLLOUT_ROWS = 2048  # of Schulman et al. 2017, Table 3
 
 
 class PPO(OnPolicyTrainer):
-    """PPO with a clipped ratio for Discrete, MultiDiscrete and Box actions.
+    """PPO with a clipped ratio for Discrete, MultiDiscrete, MultiBinary and Box actions.
 
     The ratio of new to old probability counts within `clip_range` of 1; with `value_clip_range` above 0, values count
     within that range of the old ones. The loss is the policy's, plus `value_coefficient` times the mean squared error
@@ -53,7 +53,7 @@ class PPO(OnPolicyTrainer):
     def recommended(cls, facts: Facts) -> str:
         """For actions that no algorithm with a replay takes, and for continuous actions from images."""
         space = facts.action_space
-        if isinstance(space, spaces.MultiDiscrete):
+        if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
             return "several discrete actions at a time: only on-policy algorithms draw those"
         if not isinstance(space, spaces.Box):
             return ""

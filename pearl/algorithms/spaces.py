@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from pearl.errors import EnvError
 
-ActionKind: TypeAlias = Literal["Discrete", "Box", "MultiDiscrete"]
+ActionKind: TypeAlias = Literal["Discrete", "Box", "MultiDiscrete", "MultiBinary"]
 
 
 def check_observations(name: str, space: gym.Space[Any]) -> None:
@@ -39,10 +39,11 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
     elif isinstance(space, spaces.Box):
         kind = "Box"
     else:
-        discrete, continuous, several = (", ".join(algorithms_for(kind)) for kind in get_args(ActionKind))
+        discrete, continuous, several, switches = (", ".join(algorithms_for(kind)) for kind in get_args(ActionKind))
         raise EnvError(
             f"{name} cannot act in {space}. The built-in algorithms take Discrete actions ({discrete}), bounded Box "
-            f"actions ({continuous}) or MultiDiscrete actions ({several}). Wrap the environment with a "
+            f"actions ({continuous}), MultiDiscrete actions ({several}) or MultiBinary actions ({switches}). Wrap the "
+            "environment with a "
             "gymnasium.ActionWrapper that offers one of these, such as a Discrete number for each combination, or "
             "bring a trainer class of your own that makes such actions."
         )

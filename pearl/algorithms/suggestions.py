@@ -110,6 +110,8 @@ class Facts:
             return int(space.n)
         if isinstance(space, spaces.MultiDiscrete):
             return int(np.sum(space.nvec))
+        if isinstance(space, spaces.MultiBinary):
+            return 2 * math.prod(space.shape)
         return math.prod(space.shape or ())
 
     @property

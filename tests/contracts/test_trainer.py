@@ -284,7 +284,7 @@ OTHER_ACTIONS: list[gym.Space[Any]] = [
 def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym.Space[Any]) -> None:
     kind = (*TRAINERS[name]._action_kinds, "Discrete")[0]
     drawn = TRAINERS[name].data_flow() == "rollout"
-    discrete = (spaces.Discrete, spaces.MultiDiscrete)
+    discrete = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     fits = isinstance(actions, discrete) or (actions.dtype == np.float32 and actions.shape != ())
     if fits if drawn else type(actions).__name__ == kind and actions in (DISCRETE, ARM):
         make_trainer(TRAINERS[name], OBS, actions)
@@ -297,7 +297,7 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
     if name == "C51":  # which says no more
         return
     if drawn:
-        assert f"{name} takes Discrete, MultiDiscrete and Box actions of floating point" in message
+        assert f"{name} takes Discrete, MultiDiscrete, MultiBinary and Box actions of floating point" in message
         return
     if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)):
         said = [
@@ -305,7 +305,7 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
             "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C)",
             "trainer class of your own",
         ]
-        said += ["MultiDiscrete actions (PPO, A2C)", "ActionWrapper"]
+        said += ["MultiDiscrete actions (PPO, A2C)", "MultiBinary actions (PPO, A2C)", "ActionWrapper"]
         assert "derive from" not in message, "an algorithm that refuses them too"
     elif type(actions).__name__ != kind:
         other = "Box" if kind == "Discrete" else "Discrete"

@@ -109,7 +109,7 @@ def test_names_are_listed_from_the_table() -> None:
     assert one_of_algorithms() == "DQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO or A2C"
     assert one_of_algorithms("Discrete") == "DQN, PPO or A2C"
     assert one_of_algorithms("Box") == "DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO or A2C"
-    assert one_of_algorithms("MultiDiscrete") == "PPO or A2C"
+    assert one_of_algorithms("MultiDiscrete") == one_of_algorithms("MultiBinary") == "PPO or A2C"
     assert all(name in pearl.algorithms.__dict__ for name in ALGORITHMS)
 
 
