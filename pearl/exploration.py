@@ -107,15 +107,18 @@ _KINDS = (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, PolicySampling)
 class Explorer(Protocol):
     """Exploration of one vector of environments."""
 
-    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
-        """Return explored actions `(envs, *action)` for greedy ones, after `env_steps` steps of all environments."""
+    def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
+        """Return explored actions `(envs, *action)` for greedy ones, after `env_steps` steps of all environments.
+
+        With `masks` `(envs, choices)` bool, allowed ones.
+        """
 
     def end_episodes(self, done: np.ndarray) -> None:
         """Take note of the environments `(envs,)` bool that ended an episode."""
 
 
 class _Greedy:
-    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+    def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
         return actions
 
     def end_episodes(self, done: np.ndarray) -> None:
@@ -126,9 +129,12 @@ class _EpsilonGreedy(_Greedy):
     def __init__(self, setting: EpsilonGreedy, actions: int, rng: np.random.Generator) -> None:
         self._setting, self._actions, self._rng = setting, actions, rng
 
-    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+    def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
         draw = self._rng.random(len(actions)) < self._setting.epsilon(env_steps)
-        return np.where(draw, self._rng.integers(self._actions, size=len(actions)), actions)
+        if masks is None:
+            return np.where(draw, self._rng.integers(self._actions, size=len(actions)), actions)
+        order = self._rng.random(masks.shape)
+        return np.where(draw, np.where(masks, order, -1.0).argmax(axis=1), actions)
 
 
 class _BoxNoise(_Greedy):
@@ -141,7 +147,7 @@ class _BoxNoise(_Greedy):
     def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.zeros(shape, np.float32)
 
-    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+    def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
         noise = self._noise(actions.shape)
         if env_steps < self._random_steps:
             explored = self._rng.uniform(self._low, self._high, actions.shape)

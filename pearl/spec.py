@@ -33,6 +33,9 @@ Wrapper: TypeAlias = "Callable[..., Any] | tuple[Callable[..., Any], Mapping[str
 # Names of the columns of every transition, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
 
+# Further columns of algorithms with action masks: of rollouts, and of transitions.
+ACTION_MASK, NEXT_ACTION_MASK = "action_mask", "next_action_mask"
+
 # Names of other columns in queues and batches.
 RESERVED = (
     *("indices", "weights", "generations", "episode_return", "episode_length", "counts"),
@@ -92,6 +95,7 @@ class ActorStep(NamedTuple):
 
     All arrays are `(envs, ...)`. `obs` is the input of `policy` (`pearl.actors.actor.Policy`). If an episode ended,
     `next_obs` is its last observation, never the first of the next. If not `real`, the step belongs to no episode.
+    Where the trainer uses action masks, `next_action_mask` `(envs, choices)` bool is that of `next_obs`.
     """
 
     obs: np.ndarray
@@ -102,6 +106,7 @@ class ActorStep(NamedTuple):
     truncated: np.ndarray
     real: np.ndarray
     policy: object
+    next_action_mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

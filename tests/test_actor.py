@@ -518,7 +518,7 @@ class Recorder:
     def __init__(self) -> None:
         self.begun: list[list[bool]] = [[True, True]]
 
-    def apply(self, actions: np.ndarray, env_steps: int) -> np.ndarray:
+    def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
         self.begun.append([False, False])
         return actions
 

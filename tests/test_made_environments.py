@@ -363,8 +363,10 @@ class Masked(Parts):
 gym.register("Masked-v0", Masked)
 
 
-def test_action_masks_are_named_as_unsupported() -> None:
-    with pytest.warns(UserWarning, match=r"Masked-v0 gives action masks \(info.*PEARL does not use"):
+def test_action_masks_that_a_trainer_does_not_use_are_named() -> None:
+    with pytest.warns(
+        UserWarning, match=r"Masked-v0 gives action masks \(info.*trainer does not use.*action_masks=True"
+    ):
         collect(setup_of("Masked-v0", DQN, envs_per_actor=2), 1)
 
 
@@ -390,7 +392,7 @@ def test_the_documentation_lists_every_kind_of_vector() -> None:
 
 def test_snippets_of_the_documentation_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 8
     for block in blocks:
         name = re.match(r"# (\w+\.py)\n", block)
         (tmp_path / (name[1] if name else "prepared.py")).write_text(block, encoding="utf-8")

@@ -314,7 +314,54 @@ class Switches(gym.Env[np.ndarray, np.ndarray]):
         return self._shown(), reward, False, self._steps == 8, {}
 
 
-for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid, Grumbling, Switches):
+class Gated(gym.Env[np.ndarray, Any]):
+    """Raises at an action that it has not allowed; its observation shows what is allowed, and the step.
+
+    Episodes end after six steps in turn by the task, when nothing is allowed any more, and by a limit. `by` says how
+    it tells what is allowed.
+    """
+
+    def __init__(self, by: str = "info", several: bool = False) -> None:
+        self._by, parts = by, (3, 2) if several else (4,)
+        self._starts = np.cumsum((0, *parts))
+        self.observation_space = spaces.Box(0, 1, (sum(parts) + 1,), np.float32)
+        self.action_space = spaces.MultiDiscrete(parts) if several else spaces.Discrete(4, start=2)
+        self._episode = 0
+        if by == "method":
+            self.action_masks = lambda: self._mask
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step, self._episode = 0, self._episode + 1
+        return self._shown()
+
+    def _shown(self, *, over: bool = False) -> tuple[np.ndarray, dict[str, Any]]:
+        mask = self.np_random.integers(2, size=self._starts[-1]).astype(np.int8)
+        for first, last in zip(self._starts[:-1], self._starts[1:], strict=True):
+            mask[self.np_random.integers(first, last)] = 1
+        self._mask = np.zeros_like(mask) if over else mask
+        obs = np.concatenate((self._mask, [self._step / 6])).astype(np.float32)
+        return obs, {"action_mask": self._mask} if self._by == "info" else {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        chosen = np.asarray(action).ravel() - (0 if isinstance(self.action_space, spaces.MultiDiscrete) else 2)
+        if not self._mask[self._starts[:-1] + chosen].all():
+            raise ValueError(f"action {action} is forbidden: {self._mask}")
+        self._step += 1
+        ended, terminates = self._step == 6, self._episode % 2 == 0
+        obs, info = self._shown(over=ended and terminates)
+        return obs, float(chosen.sum()), ended and terminates, ended and not terminates, info
+
+
+def gated_vector(num_envs: int = 1, reset: str = "NextStep") -> gym.vector.SyncVectorEnv:
+    """Gated as a vector of its own, which resets in the way `reset`."""
+    return gym.vector.SyncVectorEnv([Gated] * num_envs, autoreset_mode=gym.vector.AutoresetMode(reset))
+
+
+gym.register("GatedVector-v0", vector_entry_point=gated_vector)
+
+
+for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid, Grumbling, Switches, Gated):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 
 

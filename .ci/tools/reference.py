@@ -22,6 +22,8 @@ BEGIN, END = "<!-- settings of {}: made by .ci/tools/reference.py -->\n", "<!-- 
 CLI_NOTE = "<!-- Made from the help of the commands, by .ci/tools/reference.py. -->\n\n# The command line\n"
 
 MEANINGS = {
+    "action_masks": "choose among the actions that the environment allows: see "
+    "[action masks](../environments.md#action-masks)",
     "activation": '`"tanh"` or `"relu"`, in the default networks',
     "actor_learning_rate": "of Adam, for the policy",
     "adam_beta1": "of Adam, but for the temperature's",

@@ -14,7 +14,7 @@ from composer.on_policy.placement import RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
 from pearl.actors.environment import check_evaluation_env, probe
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import Trainer, make_trainer
+from pearl.algorithms.trainer import Trainer, make_trainer, uses_masks
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.rollout.columns import rollout_columns
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
@@ -103,7 +103,7 @@ def rollout_problem(
         settings=dict(settings),
         observation_space=observation_space,
         action_space=action_space,
-        transition=rollout_columns(observation_space, action_space),
+        transition=rollout_columns(observation_space, action_space, masked=uses_masks(trainer)),
         rollout=spec,
         train=train,
         actors=actors,

@@ -9,7 +9,7 @@ import numpy as np
 from composer.problem import TrainingProblem
 from pearl.replay.synthetic import random_transitions
 from pearl.rollout.columns import ADVANTAGE, LOG_PROB, RETURN
-from pearl.spec import ACTION, OBS, RolloutSpec, TransitionSpec
+from pearl.spec import ACTION, ACTION_MASK, OBS, RolloutSpec, TransitionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,9 @@ class RolloutProblem(TrainingProblem):
         seen_and_done = TransitionSpec(tuple(f for f in self.transition.fields if f.name in (OBS, ACTION)))
         columns = random_transitions(seen_and_done, self.action_space, self.train, self.rows, rng)
         columns[LOG_PROB] = np.full(self.rows, -1.0, np.float32)
+        columns |= {
+            f.name: np.ones((self.rows, *f.shape), np.uint8) for f in self.transition.fields if f.name == ACTION_MASK
+        }
         for name in (ADVANTAGE, RETURN):
             columns[name] = rng.standard_normal(self.rows, np.float32)
         return columns

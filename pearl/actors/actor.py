@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from pearl.action_masks import MaskReader
 from pearl.actors.environment import make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
@@ -23,7 +24,17 @@ from pearl.actors.vectorization import autoreset_mode
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.rollout.columns import last_value_field
-from pearl.spec import ActorSpec, ActorStep, FieldSpec, ReplaySpec, RolloutSpec, TrainSpec, TransitionSpec
+from pearl.spec import (
+    ACTION_MASK,
+    NEXT_ACTION_MASK,
+    ActorSpec,
+    ActorStep,
+    FieldSpec,
+    ReplaySpec,
+    RolloutSpec,
+    TrainSpec,
+    TransitionSpec,
+)
 
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
@@ -88,19 +99,28 @@ class Policy(Protocol):
     def load_weights(self, weights: np.ndarray) -> None:
         """Take a policy snapshot `(weight_count,)` float32."""
 
-    def act(self, obs: np.ndarray) -> np.ndarray:
-        """Greedy actions `(envs, *action)` for contiguous observations `(envs, *obs)`, float32 or bytes."""
+    def act(self, obs: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+        """Greedy actions `(envs, *action)` for contiguous observations `(envs, *obs)`, float32 or bytes.
+
+        With `masks` `(envs, choices)` bool, of those that they allow (`pearl.action_masks`).
+        """
 
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions drawn from the policy's distribution by standard normal `noise` `(envs, *action)` float32."""
 
     def explore_into(
-        self, obs: np.ndarray, noise: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray
+        self,
+        obs: np.ndarray,
+        noise: np.ndarray,
+        action: np.ndarray,
+        log_prob: np.ndarray,
+        value: np.ndarray,
+        masks: np.ndarray | None = None,
     ) -> None:
         """On-policy: draw by `noise` `(envs, size)` into `action` `(envs, *action)`, `log_prob` and `value` `(envs,)`.
 
         The noise is uniform in [0, 1) for actions that are numbers, else standard normal. All are contiguous; float32,
-        but for actions that are numbers, int64.
+        but for actions that are numbers, int64. With `masks`, as for `act`.
         """
 
     def value(self, obs: np.ndarray) -> np.ndarray:
@@ -147,6 +167,9 @@ class VectorActor(abc.ABC):
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP
+        masked = any(f.name in (ACTION_MASK, NEXT_ACTION_MASK) for f in transition.fields)
+        self._mask_reader = MaskReader(action_space, setup.spec.env_name) if masked else None
+        self._masks: np.ndarray | None = None
         self.statistics: ActorStatistics | None = None
         if transition.statistics:
             self.statistics = ActorStatistics(transition, self._count, setup.train.gamma)
@@ -188,10 +211,13 @@ class VectorActor(abc.ABC):
     def _first_observations(self, seed: int | None) -> np.ndarray:
         """Reset all environments; their observations `(envs, *obs)`."""
         obs, info = self.envs.reset(seed=seed)
-        if "action_mask" in info:
+        if self._mask_reader is not None:
+            self._masks = self._mask_reader.batch(info, np.zeros(self._count, bool))
+        elif ACTION_MASK in info:
             warnings.warn(
-                f"{self.setup.spec.env_name} gives action masks (info['action_mask']), which PEARL does not use: "
-                "forbidden actions are chosen too. Have the environment take those as no action, or give a penalty.",
+                f"{self.setup.spec.env_name} gives action masks (info['action_mask']), which the trainer does not use: "
+                "forbidden actions are chosen too. Set action_masks=True (DQN, PPO, A2C), or have the environment take "
+                "those as no action.",
                 stacklevel=2,
             )
         return np.array(obs, self._obs_dtype, order="C")
@@ -281,7 +307,7 @@ class Actor(VectorActor):
         return found
 
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
-        action = self._explorer.apply(self._policy_action(), self.env_steps)
+        action = self._explorer.apply(self._policy_action(), self.env_steps, self._masks)
         next_obs, reward, terminated, truncated, info = self.envs.step(
             action + self._first_action if self._shifts_actions else action
         )
@@ -305,9 +331,13 @@ class Actor(VectorActor):
             converted = statistics.observed(converted)
             last_obs = statistics.normalized(last_obs) if ended_apart else converted
             stored_reward = statistics.rewarded(reward, done, real)
+        last_masks = None
+        if (reader := self._mask_reader) is not None:
+            self._masks = reader.batch(info, np.zeros_like(done) if self._same_step else terminated)
+            last_masks = reader.last(info, self._masks, done, terminated) if self._same_step else self._masks
         step = (self._obs, action, stored_reward, last_obs, terminated)
         if self._further:
-            further = self._make_further(ActorStep(*step, truncated, real, self.policy))
+            further = self._make_further(ActorStep(*step, truncated, real, self.policy, last_masks))
             row = self._window.push(*step, done, real, message, row, further)
         else:
             row = self._window.push(*step, done, real, message, row)
@@ -355,7 +385,7 @@ class Actor(VectorActor):
 
     def _policy_action(self) -> np.ndarray:
         if not self._samples:
-            return self.policy.act(self._obs)
+            return self.policy.act(self._obs, self._masks)
         return self.policy.sample(self._obs, self.rng.standard_normal(self._action_shape, np.float32))
 
 

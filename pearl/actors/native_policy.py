@@ -21,6 +21,8 @@ Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # as `_native
 # Convolutions and poolings, as it takes them.
 WindowOperation: TypeAlias = tuple[str, int, int, int, int, tuple[int, ...]]
 
+_FORBIDDEN = np.float32(-1e8)  # logits and values of actions that a mask forbids
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -105,9 +107,14 @@ class NativePolicy:
             obs = np.clip((obs.reshape(len(obs), -1) - mean) * factor, -rollout.clip, rollout.clip)
         return self._evaluator.forward(self._weights, obs)
 
-    def act(self, obs: np.ndarray) -> np.ndarray:
-        """Greedy actions `(envs, *action)`, int64 or float32, for contiguous observations `(envs, *obs)`."""
+    def act(self, obs: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+        """Greedy actions `(envs, *action)`, int64 or float32, for contiguous observations `(envs, *obs)`.
+
+        With `masks` `(envs, choices)` bool, of those that they allow.
+        """
         values = self.values(obs)
+        if masks is not None:
+            values = np.where(masks, values, _FORBIDDEN)
         if self._plan.head == "argmax":
             actions: np.ndarray = values.argmax(axis=1)
             return actions
@@ -134,11 +141,23 @@ class NativePolicy:
         return actions, log_probs, values
 
     def explore_into(
-        self, obs: np.ndarray, noise: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray
+        self,
+        obs: np.ndarray,
+        noise: np.ndarray,
+        action: np.ndarray,
+        log_prob: np.ndarray,
+        value: np.ndarray,
+        masks: np.ndarray | None = None,
     ) -> None:
-        """The same into contiguous arrays."""
+        """The same into contiguous arrays; with `masks` `(envs, choices)` bool, of what they allow."""
         assert self._rollout is not None
-        self._rollout.explore(self._weights, obs, noise, action, log_prob, value)
+        assert self._plan.rollout is not None
+        if masks is None:
+            self._rollout.explore(self._weights, obs, noise, action, log_prob, value)
+            return
+        logits = np.where(masks, self.values(obs), _FORBIDDEN)
+        _draw_allowed(logits, masks, self._plan.rollout.sizes, noise, action.reshape(len(obs), -1), log_prob)
+        value[:] = self._rollout.values(self._weights, obs)
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """The value network's estimates `(envs,)` float32 of contiguous observations `(envs, *obs)` float32."""
@@ -163,3 +182,26 @@ class NativePolicy:
 
     def _slice(self, offset: int, size: int) -> np.ndarray:
         return self._weights[offset : offset + size]
+
+
+def _draw_allowed(
+    logits: np.ndarray,
+    masks: np.ndarray,
+    sizes: tuple[int, ...],
+    noise: np.ndarray,
+    action: np.ndarray,
+    log_prob: np.ndarray,
+) -> None:
+    """Draw each categorical part by its column of `noise`, uniform in [0, 1), into a column of `action`."""
+    log_prob[:] = 0.0
+    start, rows = 0, np.arange(len(logits))
+    for part, size in enumerate(sizes):
+        inside = slice(start, start + size)
+        shifted = logits[:, inside] - logits[:, inside].max(axis=1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        chosen = (np.exp(logs).cumsum(axis=1)[:, :-1] <= noise[:, part, None]).sum(axis=1)
+        # Rounded sums may end below 1: then the last allowed one.
+        last = size - 1 - masks[:, inside][:, ::-1].argmax(axis=1)
+        action[:, part] = np.minimum(chosen, last)
+        log_prob += logs[rows, action[:, part]]
+        start += size

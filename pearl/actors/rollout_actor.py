@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pearl.actors.actor import Actor, ActorSetup, VectorActor
 from pearl.errors import EnvError, TrainerError
 from pearl.rollout.columns import BONUS, END, ENDED, GOES_ON, LAST_VALUE, LOG_PROB, NO_STEP, VALUE
-from pearl.spec import ACTION, OBS, REWARD
+from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD
 
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
@@ -51,14 +51,19 @@ class RolloutActor(VectorActor):
         obs, action, reward = columns[OBS], columns[ACTION], columns[REWARD]
         log_prob, value, end, bonus = (columns[name] for name in (LOG_PROB, VALUE, END, BONUS))
         end[:], bonus[:] = GOES_ON, 0.0
-        noise = self._noise(horizon)
+        noise, masks = self._noise(horizon), columns.get(ACTION_MASK)
         explore, step, taken, on_step = self.policy.explore_into, self.envs.step, self._taken, self._on_step
         obs[0] = self._obs
         for t in range(horizon):
             drawn = action[t]
-            explore(obs[t], noise[t], drawn, log_prob[t], value[t])
+            if masks is not None:
+                assert self._masks is not None
+                masks[t] = self._masks
+            explore(obs[t], noise[t], drawn, log_prob[t], value[t], self._masks)
             next_obs, reward[t], terminated, truncated, info = step(taken(drawn))
             done = terminated | truncated
+            if self._mask_reader is not None:
+                self._masks = self._mask_reader.batch(info, np.zeros_like(done) if self._same_step else done)
             if self._any_ended:
                 end[t][self._ended], reward[t][self._ended] = NO_STEP, 0.0
                 done &= ~self._ended

@@ -21,10 +21,11 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from pearl.action_masks import mask_env
 from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
 from pearl.actors.observations import one_of, prepare_env, prepare_vector
 from pearl.errors import EnvError
-from pearl.spec import ActorSpec
+from pearl.spec import ACTION_MASK, ActorSpec
 
 AnyVector = VectorEnv[Any, Any, Any]
 
@@ -70,7 +71,7 @@ class Vectorization(abc.ABC):
         env: gym.Env[Any, Any] = gym.make(_named(spec), **options)
         for wrapper, arguments in spec.wrapped:
             env = wrapper(env, **arguments)
-        return prepare_env(env)
+        return prepare_env(mask_env(env))
 
 
 class _OfSingles(Vectorization):
@@ -83,7 +84,7 @@ class _OfSingles(Vectorization):
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
         wrappers: list[Any] = [functools.partial(wrapper, **options) for wrapper, options in spec.wrapped]
-        wrappers.append(prepare_env)
+        wrappers += [mask_env, prepare_env]
         options: dict[str, Any] = dict(spec.env_kwargs)
         return gym.make_vec(
             _named(spec),
@@ -230,7 +231,7 @@ class SingleEnv(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode; info is the vector's."""
         obs, info = self._vector.reset(seed=seed, options=options)
-        return one_of(obs, 0), info
+        return one_of(obs, 0), _single_mask(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step; the observation is the episode's last where it ended."""
@@ -238,7 +239,7 @@ class SingleEnv(gym.Env[Any, Any]):
         obs, reward, terminated, truncated, info = self._vector.step(actions)
         ended = bool(terminated[0] or truncated[0])
         last = one_of(info["final_obs"], 0) if ended and self._same_step else one_of(obs, 0)
-        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), _single_mask(info)
 
     def close(self) -> None:
         """Close the vector."""
@@ -260,6 +261,11 @@ class _RenderedPool(SingleEnv):
         return np.asarray(pictures)[0]
 
 
+def _single_mask(info: dict[str, Any]) -> dict[str, Any]:
+    """The info of a vector of one environment, with the mask of that environment."""
+    return {**info, ACTION_MASK: info[ACTION_MASK][0]} if ACTION_MASK in info else info
+
+
 class ResetInStep(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     """Resets in the same step the environments of a vector that leaves resetting to its user (`DISABLED`)."""
 
@@ -274,7 +280,11 @@ class ResetInStep(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         if done.any():
             final = copy.deepcopy(obs)
             reward, terminated, truncated = (np.array(column) for column in (reward, terminated, truncated))
-            obs, _ = self.env.reset(options={"reset_mask": done})
+            obs, begun = self.env.reset(options={"reset_mask": done})
+            if (masks := info.get(ACTION_MASK)) is not None:
+                info = {**info, "final_info": {ACTION_MASK: masks}}
+                if (first := begun.get(ACTION_MASK)) is not None:
+                    info[ACTION_MASK] = np.where(done[:, None], first, masks)
             info = {**info, "final_obs": final, "_final_obs": done}
         return obs, reward, terminated, truncated, info
 

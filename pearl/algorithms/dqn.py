@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pearl.action_masks import next_mask_column
 from pearl.algorithms.arrays import (
     ArrayAdam,
     ArrayDueling,
@@ -36,7 +39,7 @@ from pearl.algorithms.suggestions import (
     choose_n_step,
     choose_sizes,
 )
-from pearl.algorithms.trainer import Phase, Trainer
+from pearl.algorithms.trainer import Phase, Trainer, uses_masks
 from pearl.algorithms.update_rule import (
     PolicyHead,
     RuleNetwork,
@@ -52,6 +55,7 @@ from pearl.exploration import EpsilonGreedy, Exploration
 from pearl.lazy_torch import functional, nn, torch
 from pearl.learner.flat import FlatParameters
 from pearl.schedules import Schedule
+from pearl.spec import NEXT_ACTION_MASK, TransitionSpec
 
 _STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply")
 
@@ -64,10 +68,15 @@ class DQN(Trainer):
     2015) or "impala" (the large network of Espeholt et al. 2018, without its LSTM). `layer_norm` normalises the hidden
     layers of an MLP (Ba et al. 2016), which keeps values from growing beyond what is possible. Override
     `build_q_network` to use your own network: any module from `(batch, *obs)` to `(batch, actions)`.
+
+    With `action_masks`, exploration, greedy choice and the targets' maximum take place among the actions that the
+    environment allows (`pearl.action_masks`).
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete",)
+    _knows_masks: ClassVar[bool] = True
 
+    action_masks: bool = False
     replay_ratio: float = 64.0
     n_step: int = 3
     hidden_sizes: tuple[int, ...] = (128, 128)
@@ -80,6 +89,14 @@ class DQN(Trainer):
     target_update_interval: int = 250
     max_grad_norm: float = 10.0
     exploration: Exploration | None = EpsilonGreedy()
+
+    @classmethod
+    def transition_with(
+        cls, transition: TransitionSpec, settings: Mapping[str, Any], action_space: gym.Space[Any]
+    ) -> TransitionSpec:
+        """With action masks, also the mask of the next observation, for the targets."""
+        made = super().transition_with(transition, settings, action_space)
+        return made.with_columns(next_mask_column(action_space)) if uses_masks(cls, settings) else made
 
     @classmethod
     def recommended(cls, facts: Facts) -> str:
@@ -219,19 +236,24 @@ class DQN(Trainer):
         """One: the TD loss."""
         return (Phase("q", self._compute, self._apply),)
 
-    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
-        """The actions `(envs,)` int64 with the largest values, counted from 0."""
+    def get_action(self, obs: torch.Tensor, action_masks: torch.Tensor | None = None) -> torch.Tensor:
+        """The actions `(envs,)` int64 with the largest values, counted from 0.
+
+        With `action_masks` `(envs, actions)` bool, of those that they allow.
+        """
         values: torch.Tensor = self.q(obs)
+        if action_masks is not None:
+            values = values.masked_fill(~action_masks, -math.inf)
         return values.argmax(dim=1)
 
     def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
             next_values = self.target_q(batch.next_obs)
-            if self.double:
-                best = self.q(batch.next_obs).argmax(dim=1, keepdim=True)
-                next_value = next_values.gather(1, best).squeeze(1)
-            else:
-                next_value = next_values.amax(dim=1)
+            choosing = self.q(batch.next_obs) if self.double else next_values
+            if self.action_masks:
+                choosing = choosing.masked_fill(getattr(batch, NEXT_ACTION_MASK) == 0, -math.inf)
+            best = choosing.argmax(dim=1, keepdim=True)
+            next_value = next_values.gather(1, best).squeeze(1)
             target = torch.addcmul(batch.reward, batch.discount, next_value)
         value: torch.Tensor = self.q(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
         losses = functional.smooth_l1_loss(value, target, reduction="none")
@@ -264,6 +286,8 @@ class DQN(Trainer):
         departure = step_departure(self, DQN, _STEP)
         if departure is not None:
             return departure
+        if self.action_masks:
+            return "action masks (DQN with action_masks=True trains in torch)"
         parts = self.parts
         parameters = RuleParameters(parts._q_flat, "optimizer", parts.optimizer, parts._target_flat)
         return RuleStep("huber", self._rule_scalars, parameters)

@@ -34,17 +34,20 @@ from pearl.errors import EnvError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
+from pearl.spec import ACTION_MASK
 
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = 1e-8
 _ADAM_EPS = 1e-5
 _LARGE_RETURN = 100.0
+_FORBIDDEN = -1e8  # logits of choices that a mask forbids; not infinite, as entropies multiply by them
 
 
 class Minibatch(NamedTuple):
     """Rows of a rollout: `obs` `(batch, *obs)`, `action` `(batch, *action)`; all others `(batch,)` float32.
 
-    `log_prob` and `value` are those of the policy that acted; `ret` is the return that the value network learns.
+    `log_prob` and `value` are those of the policy that acted; `ret` is the return that the value network learns. With
+    action masks, `action_mask` `(batch, choices)` is not 0 where an action was allowed.
     """
 
     obs: torch.Tensor
@@ -53,6 +56,11 @@ class Minibatch(NamedTuple):
     value: torch.Tensor
     advantage: torch.Tensor
     ret: torch.Tensor
+    action_mask: torch.Tensor | None = None
+
+    def rows(self, picked: torch.Tensor) -> Minibatch:
+        """The rows with the numbers `picked`."""
+        return Minibatch(*(None if column is None else column[picked] for column in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,17 @@ class ActionDistribution:
         logs = [part.log_softmax(dim=1) for part in _parts(outputs, self.sizes)]
         return torch.stack([-(log.exp() * log).sum(dim=1) for log in logs]).sum(dim=0)
 
-    def draw(self, outputs: torch.Tensor, log_std: torch.Tensor | None, noise: torch.Tensor) -> torch.Tensor:
-        """Actions `(batch, size)` by `noise` `(batch, size)`: uniform in [0, 1) for parts, else standard normal."""
+    def draw(
+        self,
+        outputs: torch.Tensor,
+        log_std: torch.Tensor | None,
+        noise: torch.Tensor,
+        masks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Actions `(batch, size)` by `noise` `(batch, size)`: uniform in [0, 1) for parts, else standard normal.
+
+        `masks` `(batch, outputs)` are those that `masked` has been given.
+        """
         if not self.sizes:
             assert log_std is not None
             return outputs + log_std.exp() * noise
@@ -119,7 +136,17 @@ class ActionDistribution:
         for part, uniform in zip(_parts(outputs, self.sizes), noise.unbind(dim=1), strict=True):
             below = part.softmax(dim=1).cumsum(dim=1)[:, :-1] <= uniform[:, None]
             chosen.append(below.sum(dim=1))
-        return torch.stack(chosen, dim=1)
+        actions = torch.stack(chosen, dim=1)
+        if masks is None:
+            return actions
+        # Rounded sums of probabilities may end below 1: then the last allowed one.
+        lasts = [len(part[0]) - 1 - part.flip(1).long().argmax(dim=1) for part in _parts(masks, self.sizes)]
+        return torch.minimum(actions, torch.stack(lasts, dim=1))
+
+    @staticmethod
+    def masked(outputs: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
+        """Outputs `(batch, outputs)` by which nothing is drawn that `masks`, of the same shape, forbid (0)."""
+        return outputs if masks is None else outputs.masked_fill(masks == 0, _FORBIDDEN)
 
     def mode(self, outputs: torch.Tensor) -> torch.Tensor:
         """The likeliest actions `(batch, size)`."""
@@ -140,6 +167,9 @@ class OnPolicyTrainer(Trainer):
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
+    _knows_masks: ClassVar[bool] = True
+
+    action_masks: bool = False
 
     batch_size: int = 64
     learning_rate: float = 3e-4
@@ -310,17 +340,24 @@ class OnPolicyTrainer(Trainer):
 
     # --- acting -----------------------------------------------------------------------------------------------------
 
-    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
-        """The likeliest actions `(envs, *action)`, within the bounds of a Box."""
-        return self.in_space(self.distribution.mode(self.networks.policy(self.networks.normalize(obs))))
+    def get_action(self, obs: torch.Tensor, action_masks: torch.Tensor | None = None) -> torch.Tensor:
+        """The likeliest actions `(envs, *action)`, within the bounds of a Box.
 
-    def explore(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        With `action_masks` `(envs, choices)` bool, of those that they allow.
+        """
+        outputs = self.networks.policy(self.networks.normalize(obs))
+        return self.in_space(self.distribution.mode(self.distribution.masked(outputs, action_masks)))
+
+    def explore(
+        self, obs: torch.Tensor, noise: torch.Tensor, action_masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Actions `(envs, *action)` drawn by `noise` `(envs, size)`, their log probabilities and the values `(envs,)`.
 
         Actions of a Box are not clipped: the environment gets them within its bounds, the Learner as they were drawn.
         """
         outputs, values = self.networks(obs)
-        action = self.distribution.draw(outputs, self.networks.log_std, noise)
+        outputs = self.distribution.masked(outputs, action_masks)
+        action = self.distribution.draw(outputs, self.networks.log_std, noise, action_masks)
         log_prob = self.distribution.log_prob(outputs, self.networks.log_std, action)
         return action.reshape(len(obs), *(self.action_space.shape or ())), log_prob, values
 
@@ -346,10 +383,11 @@ class OnPolicyTrainer(Trainer):
         super().set_progress(self.progress)
 
     def evaluate_actions(
-        self, obs: torch.Tensor, action: torch.Tensor
+        self, obs: torch.Tensor, action: torch.Tensor, action_masks: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log probabilities, entropies and values `(batch,)` of recorded actions by the present networks."""
         outputs, values = self.networks(obs)
+        outputs = self.distribution.masked(outputs, action_masks)
         flat = action.reshape(len(action), -1)
         log_prob = self.distribution.log_prob(outputs, self.networks.log_std, flat)
         return log_prob, self.distribution.entropy(outputs, self.networks.log_std), values
@@ -411,6 +449,7 @@ def _parts(outputs: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor,
 def present_policy(trainer: OnPolicyTrainer, rollout: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Log probabilities of a rollout's actions, and values, by the trainer's present weights, `(count,)` float32."""
     obs, action = (torch.from_numpy(rollout[name]).to(trainer.device) for name in ("obs", "action"))
+    masks = (torch.from_numpy(rollout[ACTION_MASK]).to(trainer.device),) if ACTION_MASK in rollout else ()
     with torch.no_grad():
-        log_prob, _, values = trainer.evaluate_actions(obs, action)
+        log_prob, _, values = trainer.evaluate_actions(obs, action, *masks)
     return log_prob.cpu().numpy(), values.cpu().numpy()

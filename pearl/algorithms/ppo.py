@@ -116,7 +116,8 @@ class PPO(OnPolicyTrainer):
     def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, and its parts: policy_loss, value_loss, entropy, approximate_kl and clip_fraction, scalars."""
         advantage = normalized(minibatch.advantage) if self.normalize_advantages else minibatch.advantage
-        log_prob, entropy, value = self.evaluate_actions(minibatch.obs, minibatch.action)
+        masks = () if minibatch.action_mask is None else (minibatch.action_mask,)
+        log_prob, entropy, value = self.evaluate_actions(minibatch.obs, minibatch.action, *masks)
         log_ratio = log_prob - minibatch.log_prob
         ratio, clip = log_ratio.exp(), self.present_clip_range
         clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
@@ -173,6 +174,8 @@ class PPO(OnPolicyTrainer):
         kind: HeadKind = "categorical" if self.distribution.sizes else "normal"
         head = PolicyHead(kind, networks, policy, departure=departure, value=value, sizes=self.distribution.sizes)
         departure = step_departure(self, PPO, _STEP) or self._own_parts()
+        if self.action_masks:
+            departure = departure or f"action masks ({type(self).__name__} with action_masks=True trains in torch)"
         step = departure or ClippedStep(self._rule_scalars, parts._flat, parts.optimizer, networks.log_std)
         return UpdateRule((value,), head, step, None, actor=policy)
 

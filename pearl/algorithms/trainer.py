@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pearl.action_masks import mask_parts
 from pearl.algorithms.arrays import ArrayModule, ArrayParts, ArrayStatistics, TorchRandom, has_convolutions
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
@@ -91,6 +92,7 @@ class Trainer(abc.ABC):
     """
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
+    _knows_masks: ClassVar[bool] = False  # whether it has the setting `action_masks`
     _rows_are_independent: ClassVar[bool] = True  # False: batches are normalised as a whole, so they cannot be split
     _learning_rates: ClassVar[Mapping[str, str]] = {"optimizer": "learning_rate"}  # settings, by optimizer
 
@@ -269,7 +271,9 @@ class Trainer(abc.ABC):
         return TransitionSpec.from_spaces(observation_space, action_space)
 
     @classmethod
-    def transition_with(cls, transition: TransitionSpec, settings: Mapping[str, Any]) -> TransitionSpec:
+    def transition_with(
+        cls, transition: TransitionSpec, settings: Mapping[str, Any], action_space: gym.Space[Any]
+    ) -> TransitionSpec:
         """What `settings` (those that are not given: the class's) add to the declared columns `transition`."""
         observations, rewards = (
             settings.get(name, getattr(cls, name)) for name in ("normalize_observations", "reward_standardization")
@@ -327,6 +331,16 @@ class Trainer(abc.ABC):
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
         self._check_normalization()
+        masks = getattr(self, "action_masks", False)
+        if not isinstance(masks, bool) or (masks and not self._knows_masks):
+            from pearl.algorithms import ALGORITHMS
+
+            known = ", ".join(name for name, found in ALGORITHMS.items() if found._knows_masks)
+            raise TrainerError(
+                f"{type(self).__name__}.action_masks must be False, or True for one of {known}; found {masks!r}."
+            )
+        if masks:
+            mask_parts(self.action_space)
 
     def _check_normalization(self) -> None:
         asked = self.normalize_observations
@@ -638,7 +652,7 @@ def transition_of(
             f"{trainer_class.__name__}.transition() must begin with the columns {', '.join(wanted)} of the spaces; "
             f"found {', '.join(names)}. Return super().transition(...).with_columns(Column(...))."
         )
-    return trainer_class.transition_with(declared, settings or {})
+    return trainer_class.transition_with(declared, settings or {}, action_space)
 
 
 def batch_type_of(trainer: object) -> type[Batch]:
@@ -646,7 +660,9 @@ def batch_type_of(trainer: object) -> type[Batch]:
     if not isinstance(trainer, Trainer):
         return Batch
     declared = trainer.transition(trainer.observation_space, trainer.action_space)
-    return batch_type(tuple(f.name for f in trainer.transition_with(declared, vars(trainer)).fields))
+    return batch_type(
+        tuple(f.name for f in trainer.transition_with(declared, vars(trainer), trainer.action_space).fields)
+    )
 
 
 def modules_of(trainer: object) -> dict[str, nn.Module]:
@@ -777,6 +793,11 @@ def _check_discrete(name: str, actions: torch.Tensor, count: int, space: gym.Spa
             f"{name}.get_action() returned the action {low if low < 0 else high}; {space} has the {count} actions "
             f"0 to {count - 1}, counted from 0. Give the network one output for each action."
         )
+
+
+def uses_masks(trainer: object, settings: Mapping[str, Any] | None = None) -> bool:
+    """Whether a trainer, or a trainer class with `settings`, chooses among the actions that a mask allows."""
+    return bool((settings or {}).get("action_masks", getattr(trainer, "action_masks", False)))
 
 
 def as_stored(trainer: object, obs: np.ndarray) -> np.ndarray:

@@ -49,9 +49,9 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         Raises TrainerError if a part of the loss is not finite; the step on it was made.
         """
         columns = [torch.from_numpy(column).to(self.device) for column in self.columns_of(rollout)]
-        obs, action, log_prob, advantage, ret = columns
+        obs, action, log_prob, advantage, ret, *masks = columns
         obs = obs.reshape(len(obs), *self.trainer.input_shape)
-        whole = Minibatch(obs, action, log_prob, ret - advantage, advantage, ret)
+        whole = Minibatch(obs, action, log_prob, ret - advantage, advantage, ret, *masks)
         rows = np.arange(len(ret)) if rows is None else rows
         if not len(rows):
             raise TrainerError("Training needs at least one row; found none.")
@@ -65,7 +65,7 @@ class TorchRolloutLearner(TrainerRolloutLearner):
             on_device = torch.from_numpy(order).to(self.device)
             for first in range(0, len(order), self.batch_size):
                 picked = on_device[first : first + self.batch_size]
-                parts, goes_on = self.trainer.update_minibatch(Minibatch(*(column[picked] for column in whole)))
+                parts, goes_on = self.trainer.update_minibatch(whole.rows(picked))
                 _require_finite(parts)
                 for name, part in parts.items():
                     sums[name] = sums.get(name, 0.0) + part

@@ -13,6 +13,7 @@ from pearl.algorithms.trainer import concatenated, load_concatenated, policy_arr
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import Learner, RolloutLearner
+from pearl.spec import ACTION_MASK
 
 T = TypeVar("T")
 
@@ -82,15 +83,17 @@ class TrainerRolloutLearner(_OfTrainer[OnPolicyTrainer], RolloutLearner):
         self.threads = threads
         self.seed = trainer.seed % 2**64  # of the minibatches' order; the kernels take it unsigned
         self._shapes = {"obs": trainer.input_shape, "action": tuple(trainer.action_space.shape or ())}
+        self._shapes[ACTION_MASK] = (trainer.distribution.outputs,)
 
     def columns_of(self, rollout: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The columns in the order of the contract; TrainerError names one that is missing or does not fit."""
-        missing = [name for name in _COLUMNS if name not in rollout]
+        names = (*_COLUMNS, ACTION_MASK) if self.trainer.action_masks else _COLUMNS
+        missing = [name for name in names if name not in rollout]
         if missing:
-            raise TrainerError(f"A rollout has the columns {', '.join(_COLUMNS)}; missing: {', '.join(missing)}.")
+            raise TrainerError(f"A rollout has the columns {', '.join(names)}; missing: {', '.join(missing)}.")
         rows = len(rollout["ret"])
-        for name in _COLUMNS:
+        for name in names:
             shape, found = (rows, *self._shapes.get(name, ())), rollout[name].shape
             if found[:1] != (rows,) or math.prod(found) != math.prod(shape):
                 raise TrainerError(f"Column {name!r} of a rollout of {rows} rows has shape {shape}; found {found}.")
-        return [rollout[name] for name in _COLUMNS]
+        return [rollout[name] for name in names]

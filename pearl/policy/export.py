@@ -87,6 +87,12 @@ def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
     """The policy as a TorchScript module, and an example of its input."""
     import torch
 
+    if policy.uses_masks:
+        raise PolicyError(
+            f"The policy of {policy.env} chooses by action masks, which graphs of ONNX and TorchScript do not take. "
+            "Export it as safetensors, and pass the masks to predict."
+        )
+
     trainer = policy.trainer.in_torch() if isinstance(policy.trainer, Trainer) else policy.trainer
     actions, is_box = policy.action_space, isinstance(policy.action_space, spaces.Box)
     dtype = torch.from_numpy(np.zeros(0, actions.dtype)).dtype

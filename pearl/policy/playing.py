@@ -20,7 +20,7 @@ from pearl.policy.loading import import_module_of
 from pearl.policy.saved import SavedPolicy
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, play
 from pearl.runtime.options import Options
-from pearl.spec import ActorSpec
+from pearl.spec import ACTION_MASK, ActorSpec
 
 AnyEnv: TypeAlias = "str | Callable[..., gym.Env[Any, Any]]"
 
@@ -66,7 +66,13 @@ def evaluate_policy(
     try:
         (first,) = envs.first(1)
         _check_spaces(policy, spec.env_name, first)
-        found = play(lambda obs: policy.act(obs, deterministic), envs, episodes, _FIRST_SEED + seed)
+        found = play(
+            lambda obs, masks=None: policy.act(obs, deterministic, masks),
+            envs,
+            episodes,
+            _FIRST_SEED + seed,
+            masked=policy.uses_masks,
+        )
     finally:
         envs.close()
     assert found is not None
@@ -112,10 +118,12 @@ def _watched(
     try:
         _check_spaces(policy, name, env)
         for number in range(episodes):
-            obs, _ = env.reset(seed=seed if number == 0 else None)
+            obs, info = env.reset(seed=seed if number == 0 else None)
             total = 0.0
             for length in itertools.count(1):
-                obs, reward, terminated, truncated, _ = env.step(policy.predict(obs, deterministic))
+                masks = info.get(ACTION_MASK) if policy.uses_masks else None
+                action = policy.predict(obs, deterministic, action_masks=masks)
+                obs, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 if terminated or truncated or length == max_steps:
                     break

@@ -10,10 +10,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
+from pearl.action_masks import MaskReader
 from pearl.actors.actor import Policy, first_action
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import TrainerLike, as_stored
-from pearl.errors import PolicyError
+from pearl.algorithms.trainer import TrainerLike, as_stored, uses_masks
+from pearl.errors import EnvError, PolicyError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.policy.description import PolicyDescription
 
@@ -80,7 +81,9 @@ class SavedPolicy:
         """Begin the random numbers of `predict(deterministic=False)` again with `seed`."""
         self._rng = np.random.default_rng(seed)
 
-    def predict(self, observation: ArrayLike, deterministic: bool = True) -> np.ndarray:
+    def predict(
+        self, observation: ArrayLike, deterministic: bool = True, *, action_masks: ArrayLike | None = None
+    ) -> np.ndarray:
         """Actions for one observation, or for a batch of them: `(*obs,)` gives `(*action,)`, `(batch, *obs)` a batch.
 
         Observations are as the environment returns them, unnormalised. Actions are in the environment's units, bounds
@@ -88,24 +91,54 @@ class SavedPolicy:
         greedy ones. Others are drawn from the policy's distribution (PPO, A2C, SAC), or explore as at the end of the
         training (the last epsilon of DQN, the noise of DDPG and TD3, without correlation in time).
 
-        Raises PolicyError for a wrong shape or dtype, for NaN or infinity, and for `deterministic=False` where the
-        policy has neither a distribution nor an exploration.
+        A policy that was trained with action masks needs those of the observations, `(choices,)` or
+        `(batch, choices)`, as the environment gives them in `info["action_mask"]`; it takes allowed actions only.
+
+        Raises PolicyError for a wrong shape or dtype, for NaN or infinity, for masks that are absent, malformed or
+        allow nothing, and for `deterministic=False` where the policy has neither a distribution nor an exploration.
         """
         batch, single = self._batch_of(observation)
-        actions = self.act(batch, deterministic)
+        actions = self.act(batch, deterministic, self._masks_of(action_masks, len(batch), single))
         # Clipped again after the conversion, whose rounding may leave the bounds.
         found = self._within_bounds((actions + self._first).astype(self.action_space.dtype))
         return found[0] if single else found
 
-    def act(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
+    @property
+    def uses_masks(self) -> bool:
+        """Whether it chooses among the actions that a mask allows."""
+        return uses_masks(self._trainer)
+
+    def _masks_of(self, given: ArrayLike | None, rows: int, single: bool) -> np.ndarray | None:
+        """Checked masks `(rows, choices)` bool; None where the policy uses none."""
+        if given is None and not self.uses_masks:
+            return None
+        if given is None or not self.uses_masks:
+            what = "with action masks: pass action_masks" if given is None else "without: leave action_masks out"
+            raise PolicyError(f"The policy of {self.env} was trained {what}.")
+        reader, found = MaskReader(self.action_space, self.env), np.asarray(given)
+        shape = (reader.choices,) if single else (rows, reader.choices)
+        if found.shape != shape:
+            raise PolicyError(
+                f"The policy of {self.env} needs action_masks of shape {shape} for these observations; found shape "
+                f"{found.shape}. Pass them as the environment's info has them."
+            )
+        try:
+            masks = [reader.checked(mask) for mask in (found[None] if single else found)]
+        except EnvError as error:
+            raise PolicyError(str(error)) from error
+        return np.array(masks, bool).reshape(rows, reader.choices)
+
+    def act(self, observations: np.ndarray, deterministic: bool = True, masks: np.ndarray | None = None) -> np.ndarray:
         """Actions of contiguous observations `(batch, *obs)` float32 or uint8, Discrete ones counted from 0.
 
-        For callers that have checked the observations, and whose observations may change; all others call `predict`.
+        For callers that have checked the observations and the masks `(batch, choices)` bool, and whose observations may
+        change; all others call `predict`.
         """
         if not len(observations):
             return np.empty((0, *(self.action_space.shape or ())), np.float32)
         seen = as_stored(self._trainer, observations)
-        return self._within_bounds(self._acting.act(seen) if deterministic else self._explored(seen))
+        acts = self._acting.act(seen, masks) if deterministic else self._explored(seen, masks)
+        return self._within_bounds(acts)
 
     def _batch_of(self, observation: ArrayLike) -> tuple[np.ndarray, bool]:
         """The observations as the networks take them, `(batch, *obs)`, and whether it was a single one."""
@@ -140,9 +173,9 @@ class SavedPolicy:
             )
         return made, single
 
-    def _explored(self, observations: np.ndarray) -> np.ndarray:
+    def _explored(self, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
         if isinstance(self._trainer, OnPolicyTrainer):
-            return self._drawn(self._trainer, observations)
+            return self._drawn(self._trainer, observations, masks)
         setting, count = self._exploration, len(observations)
         if setting is None:
             raise PolicyError(
@@ -154,9 +187,9 @@ class SavedPolicy:
             noise = self._rng.standard_normal((count, *(self.action_space.shape or ())), np.float32)
             return self._acting.sample(observations, noise)
         explorer = make_explorer(setting, self.action_space, count, self._rng)
-        return explorer.apply(self._acting.act(observations), _TRAINED)
+        return explorer.apply(self._acting.act(observations, masks), _TRAINED, masks)
 
-    def _drawn(self, trainer: OnPolicyTrainer, observations: np.ndarray) -> np.ndarray:
+    def _drawn(self, trainer: OnPolicyTrainer, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
         count, distribution = len(observations), trainer.distribution
         size = (count, distribution.size)
         shape = (count, *(self.action_space.shape or ()))
@@ -165,7 +198,7 @@ class SavedPolicy:
         else:
             noise, actions = self._rng.standard_normal(size, np.float32), np.empty(shape, np.float32)
         log_probs, values = np.empty(count, np.float32), np.empty(count, np.float32)
-        self._acting.explore_into(observations, noise, actions, log_probs, values)
+        self._acting.explore_into(observations, noise, actions, log_probs, values, masks)
         return actions
 
     def _within_bounds(self, actions: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pearl.rollout.columns import ADVANTAGE, BONUS, END, LAST_VALUE, LOG_PROB, NO_STEP, RETURN, VALUE
-from pearl.spec import ACTION, OBS, REWARD, ActorSpec, RolloutSpec, TransitionSpec
+from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD, ActorSpec, RolloutSpec, TransitionSpec
 
 
 class RolloutBuffer:
@@ -38,6 +38,7 @@ class RolloutBuffer:
     def flat(self) -> dict[str, np.ndarray]:
         """The Learner's columns, `(horizon * envs, *shape)` views; advantages must have been estimated."""
         named = {OBS: OBS, ACTION: ACTION, LOG_PROB: LOG_PROB, ADVANTAGE: REWARD, RETURN: VALUE}
+        named |= {name: name for name in (ACTION_MASK,) if name in self.columns}
         rows = self.horizon * self.envs
         return {name: self.columns[of].reshape(rows, *self.columns[of].shape[2:]) for name, of in named.items()}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from pearl.action_masks import mask_field
 from pearl.spec import ACTION, OBS, REWARD, FieldSpec, TransitionSpec
 
 LOG_PROB, VALUE, END, BONUS = "log_prob", "value", "end", "bonus"
@@ -16,8 +17,10 @@ GOES_ON, ENDED, NO_STEP = 0, 1, 2
 """Values of the column `end`; NO_STEP: the environment was reset in place of a step."""
 
 
-def rollout_columns(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
-    """The columns of a step of a rollout.
+def rollout_columns(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], *, masked: bool = False
+) -> TransitionSpec:
+    """The columns of a step of a rollout; `masked`: with the mask of the actions that were allowed.
 
     `obs`, `action` and `reward` as those of any transition; `log_prob` and `value` by the policy that acted; `end`
     uint8; `bonus`: gamma times the value of the last observation where a time limit ended the episode, else 0.
@@ -29,6 +32,7 @@ def rollout_columns(observation_space: gym.Space[Any], action_space: gym.Space[A
             *(FieldSpec(name, (), "float32") for name in (LOG_PROB, VALUE)),
             FieldSpec(END, (), "uint8"),
             FieldSpec(BONUS, (), "float32"),
+            *((mask_field(action_space),) if masked else ()),
         )
     )
 

@@ -12,10 +12,18 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pearl.action_masks import MaskReader
 from pearl.actors.actor import first_action
 from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
-from pearl.algorithms.trainer import TrainerLike, as_stored, policy_snapshot, policy_tensors, set_evaluation_mode
+from pearl.algorithms.trainer import (
+    TrainerLike,
+    as_stored,
+    policy_snapshot,
+    policy_tensors,
+    set_evaluation_mode,
+    uses_masks,
+)
 from pearl.errors import EnvError, PearlError
 from pearl.lazy_torch import torch
 from pearl.runtime.options import Options
@@ -114,11 +122,18 @@ def evaluate(
     over = False
     try:
         if policy is None:
-            act = _torch_policy(trainer)
+            act: Callable[..., np.ndarray] = _torch_policy(trainer)
         else:
             policy.load_weights(policy_snapshot(trainer))
             act = policy.act
-        found = play(lambda obs: act(as_stored(trainer, obs)), used, episodes, seed, should_stop)
+        found = play(
+            lambda obs, *masks: act(as_stored(trainer, obs), *masks),
+            used,
+            episodes,
+            seed,
+            should_stop,
+            masked=uses_masks(trainer),
+        )
         over = True
         return found
     finally:
@@ -129,30 +144,33 @@ def evaluate(
             used.close()
 
 
-def _torch_policy(trainer: TrainerLike) -> Callable[[np.ndarray], np.ndarray]:
+def _torch_policy(trainer: TrainerLike) -> Callable[..., np.ndarray]:
     device = next((t.device for t in policy_tensors(trainer)), torch.device("cpu"))
 
-    def act(obs: np.ndarray) -> np.ndarray:
+    def act(*arrays: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            return trainer.get_action(torch.from_numpy(obs).to(device)).cpu().numpy()
+            return trainer.get_action(*(torch.from_numpy(array).to(device) for array in arrays)).cpu().numpy()
 
     return act
 
 
 def play(
-    act: Callable[[np.ndarray], np.ndarray],
+    act: Callable[..., np.ndarray],
     envs: EvaluationEnvs,
     episodes: int,
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
+    *,
+    masked: bool = False,
 ) -> Evaluation | None:
     """Let `act` play `episodes` episodes, or fewer environments than a hundred in turn; None if `should_stop` said so.
 
     `act` takes contiguous observations `(envs, *obs)`, float32 or bytes, and returns actions `(envs, *action)`, those
-    of Discrete spaces counted from 0. Raises EnvError with the traceback if it or an environment fails.
+    of Discrete spaces counted from 0; `masked`, it also takes action masks `(envs, choices)` bool. Raises EnvError with
+    the traceback if it or an environment fails.
     """
     try:
-        return _play(act, envs, episodes, seed, should_stop)
+        return _play(act, envs, episodes, seed, should_stop, masked)
     except PearlError:
         raise
     except Exception as error:
@@ -162,11 +180,12 @@ def play(
 
 
 def _play(
-    act: Callable[[np.ndarray], np.ndarray],
+    act: Callable[..., np.ndarray],
     made: EvaluationEnvs,
     episodes: int,
     seed: int,
     should_stop: Callable[[], bool],
+    masked: bool,
 ) -> Evaluation | None:
     count = min(episodes, _MOST_ENVS)
     left = np.full(count, episodes // count)
@@ -175,8 +194,12 @@ def _play(
     actions, observations = envs[0].action_space, envs[0].observation_space
     first, is_number = first_action(actions), isinstance(actions, spaces.Discrete)
     obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
+    reader = MaskReader(actions, made.spec.env_name) if masked else None
+    masks = np.ones((count, 0 if reader is None else reader.choices), bool)
     for number, env in enumerate(envs):
-        obs[number], _ = env.reset(seed=seed + number)
+        obs[number], info = env.reset(seed=seed + number)
+        if reader is not None:
+            masks[number] = reader.one(info)
     running, length = np.zeros(count), np.zeros(count, np.int64)
     returns: list[float] = []
     lengths: list[int] = []
@@ -184,11 +207,11 @@ def _play(
     while len(playing):
         if should_stop():
             return None
-        chosen = act(obs[playing])
+        chosen = act(obs[playing]) if reader is None else act(obs[playing], masks[playing])
         for number, action in zip(playing.tolist(), chosen, strict=True):
             # Of whole numbers Python's own, which environments check in a third of the time.
             taken = int(action) + first if is_number else action + first if isinstance(first, np.ndarray) else action
-            obs[number], reward, terminated, truncated, _ = envs[number].step(taken)
+            obs[number], reward, terminated, truncated, info = envs[number].step(taken)
             running[number] += float(reward)
             length[number] += 1
             if terminated or truncated or made.is_too_long(int(length[number])):
@@ -197,6 +220,8 @@ def _play(
                 running[number], length[number] = 0.0, 0
                 left[number] -= 1
                 if left[number]:
-                    obs[number], _ = envs[number].reset()
+                    obs[number], info = envs[number].reset()
+            if reader is not None and left[number]:
+                masks[number] = reader.one(info)
         playing = playing[left[playing] > 0]
     return Evaluation(np.array(returns), np.array(lengths))

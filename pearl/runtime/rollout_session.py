@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy
+from pearl.algorithms.trainer import uses_masks
 from pearl.callbacks.protocol import Callback
 from pearl.errors import PearlError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
@@ -68,7 +69,8 @@ class RolloutSession(Run):
         self._learner: RolloutWorker | None = None
 
     def _columns(self) -> TransitionSpec:
-        return rollout_columns(self.observation_space, self.action_space)
+        masked = uses_masks(self._trainer_class, self.settings)
+        return rollout_columns(self.observation_space, self.action_space, masked=masked)
 
     @property
     def _rollout(self) -> RolloutSpec:
