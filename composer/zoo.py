@@ -104,7 +104,6 @@ _RATES = ("learning_rate", "actor_learning_rate", "temperature_learning_rate")
 _ACTIVATIONS = {"nn.ReLU": "relu", "nn.Tanh": "tanh", "th.nn.ReLU": "relu", "th.nn.Tanh": "tanh"}
 _TELLS_NOTHING = {  # values that change nothing
     "use_sde": (False,),
-    "normalize": (False,),
     "frame_stack": (None, 1),
     "n_eval_envs": (1,),
     "optimize_memory_usage": (False,),
@@ -120,7 +119,6 @@ _ADVICE = {
     "sde_sample_freq": "it belongs to use_sde",
     "use_sde_at_warmup": "it belongs to use_sde",
     "frame_stack": "wrap the environment, with Composer.set_wrappers and gymnasium.wrappers.FrameStackObservation",
-    "normalize": "this algorithm does not normalise observations and rewards; wrap the environment (set_wrappers)",
     "use_rms_prop": "A2C trains with Adam here; the learning rate may need another value",
     "rms_prop_eps": "A2C trains with Adam here",
     "callback": "write a callback of PEARL (docs/callbacks.md)",
@@ -246,6 +244,7 @@ class _Mapping:
         timesteps = self._environment()
         self._networks()
         self._rates()
+        self._normalization()
         if self.algorithm.data_flow() == "rollout":
             self._rollouts()
         else:
@@ -371,6 +370,17 @@ class _Mapping:
             self.algorithm.data_flow() == "rollout" and "batch_size" not in _DEFAULTS[self.algorithm.__name__.lower()]
         )
 
+    def _normalization(self) -> None:
+        normalize = _parsed(self._take("normalize", False))
+        if normalize is True:
+            normalize = {"norm_obs": True, "norm_reward": True}
+        if isinstance(normalize, dict) and set(normalize) <= {"norm_obs", "norm_reward"}:
+            self.trainer["normalize_observations"] = bool(normalize.get("norm_obs", True))
+            table = self.rollout if self.algorithm.data_flow() == "rollout" else self.trainer
+            table["reward_standardization"] = "returns" if normalize.get("norm_reward", True) else "none"
+        elif normalize is not False:
+            self._refuse("normalize", normalize, "expected true, or norm_obs and norm_reward")
+
     def _rollouts(self) -> None:
         self.trainer["entropy_coefficient"] = self._number("ent_coef")
         self.trainer["normalize_advantages"] = bool(self._take("normalize_advantage"))
@@ -382,15 +392,6 @@ class _Mapping:
             self.left.pop("clip_range_vf", None)
             self.trainer["target_kl"] = None if self.left["target_kl"] is None else self._number("target_kl")
             self.left.pop("target_kl", None)
-        normalize = _parsed(self._take("normalize", False))
-        if normalize is True:
-            normalize = {"norm_obs": True, "norm_reward": True}
-        if isinstance(normalize, dict) and set(normalize) <= {"norm_obs", "norm_reward"}:
-            self.trainer["normalize_observations"] = bool(normalize.get("norm_obs", True))
-            rewards = normalize.get("norm_reward", True)
-            self.rollout["reward_standardization"] = "returns" if rewards else "none"
-        elif normalize is not False:
-            self._refuse("normalize", normalize, "expected true, or norm_obs and norm_reward")
         if self._trains_whole_rollouts and "use_rms_prop" not in self.left:
             self.notes.append("Adam in place of RMSProp, the default of Stable-Baselines3's A2C")
 

@@ -118,6 +118,8 @@ def batch_of(trainer: Trainer, seed: int, rows: int = 32) -> tuple[dict[str, np.
 def rollout_of(trainer: Trainer, seed: int, rows: int = 64) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
     actions = np.stack([trainer.action_space.sample() for _ in range(rows)])
+    if actions.dtype.kind == "i":
+        actions = actions.astype(np.int64)  # as they are stored, also those of MultiBinary
     numbers = {name: random.standard_normal(rows).astype(np.float32) for name in ("advantage", "ret", "log_prob")}
     return {
         "obs": random.standard_normal((rows, *trainer.input_shape)).astype(np.float32),

@@ -115,7 +115,7 @@ def test_what_made_and_wrapped_the_environments_is_imported(
     as_new(corridor)
     done = command("evaluate", run, "--episodes", 3, "--json")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert (found["returns"], found["lengths"]) == ([20.0] * 3, [4] * 3)  # 4 steps, times 10, halved
     assert found["wrappers"].startswith(f"{corridor.__name__}.Times{{'factor': 10.0}}, {corridor.__name__}.halved, gym")
     assert f"Importing {corridor.__file__} for the environment {maker}, as the program of the run did." in caplog.text
@@ -137,12 +137,12 @@ def test_another_environment_keeps_the_wrappers_unless_they_are_left_out(
     monkeypatch.chdir(tmp_path / "code")
     other = f"{corridor.__name__}:make_corridor"
     done = command("evaluate", run, "--env", other, "--env-kwarg", "length=2", "--episodes", 1, "--json")
-    assert json.loads(done.output)["returns"] == [6.0], done.output
+    assert json.loads(done.stdout)["returns"] == [6.0], done.output
     done = command(
         "evaluate", run, "--env", other, "--env-kwarg", "length=2", "--episodes", 1, "--json", "--no-wrappers"
     )
-    assert json.loads(done.output)["returns"] == [2.0], done.output
-    assert "wrappers" not in json.loads(done.output)
+    assert json.loads(done.stdout)["returns"] == [2.0], done.output
+    assert "wrappers" not in json.loads(done.stdout)
     policy = pearl.load_policy(run)
     assert evaluate_policy(policy, corridor.make_corridor, episodes=1).mean == 15.0
     assert evaluate_policy(policy, episodes=1, wrappers=False).mean == 5.0

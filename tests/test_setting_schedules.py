@@ -117,7 +117,7 @@ def test_a_function_is_followed_by_its_name() -> None:
         (((0.0, 1.0), (1000, 0.1)), "Shares are of the run: from 0 to 1"),
         (lambda progress: 1.0, "write it with `def` at the top level of a .py file."),
     ],
-    ids=repr,
+    ids=lambda value: "lambda" if callable(value) else repr(value),
 )
 def test_what_is_no_schedule_is_named(schedule: object, advice: str) -> None:
     with pytest.raises(TrainerError, match=r"PPO\.clip_range_schedule must be .*; found ") as caught:

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from typer.testing import CliRunner, Result
 
 from composer import Composer
+from composer.codegen.python_source import literal
 from composer.composition import read_composition
 from composer.html_report.page import report_page
 from composer.spec_file import load_spec
@@ -291,7 +292,7 @@ def test_a_built_in_class_gets_its_settings_and_the_program_states_them(
     for choice in composer.suggestion.training:
         assert f"{choice.name}={choice.value!r}," in text
     for choice in composer.suggestion.settings:
-        assert f'"{choice.name}": {choice.value!r},' in text
+        assert f'"{choice.name}": {literal(choice.value)},' in text
     assert f"capacity={composer.suggestion.replay[0].value}," in text
     made = read_composition(composition_file(program).read_text())
     assert [setting.name for setting in made.settings] == [

@@ -173,6 +173,7 @@ MountainCarContinuous-v0:
 Pendulum-v1:
   n_timesteps: 20000
   policy: 'MlpPolicy'
+  normalize: true
 """,
     "a2c": """
 Acrobot-v1:
@@ -262,7 +263,8 @@ def test_sac_td3_ddpg_and_a2c(zoo: Path) -> None:
     ddpg = zoo_settings(zoo / "ddpg.yml", "MountainCarContinuous-v0")
     assert (ddpg.algorithm, ddpg.trainer["exploration"]) == (DDPG, OrnsteinUhlenbeck(0.5, dt=0.01))
     holds(ddpg.trainer, saturation_penalty=0.0, hidden_sizes=(400, 300))
-    assert zoo_settings(zoo / "ddpg.yml", "Pendulum-v1").trainer["exploration"] == GaussianNoise(0.0)
+    ddpg = zoo_settings(zoo / "ddpg.yml", "Pendulum-v1").trainer
+    holds(ddpg, exploration=GaussianNoise(0.0), normalize_observations=True, reward_standardization="returns")
     a2c = zoo_settings(zoo / "a2c.yml", "Acrobot-v1")
     assert (a2c.algorithm, a2c.training, a2c.rollout["horizon"]) == (A2C, {"gamma": 0.99}, 5)
     assert a2c.notes == ("Adam in place of RMSProp, the default of Stable-Baselines3's A2C",)

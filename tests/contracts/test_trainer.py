@@ -62,7 +62,7 @@ def trained(trainer: Any, name: str, seeds: range = range(3)) -> list[torch.Tens
 
 
 def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))  # None: no action masks
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------
