@@ -67,13 +67,14 @@ class Plan:
     training_s: float = 5.0  # seconds of a run of theirs
 
 
+PLAIN = {"hidden_sizes": HIDDEN, "double": False, "n_step": 1, "learning_rate_schedule": "constant"}  # as the peer
 QUICK = Plan(alternations=3, turn_s=0.2, starts=2, runs=1, run_steps=20_000, training_s=2.0)
 
 
 def setup_of(vectorization: Any, envs: int, *, native: bool = True) -> ActorSetup:
     """An actor's setup, with its policy in C++ or in torch."""
     spec = ActorSpec(ENVIRONMENT, envs_per_actor=envs, vectorization=vectorization)
-    settings = {"hidden_sizes": HIDDEN, "exploration": EpsilonGreedy(EPSILON, EPSILON, 1)}
+    settings = {"hidden_sizes": HIDDEN, "n_step": 1, "exploration": EpsilonGreedy(EPSILON, EPSILON, 1)}
     setup = ActorSetup(DQN, settings, spec, TrainSpec(), seed=1)
     if not native:
         return setup
@@ -181,7 +182,7 @@ def measure_training(plan: Plan) -> Iterator[Row]:
         samples, theirs = list[float](), list[float]()
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            composer = composer_of(folder, DQN, ENVIRONMENT, envs, SLOTS, training, hidden_sizes=HIDDEN, double=False)
+            composer = composer_of(folder, DQN, ENVIRONMENT, envs, SLOTS, training, **PLAIN)
             composer.run()
             program = composer.runtime_gen(path=folder / "program.py", timesteps=plan.run_steps)
             peer, collect, reason = stable_baselines3(envs, trains=True)

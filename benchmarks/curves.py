@@ -52,6 +52,8 @@ TASKS = (
             "learning_rate": 2.3e-3,
             "batch_size": 64,
             "replay_ratio": 64.0,
+            "n_step": 1,
+            "learning_rate_schedule": "constant",
             "target_update_interval": 100,
             "exploration": EpsilonGreedy(start=1.0, end=0.04, steps=3_000),
         },

@@ -120,7 +120,8 @@ class Task:
     settings: Mapping[str, Any]
 
 
-LEARNING = {"learning_rate": 2.3e-3, "replay_ratio": 64.0, "batch_size": 64, "target_update_interval": 100}
+_PLAIN = {"n_step": 1, "learning_rate_schedule": "constant"}  # as the papers' DQN
+LEARNING = {"learning_rate": 2.3e-3, "replay_ratio": 64.0, "batch_size": 64, "target_update_interval": 100, **_PLAIN}
 CARTPOLE_DQN = {
     **LEARNING,
     "hidden_sizes": (64, 64),
@@ -158,6 +159,7 @@ TASKS = (
             "batch_size": 64,
             "replay_ratio": 64.0,
             "target_update_interval": 500,
+            **_PLAIN,
             "exploration": EpsilonGreedy(start=1.0, end=0.05, steps=20_000),
         },
     ),
