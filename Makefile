@@ -32,7 +32,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-stability bench-startup bench-sycl gpu-check clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-rtl bench-stability bench-startup bench-sycl gpu-check zoo clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -144,6 +144,9 @@ fpga-model: setup  ## The tables of docs/fpga_model.md: the model of the FPGA co
 
 paper: setup  ## docs/paper.md and its pictures: the papers' experiments with this project's numbers
 	$(BIN)/python -m benchmarks.paper
+
+zoo: setup bench-env  ## Train the compositions of examples/zoo, three seeds each, and write docs/zoo.md (hours)
+	$(BENCH)/bin/python -m benchmarks.zoo $(BENCH_ARGS)
 
 bench-solve: setup bench-env  ## Do the examples learn, and how long do they and other frameworks take?
 	$(BIN)/python -m benchmarks.solve

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import eps, gae, peers, record, replay, report, solve_time, stability  # noqa: E402
+from benchmarks import eps, gae, peers, record, replay, report, solve_time, stability, zoo  # noqa: E402
 from benchmarks.peers import solving, training, zoo_settings  # noqa: E402
 from composer import spec_file  # noqa: E402
 from pearl.rollout import NumpyGae  # noqa: E402
@@ -340,6 +340,19 @@ def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers
         for peer in task.peers:
             if peer.module == "sb3_solve":
                 assert zoo_settings.settings_of(peer.options[-1], task.environment)[1] >= 20_000
+
+
+def test_the_page_of_the_zoo_has_medians_and_worst_seeds_beside_what_is_published():
+    def run(seed, last):
+        numbers = {"steps": 100_000, "last": last, "best": 260.0, "train_s": 31.6}
+        return {"composition": "dqn-LunarLander-v3", "seed": seed, **numbers, "commit": "abc", "machine": "a CPU"}
+
+    page = zoo.page([run(4001, 240.0), run(4002, 250.0), run(4003, -20.0)])
+    assert "seeds 4001 to 4003" in page
+    assert ".toml) | 100,000 | 240.0 | -20.0 | 260.0 | 32 s | 154.4 +- 79.2 | 100k |" in page
+    assert page.count("examples/zoo/dqn-LunarLander-v3.toml)") == 1
+    assert "Runs on a CPU, commit `abc`." in page
+    assert set(zoo.names()) <= set(zoo.PUBLISHED)
 
 
 def test_a_peer_passes_by_its_greedy_returns(capsys):
