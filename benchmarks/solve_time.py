@@ -16,6 +16,7 @@ resident memory of all processes together; each process counts the pages that it
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,12 +25,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.solving import COMPILED, EPISODES, INTERVAL, SOLVED
 from benchmarks.programs import environment
-from benchmarks.record import ROOT, Row, shown, write
+from benchmarks.record import RESULTS, ROOT, Row, commit, machine, shown, write
 from benchmarks.timing import options
 
 COMPOSING, COMPOSED = "example, composing included", "composed program"
@@ -279,22 +281,49 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
     return rows_of(task, ours, theirs), runs
 
 
+Document = Mapping[str, Any]
+
+
+def together(found: Sequence[Row], runs: Sequence[Document], known: Document) -> tuple[list[Row], list[Document]]:
+    """Rows and runs of the tasks that were measured now, and those of the other tasks in the record `known`."""
+    environments = {str(run["environment"]) for run in runs}
+    names = {f.name for f in fields(Row)}
+    kept = [
+        Row(**{name: tuple(value) if name == "spread" else value for name, value in row.items() if name in names})
+        for row in known["rows"]
+        if row["case"].partition(" ")[0] not in environments
+    ]
+    return [*kept, *found], [*(run for run in known["runs"] if run["environment"] not in environments), *runs]
+
+
 def main() -> None:
     parser = options(__doc__, "one seed of CartPole-v1")
     parser.add_argument("--seeds", type=int, help="seeds of each task, at most; writes nothing")
-    parser.add_argument("--only", choices=[task.environment for task in TASKS], help="one task; writes nothing")
+    parser.add_argument(
+        "--only",
+        choices=[task.environment for task in TASKS],
+        action="append",
+        help="these tasks; the record, if it is of the same commit, keeps the others, and else stays as it is",
+    )
     arguments = parser.parse_args()
     tasks = TASKS[:1] if arguments.quick else TASKS
     most = 1 if arguments.quick else arguments.seeds
     rows: list[Row] = []
-    runs: list[dict[str, object]] = []
+    runs: list[Document] = []
     for task in tasks:
-        if arguments.only in (None, task.environment):
+        if arguments.only is None or task.environment in arguments.only:
             found, noted = measure(task, min(task.seeds, most or task.seeds))
             rows += shown(found)
             runs += noted
-    if most is None and arguments.only is None:
-        write("solve_time", "make bench-solve", threads=os.cpu_count() or 1, rows=rows, runs=runs)
+    if most is not None:
+        return
+    if arguments.only is not None:
+        known = json.loads((RESULTS / "solve_time.json").read_text(encoding="utf-8"))
+        if (known["commit"], known["machine"]) != (commit(), machine()):
+            print("Nothing is written: the record is of another commit or machine.")
+            return
+        rows, runs = together(rows, runs, known)
+    write("solve_time", "make bench-solve", threads=os.cpu_count() or 1, rows=rows, runs=runs)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -353,6 +354,27 @@ def test_the_page_of_the_zoo_has_medians_and_worst_seeds_beside_what_is_publishe
     assert page.count("examples/zoo/dqn-LunarLander-v3.toml)") == 1
     assert "Runs on a CPU, commit `abc`." in page
     assert set(zoo.names()) <= set(zoo.PUBLISHED)
+
+
+def test_a_task_that_is_measured_again_replaces_its_rows_in_the_record():
+    def rows_of(env, seconds):
+        outcomes = {"ours": [solve_time.Outcome(seconds, 100.0, True)]}
+        return solve_time.rows_of(solve_time.Task(env, 0.0, 1, (), ()), outcomes, {"a peer": outcomes["ours"]})
+
+    known = [*rows_of("CartPole-v1", 9.0), *rows_of("Acrobot-v1", 5.0)]
+    record_of = {
+        "rows": json.loads(json.dumps([{**asdict(row), "ratio": row.ratio} for row in known])),
+        "runs": [{"environment": "CartPole-v1", "seed": 1}, {"environment": "Acrobot-v1", "seed": 1}],
+    }
+    again = {"environment": "CartPole-v1", "seed": 2}
+    rows, runs = solve_time.together(rows_of("CartPole-v1", 3.0), [again], record_of)
+    assert sorted({(r.case.partition(" ")[0], r.ours) for r in rows if r.unit == "s"}) == [
+        ("Acrobot-v1", 5.0),
+        ("CartPole-v1", 3.0),
+    ]
+    assert all(row in known for row in rows if row.case.startswith("Acrobot"))
+    assert [run["seed"] for run in runs if run["environment"] == "CartPole-v1"] == [2]
+    assert len(runs) == 2
 
 
 def test_a_peer_passes_by_its_greedy_returns(capsys):
