@@ -214,7 +214,7 @@ def main() -> None:
                     "task": task.name,
                     "settings": name,
                     "seed": FIRST_SEED + n,
-                    "means_of_thirds": means.round(1).tolist(),
+                    **dict(zip(("first third", "second third", "last third"), means.round(1).tolist(), strict=True)),
                 }
                 for name, found in curves.items()
                 for n, means in enumerate(thirds_of(found))
