@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.programs import composer_of, run_program
 from benchmarks.record import ASSETS, ROOT, Row, shown, write
 from benchmarks.timing import options
+from composer.spec_file import load_spec, read_tables
 from pearl.algorithms import DQN
 from pearl.exploration import EpsilonGreedy
 
@@ -42,12 +43,30 @@ class Former:
 class Task:
     """An example, and the return of a random policy. `before` is None where nothing changed."""
 
-    name: str
+    algorithm: str
     example: str  # a composition below examples/
-    environment: str
-    steps: int
     random: float
     before: Former | None = None
+
+    @property
+    def path(self) -> Path:
+        """The composition."""
+        return ROOT / "examples" / f"{self.example}.toml"
+
+    @property
+    def environment(self) -> str:
+        """The composition's."""
+        return str(read_tables(self.path)["actors"]["env"])
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return f"{self.algorithm} {self.environment}"
+
+    @property
+    def steps(self) -> int:
+        """Five times the composition's."""
+        return LONGER * int(read_tables(self.path)["program"]["timesteps"])
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -60,44 +79,21 @@ class Task:
         return self.steps // EVALUATIONS
 
 
+_FORMER_CARTPOLE = {
+    "exploration": EpsilonGreedy(start=1.0, end=0.04, steps=3_000),
+    "hidden_sizes": (64, 64),
+    "learning_rate": 2.3e-3,
+    "replay_ratio": 64.0,
+    "n_step": 1,
+    "target_update_interval": 100,
+    "learning_rate_schedule": "constant",
+}
+_FORMER_LANDER = {"hidden_sizes": (64, 64), "replay_ratio": 8.0, "n_step": 1, "learning_rate_schedule": "constant"}
 TASKS = (
-    Task(
-        "DQN CartPole-v1",
-        "cartpole",
-        "CartPole-v1",
-        LONGER * 50_000,
-        22.0,
-        Former(
-            1,
-            {
-                "exploration": EpsilonGreedy(start=1.0, end=0.04, steps=3_000),
-                "hidden_sizes": (64, 64),
-                "learning_rate": 2.3e-3,
-                "replay_ratio": 64.0,
-                "n_step": 1,
-                "target_update_interval": 100,
-                "learning_rate_schedule": "constant",
-            },
-        ),
-    ),
-    Task(
-        "DQN LunarLander-v3",
-        "zoo/dqn-LunarLander-v3",
-        "LunarLander-v3",
-        LONGER * 100_000,
-        -180.0,
-        Former(
-            8,
-            {
-                "hidden_sizes": (64, 64),
-                "replay_ratio": 8.0,
-                "n_step": 1,
-                "learning_rate_schedule": "constant",
-            },
-        ),
-    ),
-    Task("SAC Pendulum-v1", "zoo/sac-Pendulum-v1", "Pendulum-v1", LONGER * 10_000, -1_220.0),
-    Task("TD3 Pendulum-v1", "zoo/td3-Pendulum-v1", "Pendulum-v1", LONGER * 12_000, -1_220.0),
+    Task("DQN", "cartpole", 22.0, Former(1, _FORMER_CARTPOLE)),
+    Task("DQN", "zoo/dqn-LunarLander-v3", -180.0, Former(8, _FORMER_LANDER)),
+    Task("SAC", "zoo/sac-Pendulum-v1", -1_220.0),
+    Task("TD3", "zoo/td3-Pendulum-v1", -1_220.0),
 )
 
 Curves = dict[str, np.ndarray]  # by the settings' name: mean returns (seeds, evaluations)
@@ -112,9 +108,7 @@ def compose(task: Task, variant: str, folder: Path) -> Path:
         former = task.before
         composer = composer_of(folder, DQN, task.environment, former.envs, 100_000, {}, **former.settings)
     else:
-        from composer.spec_file import load_spec
-
-        composer, _ = load_spec(ROOT / "examples" / f"{task.example}.toml", progress=False)
+        composer, _ = load_spec(task.path, progress=False)
     composer.run(budget_s=0)
     program: Path = composer.runtime_gen(path=path, timesteps=task.steps)
     return program

@@ -35,19 +35,14 @@ PUBLISHED: dict[str, tuple[float, float, str]] = {
     "dqn-CartPole-v1": (500.0, 0.0, "50k"),
     "ppo-CartPole-v1": (500.0, 0.0, "100k"),
     "dqn-Acrobot-v1": (-76.6, 11.8, "100k"),
-    "dqn-MountainCar-v0": (-100.8, 9.9, "120k"),
     "dqn-LunarLander-v3": (154.4, 79.2, "100k"),
-    "sac-LunarLanderContinuous-v3": (260.4, 65.5, "500k"),
     "sac-Pendulum-v1": (-157.0, 88.7, "20k"),
     "td3-Pendulum-v1": (-151.9, 90.2, "20k"),
     "ddpg-Pendulum-v1": (-152.1, 94.3, "20k"),
     "ddpg-MountainCarContinuous-v0": (93.5, 0.0, "300k"),
     "td3-MountainCarContinuous-v0": (93.5, 0.1, "300k"),
-    "sac-BipedalWalker-v3": (297.7, 33.1, "500k"),
     "sac-Hopper-v5": (2325.5, 1129.7, "1M"),
     "sac-HalfCheetah-v5": (9535.5, 100.5, "1M"),
-    "sac-Walker2d-v5": (3863.2, 254.3, "1M"),
-    "dqn-Pong": (20.6, 0.6, "10M"),
 }
 HEAD = """# Compositions that were trained
 

@@ -53,6 +53,11 @@ def override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         place[key] = value
 
 
+def short_text(value: object) -> str:
+    """A value as tables and progress lines show it: numbers of floating point with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else toml_text(value)
+
+
 def toml_text(value: object) -> str:
     """A number, text, boolean, list or table as TOML writes it, in one line."""
     if isinstance(value, bool):

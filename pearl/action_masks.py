@@ -17,6 +17,7 @@ from gymnasium import spaces
 from pearl.errors import EnvError
 from pearl.spec import ACTION_MASK, NEXT_ACTION_MASK, ActorStep, Column, FieldSpec
 
+FORBIDDEN_LOGIT = -1e8  # of a choice that a mask forbids; not infinite, as entropies multiply by it
 _METHOD = "action_masks"
 
 

@@ -34,13 +34,6 @@ class EpsilonGreedy:
         _require(self.steps >= 0, self, "steps must be at least 0")
         object.__setattr__(self, "schedule", plain_schedule(self.schedule, "EpsilonGreedy.schedule"))
 
-    def by_value(self) -> EpsilonGreedy:
-        """Itself; with a schedule that names code, which a file must not do, epsilon at the end of the schedule."""
-        if not names_code(self.schedule):
-            return self
-        last = self.epsilon(self.steps)
-        return EpsilonGreedy(last, last, self.steps)
-
     def epsilon(self, env_steps: int) -> float:
         """Probability of a random action after `env_steps` steps of all environments together."""
         factor = factor_at(self.schedule, env_steps / max(1, self.steps))
@@ -104,6 +97,24 @@ Exploration: TypeAlias = "EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck | Po
 _KINDS = (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, PolicySampling)
 
 
+def schedule_of(setting: object) -> Schedule | None:
+    """The schedule that a setting follows; None if it follows none."""
+    return setting.schedule if isinstance(setting, EpsilonGreedy) else None
+
+
+def without_code(setting: object) -> object:
+    """The same setting; with a schedule that names code, which a file must not do, as it is at the schedule's end."""
+    if not isinstance(setting, EpsilonGreedy) or not names_code(setting.schedule):
+        return setting
+    last = setting.epsilon(setting.steps)
+    return EpsilonGreedy(last, last, setting.steps)
+
+
+def scheduled_values(setting: object, env_steps: int) -> dict[str, float]:
+    """For the log: what changes by a schedule, after `env_steps` steps of all environments, by name."""
+    return {"epsilon": setting.epsilon(env_steps)} if isinstance(setting, EpsilonGreedy) else {}
+
+
 class Explorer(Protocol):
     """Exploration of one vector of environments."""
 
@@ -128,9 +139,13 @@ class _Greedy:
 class _EpsilonGreedy(_Greedy):
     def __init__(self, setting: EpsilonGreedy, actions: int, rng: np.random.Generator) -> None:
         self._setting, self._actions, self._rng = setting, actions, rng
+        self._last = setting.epsilon(setting.steps)
+
+    def _epsilon(self, env_steps: int) -> float:
+        return self._last if env_steps >= self._setting.steps else self._setting.epsilon(env_steps)
 
     def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
-        draw = self._rng.random(len(actions)) < self._setting.epsilon(env_steps)
+        draw = self._rng.random(len(actions)) < self._epsilon(env_steps)
         if masks is None:
             return np.where(draw, self._rng.integers(self._actions, size=len(actions)), actions)
         order = self._rng.random(masks.shape)

@@ -22,7 +22,7 @@ from trainers import OwnTrainer
 
 import pearl
 from pearl.algorithms import DQN
-from pearl.algorithms.trainer import as_stored
+from pearl.algorithms.trainer import storing
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, PolicyError
 from pearl.exploration import EpsilonGreedy
@@ -39,7 +39,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def greedy(trainer: Any, obs: np.ndarray, case: Case) -> np.ndarray:
     """What the trainer does in torch, in the environment's units."""
-    inputs = as_stored(trainer, obs if obs.dtype == np.uint8 else obs.astype(np.float32))
+    inputs = storing(trainer)(obs if obs.dtype == np.uint8 else obs.astype(np.float32))
     with torch.no_grad():
         found: np.ndarray = trainer.get_action(torch.from_numpy(inputs)).numpy()
     start = getattr(case[2], "start", 0)

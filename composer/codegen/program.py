@@ -31,6 +31,7 @@ from pearl.backends import backend_of, backends, check_implementation, devices_o
 from pearl.backends.protocol import Factory, LearnerImplementation
 from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, GenerationError
+from pearl.exploration import schedule_of
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.backup import put_aside
 from pearl.runtime.power import PoweredDevice, PowerPlan
@@ -178,7 +179,7 @@ def schedule_imports(problem: TrainingProblem, trainer: UserImport) -> list[User
     """How a program finds the functions that schedules of the trainer and of its exploration name."""
     held = {name: getattr(problem.trainer_class, name, None) for name in schedule_settings_of(problem.trainer_class)}
     exploration = problem.settings.get("exploration", getattr(problem.trainer_class, "exploration", None))
-    schedules = [*{**held, **problem.settings}.values(), getattr(exploration, "schedule", None)]
+    schedules = [*{**held, **problem.settings}.values(), schedule_of(exploration)]
     names = dict.fromkeys(str(schedule) for schedule in schedules if names_code(schedule))
     return [one for one in map(schedule_import, names) if one.module != trainer.module]
 

@@ -14,7 +14,7 @@ import numpy as np
 from rich.text import Text
 
 from composer.report import ascii_table
-from composer.spec_overrides import toml_text
+from composer.spec_overrides import short_text, toml_text
 from composer.sweep.space import Choices, Parameter
 from composer.sweep.spec import SweepSpec
 from composer.sweep.study import TrialRow
@@ -50,7 +50,7 @@ def result_table(spec: SweepSpec, rows: Sequence[TrialRow]) -> Table:
     table = ascii_table(title, headings, right=("trial", spec.objective))
     for row in ranked(rows)[:_MOST_ROWS]:
         scores = ", ".join(f"{score:.4g}" for score in row.scores)
-        values = [_text(row.values.get(name)) for name in names]
+        values = [short_text(row.values[name]) if name in row.values else "" for name in names]
         note = "" if row.state == "complete" else f"{row.state}{f': {row.reason:.60}' if row.reason else ''}"
         objective = "" if row.objective is None else f"{row.objective:,.4g}"
         table.add_row(*map(Text, (str(row.number), objective, scores, *values, note)))
@@ -142,7 +142,3 @@ def _draw_setting(axes: Axes, one: Parameter, rows: Sequence[TrialRow]) -> None:
 
 def _real(value: float | None) -> float:
     return -math.inf if value is None else value
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else toml_text(value)

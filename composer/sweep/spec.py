@@ -70,7 +70,7 @@ def read_sweep(path: str | Path) -> SweepSpec:
     _check(file, first, "the lowest values and first choices")
     _, stated = load_spec(file, progress=False, overrides=first)
     for one in space:
-        _check_parameter(file, first, one)
+        _check_parameter(file, document["search"], first, one)
     if stated.eval_episodes == 0:
         raise ConfigurationError(
             f"{file}, [program] eval_episodes: evaluations score the trials of a sweep; found 0. Leave it out."
@@ -147,11 +147,13 @@ def _space(file: Path, table: object) -> tuple[Parameter, ...]:
     )
 
 
-def _check_parameter(file: Path, first: Mapping[str, Any], one: Parameter) -> None:
+def _check_parameter(file: Path, search: Mapping[str, Any], first: Mapping[str, Any], one: Parameter) -> None:
     where = f"{file}, [search.{one.name.replace('.', '] ', 1)}"
     for value in one.ends[1:]:
         _check(file, {**first, one.name: value}, f"{one.name} = {value}")
-    if isinstance(one, Range) and one.whole and _takes_reals(file, first, one):
+    table, _, key = one.name.partition(".")
+    is_meant = isinstance(one, Range) and search[table][key].get("kind") is not None
+    if isinstance(one, Range) and one.whole and not is_meant and _takes_reals(file, first, one):
         raise ConfigurationError(
             f"{where}: the setting takes all numbers, but low = {one.low:g} and high = {one.high:g} search whole ones: "
             f'write low = {float(one.low)}, or kind = "int" to mean it.'
@@ -159,10 +161,6 @@ def _check_parameter(file: Path, first: Mapping[str, Any], one: Parameter) -> No
 
 
 def _takes_reals(file: Path, first: Mapping[str, Any], one: Range) -> bool:
-    stated = read_tables(file)["search"]
-    table, _, key = one.name.partition(".")
-    if stated[table][key].get("kind") is not None:
-        return False
     try:
         load_spec(file, progress=False, overrides={**first, one.name: one.low + 0.5})[0].check()
     except PearlError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.spec_overrides import toml_text
+from composer.spec_overrides import short_text
 from composer.sweep.processes import Processes, SweepStoppedError, TrialFailedError
 from composer.sweep.spec import SweepSpec
 from composer.sweep.study import PrunedTrialError, Study, shown_number
@@ -98,7 +98,7 @@ class _Work:
 
     def _try(self, trial: optuna.Trial, values: dict[str, Any], folder: Path) -> None:
         began = time.monotonic()
-        shown = ", ".join(f"{name.partition('.')[2]} = {_shown(value)}" for name, value in values.items())
+        shown = ", ".join(f"{name.partition('.')[2]} = {short_text(value)}" for name, value in values.items())
         number = shown_number(trial)
         self.say(f"Trial {number} {'begins' if number == trial.number else 'goes on'}: {shown}")
         runs = TrialRuns(
@@ -121,7 +121,3 @@ class _Work:
         else:
             objective = self.study.complete(trial, scores, time.monotonic() - began)
             self.say(f"Trial {number}: {self.spec.objective} {objective:,.4g} of {len(scores)} seeds")
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else toml_text(value)

@@ -216,8 +216,8 @@ class VectorActor(abc.ABC):
         elif ACTION_MASK in info:
             warnings.warn(
                 f"{self.setup.spec.env_name} gives action masks (info['action_mask']), which the trainer does not use: "
-                "forbidden actions are chosen too. Set action_masks=True (DQN, PPO, A2C), or have the environment take "
-                "those as no action.",
+                "forbidden actions are chosen too. Set action_masks=True if the algorithm has that setting, or have "
+                "the environment take those as no action.",
                 stacklevel=2,
             )
         return np.array(obs, self._obs_dtype, order="C")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from pearl import _native
+from pearl.action_masks import FORBIDDEN_LOGIT
 
 if TYPE_CHECKING:
     from pearl.exploration import Exploration
@@ -20,8 +21,6 @@ Head: TypeAlias = Literal["argmax", "tanh", "gaussian", "categorical", "normal"]
 Operation: TypeAlias = tuple[str, int, int, int, int, int, float]  # as `_native.Network` takes them
 # Convolutions and poolings, as it takes them.
 WindowOperation: TypeAlias = tuple[str, int, int, int, int, tuple[int, ...]]
-
-_FORBIDDEN = np.float32(-1e8)  # logits and values of actions that a mask forbids
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class NativePolicy:
         """
         values = self.values(obs)
         if masks is not None:
-            values = np.where(masks, values, _FORBIDDEN)
+            values = np.where(masks, values, np.float32(-np.inf))
         if self._plan.head == "argmax":
             actions: np.ndarray = values.argmax(axis=1)
             return actions
@@ -155,7 +154,7 @@ class NativePolicy:
         if masks is None:
             self._rollout.explore(self._weights, obs, noise, action, log_prob, value)
             return
-        logits = np.where(masks, self.values(obs), _FORBIDDEN)
+        logits = np.where(masks, self.values(obs), np.float32(FORBIDDEN_LOGIT))
         _draw_allowed(logits, masks, self._plan.rollout.sizes, noise, action.reshape(len(obs), -1), log_prob)
         value[:] = self._rollout.values(self._weights, obs)
 

@@ -133,7 +133,7 @@ class DQN(Trainer):
             choose_gamma(facts),
             returns,
             choose_learning_starts(facts),
-            Choice("tau", 0.01, "targets follow by 1 % a gradient step, as they do so slower than a copy"),
+            Choice("tau", 0.01, "targets move by 1 % of the distance in each gradient step (docs/stability.md)"),
             Choice("layer_norm", True, "keeps values from growing beyond what is possible (docs/stability.md)"),
             Choice(
                 "exploration",

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pearl.action_masks import FORBIDDEN_LOGIT
 from pearl.algorithms.arrays import (
     Array,
     ArrayActivation,
@@ -40,7 +41,6 @@ _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = 1e-8
 _ADAM_EPS = 1e-5
 _LARGE_RETURN = 100.0
-_FORBIDDEN = -1e8  # logits of choices that a mask forbids; not infinite, as entropies multiply by them
 
 
 class Minibatch(NamedTuple):
@@ -91,8 +91,7 @@ class ActionDistribution:
             return cls((), math.prod(space.shape))
         raise EnvError(
             f"{name} takes Discrete, MultiDiscrete, MultiBinary and Box actions of floating point; the environment has "
-            f"{space}. "
-            "Wrap it with a gymnasium.ActionWrapper that offers one of these."
+            f"{space}. Wrap it with a gymnasium.ActionWrapper that offers one of these."
         )
 
     @property
@@ -146,7 +145,7 @@ class ActionDistribution:
     @staticmethod
     def masked(outputs: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
         """Outputs `(batch, outputs)` by which nothing is drawn that `masks`, of the same shape, forbid (0)."""
-        return outputs if masks is None else outputs.masked_fill(masks == 0, _FORBIDDEN)
+        return outputs if masks is None else outputs.masked_fill(masks == 0, FORBIDDEN_LOGIT)
 
     def mode(self, outputs: torch.Tensor) -> torch.Tensor:
         """The likeliest actions `(batch, size)`."""

@@ -43,9 +43,8 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
         raise EnvError(
             f"{name} cannot act in {space}. The built-in algorithms take Discrete actions ({discrete}), bounded Box "
             f"actions ({continuous}), MultiDiscrete actions ({several}) or MultiBinary actions ({switches}). Wrap the "
-            "environment with a "
-            "gymnasium.ActionWrapper that offers one of these, such as a Discrete number for each combination, or "
-            "bring a trainer class of your own that makes such actions."
+            "environment with a gymnasium.ActionWrapper that offers one of these, such as a Discrete number for each "
+            "combination, or bring a trainer class of your own that makes such actions."
         )
     if kind != wanted:
         described = "a Discrete" if wanted == "Discrete" else "a Box"

@@ -33,7 +33,7 @@ from pearl.algorithms.update_frequency import FREQ, SPELLINGS, STEPS, frequency_
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, TrainerError
-from pearl.exploration import EpsilonGreedy, Exploration, PolicySampling
+from pearl.exploration import Exploration, PolicySampling, scheduled_values
 from pearl.lazy_torch import nn, torch
 from pearl.moments import Moments, normalized
 from pearl.schedules import Schedule, check_followed, factor_at, plain_schedule
@@ -209,10 +209,7 @@ class Trainer(abc.ABC):
 
     def as_stored(self, obs: np.ndarray) -> np.ndarray:
         """An environment's observations `(n, *obs)` as transitions hold them and `get_action` takes them."""
-        moments = self.observation_moments
-        if moments is None:
-            return obs
-        return normalized(obs, moments.mean.astype(np.float32), moments.scale.astype(np.float32))
+        return storing(self)(obs)
 
     # --- networks in arrays, until something needs torch -------------------------------------------------------------
 
@@ -331,6 +328,9 @@ class Trainer(abc.ABC):
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
         self._check_normalization()
+        self._check_masks()
+
+    def _check_masks(self) -> None:
         masks = getattr(self, "action_masks", False)
         if not isinstance(masks, bool) or (masks and not self._knows_masks):
             from pearl.algorithms import ALGORITHMS
@@ -355,7 +355,7 @@ class Trainer(abc.ABC):
         self._require(
             self.reward_standardization in ("none", "returns"),
             "reward_standardization",
-            '"none" or "returns" for an algorithm with a replay (the others are of rollouts: PPO, A2C)',
+            '"none" or "returns" for an algorithm with a replay (other kinds are of algorithms with rollouts)',
         )
         self._require(
             not (asked and getattr(self, "scale_observations", False)),
@@ -465,9 +465,7 @@ class Trainer(abc.ABC):
             groups = getattr(getattr(self.parts, name, None), "param_groups", ())
             if groups:
                 values[setting] = float(groups[0]["lr"])
-        if isinstance(self.exploration, EpsilonGreedy):
-            values["epsilon"] = self.exploration.epsilon(env_steps)
-        return values
+        return values | scheduled_values(self.exploration, env_steps)
 
     def finish_step(self) -> None:  # noqa: B027  (algorithms without targets need nothing)
         """Update target networks after a step."""
@@ -800,9 +798,16 @@ def uses_masks(trainer: object, settings: Mapping[str, Any] | None = None) -> bo
     return bool((settings or {}).get("action_masks", getattr(trainer, "action_masks", False)))
 
 
-def as_stored(trainer: object, obs: np.ndarray) -> np.ndarray:
-    """An environment's observations `(n, *obs)` as the `trainer` of any class takes them."""
-    return trainer.as_stored(obs) if isinstance(trainer, Trainer) else obs
+def storing(trainer: object) -> Callable[[np.ndarray], np.ndarray]:
+    """From an environment's observations `(n, *obs)` to what the `trainer` of any class takes.
+
+    For many calls: its statistics are read once.
+    """
+    moments = trainer.observation_moments if isinstance(trainer, Trainer) else None
+    if moments is None:
+        return lambda obs: obs
+    mean, scale = moments.mean.astype(np.float32), moments.scale.astype(np.float32)
+    return lambda obs: normalized(obs, mean, scale)
 
 
 def normalization_note(trainer: object) -> str:

@@ -77,19 +77,19 @@ class PolicyDescription:
     ) -> PolicyDescription:
         """The description of a run's policy, whose trainer was made with `settings`."""
         source = _source(type(trainer))
-        described: dict[str, Any] | None = dict(settings)
+        stated = dict(settings)
         if source.algorithm is not None:
             names = settings_of(ALGORITHMS[source.algorithm]) - {"callbacks"}
-            described = {name: getattr(trainer, name) for name in sorted(names)}
+            stated = {name: getattr(trainer, name) for name in sorted(names)}
         # Schedules are for training alone, and may name code.
         schedules = schedule_settings_of(type(trainer))
-        described = {name: value for name, value in (described or {}).items() if name not in schedules}
+        plain: dict[str, Any] | None = {name: value for name, value in stated.items() if name not in schedules}
         try:
-            settings_to_json(described or {})
+            settings_to_json(plain or {})
         except PolicyError:
-            described = None
+            plain = None
         return cls(
-            *(environment, dict(env_kwargs), observation_space, action_space, source, described),
+            *(environment, dict(env_kwargs), observation_space, action_space, source, plain),
             *(unshared_normalization, made or EnvironmentSource()),
         )
 

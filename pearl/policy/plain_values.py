@@ -42,8 +42,7 @@ def value_to_json(value: object) -> Json:
         return {"tuple": [value_to_json(item) for item in value]}
     if isinstance(value, Mapping):
         return {"mapping": [[value_to_json(key), value_to_json(item)] for key, item in value.items()]}
-    if isinstance(value, exploration.EpsilonGreedy):
-        value = value.by_value()
+    value = exploration.without_code(value)
     if type(value) in _EXPLORATIONS.values():
         fields = {f.name: value_to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
         return {"exploration": type(value).__name__, **fields}
@@ -60,8 +59,8 @@ def value_from_json(found: Json) -> Any:
         (kind, content), *fields = found.items()
         if kind == "exploration":
             made = _EXPLORATIONS[str(content)](**{name: value_from_json(value) for name, value in fields})
-            if isinstance(made, exploration.EpsilonGreedy) and names_code(made.schedule):
-                raise ValueError(f"its schedule names code, {made.schedule!r}")
+            if names_code(schedule := exploration.schedule_of(made)):
+                raise ValueError(f"its schedule names code, {schedule!r}")
             return made
         if not fields and kind == "float":
             return float(str(content))

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from pearl.action_masks import MaskReader
 from pearl.actors.actor import Policy, first_action
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import TrainerLike, as_stored, uses_masks
+from pearl.algorithms.trainer import TrainerLike, storing, uses_masks
 from pearl.errors import EnvError, PolicyError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.policy.description import PolicyDescription
@@ -51,6 +51,7 @@ class SavedPolicy:
         self._trainer, self._acting = trainer, acting
         self._first = first_action(self.action_space)
         self._exploration: Exploration | None = getattr(trainer, "exploration", None)
+        self._stored = storing(trainer)
         self.seed(seed)
 
     @property
@@ -136,7 +137,7 @@ class SavedPolicy:
         """
         if not len(observations):
             return np.empty((0, *(self.action_space.shape or ())), np.float32)
-        seen = as_stored(self._trainer, observations)
+        seen = self._stored(observations)
         acts = self._acting.act(seen, masks) if deterministic else self._explored(seen, masks)
         return self._within_bounds(acts)
 

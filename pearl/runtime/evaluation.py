@@ -18,10 +18,10 @@ from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import (
     TrainerLike,
-    as_stored,
     policy_snapshot,
     policy_tensors,
     set_evaluation_mode,
+    storing,
     uses_masks,
 )
 from pearl.errors import EnvError, PearlError
@@ -126,8 +126,9 @@ def evaluate(
         else:
             policy.load_weights(policy_snapshot(trainer))
             act = policy.act
+        stored = storing(trainer)
         found = play(
-            lambda obs, *masks: act(as_stored(trainer, obs), *masks),
+            lambda obs, *masks: act(stored(obs), *masks),
             used,
             episodes,
             seed,
