@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import eps, gae, peers, record, replay, report, solve_time, stability, zoo  # noqa: E402
+from benchmarks import eps, gae, peers, pixels, record, replay, report, solve_time, stability, zoo  # noqa: E402
 from benchmarks.peers import solving, training, zoo_settings  # noqa: E402
 from composer import spec_file  # noqa: E402
 from pearl.rollout import NumpyGae  # noqa: E402
@@ -331,6 +331,29 @@ def test_tasks_of_stability_are_the_examples_for_five_times_their_steps():
     assert names["DQN CartPole-v1"] == ("CartPole-v1", 250_000)
     assert names["DQN LunarLander-v3"] == ("LunarLander-v3", 500_000)
     assert set(names) >= {"SAC Pendulum-v1", "TD3 Pendulum-v1"}
+
+
+def test_curves_of_pixels_are_read_until_a_run_solved_its_task(tmp_path):
+    """A mean of 18 that other episodes do not confirm is no solution; the peer's pace goes on after its last step."""
+    (tmp_path / "evaluations.csv").write_text(
+        "env_steps,wall_s,kind,weights_step,mean_return,std_return,episodes\n"
+        "25000,50.0,progress,25000,-20.0,1.0,5\n"
+        "50000,110.0,progress,50000,18.2,1.0,5\n"
+        "50000,111.0,solved check,50000,17.0,1.0,5\n"
+        "75000,170.0,progress,75000,19.0,1.0,5\n"
+        "75000,171.0,solved check,75000,18.4,1.0,5\n"
+        "75000,175.0,last and best,75000,19.0,1.0,5\n"
+    )
+    curve = pixels.read_curve(tmp_path, 11, "abc")
+    assert (curve.solved, curve.returns.tolist()) == (2, [-20.0, 18.2, 19.0])
+    points = [{"steps": 25_000, "seconds": 40.0, "return": -21.0}, {"steps": 50_000, "seconds": 140.0, "return": -21.0}]
+    assert pixels.their_seconds(points, 75_000) == 240.0
+    assert pixels.their_seconds(points, 37_500) == 90.0
+    steps, seconds = pixels.rows_of([curve], points)
+    assert (steps.ours, seconds.ours, seconds.theirs) == (75_000, 170.0, 240.0)
+    assert "1 of 1 seeds solved it" in seconds.case
+    assert "best return when it was stopped: -21" in seconds.peer
+    assert next(row for row in pixels.rows_of([curve], ()) if row.unit == "s").reason
 
 
 def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers():

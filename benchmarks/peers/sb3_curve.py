@@ -19,6 +19,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
 from benchmarks.peers.zoo_settings import settings_of
+from benchmarks.pong import ENV as PONG
 
 ALGORITHM_OF = {
     "CartPole-v1": "dqn",
@@ -27,17 +28,18 @@ ALGORITHM_OF = {
     "Hopper-v5": "sac",
     "HalfCheetah-v5": "sac",
     "BipedalWalker-v3": "sac",
+    PONG: "dqn",
 }
 NOISE = 0.5  # standard deviation of DDPG's action noise
 
 
 class _Evaluations(BaseCallback):
-    """Plays greedy episodes every so many environment steps, prints their mean return, and ends after `seconds`."""
+    """Plays greedy episodes every so many environment steps and prints their mean; ends after `steps` or `seconds`."""
 
-    def __init__(self, environment: str, interval: int, episodes: int, seconds: float) -> None:
+    def __init__(self, environment: str, interval: int, episodes: int, steps: int, seconds: float) -> None:
         super().__init__()
         self.environment, self.interval, self.episodes = gym.make(environment), interval, episodes
-        self.seconds = seconds
+        self.steps, self.seconds = steps, seconds
         self.start = time.perf_counter()  # later by the time of the evaluations
 
     def _on_step(self) -> bool:
@@ -47,7 +49,7 @@ class _Evaluations(BaseCallback):
             seconds = paused - self.start
             print(json.dumps({"steps": self.num_timesteps, "seconds": seconds, "return": mean}), flush=True)
             self.start += time.perf_counter() - paused
-        return time.perf_counter() - self.start < self.seconds
+        return self.num_timesteps < self.steps and time.perf_counter() - self.start < self.seconds
 
 
 def main() -> None:
@@ -58,17 +60,21 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which training stops")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--of-zoo", action="store_true", help="schedules are over as many steps as the Zoo trains for, not over --steps"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     algorithm = ALGORITHM_OF[options.environment]
-    settings, _ = settings_of(algorithm, options.environment)
+    settings, zoo_steps = settings_of(algorithm, options.environment)
     if algorithm == "ddpg":
         size = gym.make(options.environment).action_space.shape
         settings["action_noise"] = OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, NOISE))
     kind: Any = {"dqn": sb3.DQN, "ddpg": sb3.DDPG, "sac": sb3.SAC}[algorithm]
-    model = kind("MlpPolicy", options.environment, seed=options.seed, device="cpu", **settings)
-    evaluations = _Evaluations(options.environment, options.interval, options.episodes, options.seconds)
-    model.learn(options.steps, callback=evaluations)
+    policy = "CnnPolicy" if options.environment == PONG else "MlpPolicy"
+    model = kind(policy, options.environment, seed=options.seed, device="cpu", **settings)
+    evaluations = _Evaluations(options.environment, options.interval, options.episodes, options.steps, options.seconds)
+    model.learn(zoo_steps if options.of_zoo else options.steps, callback=evaluations)
 
 
 if __name__ == "__main__":

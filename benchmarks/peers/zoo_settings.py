@@ -93,6 +93,18 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         "use_sde": True,
         "policy_kwargs": {"log_std_init": -3, "net_arch": [400, 300]},
     },
+    ("dqn", "BenchmarkPong-v0"): {
+        "steps": 10_000_000,
+        "learning_rate": 1e-4,
+        "batch_size": 32,
+        "buffer_size": 100_000,
+        "learning_starts": 100_000,
+        "target_update_interval": 1_000,
+        "train_freq": 4,
+        "gradient_steps": 1,
+        "exploration_fraction": 0.1,
+        "exploration_final_eps": 0.01,
+    },
     ("sac", "Hopper-v5"): _SAC_MUJOCO,
     ("sac", "HalfCheetah-v5"): _SAC_MUJOCO,
 }
