@@ -13,8 +13,11 @@ from typing import Any, get_args
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.wrappers import RescaleAction, TimeAwareObservation
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from programs import ONE_CPU, run, write_csv_pair
 from test_actor import collect, joined, setup_of
 
@@ -25,6 +28,7 @@ from composer.profiling.context import ProfilingContext
 from pearl.actors.environment import make_single_envs, make_vector_env, probe
 from pearl.actors.observations import preparation, prepare, prepared_space, stored_dtype
 from pearl.algorithms import DQN
+from pearl.algorithms.networks import ObservationParts
 from pearl.errors import ConfigurationError, EnvError, GenerationError
 from pearl.spec import ActorSpec, VectorizationName
 
@@ -380,6 +384,58 @@ def test_observations_without_a_fixed_size_are_named() -> None:
         probe(ActorSpec("Words-v0"))
 
 
+# --- networks for the parts of observations ---
+
+_LEAVES = st.one_of(
+    st.integers(1, 4).map(spaces.Discrete),
+    st.integers(1, 4).map(spaces.MultiBinary),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+    st.lists(st.integers(1, 3), max_size=3).map(lambda shape: spaces.Box(-1, 1, tuple(shape))),
+)
+
+
+def _nested(inside: st.SearchStrategy[gym.Space[Any]]) -> st.SearchStrategy[gym.Space[Any]]:
+    return st.one_of(
+        st.dictionaries(st.sampled_from("abcd"), inside, min_size=1, max_size=3).map(spaces.Dict),
+        st.lists(inside, min_size=1, max_size=3).map(spaces.Tuple),
+    )
+
+
+_SPACES = _nested(st.recursive(_LEAVES, _nested, max_leaves=6))
+
+
+def _same_parts(space: gym.Space[Any], found: Any, obs: Any) -> None:
+    """Compare the first row of `found` with one observation of `space`."""
+    if isinstance(space, spaces.Dict):
+        assert list(found) == list(space.spaces)
+        for name, part in space.spaces.items():
+            _same_parts(part, found[name], obs[name])
+    elif isinstance(space, spaces.Tuple):
+        assert type(found) is tuple
+        for part, values, one in zip(space.spaces, found, obs, strict=True):
+            _same_parts(part, values, one)
+    else:
+        one_hot = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+        expected = spaces.flatten(space, obs) if one_hot else np.asarray(obs)
+        np.testing.assert_array_equal(found[0].numpy(), expected.astype(np.float32))
+
+
+@settings(deadline=None, max_examples=60)
+@given(_SPACES, st.integers(0, 1_000))
+def test_parts_of_rows_are_what_the_environment_observed(space: gym.Space[Any], seed: int) -> None:
+    space.seed(seed)
+    obs = space.sample()
+    rows = torch.from_numpy(np.stack([prepare(space, obs), prepare(space, space.sample())]))
+    _same_parts(space, ObservationParts(space)(rows.float()), obs)
+
+
+def test_rows_of_another_space_and_spaces_without_a_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"takes rows \(batch, 3\); found \(2, 4\)"):
+        ObservationParts(spaces.Dict(a=spaces.Discrete(3)))(torch.zeros(2, 4))
+    with pytest.raises(TypeError, match="fixed size"):
+        ObservationParts(spaces.Sequence(spaces.Discrete(3)))
+
+
 # --- the documentation ---
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "environments.md").read_text(encoding="utf-8")
@@ -392,7 +448,7 @@ def test_the_documentation_lists_every_kind_of_vector() -> None:
 
 def test_snippets_of_the_documentation_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         name = re.match(r"# (\w+\.py)\n", block)
         (tmp_path / (name[1] if name else "prepared.py")).write_text(block, encoding="utf-8")
@@ -410,3 +466,14 @@ def test_the_documented_environment_is_composed_and_learnt_on(tmp_path: Path) ->
     summary = json.loads((tmp_path / "runs" / "doors_runtime" / "summary.json").read_text())
     assert summary["environment"] == "doors.Doors"
     assert summary["last"]["mean"] > 5  # by chance, 0 of 15
+
+
+@pytest.mark.slow
+def test_documented_networks_of_parts_learn_and_are_exported(tmp_path: Path) -> None:
+    test_snippets_of_the_documentation_run(tmp_path)
+    export = ("-m", "pearl", "export", "runs/door_networks_runtime", "--format")
+    for command in (("door_networks.py",), ("door_networks_runtime.py",), (*export, "torchscript"), (*export, "onnx")):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs" / "door_networks_runtime" / "summary.json").read_text())
+    assert summary["last"]["mean"] > 14  # by chance, 7 of 20

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -126,6 +128,46 @@ class ScaleBytes(nn.Module):
             # Half the time of `contiguous(memory_format=...)`. Before `float()`: on floats it takes four times as long.
             x = torch.stack(x.unbind(1), dim=-1).permute(0, 3, 1, 2)
         return x.float().div_(255.0) if x.dtype == torch.uint8 else x
+
+
+class ObservationParts(nn.Module):
+    """The parts of `Dict` and `Tuple` observations, which trainers get in a row, for networks of their own.
+
+    From `(batch, numbers)` to a dictionary or tuple as the environment's own `space` has it, of tensors
+    `(batch, *part)`: `Box` and `MultiBinary` in their shapes, `Discrete` and `MultiDiscrete` as one-hot vectors in a
+    row, all in the dtype of the row.
+
+    Raises TypeError for a space that Gymnasium cannot flatten to a fixed size, ValueError for rows of another length.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__()
+        if not space.is_np_flattenable:
+            raise TypeError(f"ObservationParts needs a space of a fixed size, such as a Dict of Boxes; found {space}.")
+        self.space, self.numbers = space, spaces.flatdim(space)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Split rows `(batch, numbers)`."""
+        if x.ndim != 2 or x.shape[1] != self.numbers:
+            raise ValueError(
+                f"ObservationParts of {self.space} takes rows (batch, {self.numbers}); found {tuple(x.shape)}. Give it "
+                "the environment's own observation space."
+            )
+        return _parts(self.space, x)
+
+
+def _parts(space: gym.Space[Any], rows: torch.Tensor) -> Any:
+    inside: Sequence[gym.Space[Any]]
+    if isinstance(space, spaces.Dict):
+        inside = list(space.spaces.values())
+    elif isinstance(space, spaces.Tuple):
+        inside = space.spaces
+    else:
+        shape = space.shape if isinstance(space, spaces.Box | spaces.MultiBinary) else None
+        return rows if shape is None else rows.reshape(-1, *shape)
+    pieces = torch.split(rows, [spaces.flatdim(part) for part in inside], dim=1)
+    found = [_parts(part, piece) for part, piece in zip(inside, pieces, strict=True)]
+    return dict(zip(space.spaces, found, strict=True)) if isinstance(space, spaces.Dict) else tuple(found)
 
 
 class DuelingHead(nn.Module):
