@@ -132,7 +132,7 @@ fuzz: build/atheris  ## libFuzzer on the checkpoint reader; FUZZ_SECONDS=60; inp
 	PYTHONPATH=build/atheris $(BIN)/python tests/fuzz/checkpoint.py --seconds $(FUZZ_SECONDS)
 
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --constraint constraints.txt sphinx myst-parser furo sphinx-copybutton
+	$(BIN)/python -m pip install --constraint constraints.txt sphinx myst-nb ipykernel furo sphinx-copybutton
 	@touch $@
 
 docs: $(DOCS_STAMP)  ## The documentation as a site, into docs/_build/html; warnings are errors

@@ -15,18 +15,23 @@ import pearl
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+HERE = Path(__file__).resolve().parent
 project = "PEARL"
 version = release = pearl.__version__
 project_copyright = "The PEARL contributors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
+# Notebooks are kept without outputs; they run when the site is built, and again when they change.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "notebooks")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
 html_theme = "furo"
 html_title = f"PEARL {version}"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 
-HERE = Path(__file__).resolve().parent
 # Annotations name classes without their modules, and two modules may have a class of that name.
 suppress_warnings = ["ref.python"]
 autodoc_type_aliases = {"ArrayLike": "ArrayLike"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -103,6 +104,21 @@ def test_pages_name_no_file_that_is_gone(page):
 def test_snippets_are_python(page):
     for block in python_blocks(page):
         compile(block, named(page), "exec")
+
+
+def test_notebooks_are_kept_without_outputs_and_lead_to_pages_that_exist():
+    """`make docs` runs them, and fails if one does."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    notebooks = sorted((DOCS / "notebooks").glob("*.ipynb"))
+    assert len(notebooks) >= 3
+    for notebook in notebooks:
+        assert f"(notebooks/{notebook.name})" in index
+        assert f"\nnotebooks/{notebook.stem}\n" in index
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells), notebook
+        text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        for link in re.findall(r"\]\(([^)#:]+)", text):
+            assert (notebook.parent / link).is_file(), f"{notebook.name}: {link}"
 
 
 def test_what_follows_from_the_code_is_up_to_date():

@@ -12,6 +12,7 @@ import pytest
 
 from pearl.cache_folder import cache_folder
 from pearl.errors import ConfigurationError
+from pearl.ipc import shared_buffer
 from pearl.process_limits import limit_reached
 
 # What a generated program begins with.
@@ -114,3 +115,12 @@ def _caused_by(error: Exception) -> Exception:
         raise ValueError("what came of it") from error
     except ValueError as found:
         return found
+
+
+def test_shared_memory_is_closed_although_the_interpreter_has_forgotten_the_module(monkeypatch) -> None:
+    buffer = shared_buffer.SharedBuffer(64)
+    descriptor = buffer.descriptor
+    monkeypatch.setattr(shared_buffer, "os", None)  # as when an interpreter ends
+    del buffer
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -42,11 +43,12 @@ class SharedBuffer:
             raise TypeError("A SharedBuffer can only be passed to a process that is being spawned.")
         return _attach, (self.nbytes, reduction.DupFd(self._fd))
 
-    def __del__(self) -> None:
-        # The mapping outlives the descriptor; it ends with its last view.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # The mapping outlives the descriptor; it ends with its last view. When the interpreter ends, the module's names
+        # may be gone before its objects.
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
 
 def _attach(nbytes: int, descriptor: Any) -> SharedBuffer:
