@@ -33,6 +33,7 @@ class Options:
     eval_max_steps: int = 30_000  # a game of Atari may take 27,000
     bench_paced: bool = False
     bench_both: bool = False
+    eval_beside: bool | None = None  # None: where a core is idle
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
     trace: Path | None = None
     plain: bool = False
@@ -208,6 +209,13 @@ def parse_options(
         "0 for never (default: %(default)s)",
     )
     add(
+        "--eval-beside",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="play the short evaluations in a process of their own while training goes on (default: where they take "
+        "more than half a second, and there are more cores than Actors and threads of the Learner)",
+    )
+    add(
         "--actor-timeout",
         type=_patience,
         metavar="S",
@@ -257,6 +265,9 @@ def parse_options(
             parser.error(f"--bench-{name} belongs to --bench: give both")
     if a.bench_paced and a.bench_both:
         parser.error("--bench-both measures what --bench-paced does, and more: leave one of them out")
+    if a.eval_beside and (a.serial or a.bench):
+        without = "a run in one thread" if a.serial else "--bench, which evaluates nothing"
+        parser.error(f"--eval-beside has no use with {without}: leave one of them out")
     if a.recompose and (a.serial or a.bench):
         parser.error(f"--recompose has no use with {'--serial' if a.serial else '--bench'}: leave one of them out")
     return Options(
@@ -275,6 +286,7 @@ def parse_options(
         eval_interval=a.eval_interval or max(1, a.timesteps // 20),
         until_return=a.until_return,
         eval_max_steps=a.eval_max_steps,
+        eval_beside=a.eval_beside,
         actor_timeout_s=a.actor_timeout,
         trace=a.trace,
         plain=a.plain,

@@ -15,6 +15,7 @@ from pearl.algorithms.trainer import TrainerLike
 from pearl.atomic_file import write_bytes, write_text
 from pearl.runtime.checkpoint_files import Stored, Tensors, safetensors_of
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
+from pearl.runtime.evaluation_process import EvaluationProcess
 from pearl.runtime.options import Options
 from pearl.runtime.run_log import EvaluationKind
 from pearl.runtime.run_state import Best, Counters
@@ -31,6 +32,19 @@ _SOLVED_SEED = 20_000
 _FINAL_SEED = 30_000
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """An evaluation that is being played: of which weights, and if it is the full one, the `short` one before it."""
+
+    weights: Best
+    short: Evaluation | None = None
+
+    @property
+    def kind(self) -> EvaluationKind:
+        """Of the evaluation."""
+        return "progress" if self.short is None else "solved check"
+
+
 @dataclass
 class Evaluator:
     """Evaluates the policy while it trains and at the end, and remembers the best weights.
@@ -40,7 +54,8 @@ class Evaluator:
 
     `record` is called with each evaluation, its kind and the environment step of its weights. `should_stop` is called
     at every step; True ends the evaluation without a result. A `policy`, if given, acts with the trainer's weights;
-    `envs`, if given, are the environments to act in.
+    `envs`, if given, are the environments to act in. A process `beside`, if given, may play the short evaluations:
+    `begin_progress` and `hear_progress` do what `check_progress` does, while the trainer trains on.
     """
 
     trainer: TrainerLike
@@ -51,9 +66,11 @@ class Evaluator:
     should_stop: Callable[[], bool] = lambda: False
     policy: NativePolicy | None = None
     envs: EvaluationEnvs | None = None
+    beside: EvaluationProcess | None = None
     best: Best | None = field(default=None, repr=False)
     last: Evaluation | None = None
     best_again: Evaluation | None = None
+    _pending: _Pending | None = field(default=None, repr=False)
 
     def _play(self, kind: EvaluationKind, step: int, episodes: int, seed: int) -> Evaluation | None:
         seed += self.options.seed
@@ -65,28 +82,91 @@ class Evaluator:
     def check_progress(self) -> Evaluation | None:
         """Play a short evaluation, and a full one if that reaches the goal; return the full one if it does too."""
         step = self.counters.env_steps
-        episodes = min(_QUICK_EPISODES, self.options.eval_episodes)
-        if not episodes:
+        if not self._quick_episodes:
             return None
-        found = self._play("progress", step, episodes, _PROGRESS_SEED)
+        found = self._play("progress", step, self._quick_episodes, _PROGRESS_SEED)
         if found is None:
             return None
-        if self.best is None or _is_better(found.mean, self.best.mean):
-            self._select(found)
-        goal = self.options.until_return
-        if goal is None or found.mean < goal:
+        if self._is_best(found):
+            self.best = self._present(found)
+        if not self._reaches_goal(found):
             return None
         full = self._play("solved check", step, self.options.eval_episodes, _SOLVED_SEED)
-        if full is None or full.mean < goal:
+        if full is None or not self._reaches_goal(full):
             return None
-        self._select(found)  # it reached the goal twice, which counts for more than an earlier lucky mean
+        self.best = self._present(found)  # it reached the goal twice, which counts for more than an earlier lucky mean
         return full
 
-    def _select(self, found: Evaluation) -> None:
+    @property
+    def _quick_episodes(self) -> int:
+        return min(_QUICK_EPISODES, self.options.eval_episodes)
+
+    def _is_best(self, found: Evaluation) -> bool:
+        return self.best is None or _is_better(found.mean, self.best.mean)
+
+    def _reaches_goal(self, found: Evaluation) -> bool:
+        goal = self.options.until_return
+        return goal is not None and found.mean >= goal
+
+    def _present(self, found: Evaluation | None = None) -> Best:
+        """The trainer's present weights, with the result of `found`."""
+        mean, episodes = (math.nan, 0) if found is None else (found.mean, len(found.returns))
         now = self.counters
-        self.best = Best(
-            found.mean, len(found.returns), now.env_steps, now.gradient_steps, module_tensors(self.trainer)
-        )
+        return Best(mean, episodes, now.env_steps, now.gradient_steps, module_tensors(self.trainer))
+
+    # --- the same beside the training ---
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an evaluation beside the training has begun and not ended."""
+        return self._pending is not None
+
+    def begin_progress(self) -> None:
+        """Begin the short evaluation of the present weights in the process beside; call it while nothing trains.
+
+        Raises EvaluationProcessError if that has died.
+        """
+        assert self.beside is not None
+        if self._quick_episodes:
+            self.beside.take(self.trainer)
+            self.beside.ask(self._quick_episodes, self.options.seed + _PROGRESS_SEED)
+            self._pending = _Pending(self._present())
+
+    def hear_progress(self, timeout_s: float = 0.0) -> Evaluation | None:
+        """Take what has been played of the evaluation that was begun; return the full one if both reached the goal.
+
+        Raises EnvError and EvaluationProcessError as `EvaluationProcess.answer`; then nothing is pending any more.
+        """
+        pending, beside = self._pending, self.beside
+        if pending is None or beside is None:
+            return None
+        self._pending = None
+        found = beside.answer(timeout_s)
+        if found is None:
+            self._pending = pending
+            return None
+        self.record(pending.kind, pending.weights.env_steps, found)
+        short = pending.short or found
+        judged = pending.weights._replace(mean=short.mean, episodes=len(short.returns))
+        if pending.short is not None:
+            if not self._reaches_goal(found):
+                return None
+            self.best = judged
+            return found
+        if self._is_best(found):
+            self.best = judged
+        if self._reaches_goal(found):
+            beside.ask(self.options.eval_episodes, self.options.seed + _SOLVED_SEED)
+            self._pending = _Pending(pending.weights, found)
+        return None
+
+    def end_beside(self) -> None:
+        """End the process beside, if there is one; what it was playing is lost."""
+        beside, self.beside, self._pending = self.beside, None, None
+        if beside is not None:
+            beside.close()
+
+    # --- the end ---
 
     @property
     def last_is_best(self) -> bool:

@@ -43,6 +43,7 @@ from pearl.runtime.composition_file import keep_composition
 from pearl.runtime.data_flow import DataFlow
 from pearl.runtime.drift import ITERATION, DriftWatch
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs
+from pearl.runtime.evaluation_process import EvaluationProcess, EvaluationProcessError, idle_cores
 from pearl.runtime.experience import Experience
 from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.options import Options
@@ -70,6 +71,7 @@ logger = logging.getLogger("pearl.runtime")
 _WAIT_S = 0.05
 _LOOK_S = 0.002  # between looks at signals, failures and the display
 _DRIFT_INTERVAL_S = 1.0
+_LONG_EVALUATION_S = 0.5  # a process of its own takes about as long to start
 
 
 class Run(abc.ABC):
@@ -112,6 +114,9 @@ class Run(abc.ABC):
         self.counters = Counters()
         self._begun = False
         self._evaluation_envs = EvaluationEnvs(actors.evaluation, options.eval_max_steps)
+        self._busy_cores: float = actors.count  # by Actors and Learner
+        self._evaluation_s = 0.0  # that the last short evaluation took of the training's time
+        self._may_be_beside = True
         self._seen = 0
         self._look_at = 0.0
         self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
@@ -188,7 +193,7 @@ class Run(abc.ABC):
             if self._begun:  # unless `finish` did
                 self._callbacks.end()
         finally:
-            self._evaluation_envs.close()
+            self._close_evaluations()
             self._shared_warnings.uninstall()
             self.report.close(kind, error, traceback)
             self._supervisor.__exit__(kind, error, traceback)
@@ -303,7 +308,7 @@ class Run(abc.ABC):
             self._interrupted,
             policy,
             self._evaluation_envs,
-            best,
+            best=best,
         )
         if self._bench is not None:
             self._bench.begin(self._flow)
@@ -346,6 +351,7 @@ class Run(abc.ABC):
     def launch(self, worker: Worker) -> None:
         """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
         self._telemetry.watch_worker(worker)
+        self._busy_cores += math.inf if worker.cores is None else worker.cores
         self._supervisor.launch(worker)
 
     def launch_actors(self, dcqs: Sequence[DataCollectionQueue], wsq: WeightSyncQueue) -> None:
@@ -388,6 +394,8 @@ class Run(abc.ABC):
         supervisor.check_workers()
         self._interrupted()
         supervisor.check_actors(self.counters.env_steps)
+        if self._evaluator.is_pending and not supervisor.stop_reason:
+            self._judge(self._evaluator.hear_progress)
         self._watch_drift()
         if self._bench is not None:
             self._advance(self._bench)
@@ -473,10 +481,13 @@ class Run(abc.ABC):
         if self.options.bench:
             return due
         evaluates = self.options.eval_episodes and self.counters.gradient_steps
+        evaluator = self._evaluator
+        if ended and evaluator.is_pending:
+            due.append(self._await_evaluation)
         # The last weights compete with the best so far.
-        competes = ended and self._evaluator.last_may_be_best
+        competes = ended and (evaluator.last_may_be_best or evaluator.is_pending)
         if evaluates and (competes or self.counters.env_steps >= self._next_evaluation):
-            due.append(self._evaluate)
+            due.append(self._evaluate_last if ended else self._evaluate)
         saves = self._saver.is_due(self.counters.env_steps >= self._next_checkpoint)
         if saves and not ended and self._data_flow.checkpoint_allowed():  # finish() saves the end
             due.append(self._checkpoint)
@@ -513,10 +524,58 @@ class Run(abc.ABC):
 
     def _evaluate(self) -> None:
         self._next_evaluation = self._after(self.options.eval_interval)
+        if self._evaluator.is_pending:  # it takes longer than the interval: this one is left out
+            return
+        if self._evaluates_beside():
+            self._judge(self._evaluator.begin_progress)
+            return
+        start = time.monotonic()
+        self._judge(self._evaluator.check_progress)
+        self._evaluation_s = time.monotonic() - start
+
+    def _evaluate_last(self) -> None:
+        """At the end nothing trains meanwhile."""
+        if not self._supervisor.stop_reason:
+            self._judge(self._evaluator.check_progress)
+
+    def _await_evaluation(self) -> None:
+        while self._evaluator.is_pending and not self._interrupted():
+            self._judge(lambda: self._evaluator.hear_progress(_WAIT_S))
+
+    def _evaluates_beside(self) -> bool:
+        """Whether a process of its own plays the short evaluations: by default where that pays."""
+        if self._evaluator.beside is not None:
+            return True
+        wanted = self.options.eval_beside
+        if wanted is None:
+            wanted = self._evaluation_s > _LONG_EVALUATION_S and idle_cores(self._busy_cores) >= 1
+        if not wanted or self.options.serial or not self._may_be_beside:
+            return False
+        obstacle = ""
+        if self._policy is None:
+            obstacle = "the policy runs in torch, in the program itself"
+        elif self._callbacks.has("on_evaluation"):
+            obstacle = "a callback is told of evaluations, and may read the weights that played"
+        if obstacle:
+            if self.options.eval_beside:
+                logger.warning("--eval-beside has no effect: %s.", obstacle)
+            self._may_be_beside = False
+            return False
+        setup = dataclasses.replace(self._actor_setups(1)[0], spec=self.actors.evaluation)
+        self._evaluator.beside = EvaluationProcess(setup, self.trainer, self.options.eval_max_steps)
+        return True
+
+    def _judge(self, evaluate: Callable[[], Evaluation | None]) -> None:
+        """Evaluate, or go on with it; stop if that solved the environment or failed."""
         try:
-            found = self._evaluator.check_progress()
+            found = evaluate()
         except EnvError as error:
             self._supervisor.fail(error, "the evaluation failed")
+            return
+        except EvaluationProcessError as error:
+            logger.warning("%s: further evaluations are played in the program itself.", error)
+            self._evaluator.end_beside()
+            self._may_be_beside = False
             return
         if found is not None:
             mean = f"{found.mean:.{decimals(found.mean)}f}"
@@ -524,6 +583,11 @@ class Run(abc.ABC):
                 f"solved after {self.counters.env_steps:,} steps and {self.report.wall_s():.1f} s "
                 f"(mean greedy return {mean} over the {len(found.returns)} episodes that decided it)"
             )
+
+    def _close_evaluations(self) -> None:
+        self._evaluation_envs.close()
+        if "_evaluator" in self.__dict__:  # the run has begun
+            self._evaluator.end_beside()
 
     def _evaluated(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
         self.report.evaluation(kind, weights_step, found)
@@ -567,6 +631,8 @@ class Run(abc.ABC):
     def _finish(self) -> int:
         supervisor, report = self._supervisor, self.report
         supervisor.stop_parties()
+        if "_evaluator" in self.__dict__:
+            self._evaluator.end_beside()
         if self._bench is not None:
             if supervisor.failure is not None:
                 raise supervisor.failure

@@ -53,6 +53,12 @@ class Worker(ABC):
         self._thread: threading.Thread | None = None
         self._prepared = False
 
+    @property
+    def cores(self) -> int | None:
+        """Cores that the loop keeps busy; None where that is not known, as for the Learner of another device."""
+        learner = getattr(self, "_learner", None)
+        return 1 if learner is None else getattr(learner, "threads", None)
+
     @abstractmethod
     def take(self, timeout_s: float) -> bool:
         """Process the next message of the input queue; False if none arrived in time."""
