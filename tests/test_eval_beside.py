@@ -21,7 +21,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.errors import EnvError
-from pearl.runtime.evaluation import Evaluation, evaluate
+from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.evaluation_process import EvaluationProcess, EvaluationProcessError, idle_cores
 from pearl.runtime.options import parse_options
 from pearl.runtime.outcome import Evaluator
@@ -43,7 +43,7 @@ def setup_of(trainer: Trainer, spec: ActorSpec) -> ActorSetup:
 
 @contextmanager
 def beside(trainer: Trainer, spec: ActorSpec) -> Iterator[EvaluationProcess]:
-    with closing(EvaluationProcess(setup_of(trainer, spec), trainer, 1000)) as process:
+    with closing(EvaluationProcess(setup_of(trainer, spec), trainer, EvaluationEnvs(spec))) as process:
         yield process
 
 

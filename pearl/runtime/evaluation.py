@@ -61,9 +61,9 @@ class EvaluationEnvs:
 
     def __init__(self, spec: ActorSpec, most_steps: int = Options.eval_max_steps) -> None:
         self.spec = spec
-        self._most_steps = most_steps
+        self.most_steps = most_steps
         self._envs: list[gym.Env[Any, Any]] = []
-        self._has_warned = False
+        self.has_warned = False
 
     def first(self, count: int) -> list[gym.Env[Any, Any]]:
         """`count` environments, the same at each call. Raises EnvError where they cannot be made."""
@@ -74,22 +74,26 @@ class EvaluationEnvs:
 
     def is_too_long(self, length: int) -> bool:
         """Whether to end an episode of `length` steps; warns the first time."""
-        if not self._most_steps or length < self._longest:
+        if not self.most_steps or length < self._longest:
             return False
-        if not self._has_warned:
-            self._has_warned = True
+        self.warn_of_length()
+        return True
+
+    def warn_of_length(self) -> None:
+        """Say once that an episode was ended because it was too long."""
+        if not self.has_warned:
+            self.has_warned = True
             logger.warning(
                 "An episode of %s did not end within %s steps of greedy evaluation. Such episodes are ended there, and "
                 "count with the return so far. Register the environment with max_episode_steps, or set "
                 "--eval-max-steps.",
                 *(self.spec.env_name, f"{self._longest:,}"),
             )
-        return True
 
     @functools.cached_property
     def _longest(self) -> int:
         known = known_environment(self.spec)
-        return max(self._most_steps, (known and known.max_episode_steps) or 0)
+        return max(self.most_steps, (known and known.max_episode_steps) or 0)
 
     def close(self) -> None:
         """Close the environments; `first` makes new ones."""

@@ -16,6 +16,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import register
 from pearl.actors.native_policy import NativePolicy
+from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
 from pearl.algorithms.trainer import Trainer, TrainerLike, policy_snapshot, uses_masks
 from pearl.errors import EnvError
@@ -39,13 +40,20 @@ def idle_cores(busy: float) -> float:
 class EvaluationProcess:
     """Plays greedy episodes with snapshots of a policy, in a process that starts with the first ones.
 
-    `setup` is that of an actor with a native policy, in the environment of the evaluations, which ends episodes after
-    `most_steps` as `EvaluationEnvs` does. One evaluation at a time: `ask`, then `answer` until it gives one.
+    `setup` is that of an actor with a native policy in the environment of the evaluations. The process has environments
+    like `envs`, which say for it that an episode was too long; with `shared_warnings`, it shows what nobody has shown.
+    One evaluation at a time: `ask`, then `answer` until it gives one.
     """
 
-    def __init__(self, setup: ActorSetup, trainer: TrainerLike, most_steps: int) -> None:
+    def __init__(
+        self,
+        setup: ActorSetup,
+        trainer: TrainerLike,
+        envs: EvaluationEnvs,
+        shared_warnings: SharedWarnings | None = None,
+    ) -> None:
         assert setup.policy is not None
-        self._setup, self._most_steps = setup, most_steps
+        self._setup, self._envs, self._shared_warnings = setup, envs, shared_warnings
         self._masked = uses_masks(trainer)
         moments = trainer.observation_moments if isinstance(trainer, Trainer) else None
         statistics = 0 if moments is None else 2 * moments.mean.size
@@ -83,6 +91,8 @@ class EvaluationProcess:
             found = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._death() from error
+        if found["too_long"]:
+            self._envs.warn_of_length()
         if "error" in found:
             raise EnvError(found["error"])
         return Evaluation(np.array(found["returns"], np.float64), np.array(found["lengths"], np.int64))
@@ -93,7 +103,7 @@ class EvaluationProcess:
         setup, environment = alone if alone is not None else (self._setup, None)
         self._process = ChildProcess(
             _evaluate_for_ever,
-            (setup, environment, self._most_steps, self._masked, self._weights, theirs),
+            (setup, environment, self._envs.most_steps, self._masked, self._weights, theirs, self._shared_warnings),
             "evaluations",
             without_program=alone is not None,
         )
@@ -126,12 +136,16 @@ def _evaluate_for_ever(
     masked: bool,
     weights: WeightSyncQueue,
     requests: Connection,
+    shared_warnings: SharedWarnings | None,
 ) -> None:
     """Main function of the process: until the other end closes."""
+    if shared_warnings is not None:
+        shared_warnings.install()
     if environment is not None:
         register(environment)
     assert setup.policy is not None
     policy, envs = NativePolicy(setup.policy), EvaluationEnvs(setup.spec, most_steps)
+    logger.disabled = True  # the program says what `envs` would
     act: Callable[..., np.ndarray] = policy.act
     while True:
         try:
@@ -148,7 +162,7 @@ def _evaluate_for_ever(
         else:
             assert found is not None
             reply = {"returns": found.returns.tolist(), "lengths": found.lengths.tolist()}
-        requests.send_bytes(json.dumps(reply).encode())
+        requests.send_bytes(json.dumps({"too_long": envs.has_warned, **reply}).encode())
 
 
 def _acting(policy: NativePolicy, weights: int, flat: np.ndarray) -> Callable[..., np.ndarray]:

@@ -562,7 +562,7 @@ class Run(abc.ABC):
             self._may_be_beside = False
             return False
         setup = dataclasses.replace(self._actor_setups(1)[0], spec=self.actors.evaluation)
-        self._evaluator.beside = EvaluationProcess(setup, self.trainer, self.options.eval_max_steps)
+        self._evaluator.beside = EvaluationProcess(setup, self.trainer, self._evaluation_envs, self._shared_warnings)
         return True
 
     def _judge(self, evaluate: Callable[[], Evaluation | None]) -> None:
