@@ -271,7 +271,7 @@ class Optimizer:
 class DqnLearner:
     def __init__(self, network: Network, online: np.ndarray, target: np.ndarray, threads: int) -> None: ...
     def set(self, double_q: bool, loss: str, max_grad_norm: float, tau: float, target_update_interval: int) -> None: ...
-    def algorithm(self, optimizer: Optimizer, steps: np.ndarray) -> Algorithm: ...
+    def algorithm(self, optimizer: Optimizer, steps: np.ndarray, masked: bool = False) -> Algorithm: ...
     def step(
         self,
         obs: np.ndarray,
@@ -282,6 +282,7 @@ class DqnLearner:
         weights: np.ndarray,
         number: int,
         optimizer: Optimizer,
+        next_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, float, float, float]: ...
 
 def shuffled(count: int, seed: int, call: int) -> np.ndarray: ...
@@ -321,6 +322,7 @@ class PpoLearner:
         seed: int,
         optimizer: Optimizer,
         steps: np.ndarray,
+        masks: np.ndarray | None = None,
     ) -> dict[str, float]: ...
 
 class RolloutPolicy:

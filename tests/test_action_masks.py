@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from pearl.algorithms import A2C, DQN, PPO, SAC
 from pearl.algorithms.trainer import batch_type_of, make_trainer, transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
+from pearl.backends.cuda.learner import CudaLearner
+from pearl.backends.fpga.learner import FpgaLearner
+from pearl.backends.sycl.learner import SyclLearner
 from pearl.errors import EnvError, PolicyError, TrainerError
 from pearl.exploration import EpsilonGreedy, make_explorer
 from pearl.policy import evaluate_policy, export_policy
@@ -205,22 +209,31 @@ def check_policy(run_dir: Path) -> None:
     assert pearl.load_policy(file).predict(obs[0], action_masks=masks[0]) == 3
 
 
-def test_a_dqn_program_never_takes_a_forbidden_action(tmp_path: Path, quick_profiles: None) -> None:
-    program = make_program(tmp_path, env="Gated-v0", settings=MASKED)
+@pytest.mark.parametrize(("implementation", "setting"), [("native", 2), ("native", 1), ("torch", 2)])
+def test_a_dqn_program_never_takes_a_forbidden_action(
+    tmp_path: Path, quick_profiles: None, implementation: str, setting: int
+) -> None:
+    settings = {**MASKED, "implementation": implementation}
+    program = make_program(tmp_path, env="Gated-v0", settings=settings, setting=setting)
+    assert f'implementation="{implementation}"' in program.read_text(encoding="utf-8")
     code, output = run(program, "--serial", "--timesteps", "400", "--eval-episodes", "3", "--run-dir", "run")
     assert code == 0, output
     check_policy(tmp_path / "run")
 
 
-def test_a_ppo_program_never_takes_a_forbidden_action(tmp_path: Path, quick_profiles: None) -> None:
+@pytest.mark.parametrize("implementation", ["native", "torch"])
+def test_a_ppo_program_never_takes_a_forbidden_action(
+    tmp_path: Path, quick_profiles: None, implementation: str
+) -> None:
     composer = Composer(progress=False)
     devices, connections = write_csv_pair(tmp_path, ONE_CPU)
     composer.set_device_file(devices)
     composer.set_connection_file(connections)
     composer.set_actors(1, env="Gated-v0", envs_per_actor=4)
-    composer.set_train_function(TinyPPO, **MASKED)
+    composer.set_train_function(TinyPPO, implementation=implementation, **MASKED)
     composer.run()
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=400)
+    assert f'implementation="{implementation}"' in program.read_text(encoding="utf-8")
     code, output = run(program, "--eval-episodes", "3", "--run-dir", "run")
     assert code == 0, output
     check_policy(tmp_path / "run")
@@ -228,11 +241,12 @@ def test_a_ppo_program_never_takes_a_forbidden_action(tmp_path: Path, quick_prof
 
 def test_learners_and_algorithms_without_masks_say_so() -> None:
     trainer = make_trainer(DQN, SEEN, FOUR, settings=MASKED)
-    assert "action masks" in str(NativeLearner.supports(trainer))
-    for algorithm in (PPO, A2C):
-        assert "action masks" in str(
-            NativeRolloutLearner.supports(make_trainer(algorithm, SEEN, FOUR, settings=MASKED))
-        )
+    assert NativeLearner.supports(trainer) is None
+    for learner in (SyclLearner, CudaLearner, FpgaLearner):
+        assert learner.supports(make_trainer(DQN, SEEN, FOUR)) is None
+        assert str(learner.supports(trainer)).startswith("action masks, with which only torch and the native Learner")
+    for algorithm, space in itertools.product((PPO, A2C), (FOUR, SEVERAL, spaces.MultiBinary(3))):
+        assert NativeRolloutLearner.supports(make_trainer(algorithm, SEEN, space, settings=MASKED)) is None
     arm = spaces.Box(-1, 1, (2,), np.float32)
     with pytest.raises(TrainerError, match="SAC has no setting 'action_masks'"):
         make_trainer(SAC, SEEN, arm, settings=MASKED)

@@ -16,15 +16,17 @@ import pytest
 import torch
 from gymnasium import spaces
 from programs import ONE_CPU, described, run, write_csv_pair
+from test_native_learner import random_masks
 from torch import nn
 from trainers import TinyDQN, TinyPPO, TinySAC
 
 from composer import Composer
+from pearl.action_masks import mask_parts
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms import A2C, DDPG, DQN, PPO, REDQ, SAC, TD3, DroQ, Trainer
 from pearl.algorithms.arrays import ArrayAdam, ArrayModule, TorchRandom
-from pearl.algorithms.trainer import make_trainer, policy_snapshot
+from pearl.algorithms.trainer import make_trainer, policy_snapshot, uses_masks
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.errors import TrainerError
@@ -32,6 +34,7 @@ from pearl.learner.extract import extract_networks, structure_of
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.outcome import save_weights
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
+from pearl.spec import ACTION_MASK, NEXT_ACTION_MASK
 
 SEED = 11
 
@@ -55,6 +58,7 @@ CASES: list[Case] = [
     (DQN, pixels(2, 36, 40), spaces.Discrete(3), {"dueling": True, "hidden_sizes": (8,)}),
     (DQN, pixels(3, 12, 9), spaces.Discrete(2), {"cnn": "impala"}),
     (DQN, pixels(3, 4), spaces.Discrete(2), {}),
+    (DQN, box(4), spaces.Discrete(3), {"action_masks": True}),
     (DDPG, box(4), box(2), {"scale_observations": True}),
     (DQN, box(2, 3), spaces.Discrete(3), {"normalize_observations": True, "reward_standardization": "returns"}),
     (TD3, box(3), box(1), {}),
@@ -66,6 +70,7 @@ CASES: list[Case] = [
     (PPO, box(4), box(2), {"shared_layers": True, "normalize_observations": True, "activation": "relu"}),
     (PPO, box(2, 3), spaces.MultiDiscrete([2, 3]), {"hidden_sizes": (8,), "orthogonal": False}),
     (PPO, box(4), spaces.MultiBinary(3), {"hidden_sizes": (8,)}),
+    (PPO, box(4), spaces.MultiDiscrete([2, 3]), {"hidden_sizes": (8,), "action_masks": True}),
     (A2C, box(4), box(3), {"learning_rate_schedule": "linear"}),
 ]
 IDS = [f"{number}-{case[0].__name__}" for number, case in enumerate(CASES)]
@@ -112,6 +117,8 @@ def batch_of(trainer: Trainer, seed: int, rows: int = 32) -> tuple[dict[str, np.
         "next_obs": seen(trainer, rows, random),
         "discount": np.where(random.random(rows) < 0.1, 0.0, 0.99).astype(np.float32),
     }
+    if uses_masks(trainer):
+        batch[NEXT_ACTION_MASK] = random_masks(random, rows, mask_parts(trainer.action_space))
     return batch, random.random(rows).astype(np.float32)
 
 
@@ -121,10 +128,12 @@ def rollout_of(trainer: Trainer, seed: int, rows: int = 64) -> dict[str, np.ndar
     if actions.dtype.kind == "i":
         actions = actions.astype(np.int64)  # as they are stored, also those of MultiBinary
     numbers = {name: random.standard_normal(rows).astype(np.float32) for name in ("advantage", "ret", "log_prob")}
+    masks = {ACTION_MASK: random_masks(random, rows, mask_parts(trainer.action_space))} if uses_masks(trainer) else {}
     return {
         "obs": random.standard_normal((rows, *trainer.input_shape)).astype(np.float32),
         "action": actions,
         **numbers,
+        **masks,
     }
 
 
@@ -401,29 +410,45 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 USERS_SCRIPT = """
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
 from composer import Composer
 from pearl.algorithms import {algorithm}
 
 class Mine({algorithm}):
     {settings}
 
+# Where the pole leans far to one side, only the push to that side is allowed.
+class MaskedPole(CartPoleEnv):
+    def action_masks(self):
+        angle = self.state[2]
+        return np.array([angle < 0.1, angle > -0.1])
+
+    def step(self, action):
+        assert self.action_masks()[action]
+        return super().step(action)
+
 if __name__ == "__main__":
     composer = Composer()
 """
 
 
-@pytest.mark.parametrize("tiny", [TinyDQN, TinySAC, TinyPPO])
+@pytest.mark.parametrize(
+    ("tiny", "masked"), [(TinyDQN, False), (TinySAC, False), (TinyPPO, False), (TinyDQN, True), (TinyPPO, True)]
+)
 def test_a_program_trains_evaluates_and_saves_without_torch(
-    tiny: type[Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: type[Trainer], masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = tiny.__bases__[0].__name__
     settings = {name: value for name, value in vars(tiny).items() if name[0] != "_" and name != "exploration"}
+    settings |= {"action_masks": True} if masked else {}
     script = tmp_path / "users_script.py"
     lines = "\n    ".join(f"{name} = {value!r}" for name, value in settings.items())
     script.write_text(USERS_SCRIPT.format(algorithm=algorithm, settings=lines), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    mine = importlib.import_module("users_script").Mine
-    env = "Pendulum-v1" if tiny is TinySAC else "CartPole-v1"
+    module = importlib.import_module("users_script")
+    mine, env = module.Mine, "Pendulum-v1" if tiny is TinySAC else "CartPole-v1"
+    env = module.MaskedPole if masked else env
     files = write_csv_pair(tmp_path, ONE_CPU)
     if tiny is TinyPPO:
         composer = Composer(progress=False)

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native_learner import has_a_kink, one_torch_thread
+from test_native_learner import has_a_kink, one_torch_thread, random_masks
 from test_native_learner import kernels as learner_kernels
 from torch import nn
 
@@ -264,14 +264,17 @@ def test_gradients_of_dqn_from_pixels_are_those_of_float64(
         assert_close(parameter.grad, gradient, name, whole)
 
 
-@pytest.mark.parametrize("cnn", ["nature", "impala"])
-def test_training_follows_torch_and_equal_threads_give_equal_bits(cnn: str) -> None:
+@pytest.mark.parametrize(
+    "options", [{"cnn": "nature"}, {"cnn": "impala"}, {"action_masks": True, "double": False}], ids=str
+)
+def test_training_follows_torch_and_equal_threads_give_equal_bits(options: dict[str, Any]) -> None:
     box = pixels(2, 36, 36)
-    made = [DQN(box, ACTIONS, cnn=cnn, target_update_interval=3, learning_rate=1e-4) for _ in range(4)]
+    made = [DQN(box, ACTIONS, target_update_interval=3, learning_rate=1e-4, **options) for _ in range(4)]
     natives = [NativeLearner(trainer, threads=threads) for trainer, threads in zip(made, (1, 3, 3), strict=False)]
     reference = TorchLearner(made[3])
     for seed in range(6):
         batch, weights = batch_of(box, 35 if seed < 4 else 13, seed)
+        batch["next_action_mask"] = random_masks(np.random.default_rng(seed), len(weights), (int(ACTIONS.n),))
         found = [learner.step(batch, weights).priorities for learner in natives]
         expected = reference.step(batch, weights).priorities
         for priorities in found:

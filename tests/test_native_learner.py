@@ -60,6 +60,14 @@ def batch_of(seed: int, rows: int = 50, obs: int = 6, actions: int = 3) -> tuple
     return columns, rng.uniform(0.1, 1.0, rows).astype(np.float32)
 
 
+def random_masks(rng: np.random.Generator, rows: int, parts: tuple[int, ...]) -> np.ndarray:
+    """Masks `(rows, sum of parts)` uint8 with at least one allowed choice in each part, and often no other."""
+    masks = [rng.random((rows, size)) < rng.choice([0.0, 0.5, 1.0], (rows, 1)) for size in parts]
+    for part in masks:
+        part[np.arange(rows), rng.integers(0, part.shape[1], rows)] = True
+    return np.concatenate(masks, axis=1).astype(np.uint8)
+
+
 def assert_close(found: torch.Tensor, expected: torch.Tensor, whole: float, name: str, relative: float = 1e-5) -> None:
     """Relative to the tensor; what of it is the difference of larger numbers, to a tenth of the `whole` too."""
     difference, size = float((found.double() - expected).norm()), float(expected.norm())
@@ -179,7 +187,10 @@ def exact_dqn_gradients(trainer: DQN, batch: dict[str, np.ndarray], weights: np.
         torch.from_numpy(batch[name]).double() for name in ("obs", "next_obs", "reward", "discount")
     )
     action = torch.from_numpy(batch["action"])
-    chosen = (q if trainer.double else target_q)(next_obs).argmax(1)
+    choosing = (q if trainer.double else target_q)(next_obs)
+    if trainer.action_masks:
+        choosing[torch.from_numpy(batch["next_action_mask"]) == 0] = -torch.inf
+    chosen = choosing.argmax(1)
     rows = torch.arange(len(action))
     target = (reward + discount * target_q(next_obs)[rows, chosen]).detach()
     error = q(obs)[rows, action] - target
@@ -212,17 +223,28 @@ def assert_dqn_gradients(
 @settings(max_examples=15, deadline=None)
 @given(
     obs=sizes, hidden=st.lists(sizes, min_size=1, max_size=3), actions=sizes, rows=st.integers(1, 300),
-    double=st.booleans(), dueling=st.booleans(),
+    double=st.booleans(), dueling=st.booleans(), masked=st.booleans(),
 )  # fmt: skip
 def test_dqn_gradients_are_those_of_float64(
-    variant: str, threads: int, obs: int, hidden: list[int], actions: int, rows: int, double: bool, dueling: bool
+    variant: str,
+    threads: int,
+    obs: int,
+    hidden: list[int],
+    actions: int,
+    rows: int,
+    double: bool,
+    dueling: bool,
+    masked: bool,
 ) -> None:
     trainer = ShowsGradients(
         spaces.Box(-5.0, 5.0, (obs,), np.float32), spaces.Discrete(actions),
-        hidden_sizes=tuple(hidden), double=double, dueling=dueling,
+        hidden_sizes=tuple(hidden), double=double, dueling=dueling, action_masks=masked,
     )  # fmt: skip
+    batch, weights = batch_of(rows, rows, obs, actions)
+    if masked:
+        batch["next_action_mask"] = random_masks(np.random.default_rng(rows), rows, (actions,))
     with kernels(variant):
-        assert_dqn_gradients(NativeLearner(trainer, threads=threads), *batch_of(rows, rows, obs, actions))
+        assert_dqn_gradients(NativeLearner(trainer, threads=threads), batch, weights)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -294,6 +316,50 @@ def test_settings_may_change_between_steps() -> None:
         reference.step(*batch_of(step))
     torch.testing.assert_close(ours._q_flat.parameter, theirs._q_flat.parameter, rtol=0, atol=1e-5)
     torch.testing.assert_close(ours._target_flat.parameter, theirs._target_flat.parameter, rtol=0, atol=1e-5)
+
+
+@each_variant
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"double": False}, {"dueling": True, "tau": 0.05}], ids=str)
+def test_native_and_torch_train_alike_on_action_masks(options: dict[str, Any], threads: int, variant: str) -> None:
+    masked = {"action_masks": True, **options}
+    ours, theirs, unmasked = (
+        Small(OBS, ACTIONS, **masked),
+        Small(OBS, ACTIONS, **masked),
+        Small(OBS, ACTIONS, **options),
+    )
+    with kernels(variant):
+        native = NativeLearner(ours, threads=threads)
+    reference = TorchLearner(theirs)
+    for step in range(20):
+        batch, weights = batch_of(step)
+        NativeLearner(unmasked).step(batch, weights)
+        batch["next_action_mask"] = random_masks(np.random.default_rng(step), 50, (3,))
+        found, expected = native.step(batch, weights), reference.step(batch, weights)
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours._q_flat.parameter, theirs._q_flat.parameter, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours._target_flat.parameter, theirs._target_flat.parameter, rtol=0, atol=1e-5)
+    assert (ours._q_flat.parameter - unmasked._q_flat.parameter).abs().max() > 1e-4, "masks matter"
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_masks_that_allow_everything_change_no_bit(double: bool) -> None:
+    masked, plain = Small(OBS, ACTIONS, double=double, action_masks=True), Small(OBS, ACTIONS, double=double)
+    for step in range(10):
+        batch, weights = batch_of(step)
+        NativeLearner(plain).step(batch, weights)
+        NativeLearner(masked).step({**batch, "next_action_mask": np.ones((50, 3), np.uint8)}, weights)
+    assert torch.equal(masked._q_flat.parameter, plain._q_flat.parameter)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_mask_of_nothing_leaves_the_first_action_as_in_torch(double: bool) -> None:
+    """Where a task ended nothing is asked, and a discount of 0 must not meet an infinite value."""
+    ours, theirs = (Small(OBS, ACTIONS, double=double, action_masks=True) for _ in range(2))
+    batch, weights = batch_of(0)
+    batch["next_action_mask"] = np.zeros((50, 3), np.uint8)
+    found, expected = NativeLearner(ours).step(batch, weights), TorchLearner(theirs).step(batch, weights)
+    np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
 
 
 def replaced_parameters(trainer: Small) -> None:
@@ -371,6 +437,16 @@ def test_columns_of_another_shape_are_named_with_it() -> None:
     ):
         with pytest.raises(TrainerError, match=message):
             NativeLearner(Small(OBS, ACTIONS)).step({**batch, column: np.zeros(shape, np.float32)}, weights)
+
+
+def test_masks_of_another_shape_or_dtype_are_named_with_it() -> None:
+    batch, weights = batch_of(0)
+    for masks, message in (
+        (np.ones((50, 4), np.uint8), r"next_action_mask must hold 50 rows of 3 numbers; found shape \(50, 4\)"),
+        (np.ones((50, 3), np.float32), "Column 'next_action_mask' must have dtype uint8; found float32"),
+    ):
+        with pytest.raises(TrainerError, match=message):
+            NativeLearner(Small(OBS, ACTIONS, action_masks=True)).step({**batch, "next_action_mask": masks}, weights)
 
 
 def test_an_empty_batch_and_no_threads_are_refused() -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from test_native_learner import random_masks
 
 from pearl import _native
 from pearl.algorithms import DDPG, DQN, REDQ, SAC, TD3, DroQ
-from pearl.algorithms.trainer import Trainer, policy_tensors
+from pearl.algorithms.trainer import Trainer, policy_tensors, transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ReplayError, TrainerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -61,6 +62,14 @@ class Fixed(SAC):
     hidden_sizes, temperature = (16,), 0.2
 
 
+class Masked(DQN):
+    hidden_sizes, target_update_interval, action_masks = (16, 16), 4, True
+
+
+class MaskedPlainly(Masked):
+    double = False
+
+
 class Pixels(DQN):
     target_update_interval, dueling, hidden_sizes = 4, True, (8,)
 
@@ -68,7 +77,7 @@ class Pixels(DQN):
 SEEN = {Pixels: spaces.Box(0, 255, (2, 36, 37), np.uint8)}
 
 
-LOOPED = [Dueling, Gradual, Pixels, Deterministic, Twin, Soft, Ensemble, Dropping, Fixed]
+LOOPED = [Dueling, Gradual, Masked, MaskedPlainly, Pixels, Deterministic, Twin, Soft, Ensemble, Dropping, Fixed]
 
 
 class OwnNoise(TD3):
@@ -86,6 +95,8 @@ def rows_of(spec: TransitionSpec, count: int, seed: int = 0) -> dict[str, np.nda
         column[...] = rng.uniform(-1, 1, column.shape) if whole is None else rng.integers(0, whole, column.shape)
         if name == "discount":
             column[...] = 0.99 * (rng.random(count) > 0.1)
+        if name == "next_action_mask":
+            column[...] = random_masks(rng, count, (4,))
     return rows
 
 
@@ -105,7 +116,7 @@ class Setup:
     ) -> None:
         space = DISCRETE if issubclass(trainer_class, DQN) else BOX
         seen = SEEN.get(trainer_class, OBS)
-        spec = TransitionSpec.from_spaces(seen, space)
+        spec = transition_of(trainer_class, seen, space)
         self.trainer = trainer_class(seen, space, seed=seed)
         self.replay = self.make_replay()
         self.storage = self.make_storage(spec, **options)

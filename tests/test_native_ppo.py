@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native_learner import VARIANTS, assert_close, each_variant, kernels, one_torch_thread
+from test_native_learner import VARIANTS, assert_close, each_variant, kernels, one_torch_thread, random_masks
 from torch import nn
 
 from pearl import _native
@@ -43,7 +43,10 @@ SPACES: dict[str, spaces.Space[Any]] = {
 }
 Rollout = dict[str, np.ndarray]
 
+CHOICES = {name: space for name, space in SPACES.items() if name != "Box"}
+
 each_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+each_space_of_choices = pytest.mark.parametrize("space", CHOICES.values(), ids=CHOICES)
 each_learner = pytest.mark.parametrize("learner", [NativeRolloutLearner, TorchRolloutLearner])
 
 
@@ -90,9 +93,15 @@ def rollout_of(trainer: PPO, rows: int, seed: int = 0) -> Rollout:
         action = np.stack([rng.integers(0, n, rows) for n in sizes], axis=1)
     else:
         action = rng.normal(size=(rows, trainer.distribution.size)).astype(np.float32)
+    masks = {}
+    if trainer.action_masks:
+        masks["action_mask"] = random_masks(rng, rows, sizes)
+        for part, start in enumerate(np.cumsum((0, *sizes[:-1]))):
+            masks["action_mask"][np.arange(rows), start + action[:, part]] = 1
     action = action.reshape(rows, *(trainer.action_space.shape or ()))
     with torch.no_grad():
-        log_prob, _, value = trainer.evaluate_actions(torch.from_numpy(obs), torch.from_numpy(action))
+        inputs = [torch.from_numpy(column) for column in (obs, action, *masks.values())]
+        log_prob, _, value = trainer.evaluate_actions(*inputs)
     ret = value.numpy() + rng.normal(size=rows).astype(np.float32)
     old_value = value.numpy() + 0.3 * rng.normal(size=rows).astype(np.float32)
     return {
@@ -101,6 +110,7 @@ def rollout_of(trainer: PPO, rows: int, seed: int = 0) -> Rollout:
         "log_prob": log_prob.numpy() + 0.3 * rng.normal(size=rows).astype(np.float32),
         "advantage": (ret - old_value).astype(np.float32),
         "ret": ret,
+        **masks,
     }
 
 
@@ -133,6 +143,8 @@ def exact_parts(networks: PolicyAndValue, trainer: PPO, rows: dict[str, torch.Te
     action = rows["action"].reshape(len(obs), -1)
     distributions: list[Any]
     if trainer.distribution.sizes:
+        if trainer.action_masks:
+            outputs = outputs.masked_fill(rows["action_mask"] == 0, -torch.inf)
         logits = outputs.split(trainer.distribution.sizes, dim=1)
         distributions = [torch.distributions.Categorical(logits=part) for part in logits]
     else:
@@ -252,11 +264,13 @@ def test_every_order_is_equally_likely() -> None:
     entropy_coefficient=st.sampled_from([0.0, 0.3]),
     normalize_advantages=st.booleans(),
     shared_layers=st.booleans(),
+    masked=st.booleans(),
 )
 def test_losses_and_gradients_are_those_of_float64(
-    space: spaces.Space[Any], threads: int, variant: str, rows: int, shared_layers: bool, **options: Any
+    space: spaces.Space[Any], threads: int, variant: str, rows: int, shared_layers: bool, masked: bool, **options: Any
 ) -> None:
-    trainer = made(space, ShowsGradients, shared_layers=shared_layers, **options)
+    masked = masked and not isinstance(space, spaces.Box)
+    trainer = made(space, ShowsGradients, shared_layers=shared_layers, action_masks=masked, **options)
     rollout = rollout_of(trainer, rows, seed=rows)
     networks = copy.deepcopy(trainer.networks).double()
     parts = exact_parts(networks, trainer, in_float64(rollout))
@@ -300,6 +314,45 @@ def test_training_is_that_of_float64(space: spaces.Space[Any], options: dict[str
     assert exact.metrics["minibatches"] == 12  # the last of an epoch has 7 rows
     assert trainer.gradient_steps == 12
     assert 0.0 < exact.metrics["clip_fraction"] < 1.0
+
+
+@each_variant
+@pytest.mark.parametrize("threads", [1, 2])
+@each_space_of_choices
+def test_training_on_action_masks_is_that_of_float64(space: spaces.Space[Any], threads: int, variant: str) -> None:
+    trainer = made(space, action_masks=True, entropy_coefficient=0.05)
+    rollout = rollout_of(trainer, 157)
+    rows = np.flatnonzero(np.random.default_rng(1).random(157) < 0.8)
+    exact = exact_training(trainer, rollout, epochs=3, batch_size=50, rows=rows)
+    with kernels(variant):
+        learner = NativeRolloutLearner(trainer, epochs=3, batch_size=50, threads=threads)
+    assert_trained(trainer, learner.train(rollout, rows), exact)
+
+
+@each_space_of_choices
+def test_masks_that_allow_everything_change_no_bit(space: spaces.Space[Any]) -> None:
+    masked, plain = (made(space, action_masks=masks, entropy_coefficient=0.05) for masks in (True, False))
+    rollout = rollout_of(plain, 90)
+    everything = np.ones((90, plain.distribution.outputs), np.uint8)
+    found = NativeRolloutLearner(masked, epochs=2, batch_size=40).train({**rollout, "action_mask": everything})
+    assert found == NativeRolloutLearner(plain, epochs=2, batch_size=40).train(rollout)
+    assert np.array_equal(policy_snapshot(masked), policy_snapshot(plain))
+
+
+@each_learner
+@each_space_of_choices
+def test_single_choices_teach_the_policy_nothing(space: spaces.Space[Any], learner: Any) -> None:
+    trainer = made(space, action_masks=True, entropy_coefficient=0.05)
+    rollout = rollout_of(trainer, 90)
+    single = np.zeros_like(rollout["action_mask"])
+    for part, start in enumerate(np.cumsum((0, *trainer.distribution.sizes[:-1]))):
+        single[np.arange(90), start + rollout["action"].reshape(90, -1)[:, part]] = 1
+    rollout |= {"action_mask": single, "log_prob": np.zeros(90, np.float32)}
+    before = {name: p.detach().clone() for name, p in trainer.networks.named_parameters()}
+    found = learner(trainer, epochs=2, batch_size=40).train(rollout)
+    assert (found["entropy"], found["approximate_kl"], found["clip_fraction"]) == (0.0, 0.0, 0.0)
+    for name, parameter in trainer.networks.named_parameters():
+        assert torch.equal(parameter, before[name]) == name.startswith("policy."), name
 
 
 @each_learner
@@ -346,9 +399,15 @@ def test_no_step_at_all_leaves_everything_as_it_was(learner: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Small, OwnSteps, A2C])
-@each_space
-def test_native_and_torch_train_alike_over_several_rollouts(space: spaces.Space[Any], kind: type[PPO]) -> None:
-    options = {"normalize_observations": True, "learning_rate_schedule": "linear"}
+@pytest.mark.parametrize(
+    ("space", "masked"),
+    [*((space, False) for space in SPACES.values()), *((space, True) for space in CHOICES.values())],
+    ids=[*SPACES, *(f"{name}, masked" for name in CHOICES)],
+)
+def test_native_and_torch_train_alike_over_several_rollouts(
+    space: spaces.Space[Any], masked: bool, kind: type[PPO]
+) -> None:
+    options = {"normalize_observations": True, "learning_rate_schedule": "linear", "action_masks": masked}
     if kind is not A2C:
         options |= {"clip_range_schedule": "linear", "entropy_coefficient": 0.01, "value_clip_range": 0.3}
     ours, theirs = made(space, kind, **options), made(space, kind, **options)
@@ -489,6 +548,22 @@ def changed(rollout: Rollout, name: str, change: Callable[[np.ndarray], np.ndarr
 )
 def test_rollouts_that_do_not_fit_are_refused_before_the_first_step(change: Any, message: str) -> None:
     trainer = made(SPACES["MultiDiscrete"])
+    learner = NativeRolloutLearner(trainer, epochs=1, batch_size=5)
+    with pytest.raises(TrainerError, match=message):
+        learner.train(change(rollout_of(trainer, 20)))
+    assert trainer.gradient_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: {k: v for k, v in r.items() if k != "action_mask"}, "missing: action_mask"),
+        (lambda r: changed(r, "action_mask", lambda c: c[:, 1:]), r"'action_mask' .* shape \(20, 8\); found \(20, 7\)"),
+        (lambda r: changed(r, "action_mask", lambda c: c == 1), "'action_mask' must have dtype uint8; found bool"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused_before_the_first_step(change: Any, message: str) -> None:
+    trainer = made(SPACES["MultiDiscrete"], action_masks=True)
     learner = NativeRolloutLearner(trainer, epochs=1, batch_size=5)
     with pytest.raises(TrainerError, match=message):
         learner.train(change(rollout_of(trainer, 20)))

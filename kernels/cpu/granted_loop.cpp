@@ -41,7 +41,8 @@ GrantedLoop::GrantedLoop(std::size_t batch_size, const Queues& queues, std::vect
 void GrantedLoop::check_rows(const std::vector<std::size_t>& taken_bytes, const std::vector<std::size_t>& stored_bytes,
                              std::size_t replay_capacity, std::size_t storage_capacity) {
   if (stored_bytes.size() != taken_bytes.size())
-    throw LearnerError("A training loop needs the five columns of transitions.");
+    throw LearnerError("The Learner takes " + std::to_string(taken_bytes.size()) +
+                       " columns of a transition; the Data Storage has " + std::to_string(stored_bytes.size()) + ".");
   for (std::size_t i = 0; i < taken_bytes.size(); ++i)
     if (stored_bytes[i] != taken_bytes[i])
       throw LearnerError("The Learner takes " + std::to_string(taken_bytes[i]) + " bytes of column " +

@@ -171,13 +171,18 @@ learner::Batch batch_of(const py::array& obs, const py::array& actions, std::siz
   check_rows(rewards, "reward", rows, 1);
   check_rows(discounts, "discount", rows, 1);
   check_rows(weights, "weights", rows, 1);
-  return {rows, obs.data(), actions.data(), rewards.data(), next_obs.data(), discounts.data(), weights.data()};
+  return {rows,           obs.data(),       actions.data(), rewards.data(),
+          next_obs.data(), discounts.data(), weights.data(), nullptr};
 }
 
 py::tuple step_dqn(HeldDqn& dqn, const py::array& obs, const Array<std::int64_t>& actions, const Floats& rewards,
                    const py::array& next_obs, const Floats& discounts, const Floats& weights, std::uint64_t number,
-                   HeldOptimizer& optimizer) {
-  const learner::Batch batch = batch_of(obs, actions, 1, rewards, next_obs, discounts, weights);
+                   HeldOptimizer& optimizer, const std::optional<Array<std::uint8_t>>& next_masks) {
+  learner::Batch batch = batch_of(obs, actions, 1, rewards, next_obs, discounts, weights);
+  if (next_masks) {
+    check_rows(*next_masks, "next_action_mask", batch.rows, dqn.network().output_width());
+    batch.next_masks = next_masks->data();
+  }
   check_inputs(dqn.network(), "obs", obs, batch.rows);
   check_inputs(dqn.network(), "next_obs", next_obs, batch.rows);
   check_parameters(optimizer, "network", dqn.network().parameters());
@@ -259,11 +264,11 @@ py::tuple step_actor_critic(HeldActorCritic& self, const Floats& obs, const Floa
 
 using Steps = Array<std::int64_t>;
 
-std::unique_ptr<learner::Algorithm> dqn_algorithm(HeldDqn& dqn, HeldOptimizer& optimizer, Steps steps) {
+std::unique_ptr<learner::Algorithm> dqn_algorithm(HeldDqn& dqn, HeldOptimizer& optimizer, Steps steps, bool masked) {
   check_parameters(optimizer, "network", dqn.network().parameters());
   check_size(steps, "steps", 1);
   return std::make_unique<Held<learner::DqnAlgorithm>>(std::vector<py::object>{steps}, dqn, optimizer,
-                                                       steps.mutable_data());
+                                                       steps.mutable_data(), masked);
 }
 
 std::unique_ptr<learner::Algorithm> actor_critic_algorithm(HeldActorCritic& self, HeldOptimizer& critic,
@@ -391,11 +396,12 @@ void bind_learner(py::module_& m) {
            py::arg("threads"), py::keep_alive<1, 2>())
       .def("set", &set_dqn, py::arg("double_q"), py::arg("loss"), py::arg("max_grad_norm"), py::arg("tau"),
            py::arg("target_update_interval"))
-      .def("algorithm", &dqn_algorithm, py::arg("optimizer"), py::arg("steps").noconvert(), py::keep_alive<0, 1>(),
-           py::keep_alive<0, 2>())
+      .def("algorithm", &dqn_algorithm, py::arg("optimizer"), py::arg("steps").noconvert(), py::arg("masked") = false,
+           py::keep_alive<0, 1>(), py::keep_alive<0, 2>())
       .def("step", &step_dqn, py::arg("obs").noconvert(), py::arg("actions").noconvert(),
            py::arg("rewards").noconvert(), py::arg("next_obs").noconvert(), py::arg("discounts").noconvert(),
-           py::arg("weights").noconvert(), py::arg("number"), py::arg("optimizer"));
+           py::arg("weights").noconvert(), py::arg("number"), py::arg("optimizer"),
+           py::arg("next_masks").noconvert() = py::none());
 
   py::class_<HeldActorCritic>(m, "ActorCriticLearner")
       .def(py::init(&make_actor_critic), py::arg("actor"), py::arg("critics"), py::arg("actor_weights").noconvert(),

@@ -64,7 +64,8 @@ void bind_loop(py::module_& m) {
            [](const HeldLoop& held) {
              const pearl::learner::Batch& batch = held.loop.batch();
              const auto rows = static_cast<py::ssize_t>(batch.rows);
-             const void* data[] = {batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.discounts};
+             const void* data[] = {batch.obs,      batch.actions,   batch.rewards,
+                                   batch.next_obs, batch.discounts, batch.next_masks};
              py::list columns;
              for (std::size_t i = 0; i < held.columns.size(); ++i) {
                const py::array& column = held.columns[i];

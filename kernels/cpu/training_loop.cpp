@@ -23,10 +23,9 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
       priorities_(batch_size),
       prefetch_(prefetch),
       pool_(prefetch ? 2 : 1, kLinger) {
-  const auto taken = algorithm.item_bytes();
   std::vector<std::size_t> stored;
   for (const ColumnStore::Column& column : storage.columns()) stored.push_back(column.item_bytes);
-  check_rows({taken.begin(), taken.end()}, stored, replay.capacity(), storage.capacity());
+  check_rows(algorithm.item_bytes(), stored, replay.capacity(), storage.capacity());
   for (Drawn& drawn : drawn_) {
     for (const std::size_t bytes : stored) {
       drawn.columns.emplace_back(batch_size * bytes);
@@ -37,7 +36,9 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
     drawn.generations.resize(batch_size);
     const auto floats = [&](std::size_t i) { return reinterpret_cast<const float*>(drawn.columns[i].data()); };
     const void* actions = drawn.columns[1].data();
-    drawn.batch = {batch_size, floats(0), actions, floats(2), floats(3), floats(4), drawn.weights.data()};
+    drawn.batch = {batch_size, floats(0), actions, floats(2), floats(3), floats(4), drawn.weights.data(), nullptr};
+    if (stored.size() > learner::kColumns)
+      drawn.batch.next_masks = reinterpret_cast<const std::uint8_t*>(drawn.columns[learner::kColumns].data());
   }
   pool_.start();  // may throw here, but not later: the Learner's threads, which offer batches, must not throw
   restart();

@@ -280,14 +280,13 @@ class DQN(Trainer):
         network = RuleNetwork("q", parts.q, self.input_shape, parts.target_q)
         departure = policy_departure(self, DQN, ("get_action", "policy"))
         policy = PolicyHead("argmax", parts.q, network, departure=departure)
-        return UpdateRule((network,), policy, self._rule_step(), "largest_value", double=bool(self.double))
+        double, masked = bool(self.double), bool(self.action_masks)
+        return UpdateRule((network,), policy, self._rule_step(), "largest_value", double=double, masked=masked)
 
     def _rule_step(self) -> RuleStep | str:
         departure = step_departure(self, DQN, _STEP)
         if departure is not None:
             return departure
-        if self.action_masks:
-            return "action masks (DQN with action_masks=True trains in torch)"
         parts = self.parts
         parameters = RuleParameters(parts._q_flat, "optimizer", parts.optimizer, parts._target_flat)
         return RuleStep("huber", self._rule_scalars, parameters)

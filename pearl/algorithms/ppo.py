@@ -174,10 +174,8 @@ class PPO(OnPolicyTrainer):
         kind: HeadKind = "categorical" if self.distribution.sizes else "normal"
         head = PolicyHead(kind, networks, policy, departure=departure, value=value, sizes=self.distribution.sizes)
         departure = step_departure(self, PPO, _STEP) or self._own_parts()
-        if self.action_masks:
-            departure = departure or f"action masks ({type(self).__name__} with action_masks=True trains in torch)"
         step = departure or ClippedStep(self._rule_scalars, parts._flat, parts.optimizer, networks.log_std)
-        return UpdateRule((value,), head, step, None, actor=policy)
+        return UpdateRule((value,), head, step, None, actor=policy, masked=bool(self.action_masks))
 
     def _own_parts(self) -> str | None:
         """One line if networks or distribution are of another class, which may compute otherwise."""

@@ -175,7 +175,8 @@ class UpdateRule:
     Without an `actor`, the only critic gives the value of each action; with `double`, it also chooses the action that
     its target network evaluates. The first `actor_critics` critics take part in the actor's gradient. The critics of an
     `ensemble` judge as REDQ's: targets take the smallest value of some of them, the actor follows the mean of all, and
-    targets move in every step. If an algorithm only derives from the base classes, `bootstrap` is None and `step` is a
+    targets move in every step. With `masked`, action masks say what counts: in the largest next value, or in the parts
+    of a categorical policy. If an algorithm only derives from the base classes, `bootstrap` is None and `step` is a
     line.
     """
 
@@ -187,6 +188,7 @@ class UpdateRule:
     actor_critics: int = 0
     double: bool = False
     ensemble: bool = False
+    masked: bool = False
 
     @property
     def networks(self) -> tuple[RuleNetwork, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pearl import _native
 from pearl.algorithms.arrays import ArrayScale
+from pearl.algorithms.batch import Batch
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.algorithms.update_rule import (
@@ -34,6 +35,7 @@ from pearl.learner.native_plan import (
     read_network,
     weights_of,
 )
+from pearl.spec import NEXT_ACTION_MASK
 
 
 class Rule(Protocol):
@@ -41,9 +43,10 @@ class Rule(Protocol):
 
     action_dtype: np.dtype[Any]
     obs_dtype: np.dtype[Any]
+    columns: tuple[str, ...]  # of a batch: those of `Batch`, and the mask of the next observation if there are masks
 
     def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
-        """Train on the columns of `Batch` and importance weights; returns priorities `(batch,)` and metrics."""
+        """Train on these columns and importance weights; returns priorities `(batch,)` and metrics."""
 
     def algorithm(self) -> _native.Algorithm | None:
         """The same step for a loop without Python, with the current settings; None if it needs Python."""
@@ -52,7 +55,9 @@ class Rule(Protocol):
         """Read the trainer's settings and its optimizers' state, which schedules and checkpoints change."""
 
 
-def _known_rule(trainer: object, arrays: bool, of_bytes: bool = False) -> tuple[Trainer, UpdateRule]:
+def _known_rule(
+    trainer: object, arrays: bool, of_bytes: bool = False, masks: bool = False
+) -> tuple[Trainer, UpdateRule]:
     rule = update_rule_of(trainer, arrays=arrays)
     if rule is None or not isinstance(trainer, Trainer):
         raise UnsupportedError(unknown_rule(trainer))
@@ -60,26 +65,28 @@ def _known_rule(trainer: object, arrays: bool, of_bytes: bool = False) -> tuple[
         raise UnsupportedError("observations of unsigned bytes")
     if isinstance(rule.step, str):
         raise UnsupportedError(rule.step)
+    if rule.masked and not masks:
+        raise UnsupportedError("action masks, with which only torch and the native Learner of the CPU train")
     return trainer, rule
 
 
 def known_step(
-    trainer: object, *, arrays: bool = False, of_bytes: bool = False
+    trainer: object, *, arrays: bool = False, of_bytes: bool = False, masks: bool = False
 ) -> tuple[Trainer, UpdateRule, RuleStep]:
     """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it.
 
     They are in torch, or with `arrays` where the trainer has them. Observations may be bytes with `of_bytes`, if there
-    is no actor.
+    is no actor; with `masks`, the step may need action masks.
     """
-    known, rule = _known_rule(trainer, arrays, of_bytes)
+    known, rule = _known_rule(trainer, arrays, of_bytes, masks)
     if not isinstance(rule.step, RuleStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on rollouts, not on samples of a replay")
     return known, rule, rule.step
 
 
 def known_clipped_step(trainer: object) -> tuple[OnPolicyTrainer, UpdateRule, ClippedStep]:
-    """The same for trainers on rollouts, in arrays where the trainer has them there."""
-    known, rule = _known_rule(trainer, arrays=True)
+    """The same for trainers on rollouts, in arrays where the trainer has them there; it may need action masks."""
+    known, rule = _known_rule(trainer, arrays=True, masks=True)
     if not isinstance(known, OnPolicyTrainer) or not isinstance(rule.step, ClippedStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on samples of a replay, not on rollouts")
     return known, rule, rule.step
@@ -97,7 +104,7 @@ def require_cpu(trainer: object) -> None:
 def make_rule(trainer: object, threads: int) -> Rule:
     """The rule of `trainer`; UnsupportedError says in one line what is not supported."""
     require_cpu(trainer)
-    known, rule, step = known_step(trainer, arrays=True, of_bytes=True)
+    known, rule, step = known_step(trainer, arrays=True, of_bytes=True, masks=True)
     if rule.actor is None:
         return _ValueRule(known, rule, step, threads)
     return _ActorCriticRule(known, rule.actor, rule, step, threads)
@@ -139,7 +146,8 @@ class _ValueRule:
         of_bytes = trainer.observation_space.dtype == np.uint8
         self.obs_dtype = np.dtype(np.uint8 if of_bytes else np.float32)
         read = _read_with_target(network, step.critics, images=True, of_bytes=of_bytes)
-        self._trainer, self._step = trainer, step
+        self._trainer, self._step, self._masked = trainer, step, rule.masked
+        self.columns: tuple[str, ...] = (*Batch._fields, NEXT_ACTION_MASK) if rule.masked else Batch._fields
         self._optimizer = NativeOptimizer(*step.optimizers[0])
         weights = weights_of(step.critics.parameters), _weights_of_target(step.critics)
         self._native = _native.DqnLearner(read, *weights, threads)
@@ -148,7 +156,7 @@ class _ValueRule:
 
     def algorithm(self) -> _native.Algorithm:
         self.refresh()
-        return self._native.algorithm(self._optimizer.native, self._trainer.step_count)
+        return self._native.algorithm(self._optimizer.native, self._trainer.step_count, self._masked)
 
     def refresh(self) -> None:
         self._weights.require_in_place()
@@ -163,10 +171,10 @@ class _ValueRule:
     def step(self, columns: Sequence[np.ndarray], weights: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         self.refresh()
         trainer = self._trainer
-        obs, action, reward, next_obs, discount = columns
+        obs, action, reward, next_obs, discount, *masks = columns
         done = trainer.gradient_steps + 1
         priorities, loss, td_error, norm = self._native.step(
-            obs, action, reward, next_obs, discount, weights, done, self._optimizer.native
+            obs, action, reward, next_obs, discount, weights, done, self._optimizer.native, *masks
         )
         trainer.gradient_steps += 1
         return priorities, {"td_error": td_error, "loss": loss, "gradient_norm": norm}
@@ -176,6 +184,7 @@ class _ActorCriticRule:
     """Actor and critics, on the noise that the trainer's own step would draw."""
 
     action_dtype = obs_dtype = np.dtype(np.float32)
+    columns: tuple[str, ...] = Batch._fields
 
     def __init__(self, trainer: Trainer, actor: RuleNetwork, rule: UpdateRule, step: RuleStep, threads: int) -> None:
         moved = step.actor

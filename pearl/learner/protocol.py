@@ -138,9 +138,10 @@ class RolloutLearner(Protocol):
         """Train on the columns of a rollout, `(count, *shape)` each; returns the parts of the loss, averaged.
 
         The columns are `obs`, `action`, `log_prob`, `advantage` and `ret` (float32, but int64 for actions that are
-        numbers, and uint8 for observations of bytes). `rows` `(n,)` int64 are those that are transitions, ascending;
-        None: all are. Minibatches of an epoch are the rows in an order drawn by Philox, the same on every device; the
-        last one may be smaller. The result also has `minibatches`, the steps made, and `epochs`, begun.
+        numbers, and uint8 for observations of bytes); with action masks also `action_mask` (uint8). `rows` `(n,)` int64
+        are those that are transitions, ascending; None: all are. Minibatches of an epoch are the rows in an order drawn
+        by Philox, the same on every device; the last one may be smaller. The result also has `minibatches`, the steps
+        made, and `epochs`, begun.
 
         Raises TrainerError if a loss or gradient is not finite.
         """

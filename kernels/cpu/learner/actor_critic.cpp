@@ -322,7 +322,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
                          group.columns, group.accumulate, false);
 }
 
-std::array<std::size_t, kColumns> ActorCriticAlgorithm::item_bytes() const {
+std::vector<std::size_t> ActorCriticAlgorithm::item_bytes() const {
   const ActorCriticLearner& learner = parts_.learner;
   const std::size_t obs = learner.observation_size() * sizeof(float), action = learner.action_size() * sizeof(float);
   return {obs, action, sizeof(float), obs, sizeof(float)};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "pearl/errors.hpp"
@@ -19,6 +20,13 @@ std::size_t best_action(const float* values, std::size_t actions, std::size_t pa
     if (value > leader || (std::isnan(value) && !std::isnan(leader))) best = a;
   }
   return best;
+}
+
+// Sets the values in a panel's first `count` columns to -infinity where masks (count, actions) forbid the action.
+void forbid(const std::uint8_t* masks, std::size_t actions, std::size_t count, std::size_t panel, float* values) {
+  for (std::size_t a = 0; a < actions; ++a)
+    for (std::size_t c = 0; c < count; ++c)
+      if (masks[c * actions + a] == 0) values[a * panel + c] = -std::numeric_limits<float>::infinity();
 }
 
 }  // namespace
@@ -115,7 +123,9 @@ void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_
   const std::size_t size = kernels_.panel, actions = network_.output_width();
   const float* values = worker.training.value(network_.output(), panel);
   const float* judged = worker.next_values.data() + panel * actions * size;
-  const float* choosing = settings_.double_q ? worker.next.value(network_.output(), panel) : judged;
+  // Of the online network if there is double Q-learning, else still of the target network: then the same as `judged`.
+  float* choosing = worker.next.value(network_.output(), panel);
+  if (batch.next_masks != nullptr) forbid(batch.next_masks + begin * actions, actions, count, size, choosing);
   float* slopes = worker.training.gradient(network_.output(), panel);
   std::fill(slopes, slopes + actions * size, 0.0f);
   const float rows = static_cast<float>(batch.rows);
@@ -144,9 +154,11 @@ void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_
   }
 }
 
-std::array<std::size_t, kColumns> DqnAlgorithm::item_bytes() const {
+std::vector<std::size_t> DqnAlgorithm::item_bytes() const {
   const std::size_t obs = learner_.network().input_bytes();
-  return {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
+  std::vector<std::size_t> bytes = {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
+  if (masked_) bytes.push_back(learner_.network().output_width());
+  return bytes;
 }
 
 StepMetrics DqnAlgorithm::step(const Batch& batch, float* priorities, const PrioritiesKnown& known) {

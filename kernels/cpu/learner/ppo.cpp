@@ -265,7 +265,8 @@ void PpoLearner::evaluate_parts(PpoWorker& worker, const Minibatch& batch, std::
                                 std::size_t count) const {
   const std::size_t size = kernels_.panel, parts = networks_.distribution.size;
   const std::int64_t* actions = actions_of(batch.rollout);
-  const float* logits = worker.policy.value(networks_.policy->output(), panel);
+  float* logits = worker.policy.value(networks_.policy->output(), panel);
+  if (batch.rollout.masks != nullptr) set_forbidden(batch, begin, count, kForbiddenLogit, logits);
   float* probabilities = worker.policy.gradient(networks_.policy->output(), panel);
   std::fill(worker.log_prob.begin(), worker.log_prob.end(), 0.0f);
   for (std::size_t part = 0; part < parts; ++part) {
@@ -317,6 +318,20 @@ void PpoLearner::part_slopes(PpoWorker& worker, const Minibatch& batch, std::siz
     }
     logits += choices * size;
     slopes += choices * size;
+  }
+  // A forbidden choice's logit is a constant.
+  if (batch.rollout.masks != nullptr)
+    set_forbidden(batch, begin, count, 0.0f, worker.policy.gradient(networks_.policy->output(), panel));
+}
+
+// Sets a panel's outputs of the policy, or their slopes, to `value` where the masks forbid a choice.
+void PpoLearner::set_forbidden(const Minibatch& batch, std::size_t begin, std::size_t count, float value,
+                               float* outputs) const {
+  const std::size_t size = kernels_.panel, choices = networks_.policy->output_width();
+  for (std::size_t c = 0; c < count; ++c) {
+    const std::uint8_t* mask = batch.rollout.masks + static_cast<std::size_t>(batch.rows[begin + c]) * choices;
+    for (std::size_t k = 0; k < choices; ++k)
+      if (mask[k] == 0) outputs[k * size + c] = value;
   }
 }
 

@@ -371,6 +371,7 @@ struct Training {
   std::size_t rows;
   Floats obs, next_obs, rewards, discounts, weights, priorities;
   std::vector<std::int64_t> actions;
+  std::vector<std::uint8_t> masks;  // empty: none
 
   Training(std::size_t threads, std::size_t batch)
       : learner(network, online.data(), target.data(), threads),
@@ -389,7 +390,8 @@ struct Training {
 
   StepMetrics step(std::uint64_t number, const PrioritiesKnown& known = {}) {
     const Batch batch = {rows,           obs.data(),      actions.data(), rewards.data(),
-                         next_obs.data(), discounts.data(), weights.data()};
+                         next_obs.data(), discounts.data(), weights.data(),
+                         masks.empty() ? nullptr : masks.data()};
     return learner.step(batch, number, optimizer, priorities.data(), known);
   }
 };
@@ -418,6 +420,43 @@ void test_training() {
         CHECK(std::fabs(together.online[i] - alone.online[i]) < 1e-3f);
     }
   }
+}
+
+// The next action is the best allowed one: with a single one it is that, with all it is the same as without masks.
+void test_masks() {
+  constexpr std::size_t kActions = Example::kActions;
+  for (const bool double_q : {true, false})
+    for (const std::size_t rows : {1u, 20u, 300u}) {
+      Training without(2, rows), all(2, rows), single(2, rows);
+      all.masks.assign(rows * kActions, 1);
+      single.masks.assign(rows * kActions, 0);
+      const Floats other = random_floats(single.example.parameters, 17, 0.3f);
+      std::copy(other.begin(), other.end(), single.target.begin());  // in place: the learner holds its memory
+      for (Training* training : {&without, &all, &single})
+        training->learner.set({double_q, Loss::huber, 1.0, 1.0, 1000});
+      const auto values = [&](const Floats& parameters, const Floats& inputs, std::size_t row, std::size_t action) {
+        Workspace workspace(single.network, 1, false);
+        single.network.load(inputs.data() + row * Example::kInputs, 1, workspace, 0);
+        single.network.forward(parameters.data(), workspace, 0, single.network.columns(1));
+        return workspace.value(single.network.output(), 0)[action * single.network.kernels().panel];
+      };
+      Floats expected(rows);
+      for (std::size_t i = 0; i < rows; ++i) {
+        const std::size_t allowed = (7 * i + 3) % kActions;
+        single.masks[i * kActions + allowed] = 1;
+        const float target = single.rewards[i] + 0.9f * values(single.target, single.next_obs, i, allowed);
+        const auto taken = static_cast<std::size_t>(single.actions[i]);
+        expected[i] = std::fabs(values(single.online, single.obs, i, taken) - target);
+      }
+      for (std::uint64_t number = 1; number <= 10; ++number) {
+        const StepMetrics found = all.step(number), same = without.step(number);
+        CHECK(found.loss == same.loss && found.gradient_norm == same.gradient_norm);
+        CHECK(all.priorities == without.priorities);
+      }
+      CHECK(all.online == without.online);
+      single.step(1);
+      for (std::size_t i = 0; i < rows; ++i) CHECK(std::fabs(single.priorities[i] - expected[i]) < 1e-4f);
+    }
 }
 
 void test_refused_steps_change_nothing() {
@@ -525,8 +564,9 @@ struct ActorCriticTraining {
   }
 
   ActorCriticMetrics step(bool moves, const PrioritiesKnown& known = {}) {
-    const ActorCriticBatch batch = {rows,           obs.data(),       actions.data(), rewards.data(),   next_obs.data(),
-                                    discounts.data(), weights.data(), next_noise.data(), noise.data(), 5, steps_done++};
+    const Batch columns = {rows,           obs.data(),       actions.data(), rewards.data(),
+                           next_obs.data(), discounts.data(), weights.data(), nullptr};
+    const ActorCriticBatch batch = {columns, next_noise.data(), noise.data(), 5, steps_done++};
     return learner->step(batch, moves, moves || ensemble, optimizers[0], optimizers[1], stochastic ? &optimizers[2] : nullptr,
                          &log_alpha, priorities.data(), known);
   }
@@ -608,7 +648,7 @@ void test_actor_critic_algorithm() {
       CHECK(bytes[0] == 4 * ActorCriticTraining::kObs && bytes[1] == 4 * ActorCriticTraining::kActions);
       const Batch batch = {looped.rows,          looped.obs.data(),      looped.actions.data(),
                            looped.rewards.data(), looped.next_obs.data(), looped.discounts.data(),
-                           looped.weights.data()};
+                           looped.weights.data(), nullptr};
       for (std::uint64_t step = 5; step < 25; ++step) {
         const StepMetrics found = algorithm.step(batch, looped.priorities.data(), {});
         pearl::fill_normal(kSeed, step, 0, stepped.next_noise.size(), stepped.next_noise.data());
@@ -674,6 +714,7 @@ int main() {
     test_bytes_in_amx();
     test_images_are_refused_where_they_are_unknown();
     test_training();
+    test_masks();
     test_refused_steps_change_nothing();
     test_actor_critics();
     test_known_priorities();

@@ -52,6 +52,7 @@ struct Example {
   std::size_t rows;
   Floats obs, actions, log_probs, advantages, returns;
   std::vector<std::int64_t> choices;
+  std::vector<std::uint8_t> masks;  // empty: none
 
   std::ptrdiff_t take(std::size_t count) {
     parameters += count;
@@ -93,7 +94,21 @@ struct Example {
   PolicyAndValue networks() const { return {policy.get(), value.get(), distribution}; }
   Rollout rollout() const {
     const void* drawn = distribution.categorical() ? static_cast<const void*>(choices.data()) : actions.data();
-    return {rows, obs.data(), drawn, log_probs.data(), advantages.data(), returns.data()};
+    return {rows,           obs.data(),     drawn, log_probs.data(), advantages.data(),
+            returns.data(), masks.empty() ? nullptr : masks.data()};
+  }
+
+  // Masks that allow each row's actions, and every other choice in about half of the rows.
+  void forbid_some() {
+    const std::size_t outputs = distribution.outputs();
+    masks.resize(rows * outputs);
+    for (std::size_t i = 0; i < masks.size(); ++i) masks[i] = static_cast<std::uint32_t>(i) * 2654435761u >> 31;
+    for (std::size_t i = 0; i < rows; ++i)
+      for (std::size_t part = 0, at = 0; part < 2; at += distribution.sizes[part++])
+        masks[i * outputs + at + static_cast<std::size_t>(choices[2 * i + part])] = 1;
+  }
+  bool allows(std::size_t row, std::size_t output) const {
+    return masks.empty() || masks[row * distribution.outputs() + output] != 0;
   }
 
   // What the network computes for one row, in double.
@@ -123,9 +138,10 @@ struct Example {
       double log_prob = 0.0, entropy = 0.0;
       for (std::size_t part = 0, at = 0; part < distribution.sizes.size(); at += distribution.sizes[part++]) {
         double sum = 0.0;
-        for (std::size_t k = 0; k < distribution.sizes[part]; ++k) sum += std::exp(out[at + k]);
         for (std::size_t k = 0; k < distribution.sizes[part]; ++k)
-          entropy -= std::exp(out[at + k]) / sum * (out[at + k] - std::log(sum));
+          if (allows(i, at + k)) sum += std::exp(out[at + k]);
+        for (std::size_t k = 0; k < distribution.sizes[part]; ++k)
+          if (allows(i, at + k)) entropy -= std::exp(out[at + k]) / sum * (out[at + k] - std::log(sum));
         log_prob += out[at + static_cast<std::size_t>(choices[2 * i + part])] - std::log(sum);
       }
       for (std::size_t j = 0; !distribution.categorical() && j < 2; ++j) {
@@ -173,11 +189,13 @@ struct Training {
   }
 };
 
-void test_gradients() {
+void test_gradients(bool masked) {
   for (const bool categorical : {false, true})
     for (const bool shared : {false, true})
       for (const std::size_t threads : {1u, 2u}) {
+        if (masked && !categorical) continue;
         Training training(categorical, shared, 37, threads);
+        if (masked) training.example.forbid_some();
         PpoSettings settings;
         settings.value_clip_range = 0.3;
         settings.entropy_coefficient = 0.1;
@@ -224,6 +242,38 @@ void test_training() {
             CHECK(std::fabs(team.weights[i] - alone.weights[i]) < 2e-3f);
         }
       }
+}
+
+// Masks that allow everything change nothing. With single choices, there is nothing to learn for the policy.
+void test_masks() {
+  for (const bool shared : {false, true})
+    for (const std::size_t rows : {1u, 37u, 300u}) {
+      Training without(true, shared, rows, 2), all(true, shared, rows, 2), single(true, shared, rows, 2);
+      all.example.masks.assign(rows * 7, 1);
+      for (int i = 0; i < 5; ++i) {
+        const PpoMetrics found = all.train(2, 64), same = without.train(2, 64);
+        CHECK(found.policy_loss == same.policy_loss && found.entropy == same.entropy);
+        CHECK(found.gradient_norm == same.gradient_norm);
+      }
+      CHECK(all.weights == without.weights);
+
+      Example& example = single.example;
+      example.masks.assign(rows * 7, 0);
+      for (std::size_t i = 0; i < rows; ++i) {
+        example.masks[7 * i + static_cast<std::size_t>(example.choices[2 * i])] = 1;
+        example.masks[7 * i + 3 + static_cast<std::size_t>(example.choices[2 * i + 1])] = 1;
+        example.log_probs[i] = 0.0f;
+      }
+      const Floats before = single.weights;
+      const PpoMetrics metrics = single.train(2, 64);
+      CHECK(metrics.entropy == 0.0 && metrics.approximate_kl == 0.0 && metrics.clip_fraction == 0.0);
+      const Op& last = example.policy_ops.back();
+      for (std::size_t i = 0; i < 7 * kHidden; ++i) {
+        const std::size_t at = static_cast<std::size_t>(last.weight) + i;
+        CHECK(single.weights[at] == before[at]);
+      }
+      CHECK(single.weights != before);  // the values
+    }
 }
 
 void test_rows_and_divergence() {
@@ -325,8 +375,9 @@ void test_policies_draw() {
 int main() {
   for (const std::string& variant : learner_kernel_variants()) {
     select_learner_kernels(variant);
-    test_gradients();
+    for (const bool masked : {false, true}) test_gradients(masked);
     test_training();
+    test_masks();
     test_rows_and_divergence();
     test_refused_steps_change_nothing();
     test_policies_draw();

@@ -19,13 +19,15 @@ using namespace pearl;
 constexpr std::size_t kCapacity = 500;
 constexpr std::size_t kBatch = 32;
 constexpr std::size_t kInputs = 3;
+constexpr std::size_t kActions = 3;
 constexpr std::size_t kPolicy = 10;
 const std::size_t kSnapshotBytes = Snapshot::nbytes(4 * kPolicy);
 
 // Every number of a row encodes its item, so that a row that is half old and half new is detected.
 struct Rows {
   explicit Rows(std::size_t count)
-      : obs(count * kInputs), next(count * kInputs), reward(count), discount(count), action(count) {}
+      : obs(count * kInputs), next(count * kInputs), reward(count), discount(count), action(count),
+        masks(count * kActions) {}
   void set(std::size_t row, float item) {
     for (std::size_t k = 0; k < kInputs; ++k) {
       obs[row * kInputs + k] = item;
@@ -33,15 +35,21 @@ struct Rows {
     }
     reward[row] = discount[row] = item;
     action[row] = static_cast<std::int64_t>(item);
+    std::fill_n(masks.begin() + static_cast<std::ptrdiff_t>(row * kActions), kActions, mask_of(item));
   }
   std::vector<float> obs, next, reward, discount;
   std::vector<std::int64_t> action;
+  std::vector<std::uint8_t> masks;
+
+  static std::uint8_t mask_of(float item) { return static_cast<std::uint8_t>(static_cast<std::int64_t>(item) % 251); }
 };
 
 class Recorder : public learner::Algorithm {
  public:
-  std::array<std::size_t, learner::kColumns> item_bytes() const override {
-    return {4 * kInputs, 8, 4, 4 * kInputs, 4};
+  std::vector<std::size_t> item_bytes() const override {
+    std::vector<std::size_t> bytes = {4 * kInputs, 8, 4, 4 * kInputs, 4};
+    if (masked) bytes.push_back(kActions);
+    return bytes;
   }
   learner::StepMetrics step(const learner::Batch& batch, float* priorities,
                             const learner::PrioritiesKnown& known) override {
@@ -74,6 +82,7 @@ class Recorder : public learner::Algorithm {
       CHECK(batch.discounts[i] == item && actions[i] == static_cast<std::int64_t>(item));
       for (std::size_t k = 0; k < kInputs; ++k)
         CHECK(obs[i * kInputs + k] == item && next_obs[i * kInputs + k] == item + 0.5f);
+      for (std::size_t k = 0; k < kActions; ++k) CHECK(batch.next_masks[i * kActions + k] == Rows::mask_of(item));
       CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
     }
   }
@@ -81,6 +90,7 @@ class Recorder : public learner::Algorithm {
     return std::equal(batch.rewards, batch.rewards + batch.rows, items.end() - kBatch);
   }
   std::vector<float> policy = std::vector<float>(kPolicy);
+  bool masked = true;
   std::uint64_t steps = 0;
   std::uint64_t fail_at = 0, fail_late_at = 0;  // before and after the priorities are known
   std::uint64_t wrong_at = 0;                   // a step with a priority that the Replay Manager refuses
@@ -100,7 +110,8 @@ struct Fixture {
                             {reinterpret_cast<char*>(columns.action.data()), 8},
                             {reinterpret_cast<char*>(columns.reward.data()), 4},
                             {reinterpret_cast<char*>(columns.next.data()), 4 * kInputs},
-                            {reinterpret_cast<char*>(columns.discount.data()), 4}}) {
+                            {reinterpret_cast<char*>(columns.discount.data()), 4},
+                            {reinterpret_cast<char*>(columns.masks.data()), kActions}}) {
     insert(200);
   }
 
@@ -128,7 +139,8 @@ struct Fixture {
       slots[i] = static_cast<std::int64_t>((inserted + i) % kCapacity);
     }
     storage.insert(inserted % kCapacity, count,
-                   {rows.obs.data(), rows.action.data(), rows.reward.data(), rows.next.data(), rows.discount.data()});
+                   {rows.obs.data(), rows.action.data(), rows.reward.data(), rows.next.data(), rows.discount.data(),
+                    rows.masks.data()});
     replay.insert(slots.data(), nullptr, count);
     inserted += count;
   }
@@ -241,6 +253,8 @@ void what_does_not_fit_is_refused() {
   CHECK(throws<LearnerError>([&] { make(f.replay, 0, kPolicy, 1); }));
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy - 1, 1); }));
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy, 0); }));
+  f.algorithm.masked = false;  // a column too many
+  CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy, 1); }));
 }
 
 void the_host_inserts_between_samplings(bool prefetch) {

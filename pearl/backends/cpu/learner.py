@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pearl import _native
-from pearl.algorithms.batch import Batch
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.native_plan import UnsupportedError, kernel_column
@@ -20,11 +19,12 @@ from pearl.learner.native_rules import make_rule
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
 from pearl.replay.storage import DataStorage
+from pearl.spec import NEXT_ACTION_MASK
 
 if TYPE_CHECKING:
     from pearl.learner.protocol import LoopQueues
 
-_FLOAT = np.dtype(np.float32)
+_FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 
 
 class NativeLearner(TrainerLearner[Any]):
@@ -66,11 +66,12 @@ class NativeLearner(TrainerLearner[Any]):
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
         """One step; metrics are the mean absolute TD error, the loss and the gradients' norm before clipping.
 
-        Columns are float32; actions of DQN are int64, and its observations may be uint8. Raises TrainerError for
-        columns of another shape or dtype, for actions out of range, and if loss or gradients are not finite: the
-        weights are then unchanged, unless the message says that the critics were updated.
+        Columns are float32; actions of DQN are int64, its observations may be uint8, and with `action_masks` there is
+        `next_action_mask` `(batch, actions)` uint8. Raises TrainerError for columns of another shape or dtype, for
+        actions out of range, and if loss or gradients are not finite: the weights are then unchanged, unless the
+        message says that the critics were updated.
         """
-        columns = [self._array(name, batch[name]) for name in Batch._fields]
+        columns = [self._array(name, batch[name]) for name in self._rule.columns]
         priorities, metrics = self._rule.step(columns, self._array("weights", weights))
         return StepResult(priorities, metrics["td_error"], metrics)
 
@@ -88,11 +89,11 @@ class NativeLearner(TrainerLearner[Any]):
     ) -> _native.TrainingLoop | None:
         """Make setting 2's loop in C++, with the trainer's current settings; None if one of its parts is not native.
 
-        `storage` must have exactly the columns of `Batch`. Raises TrainerError if something does not fit.
+        `storage` must have exactly the columns that `step` takes. Raises TrainerError if something does not fit.
         """
         # A shared next_obs is not a column: it is gathered by the links between rows.
         columns = storage.columns if isinstance(storage, DataStorage) else {}
-        if tuple(columns) != Batch._fields:
+        if tuple(columns) != self._rule.columns:
             return None
         tree, algorithm = getattr(replay, "native", None), self._rule.algorithm()
         policy = self.policy_memory()
@@ -106,4 +107,5 @@ class NativeLearner(TrainerLearner[Any]):
         """The column as the kernels read it."""
         rule = self._rule
         dtypes = {"action": rule.action_dtype, "obs": rule.obs_dtype, "next_obs": rule.obs_dtype}
+        dtypes[NEXT_ACTION_MASK] = _BYTE
         return kernel_column(name, column, dtypes.get(name, _FLOAT))

@@ -27,8 +27,9 @@ from pearl.learner.native_plan import (
 from pearl.learner.native_rules import known_clipped_step, require_cpu
 from pearl.learner.trainer_learner import TrainerRolloutLearner
 from pearl.moments import OBSERVATION_CLIP
+from pearl.spec import ACTION_MASK
 
-_FLOAT, _INTEGER = np.dtype(np.float32), np.dtype(np.int64)
+_FLOAT, _INTEGER, _BYTE = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.uint8)
 
 
 class NativeRolloutLearner(TrainerRolloutLearner):
@@ -83,7 +84,7 @@ class NativeRolloutLearner(TrainerRolloutLearner):
         self._optimizer.refresh()
         scalars = self._step.scalars()
         self._native.set(**scalars)
-        obs, action, log_prob, advantage, ret = self.columns_of(rollout)
+        obs, action, log_prob, advantage, ret, *masks = self.columns_of(rollout)
         found = self._native.train(
             self._normalized(kernel_column("obs", obs, _FLOAT)),
             kernel_column("action", action, self._action_dtype),
@@ -96,6 +97,7 @@ class NativeRolloutLearner(TrainerRolloutLearner):
             self.seed,
             self._optimizer.native,
             self.trainer.step_count,
+            *(kernel_column(ACTION_MASK, mask, _BYTE) for mask in masks),
         )
         if not scalars["max_grad_norm"] or not found["minibatches"]:
             del found["gradient_norm"]

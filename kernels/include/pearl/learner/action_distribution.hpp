@@ -10,6 +10,10 @@
 
 namespace pearl::learner {
 
+// The logit of a choice that a mask forbids, as in pearl/action_masks.py: its probability is 0. Not infinite, as entropies
+// multiply by it.
+inline constexpr float kForbiddenLogit = -1e8f;
+
 struct ActionDistribution {
   std::vector<std::size_t> sizes;  // logits of each categorical part; empty: a normal distribution around the outputs
   std::size_t size = 0;            // numbers of one action: parts, or outputs

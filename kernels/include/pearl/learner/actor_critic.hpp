@@ -128,7 +128,7 @@ class ActorCriticAlgorithm : public Algorithm {
  public:
   explicit ActorCriticAlgorithm(const ActorCriticParts& parts) : parts_(parts) {}
 
-  std::array<std::size_t, kColumns> item_bytes() const override;
+  std::vector<std::size_t> item_bytes() const override;
   StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) override;
 
  private:

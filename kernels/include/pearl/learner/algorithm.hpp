@@ -1,9 +1,10 @@
 // The interface between the training loop and the learners: what a training step of any algorithm takes and returns.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace pearl::learner {
 
@@ -16,9 +17,10 @@ struct Batch {
   const void* next_obs = nullptr;    // the same
   const float* discounts = nullptr;  // (rows,) of the next value; 0 where the episode terminated
   const float* weights = nullptr;    // (rows,) importance weights
+  const std::uint8_t* next_masks = nullptr;  // (rows, actions): 0 where next_obs forbids an action; null: all allowed
 };
 
-inline constexpr std::size_t kColumns = 5;  // of the Data Storage: all but the weights
+inline constexpr std::size_t kColumns = 5;  // of all transitions: from obs to discounts
 
 struct StepMetrics {
   double loss = 0.0;
@@ -33,8 +35,9 @@ using PrioritiesKnown = std::function<void()>;
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
-  // Bytes of one transition's observation, action, reward, next observation and discount.
-  virtual std::array<std::size_t, kColumns> item_bytes() const = 0;
+  // Bytes of one transition's observation, action, reward, next observation and discount; then, with action masks, of
+  // its next mask.
+  virtual std::vector<std::size_t> item_bytes() const = 0;
   // One step; writes the new priorities `(rows,)`; `known` may be empty. Throws LearnerError, and changes nothing, if it
   // diverges.
   virtual StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) = 0;

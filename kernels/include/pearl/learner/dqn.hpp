@@ -34,7 +34,8 @@ class DqnLearner : public TeamLearner<DqnWorker> {
   const Network& network() const { return network_; }
 
   // Step number `step`, counted from 1; writes |TD error| to priorities `(rows,)`. Throws LearnerError, with weights and
-  // optimizer unchanged, for an action out of range and for a loss or gradient that is not finite.
+  // optimizer unchanged, for an action out of range and for a loss or gradient that is not finite. With masks, the next
+  // action is the best of those that they allow.
   StepMetrics step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
                    const PrioritiesKnown& known = {});
 
@@ -54,16 +55,18 @@ class DqnLearner : public TeamLearner<DqnWorker> {
 // A DqnLearner as a loop's Algorithm. Learner, optimizer and the count of steps are the caller's and outlive it.
 class DqnAlgorithm : public Algorithm {
  public:
-  DqnAlgorithm(DqnLearner& learner, Optimizer& optimizer, std::int64_t* steps)
-      : learner_(learner), optimizer_(optimizer), steps_(steps) {}
+  // `masked`: its transitions have the mask of the next observation.
+  DqnAlgorithm(DqnLearner& learner, Optimizer& optimizer, std::int64_t* steps, bool masked)
+      : learner_(learner), optimizer_(optimizer), steps_(steps), masked_(masked) {}
 
-  std::array<std::size_t, kColumns> item_bytes() const override;
+  std::vector<std::size_t> item_bytes() const override;
   StepMetrics step(const Batch& batch, float* priorities, const PrioritiesKnown& known) override;
 
  private:
   DqnLearner& learner_;
   Optimizer& optimizer_;
   std::int64_t* steps_;
+  const bool masked_;
 };
 
 }  // namespace pearl::learner

@@ -26,6 +26,7 @@ struct Rollout {
   const float* obs;                               // (rows, inputs)
   const void* actions;                            // (rows, size): std::int64_t of parts, else float
   const float *log_probs, *advantages, *returns;  // (rows,)
+  const std::uint8_t* masks = nullptr;  // (rows, outputs) of parts: 0 where a choice is forbidden; null: all allowed
 };
 
 // Which rows are trained on, how often and in which order: that of `shuffle` with `seed` and the count of steps so far.
@@ -91,6 +92,7 @@ class PpoLearner : public TeamLearner<PpoWorker> {
                        std::size_t count) const;
   void part_slopes(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                    std::size_t count) const;
+  void set_forbidden(const Minibatch& batch, std::size_t begin, std::size_t count, float value, float* outputs) const;
   void normal_slopes(PpoWorker& worker, std::size_t panel, std::size_t count) const;
   float entropy_slope(const Minibatch& batch) const {
     return -static_cast<float>(settings_.entropy_coefficient / static_cast<double>(batch.count));
