@@ -477,6 +477,13 @@ def test_a_program_trains_saves_and_resumes(tmp_path: Path, quick_profiles: None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["env_steps"] >= 900
     assert summary["gradient_steps"] > 20
+    text, changed = program.read_text(), "lstm" if cell == "gru" else "gru"
+    other = text.replace(f'"cell": "{cell}"', f'"cell": "{changed}"')
+    assert other != text
+    (tmp_path / "other.py").write_text(other)
+    code, output = run(tmp_path / "other.py", "--timesteps", "1200", "--resume", *arguments)
+    assert code != 0
+    assert "recurrent layer" in output
     policy = pearl.load_policy(tmp_path / "run", "last")
     found = evaluate_policy(policy, RememberCue, episodes=4)
     assert (policy.is_recurrent, found.lengths.tolist()) == (True, [5] * 4)

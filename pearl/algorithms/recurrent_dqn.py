@@ -141,6 +141,14 @@ class RecurrentDQN(DQN):
             )
         super().check_networks()
 
+    def checkpoint_identity(self) -> dict[str, str]:
+        """The recurrent layer, and the sequences that a replay holds."""
+        return {
+            **super().checkpoint_identity(),
+            "recurrent layer": f"{self.cell} of {self.recurrent_size}",
+            "sequences": f"{self.sequence_length} steps, {self.sequence_overlap} of the previous",
+        }
+
     def initial_state(self, count: int) -> torch.Tensor:
         """Zeros `(count, size)` float32: the recurrent state at the beginning of an episode."""
         return self.q.initial_state(count)
