@@ -86,7 +86,7 @@ from pearl.devices.discovery import discover, write_csv
 from pearl.errors import CapacityError, ConfigurationError, GenerationError, PlacementError, TrainerError
 from pearl.exploration import make_explorer
 from pearl.learner.extract import extract_networks
-from pearl.replay.frames import check_normalized
+from pearl.replay.frames import check_shared
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.collection import insertion_rows
@@ -1031,7 +1031,7 @@ class Composer:
                 self._replay = ReplaySpec(values.pop("size"), **values)
         assert self._replay is not None
         transition = transition_of(self._trainer_class, observation_space, action_space, settings)
-        check_normalized(transition, self._replay)
+        check_shared(transition, self._replay)
         trainer = make_trainer(self._trainer_class, observation_space, action_space, settings=dict(settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
             self._say(inputs)

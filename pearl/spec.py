@@ -33,6 +33,9 @@ Wrapper: TypeAlias = "Callable[..., Any] | tuple[Callable[..., Any], Mapping[str
 # Names of the columns of every transition, in storage order.
 OBS, ACTION, REWARD, NEXT_OBS, DISCOUNT = "obs", "action", "reward", "next_obs", "discount"
 
+# Further columns of sequences (`TransitionSpec.sequences`).
+STEPS, STATE, POSITION = "steps", "state", "position"
+
 # Further columns of algorithms with action masks: of rollouts, and of transitions.
 ACTION_MASK, NEXT_ACTION_MASK = "action_mask", "next_action_mask"
 
@@ -135,6 +138,30 @@ class Column(FieldSpec):
 
 
 @dataclass(frozen=True)
+class SequenceSpec:
+    """Sequences of `length` steps of one episode, of which each begins with the last `overlap` steps of the previous.
+
+    The last one of an episode may be shorter.
+    """
+
+    length: int
+    overlap: int
+
+    def __post_init__(self) -> None:
+        _require_whole("sequence_length", self.length, 1)
+        _require_whole("sequence_overlap", self.overlap, 0)
+        _require(
+            self.overlap < self.length,
+            f"sequence_overlap must be smaller than sequence_length, {self.length}; found {self.overlap}.",
+        )
+
+    @property
+    def stride(self) -> int:
+        """Steps from the beginning of one sequence to that of the next."""
+        return self.length - self.overlap
+
+
+@dataclass(frozen=True)
 class TransitionSpec:
     """The columns of one transition ("experience"), in storage order, in the Data Storage, queues and batches.
 
@@ -147,11 +174,14 @@ class TransitionSpec:
 
     With `statistics`, actors normalise by the run's: they are fields of each message, `OBSERVATION_STATISTICS` where
     observations are normalised, `RETURN_STATISTICS` where rewards are.
+
+    With `sequence`, a row is not one step but a sequence of them: see `sequences`.
     """
 
     fields: tuple[FieldSpec, ...]
     priority: Callable[[Mapping[str, np.ndarray], Any], np.ndarray] | None = None
     statistics: tuple[FieldSpec, ...] = ()
+    sequence: SequenceSpec | None = None
 
     def __post_init__(self) -> None:
         names = [f.name for f in self.fields]
@@ -187,6 +217,45 @@ class TransitionSpec:
     def with_priority(self, make: Callable[[Mapping[str, np.ndarray], Any], np.ndarray]) -> TransitionSpec:
         """The same spec, with `make` for the first priorities."""
         return replace(self, priority=make)
+
+    def sequences(self, length: int, overlap: int, state_size: int) -> TransitionSpec:
+        """The spec of sequences of such steps, as Kapturowski et al. 2019 (R2D2, Sec. 2.3) store them.
+
+        `obs` `(length + 1, *obs)` also holds the observation after the last step, so there is no `next_obs`. `action`,
+        `reward` and `discount` `(length, ...)` are those of each step, n-step returns like a transition's, but not
+        beyond the sequence. `steps` `(length,)` int64 is how many steps each return spans: step t bootstraps from
+        `obs[t + steps[t]]`. It is 0, and all columns are 0, after the end of an episode. `state` `(state_size,)`
+        float32 is the policy's recurrent state before the first step, and `position` int64 the number of that step in
+        its episode. Raises ConfigurationError for lengths that do not fit, and for columns that an algorithm added.
+        """
+        made = SequenceSpec(length, overlap)
+        _require(
+            not self.further,
+            "Sequences hold observations, actions, rewards and discounts only; found further columns: "
+            f"{', '.join(f.name for f in self.further)}. Leave them out of transition().",
+        )
+        rows = {OBS: length + 1, ACTION: length, REWARD: length, DISCOUNT: length}
+        return replace(
+            self,
+            fields=(
+                *(replace(f, shape=(rows[f.name], *f.shape)) for f in self.fields if f.name in rows),
+                FieldSpec(STEPS, (length,), "int64"),
+                FieldSpec(STATE, (state_size,), "float32"),
+                FieldSpec(POSITION, (), "int64"),
+            ),
+            sequence=made,
+        )
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        shape = next(f.shape for f in self.fields if f.name == OBS)
+        return shape if self.sequence is None else shape[1:]
+
+    @property
+    def steps_per_row(self) -> int:
+        """New environment steps that a row brings: 1, of sequences their stride (those of short episodes: fewer)."""
+        return 1 if self.sequence is None else self.sequence.stride
 
     def normalized(self, *, observations: bool, rewards: bool) -> TransitionSpec:
         """The same spec, of transitions whose observations, or rewards, are normalised by running statistics."""

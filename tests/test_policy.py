@@ -194,7 +194,10 @@ def set_in(*path: str, to: Any) -> Any:
         ),
         (set_in("format_version", to=True), "format version True"),
         (set_in("format", to="other"), "describes no policy"),
-        (set_in("trainer", "algorithm", to="os.system"), r"the algorithm 'os.system'; there are DQN, DDPG"),
+        (
+            set_in("trainer", "algorithm", to="os.system"),
+            r"the algorithm 'os.system'; there are DQN, RecurrentDQN, DDPG",
+        ),
         (set_in("trainer", to={"name": "DQN"}), "damaged"),
         (set_in("observation_space", "kind", to="Graph"), "unknown kind"),
         (set_in("observation_space", "shape", to=[-1]), "malformed"),

@@ -25,7 +25,7 @@ from pearl.algorithms import DQN, SAC
 from pearl.algorithms.trainer import make_trainer, transition_of
 from pearl.errors import ConfigurationError, PolicyError, TrainerError
 from pearl.moments import Moments
-from pearl.replay.frames import check_normalized
+from pearl.replay.frames import check_shared
 from pearl.runtime.evaluation import EvaluationEnvs, play
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.statistics import RunStatistics
@@ -216,7 +216,7 @@ def test_settings_that_do_not_fit_are_named() -> None:
         make_trainer(DQN, VECTOR, two, settings={"normalize_observations": 1})
     transition = transition_of(DQN, VECTOR, two, {"normalize_observations": True})
     with pytest.raises(ConfigurationError, match="share_frames=True needs stacks whose frames stay the same"):
-        check_normalized(transition, ReplaySpec(100, share_frames=True))
+        check_shared(transition, ReplaySpec(100, share_frames=True))
 
 
 def test_a_checkpoint_without_normalisation_is_refused_by_a_run_with_it(tmp_path: Path, quick_profiles: None) -> None:

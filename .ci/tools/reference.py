@@ -29,7 +29,9 @@ MEANINGS = {
     "adam_beta1": "of Adam, but for the temperature's",
     "batch_norm_momentum": "of the running statistics",
     "batch_size": "transitions in a gradient step",
+    "burn_in": "steps at the beginning of a sequence that only refresh the state; at most `sequence_overlap`",
     "callbacks": "objects that the program calls while it runs: see [callbacks](../callbacks.md)",
+    "cell": 'recurrent layer: `"lstm"` or `"gru"`',
     "clip_range": "how far the ratio of new to old probability counts from 1",
     "clip_range_schedule": "factor of the range over the run: see [schedules](../schedules.md)",
     "cnn": 'trunk for images: `"nature"` or `"impala"`',
@@ -65,13 +67,17 @@ MEANINGS = {
     "orthogonal": "begin with orthogonal weights; otherwise as torch's layers begin",
     "policy_delay": "gradient steps for each update of the policy; of TD3 also of the targets",
     "policy_lag": "1: the next rollout is collected while one is trained on",
+    "priority_eta": "share of the largest TD error in a sequence's priority; the rest is the mean",
     "quantization_bits": "bits of rewards and values while they wait for GAE; 0: float32",
+    "recurrent_size": "size of the recurrent layer",
     "renorm_warmup_steps": "batches before the running statistics begin to correct a batch's",
     "replay_ratio": "samples trained for each transition collected",
     "reward_standardization": '`"returns"`: divide rewards by the running deviation of the discounted return '
     "([more kinds on-policy](../on_policy.md#gae-and-heppos-pieces))",
     "saturation_penalty": "weight of the penalty on outputs beyond 2 before tanh",
     "scale_observations": "scale observations to [-1, 1] by the bounds of their space",
+    "sequence_length": "steps in a sequence, which is a row of the replay",
+    "sequence_overlap": "steps that a sequence has in common with the one before",
     "shared_layers": "policy and value network share their hidden layers",
     "target_critics": "critics, drawn for each step, whose smallest value is the target",
     "target_entropy": "entropy that a learned temperature aims at; `None`: minus the size of an action",
@@ -146,11 +152,16 @@ def cli_page() -> str:
     return CLI_NOTE + text.rstrip() + "\n"
 
 
+def page_of(name: str) -> Path:
+    """Return the page of an algorithm: its name in small letters, with `_` before a DQN that a word precedes."""
+    return DOCS / "algorithms" / (re.sub(r"(?<=[a-z])(?=DQN$)", "_", name).lower() + ".md")
+
+
 def pages() -> dict[Path, str]:
     """Return the pages that this module writes, with their present text."""
     found = {DOCS / "cli.md": cli_page()}
     for name, algorithm in ALGORITHMS.items():
-        page = DOCS / "algorithms" / f"{name.lower()}.md"
+        page = page_of(name)
         found[page] = with_settings(page.read_text(encoding="utf-8"), name, algorithm)
     return found
 

@@ -341,6 +341,8 @@ class ProfilingContext(MeasuringContext[Problem]):
         parameters = {**super().actor_parameters, "n_step": self.problem.train.n_step}
         if further := self.problem.transition.further:
             parameters["columns"] = " ".join(f"{c.name}{list(c.shape)}{c.dtype}" for c in further)
+        if sequence := self.problem.transition.sequence:
+            parameters["sequence"] = f"{sequence.length} steps, {sequence.overlap} of the previous"
         return parameters
 
     @functools.cached_property
@@ -355,7 +357,8 @@ class ProfilingContext(MeasuringContext[Problem]):
     def _measure_actor(self) -> dict[str, list[float]]:
         setup = self.actor_setup()
         steps = self.problem.actors.envs_per_actor * setup.steps_per_message
-        return {"transition": [s / steps for s in measure_actor(setup, self.budget_s / 2)]}
+        rows = steps / self.problem.transition.steps_per_row
+        return {"transition": [s / rows for s in measure_actor(setup, self.budget_s / 2)]}
 
     def sharing_on(self, device: Device) -> CoreSharing:
         """How a Learner on this CPU shares cores with the Actors, which run on the host."""

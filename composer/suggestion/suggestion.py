@@ -155,7 +155,9 @@ def suggest(
     EnvError for an environment that is unknown, that fails, or whose spaces no built-in algorithm takes;
     ConfigurationError for an unknown algorithm, TrainerError for images with the channels last.
     """
-    if algorithm is not None and (algorithm := algorithm.upper()) not in ALGORITHMS:
+    if algorithm is not None:
+        algorithm = next((name for name in ALGORITHMS if name.lower() == algorithm.lower()), algorithm.upper())
+    if algorithm is not None and algorithm not in ALGORITHMS:
         raise ConfigurationError(
             f"There is no built-in algorithm {algorithm!r}.{did_you_mean(algorithm, ALGORITHMS)} "
             f"There are {', '.join(ALGORITHMS)}."

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +20,7 @@ from pearl.actors.environment import make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.running_statistics import ActorStatistics
+from pearl.actors.sequence_window import SequenceWindow
 from pearl.actors.vectorization import autoreset_mode
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
@@ -127,6 +128,38 @@ class Policy(Protocol):
         """On-policy: values `(envs,)` float32."""
 
 
+@runtime_checkable
+class RecurrentPolicy(Policy, Protocol):
+    """A policy that remembers: whoever lets it act carries its state, and begins each episode with a new one."""
+
+    def initial_state(self, count: int) -> np.ndarray:
+        """The states `(count, size)` float32 at the beginning of an episode."""
+
+    def act_from(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Greedy actions `(envs, *action)` for observations `(envs, *obs)` in `state` `(envs, size)`; the next states.
+
+        It leaves `state` as it is.
+        """
+
+
+class CarriedState:
+    """The recurrent states of `policy` in `envs` environments, from step to step."""
+
+    def __init__(self, policy: RecurrentPolicy, envs: int) -> None:
+        self._policy, self._initial = policy, policy.initial_state(envs)
+        self.now = self._initial.copy()
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Greedy actions `(envs, *action)` for observations `(envs, *obs)`; the states move on."""
+        actions, self.now = self._policy.act_from(obs, self.now)
+        return actions
+
+    def clear(self, begins: np.ndarray) -> None:
+        """Go back to the initial state in the environments `(envs,)` bool where an episode begins next."""
+        if begins.any():
+            self.now = np.where(begins[:, None], self._initial, self.now)
+
+
 @dataclass
 class _Episodes:
     """Running return and length of each environment's episode."""
@@ -179,7 +212,7 @@ class VectorActor(abc.ABC):
 
     def _torch_policy(self) -> Policy:
         # Imported here, as torch takes seconds to import.
-        from pearl.actors.torch_policy import TorchPolicy
+        from pearl.actors.torch_policy import torch_policy
         from pearl.algorithms.trainer import make_trainer
 
         setup, envs = self.setup, self.envs
@@ -192,7 +225,7 @@ class VectorActor(abc.ABC):
                 seed=setup.seed,
                 settings=dict(setup.settings),
             )
-        return TorchPolicy(self.trainer)
+        return torch_policy(self.trainer)
 
     def load_weights(self, weights: np.ndarray, version: int = 0) -> None:
         """Take a policy snapshot `(weight_count,)` float32; messages say that they were made with this `version`."""
@@ -253,18 +286,43 @@ class Actor(VectorActor):
         super().__init__(setup, trainer, on_step=on_step)
         action_space = self.envs.single_action_space
         self._further = self.transition.further
-        self._window = NStepWindow(self.transition, self._count, setup.train.n_step, setup.train.gamma)
+        steps = self.transition, self._count, setup.train.n_step, setup.train.gamma
+        self._sequences = None if self.transition.sequence is None else SequenceWindow(*steps)
+        if self._sequences is None:
+            self._window = NStepWindow(*steps)
         self._explorer = make_explorer(
             self.policy.exploration, action_space, self._count, self.rng, setup.train.learning_starts
         )
         self._samples = isinstance(self.policy.exploration, PolicySampling)
+        if isinstance(self.policy, RecurrentPolicy):
+            self._check_recurrent()
+        elif self._sequences is not None:
+            raise TrainerError(
+                f"{type(self.trainer).__name__} declares sequences, which hold the recurrent state of the policy, but "
+                "has no initial_state(count) and get_action_from(obs, state). Define them: see "
+                "pearl.algorithms.trainer.RecurrentTrainer."
+            )
         self._action_shape = (self._count, *(action_space.shape or ()))
         self._everywhere = np.ones(self._count, bool)
         self.reset(self._env_seed)
 
+    def _check_recurrent(self) -> None:
+        """Raise TrainerError for what a policy that remembers cannot do yet."""
+        unsupported = {
+            "exploration=PolicySampling()": self._samples,
+            "action masks": self._mask_reader is not None,
+        }
+        for what, is_used in unsupported.items():
+            if is_used:
+                raise TrainerError(
+                    f"Recurrent policies act without {what}; found {type(self.trainer).__name__}, which uses it. "
+                    "Leave it out, or take an algorithm without recurrent layers."
+                )
+
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
         self._obs = self._first_observations(seed)
+        self._memory = CarriedState(self.policy, self._count) if isinstance(self.policy, RecurrentPolicy) else None
         self._begins = True
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
@@ -307,6 +365,7 @@ class Actor(VectorActor):
         return found
 
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
+        state = None if self._memory is None else self._memory.now
         action = self._explorer.apply(self._policy_action(), self.env_steps, self._masks)
         next_obs, reward, terminated, truncated, info = self.envs.step(
             action + self._first_action if self._shifts_actions else action
@@ -336,7 +395,10 @@ class Actor(VectorActor):
             self._masks = reader.batch(info, np.zeros_like(done) if self._same_step else terminated)
             last_masks = reader.last(info, self._masks, done, terminated) if self._same_step else self._masks
         step = (self._obs, action, stored_reward, last_obs, terminated)
-        if self._further:
+        if self._sequences is not None:
+            assert state is not None
+            row = self._sequences.push(*step, done, real, state, message, row)
+        elif self._further:
             further = self._make_further(ActorStep(*step, truncated, real, self.policy, last_masks))
             row = self._window.push(*step, done, real, message, row, further)
         else:
@@ -381,9 +443,13 @@ class Actor(VectorActor):
         # Also after a reset: the autoreset step belongs to no episode.
         if any_done or real is not self._everywhere:
             self._explorer.end_episodes(done | ~real)
+            if self._memory is not None:
+                self._memory.clear(done | ~real)
         return episodes
 
     def _policy_action(self) -> np.ndarray:
+        if self._memory is not None:
+            return self._memory.act(self._obs)
         if not self._samples:
             return self.policy.act(self._obs, self._masks)
         return self.policy.sample(self._obs, self.rng.standard_normal(self._action_shape, np.float32))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pearl.moments import REWARD_CLIP, Moments, normalized
-from pearl.spec import OBS, OBSERVATION_STATISTICS, RETURN_STATISTICS, TransitionSpec
+from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS, TransitionSpec
 
 
 class ActorStatistics:
@@ -22,7 +22,7 @@ class ActorStatistics:
     def __init__(self, transition: TransitionSpec, envs: int, gamma: float) -> None:
         self._names = tuple(f.name for f in transition.statistics)
         self.of_observations, self.of_rewards = (n in self._names for n in (OBSERVATION_STATISTICS, RETURN_STATISTICS))
-        self._shape = next(f.shape for f in transition.fields if f.name == OBS)
+        self._shape = transition.observation_shape
         self._known = {OBSERVATION_STATISTICS: Moments(self._shape), RETURN_STATISTICS: Moments(())}
         self._seen: list[np.ndarray] = []  # observations since the last message
         self._returns, self._gamma = np.zeros(envs), gamma

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import SamplesActions, TrainerLike, set_evaluation_mode
+from pearl.algorithms.trainer import RecurrentTrainer, SamplesActions, TrainerLike, set_evaluation_mode
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import load_policy_weights
 
@@ -63,6 +63,33 @@ class TorchPolicy:
         assert isinstance(self.trainer, OnPolicyTrainer)
         with torch.inference_mode():
             return self.trainer.values(torch.from_numpy(obs)).numpy()
+
+
+class RecurrentTorchPolicy(TorchPolicy):
+    """The same for a trainer whose policy remembers: see `pearl.actors.actor.RecurrentPolicy`."""
+
+    def __init__(self, trainer: TrainerLike) -> None:
+        super().__init__(trainer)
+        assert isinstance(trainer, RecurrentTrainer)
+        self._recurrent = trainer
+        self._device = trainer.initial_state(1).device
+
+    def initial_state(self, count: int) -> np.ndarray:
+        """The states `(count, size)` float32 at the beginning of an episode."""
+        with torch.inference_mode():
+            return self._recurrent.initial_state(count).cpu().numpy()
+
+    def act_from(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Greedy actions `(envs, *action)` for `obs` `(envs, *obs)` in `state` `(envs, size)`; the next states."""
+        with torch.inference_mode():
+            inputs = (torch.from_numpy(array).to(self._device) for array in (obs, state))
+            action, next_state = self._recurrent.get_action_from(*inputs)
+            return action.cpu().numpy(), next_state.cpu().numpy()
+
+
+def torch_policy(trainer: TrainerLike) -> TorchPolicy:
+    """The policy of `trainer` in torch, which remembers if the trainer's does."""
+    return RecurrentTorchPolicy(trainer) if isinstance(trainer, RecurrentTrainer) else TorchPolicy(trainer)
 
 
 def _as_tensors(masks: np.ndarray | None) -> tuple[torch.Tensor, ...]:

@@ -3,6 +3,7 @@
 # The table of algorithms, one line each. Messages name them in this order.
 # isort: off
 from pearl.algorithms.dqn import DQN as DQN
+from pearl.algorithms.recurrent_dqn import RecurrentDQN as RecurrentDQN
 from pearl.algorithms.ddpg import DDPG as DDPG
 from pearl.algorithms.td3 import TD3 as TD3
 from pearl.algorithms.sac import SAC as SAC

@@ -75,6 +75,7 @@ class DQN(Trainer):
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete",)
     _knows_masks: ClassVar[bool] = True
+    _algorithm: ClassVar[str] = "DQN"
 
     action_masks: bool = False
     replay_ratio: float = 64.0
@@ -145,7 +146,7 @@ class DQN(Trainer):
     def check_spaces(self) -> None:
         """Discrete actions and array observations."""
         name = type(self).__name__
-        check_actions(name, "DQN", "Discrete", self.action_space)
+        check_actions(name, self._algorithm, "Discrete", self.action_space)
         check_observations(name, self.observation_space)
         interval = self.target_update_interval
         self._require(type(interval) is int and interval >= 1, "target_update_interval", "a whole number of at least 1")
@@ -181,7 +182,7 @@ class DQN(Trainer):
             layer_norm=self.layer_norm,
         )
 
-    def array_parts(self, random: TorchRandom) -> ArrayParts:
+    def array_parts(self, random: TorchRandom) -> ArrayParts | None:
         """The same as `build` makes."""
         q, target = self._array_network(random), self._array_network(random)
         copy_arrays(q, to=target)

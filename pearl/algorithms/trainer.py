@@ -63,6 +63,22 @@ class SamplesActions(Protocol):
         """Actions `(envs, *action)` drawn from the policy by standard normal `noise` of that shape, float32."""
 
 
+@runtime_checkable
+class RecurrentTrainer(Protocol):
+    """What a trainer has in addition whose policy remembers: actions depend on a state that goes from step to step.
+
+    The state of each environment is one row of numbers: of an LSTM, hidden and cell state one after the other. Actors,
+    evaluations and saved policies begin every episode with `initial_state`. An algorithm that trains on the states in
+    which its Actors were declares their sequences (`TransitionSpec.sequences`).
+    """
+
+    def initial_state(self, count: int) -> torch.Tensor:
+        """The states `(count, size)` float32 at the beginning of an episode, on the trainer's device."""
+
+    def get_action_from(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Greedy actions `(envs, *action)` for `obs` `(envs, *obs)` in `state` `(envs, size)`, and the next states."""
+
+
 class Phase(NamedTuple):
     """One backward pass and weight update: `compute` runs for each sub-batch, then `apply` runs once.
 

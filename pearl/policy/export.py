@@ -93,6 +93,12 @@ def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
             "Export it as safetensors, and pass the masks to predict."
         )
 
+    if policy.is_recurrent:
+        raise PolicyError(
+            f"The policy of {policy.env} is recurrent; graphs of ONNX and TorchScript without a state are all that is "
+            "exported. Export it as safetensors, and call predict_with_state."
+        )
+
     trainer = policy.trainer.in_torch() if isinstance(policy.trainer, Trainer) else policy.trainer
     actions, is_box = policy.action_space, isinstance(policy.action_space, spaces.Box)
     dtype = torch.from_numpy(np.zeros(0, actions.dtype)).dtype

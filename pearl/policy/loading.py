@@ -18,7 +18,7 @@ import numpy as np
 from pearl.actors.actor import Policy
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
-from pearl.actors.torch_policy import TorchPolicy
+from pearl.actors.torch_policy import torch_policy
 from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, schedule_settings_of
 from pearl.errors import CheckpointError, PearlError, PolicyError
@@ -87,7 +87,7 @@ def acting_of(trainer: TrainerLike) -> Policy:
         return NativePolicy(read_policy(trainer))
     except UnsupportedError as error:
         logger.debug("The policy runs in torch: the native engine does not support %s.", error)
-        return TorchPolicy(trainer)
+        return torch_policy(trainer)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

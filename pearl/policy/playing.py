@@ -66,13 +66,15 @@ def evaluate_policy(
     try:
         (first,) = envs.first(1)
         _check_spaces(policy, spec.env_name, first)
-        found = play(
-            lambda obs, masks=None: policy.act(obs, deterministic, masks),
-            envs,
-            episodes,
-            _FIRST_SEED + seed,
-            masked=policy.uses_masks,
-        )
+        game = envs, episodes, _FIRST_SEED + seed
+        if policy.is_recurrent:
+            found = play(
+                lambda obs, state: policy.act_from(obs, state, deterministic),
+                *game,
+                initial_state=policy.initial_state,
+            )
+        else:
+            found = play(lambda obs, masks=None: policy.act(obs, deterministic, masks), *game, masked=policy.uses_masks)
     finally:
         envs.close()
     assert found is not None
@@ -119,10 +121,13 @@ def _watched(
         _check_spaces(policy, name, env)
         for number in range(episodes):
             obs, info = env.reset(seed=seed if number == 0 else None)
-            total = 0.0
+            total, state = 0.0, None
             for length in itertools.count(1):
-                masks = info.get(ACTION_MASK) if policy.uses_masks else None
-                action = policy.predict(obs, deterministic, action_masks=masks)
+                if policy.is_recurrent:
+                    action, state = policy.predict_with_state(obs, state, deterministic=deterministic)
+                else:
+                    masks = info.get(ACTION_MASK) if policy.uses_masks else None
+                    action = policy.predict(obs, deterministic, action_masks=masks)
                 obs, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 if terminated or truncated or length == max_steps:

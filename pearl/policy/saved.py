@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from pearl.action_masks import MaskReader
-from pearl.actors.actor import Policy, first_action
+from pearl.actors.actor import Policy, RecurrentPolicy, first_action
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import TrainerLike, storing, uses_masks
 from pearl.errors import EnvError, PolicyError
@@ -96,13 +96,84 @@ class SavedPolicy:
         `(batch, choices)`, as the environment gives them in `info["action_mask"]`; it takes allowed actions only.
 
         Raises PolicyError for a wrong shape or dtype, for NaN or infinity, for masks that are absent, malformed or
-        allow nothing, and for `deterministic=False` where the policy has neither a distribution nor an exploration.
+        allow nothing, for `deterministic=False` where the policy has neither a distribution nor an exploration, and for
+        a recurrent policy, which needs `predict_with_state`.
         """
+        if self.is_recurrent:
+            raise PolicyError(
+                f"The policy of {self.env} is recurrent: its actions depend on a state that you carry from step to "
+                "step. Call actions, state = policy.predict_with_state(obs, state, episode_start)."
+            )
         batch, single = self._batch_of(observation)
         actions = self.act(batch, deterministic, self._masks_of(action_masks, len(batch), single))
         # Clipped again after the conversion, whose rounding may leave the bounds.
         found = self._within_bounds((actions + self._first).astype(self.action_space.dtype))
         return found[0] if single else found
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether its actions depend on a state from step to step."""
+        return isinstance(self._acting, RecurrentPolicy)
+
+    def initial_state(self, count: int) -> np.ndarray:
+        """The states `(count, size)` float32 at the beginning of an episode; PolicyError unless it is recurrent."""
+        return self._recurrent.initial_state(count)
+
+    def predict_with_state(
+        self,
+        observation: ArrayLike,
+        state: ArrayLike | None = None,
+        episode_start: ArrayLike | None = None,
+        deterministic: bool = True,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions of a recurrent policy as `predict` gives them, and its states for the next call.
+
+        Pass the returned state with the next observation. `state` is `(size,)` for one observation, `(batch, size)`
+        for a batch; None: an episode begins. Where `episode_start`, bool or `(batch,)`, is True, an episode begins with
+        the observation, and the state passed counts for nothing. The arguments and results are those of the `predict`
+        of Stable-Baselines3's RecurrentPPO, but for the form of the state.
+
+        Raises PolicyError as `predict` does, for a policy without states, and for shapes that do not fit.
+        """
+        initial, (batch, single) = self.initial_state(1), self._batch_of(observation)
+        states = np.repeat(initial, len(batch), axis=0)
+        if state is not None:
+            given, shape = np.asarray(state, np.float32), initial.shape[1:] if single else states.shape
+            if given.shape != shape:
+                raise PolicyError(
+                    f"The recurrent policy of {self.env} needs a state of shape {shape} for these observations; found "
+                    f"{given.shape}. Pass the state of the last call, or None where episodes begin."
+                )
+            states = given.reshape(states.shape)
+        if episode_start is not None:
+            starts, wanted = np.asarray(episode_start, bool), () if single else (len(batch),)
+            if starts.shape not in {wanted, (len(batch),)}:
+                raise PolicyError(
+                    f"episode_start must have shape {wanted} for these observations, True where an episode begins; "
+                    f"found shape {starts.shape}."
+                )
+            states = np.where(starts.reshape(-1, 1), initial, states)
+        actions, states = self.act_from(batch, states, deterministic)
+        found = (actions + self._first).astype(self.action_space.dtype)
+        return (found[0], states[0]) if single else (found, states)
+
+    def act_from(
+        self, observations: np.ndarray, state: np.ndarray, deterministic: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `act`, of a recurrent policy in `state` `(batch, size)`; also returns the next states."""
+        if not len(observations):
+            return np.empty((0, *(self.action_space.shape or ())), np.int64), state
+        actions, after = self._recurrent.act_from(self._stored(observations), state)
+        if not deterministic:
+            explorer = make_explorer(self._require_exploration(), self.action_space, len(observations), self._rng)
+            actions = explorer.apply(actions, _TRAINED)
+        return self._within_bounds(actions), after
+
+    @property
+    def _recurrent(self) -> RecurrentPolicy:
+        if not isinstance(self._acting, RecurrentPolicy):
+            raise PolicyError(f"The policy of {self.env} has no state from step to step: call predict.")
+        return self._acting
 
     @property
     def uses_masks(self) -> bool:
@@ -177,18 +248,21 @@ class SavedPolicy:
     def _explored(self, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
         if isinstance(self._trainer, OnPolicyTrainer):
             return self._drawn(self._trainer, observations, masks)
-        setting, count = self._exploration, len(observations)
-        if setting is None:
-            raise PolicyError(
-                f"{self.description.trainer.name} has no distribution of actions and no `exploration`: its policy is "
-                "deterministic. Call predict with deterministic=True, or train with an exploration of "
-                "pearl.exploration."
-            )
+        setting, count = self._require_exploration(), len(observations)
         if isinstance(setting, PolicySampling):
             noise = self._rng.standard_normal((count, *(self.action_space.shape or ())), np.float32)
             return self._acting.sample(observations, noise)
         explorer = make_explorer(setting, self.action_space, count, self._rng)
         return explorer.apply(self._acting.act(observations, masks), _TRAINED, masks)
+
+    def _require_exploration(self) -> Exploration:
+        if self._exploration is None:
+            raise PolicyError(
+                f"{self.description.trainer.name} has no distribution of actions and no `exploration`: its policy is "
+                "deterministic. Call predict with deterministic=True, or train with an exploration of "
+                "pearl.exploration."
+            )
+        return self._exploration
 
     def _drawn(self, trainer: OnPolicyTrainer, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
         count, distribution = len(observations), trainer.distribution

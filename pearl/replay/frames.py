@@ -34,8 +34,16 @@ def stack_of(spec: TransitionSpec) -> FieldSpec:
     return FieldSpec(FRAMES, obs.shape[1:], obs.dtype)
 
 
-def check_normalized(transition: TransitionSpec, replay: ReplaySpec) -> None:
-    """Raise ConfigurationError for frames that are stored once, of observations that are normalised as they come."""
+def check_shared(transition: TransitionSpec, replay: ReplaySpec) -> None:
+    """Raise ConfigurationError for a storage that shares what `transition` changes or does not have.
+
+    These are frames stored once, of observations that are normalised as they come, and anything shared by sequences.
+    """
+    if replay.shares and transition.sequence is not None:
+        raise ConfigurationError(
+            "share_next_obs and share_frames are for single transitions; this algorithm stores sequences, which hold "
+            "each observation once already. Leave both out."
+        )
     if replay.share_frames and transition.statistics and transition.statistics[0].name == OBSERVATION_STATISTICS:
         raise ConfigurationError(
             "share_frames=True needs stacks whose frames stay the same; normalize_observations=True changes them with "

@@ -10,7 +10,18 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.replay.protocol import ReplayManager
-from pearl.spec import ACTION, DISCOUNT, NEXT_OBS, OBS, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import (
+    ACTION,
+    DISCOUNT,
+    NEXT_OBS,
+    OBS,
+    POSITION,
+    STEPS,
+    ActorSpec,
+    ReplaySpec,
+    TrainSpec,
+    TransitionSpec,
+)
 
 _FILL_ROWS = 4096
 _MOST_BYTES = 2**30  # far more than any cache holds, and written in about a second
@@ -39,7 +50,10 @@ def random_transitions(
         if name in typical:
             column[:] = typical[name]
         elif name == ACTION:
-            column[:] = np.stack([np.asarray(actions.sample()) for _ in range(rows)])
+            count = rows * (1 if transition.sequence is None else transition.sequence.length)
+            column[:] = np.stack([np.asarray(actions.sample()) for _ in range(count)]).reshape(column.shape)
+        elif name in (STEPS, POSITION) and transition.sequence is not None:
+            column[:] = 1
         elif name == DISCOUNT:
             column[:] = train.gamma**train.n_step  # a larger discount would let values grow without bound
         elif column.dtype == np.uint8:

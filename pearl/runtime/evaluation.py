@@ -17,6 +17,7 @@ from pearl.actors.actor import first_action
 from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import (
+    RecurrentTrainer,
     TrainerLike,
     policy_snapshot,
     policy_tensors,
@@ -125,12 +126,26 @@ def evaluate(
     used = envs or EvaluationEnvs(spec)
     over = False
     try:
+        stored = storing(trainer)
+        if isinstance(trainer, RecurrentTrainer):
+            from pearl.actors.torch_policy import RecurrentTorchPolicy
+
+            recurrent = RecurrentTorchPolicy(trainer)
+            found = play(
+                lambda obs, state: recurrent.act_from(stored(obs), state),
+                used,
+                episodes,
+                seed,
+                should_stop,
+                initial_state=recurrent.initial_state,
+            )
+            over = True
+            return found
         if policy is None:
             act: Callable[..., np.ndarray] = _torch_policy(trainer)
         else:
             policy.load_weights(policy_snapshot(trainer))
             act = policy.act
-        stored = storing(trainer)
         found = play(
             lambda obs, *masks: act(stored(obs), *masks),
             used,
@@ -160,22 +175,24 @@ def _torch_policy(trainer: TrainerLike) -> Callable[..., np.ndarray]:
 
 
 def play(
-    act: Callable[..., np.ndarray],
+    act: Callable[..., Any],
     envs: EvaluationEnvs,
     episodes: int,
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
     *,
     masked: bool = False,
+    initial_state: Callable[[int], np.ndarray] | None = None,
 ) -> Evaluation | None:
     """Let `act` play `episodes` episodes, or fewer environments than a hundred in turn; None if `should_stop` said so.
 
     `act` takes contiguous observations `(envs, *obs)`, float32 or bytes, and returns actions `(envs, *action)`, those
-    of Discrete spaces counted from 0; `masked`, it also takes action masks `(envs, choices)` bool. Raises EnvError with
-    the traceback if it or an environment fails.
+    of Discrete spaces counted from 0; `masked`, it also takes action masks `(envs, choices)` bool. For a recurrent
+    policy, `initial_state(envs)` gives states `(envs, size)`: `act` takes observations and states, and returns actions
+    and the next states. Raises EnvError with the traceback if it or an environment fails.
     """
     try:
-        return _play(act, envs, episodes, seed, should_stop, masked)
+        return _play(act, envs, episodes, seed, should_stop, masked, initial_state)
     except PearlError:
         raise
     except Exception as error:
@@ -185,12 +202,13 @@ def play(
 
 
 def _play(
-    act: Callable[..., np.ndarray],
+    act: Callable[..., Any],
     made: EvaluationEnvs,
     episodes: int,
     seed: int,
     should_stop: Callable[[], bool],
     masked: bool,
+    initial_state: Callable[[int], np.ndarray] | None,
 ) -> Evaluation | None:
     count = min(episodes, _MOST_ENVS)
     left = np.full(count, episodes // count)
@@ -201,6 +219,8 @@ def _play(
     obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
     reader = MaskReader(actions, made.spec.env_name) if masked else None
     masks = np.ones((count, 0 if reader is None else reader.choices), bool)
+    first_state = np.empty((count, 0), np.float32) if initial_state is None else initial_state(count)
+    state = first_state.copy()
     for number, env in enumerate(envs):
         obs[number], info = env.reset(seed=seed + number)
         if reader is not None:
@@ -212,7 +232,10 @@ def _play(
     while len(playing):
         if should_stop():
             return None
-        chosen = act(obs[playing]) if reader is None else act(obs[playing], masks[playing])
+        if initial_state is not None:
+            chosen, state[playing] = act(obs[playing], state[playing])
+        else:
+            chosen = act(obs[playing]) if reader is None else act(obs[playing], masks[playing])
         for number, action in zip(playing.tolist(), chosen, strict=True):
             # Of whole numbers Python's own, which environments check in a third of the time.
             taken = int(action) + first if is_number else action + first if isinstance(first, np.ndarray) else action
@@ -223,6 +246,7 @@ def _play(
                 returns.append(float(running[number]))
                 lengths.append(int(length[number]))
                 running[number], length[number] = 0.0, 0
+                state[number] = first_state[number]
                 left[number] -= 1
                 if left[number]:
                     obs[number], info = envs[number].reset()

@@ -16,7 +16,7 @@ import numpy as np
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.algorithms.trainer import Trainer, transition_of
 from pearl.callbacks.protocol import Callback
-from pearl.replay.frames import check_normalized
+from pearl.replay.frames import check_shared
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.replay.schedules import Linear, ScheduledExponents
@@ -79,7 +79,7 @@ class Session(Run):
 
     def _columns(self) -> TransitionSpec:
         made = transition_of(self._trainer_class, self.observation_space, self.action_space, self.settings)
-        check_normalized(made, self.replay_spec)
+        check_shared(made, self.replay_spec)
         return made
 
     def make_storage(self) -> HostDataStorage:

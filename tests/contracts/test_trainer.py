@@ -26,12 +26,15 @@ from pearl.algorithms.on_policy import Minibatch
 from pearl.algorithms.trainer import batch_type_of, modules_of, policy_tensors, transition_of
 from pearl.errors import EnvError, TrainerError
 from pearl.learner.torch_learner import TorchLearner
+from pearl.replay.synthetic import random_transitions
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
+from pearl.spec import TrainSpec
 
 TRAINERS: dict[str, type[Trainer]] = {**ALGORITHMS, "C51": C51}
 each_trainer = pytest.mark.parametrize("name", TRAINERS)
 FROM_REPLAY = [name for name, found in TRAINERS.items() if found.data_flow() == "replay"]
 each_replay_trainer = pytest.mark.parametrize("name", FROM_REPLAY)
+OF_SEQUENCES = ("RecurrentDQN",)
 each_of_independent_rows = pytest.mark.parametrize(
     "name", [n for n in FROM_REPLAY if TRAINERS[n]._rows_are_independent]
 )
@@ -52,7 +55,13 @@ def batch_of(name: str, seed: int = 0, rows: int = ROWS) -> tuple[Batch, torch.T
     if TRAINERS[name].data_flow() == "rollout":
         numbers = torch.randn(4, rows, generator=generator)
         return Minibatch(batch.obs, batch.action, numbers[0] - 1.0, *numbers[1:]), weights  # type: ignore[return-value]
-    declared = transition_of(TRAINERS[name], OBS, actions_of(name)).fields[len(batch) :]
+    spec = transition_of(TRAINERS[name], OBS, actions_of(name))
+    if spec.sequence is not None:
+        columns = random_transitions(spec, actions_of(name), TrainSpec(), rows, np.random.default_rng(seed))
+        columns["position"] = np.arange(rows) % 2  # half of them begin an episode
+        sequences = (torch.from_numpy(columns[field]) for field in batch_type_of(made(name))._fields)
+        return batch_type_of(made(name))(*sequences), weights
+    declared = spec.fields[len(batch) :]
     more = [torch.rand((rows, *field.shape), generator=generator) for field in declared]
     return batch_type_of(made(name))(*batch, *more), weights
 
@@ -113,7 +122,9 @@ def test_a_step_moves_the_policy_and_gives_each_row_a_priority(name: str) -> Non
     assert all(math.isfinite(value) for value in trainer.metrics().values())
 
 
-@each_of_independent_rows
+@pytest.mark.parametrize(
+    "name", [n for n in FROM_REPLAY if TRAINERS[n]._rows_are_independent and n not in OF_SEQUENCES]
+)
 def test_a_discount_of_zero_stops_the_bootstrap(name: str) -> None:
     batch, weights = batch_of(name)
     ended, went_on = (batch._replace(discount=torch.full((ROWS,), discount)) for discount in (0.0, 0.9))
@@ -202,7 +213,10 @@ def test_a_restored_trainer_goes_on_to_the_bit(name: str) -> None:
 def test_it_states_its_columns_phases_and_checkpoint_identity(name: str) -> None:
     trainer = made(name)
     columns = [field.name for field in transition_of(TRAINERS[name], OBS, actions_of(name)).fields]
-    assert columns[:5] == list(Batch._fields)
+    if name in OF_SEQUENCES:  # the next observation of a step is the following one of its sequence
+        assert columns == ["obs", "action", "reward", "discount", "steps", "state", "position"]
+    else:
+        assert columns[:5] == list(Batch._fields)
     assert list(batch_type_of(trainer)._fields) == columns
     phases = [phase.name for phase in trainer.phases]
     assert phases
@@ -301,7 +315,7 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
         return
     if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)):
         said = [
-            "Discrete actions (DQN, PPO, A2C)",
+            "Discrete actions (DQN, RecurrentDQN, PPO, A2C)",
             "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C)",
             "trainer class of your own",
         ]
