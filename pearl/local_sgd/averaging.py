@@ -44,6 +44,9 @@ class Averager(Protocol):
         back at once. Raises QueueClosedError when averaging is over.
         """
 
+    def leave(self) -> None:
+        """Take part no longer: the others do not wait for this Learner."""
+
 
 @dataclass(frozen=True)
 class AveragingSpec:

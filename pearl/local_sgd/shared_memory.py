@@ -140,6 +140,10 @@ class SharedMemoryAverager:
             self._waited(deadline)
             averages.bell.wait(seen, _POLL_S)
 
+    def leave(self) -> None:
+        """Take part no longer; see `Averager`."""
+        self._link.words[_JOINED] = 0
+
     def _waited(self, deadline: float) -> None:
         self.beat()
         if self._link.messages.native.closed:
