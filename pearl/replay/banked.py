@@ -7,7 +7,8 @@ alpha, S_j is their sum over the bank, and S that over all banks. An importance 
     w_i * (q_i / S) / (q_i / (L S_j)) = w_i * L S_j / S
 
 and the weighted mean of a batch has the same expectation as with one tree, for every beta (docs/local_sgd.md has the
-derivation). Eq. 5.4 of the thesis has S_j / S, without L, and replaces it by a constant: it assumes that all S_j are equal.
+derivation). Eq. 5.4 of the thesis has S_j / S, without L, and replaces it by a constant: it assumes that all S_j are
+equal.
 """
 
 from __future__ import annotations
